@@ -1,4 +1,4 @@
-"""Logs to compact: how tests fill and clean them, and what a consumer sees of them."""
+"""Fill and compact logs, and read what a consumer sees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Survivors = dict[bytes, tuple[int, bytes | None]]
 
 
 def fill(log: PartitionLog, rng: random.Random, batches: int) -> Survivors:
-    """Batches over ten keys; the last (offset, value) of each."""
+    """Append batches over ten keys; return the last (offset, value) of each key."""
     last: Survivors = {}
     for number in range(batches):
         pairs = [
@@ -37,7 +37,7 @@ def fill(log: PartitionLog, rng: random.Random, batches: int) -> Survivors:
 
 
 def records(log: PartitionLog) -> list[tuple[int, bytes, bytes | None]]:
-    """(offset, key, value) of all that a consumer sees."""
+    """(offset, key, value) of all records that a consumer sees."""
     found, offset = [], log.start_offset
     while (part := log.read(offset, 1 << 20)) is not None:
         data = part.read()

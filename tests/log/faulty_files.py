@@ -1,9 +1,9 @@
-"""A file system in memory that stops, forgets, tears and refuses, as disks and kernels do.
+"""A file system in memory with the failures of real ones: kills, power failures, torn and short writes, errors.
 
-It keeps apart what has been written and what is on the disk. `after_crash` gives what another start would find: with
-`power` lost, any part of what was not synced may be there or not, in any order, but for names: of these a journal keeps
-the first so many changes; a new folder is there for certain once the one above it has been synced. When only the
-process died, all of it is there.
+It separates written from synced content. `after_crash` returns what the next start finds. If only the process died,
+that is everything written. After a power failure, any subset of the unsynced writes may survive, also in part. Changes
+of names are journaled, so the first few of the unsynced ones survive; a new folder is certain to survive once its
+parent is synced.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from spark_klog.wire.primitives import Buffer
 
 
 class Killed(BaseException):
-    """The process was killed here; not an Exception, so that nothing handles it."""
+    """The process was killed here; not an `Exception`, so that no code handles it."""
 
 
 @dataclass
 class Content:
-    """A file's bytes: as written, as on the disk, and the writes between (position, bytes) or a cut (size, None)."""
+    """A file's bytes as written and as synced; unsynced changes are (position, bytes), or (size, None) for a cut."""
 
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
@@ -51,10 +51,10 @@ class Content:
 
 @dataclass
 class Faults:
-    """What goes wrong: after so many bytes, at which call."""
+    """The failures to simulate."""
 
-    bytes_left: int | None = None  # then the process is killed within the write
-    capacity: int | None = None  # bytes of all files
+    bytes_left: int | None = None  # the write that exceeds them is cut, and the process killed
+    capacity: int | None = None  # of the disk, in bytes
     short_writes: random.Random | None = None
     fails: Callable[[str, Path], bool] = lambda operation, path: False
 
@@ -103,20 +103,20 @@ class FaultyFile:
 
 
 class FaultyFiles:
-    """See the module. Renaming a folder, and removing it, are on the disk at once."""
+    """The file system; see the module. Renaming or removing a folder is durable at once."""
 
     def __init__(self) -> None:
         self.faults = Faults()
         self._folders: set[Path] = set()
         self._unsynced_folders: set[Path] = set()
-        #: Folders that were renamed, removed or lost; others need not be made.
+        #: Folders that were renamed, removed or lost; all others count as existing.
         self._gone: set[Path] = set()
         self._entries: dict[Path, Content] = {}
         self._synced: dict[Path, Content] = {}
-        #: (path, content made there, or where it went)
+        #: Unsynced changes of names: (path, content created there, new path of a renamed file).
         self._pending: list[tuple[Path, Content | None, Path | None]] = []
         self.bytes_read = 0
-        #: How often small files were written as a whole.
+        #: Number of `replace` calls by path.
         self.replaced: Counter[Path] = Counter()
 
     def check(self, operation: str, path: Path) -> None:
@@ -127,7 +127,7 @@ class FaultyFiles:
         return sum(len(content.data) for content in self._entries.values())
 
     def spend(self, data: bytes) -> bytes:
-        """What of a write is done before the process is killed."""
+        """The part of a write that is done before the process is killed."""
         if self.faults.bytes_left is None:
             return data
         done = data[: self.faults.bytes_left]
@@ -229,7 +229,7 @@ class FaultyFiles:
         self._pending = [item for item in self._pending if item[0].parent != path]
 
     def after_crash(self, rng: random.Random, *, power: bool) -> FaultyFiles:
-        """What there is afterwards, as a new file system without faults."""
+        """What survives a crash, as a new file system without faults."""
         names = self._entries
         if power:
             names = _changed(self._synced, self._pending[: rng.randrange(len(self._pending) + 1)])
@@ -255,7 +255,7 @@ class FaultyFiles:
 def _changed(
     names: dict[Path, Content], changes: list[tuple[Path, Content | None, Path | None]]
 ) -> dict[Path, Content]:
-    """The files by name after changes of names; `names` stays as it is, other crashes may begin with it."""
+    """Apply changes of names to a copy of `names`, from which other crashes may start, too."""
     changed = dict(names)
     for path, made, gone_to in changes:
         if made is not None:

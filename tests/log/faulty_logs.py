@@ -1,4 +1,4 @@
-"""Logs on the file system of faulty_files.py: how tests open and fill them, and what is in them."""
+"""Open, fill and read logs on the file system of faulty_files.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = LogConfig(segment_bytes=700, index_interval_bytes=150, file_delete_delay
 
 
 class Clock:
-    """Time that a test moves."""
+    """A clock that a test sets, in ms."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -39,7 +39,7 @@ def batch_of(number: int, records: int, size: int = 20) -> bytes:
 
 
 def stored(batch: bytes, offset: int) -> bytes:
-    """As the log should hold it: base offset and leader epoch are the broker's."""
+    """The batch as the log should store it: the broker sets base offset and leader epoch."""
     return struct.pack(">q", offset) + batch[8:12] + struct.pack(">i", 0) + batch[16:]
 
 
@@ -59,7 +59,7 @@ def content(log: PartitionLog) -> list[tuple[int, bytes]]:
 
 
 def check_indexes(files: FaultyFiles, log: PartitionLog) -> None:
-    """Every entry in the files names the last offset of the batch at its position."""
+    """Check that each index entry matches the batch that it points to."""
     for segment in log.segments:
         there = {item.position: item for item in walk(files.read(segment.path))}
         entries = struct.iter_unpack(">ii", files.read(segment.path.with_suffix(".index")))

@@ -1,4 +1,4 @@
-"""What happens to the logs of test_log_model.py: each event is done to a log, and to its model if it succeeds."""
+"""Events of test_log_model.py: each one changes a log, and its model if it succeeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.log_model import (
 from tests.support.logs import add_log
 
 DELETED, COMPACTED = ("deleted", 0), ("compacted", 0)
-#: Producers: of none, idempotent ones, transactional ones.
+#: Producer ids: none, idempotent ones, transactional ones.
 NONE, IDEMPOTENT, TRANSACTIONS = -1, (1, 2), (3, 4, 5)
 
 
@@ -49,7 +49,7 @@ class LogEvents(RuleBasedStateMachine):
         self.clock, self.files = Clock(), FaultyFiles()
         self.models: dict[tuple[str, int], Model] = {}
         self.number = 0
-        self.has_failed = False  # since the last start a fault was met
+        self.has_failed = False  # a fault has occurred since the last start
 
     def start(self) -> LogDirectory:
         logs = LogDirectory(self.path, 0, self.config, files=self.files, now_ms=self.clock)
@@ -62,14 +62,14 @@ class LogEvents(RuleBasedStateMachine):
         shutil.rmtree(self.path, ignore_errors=True)
 
     def drop(self) -> None:
-        """The process is gone."""
+        """Release the lock, as the death of the process does."""
         try:
             os.close(self.logs._lock)
         except OSError:
-            pass  # it was closed
+            pass  # closed before
 
     def attempt(self, action: Callable[[], Any]) -> Any:
-        """What the action returns, or the OSError of the failing disk."""
+        """Return the action's result, or the OSError of the failing disk."""
         try:
             return action()
         except LogRetired:
@@ -84,7 +84,7 @@ class LogEvents(RuleBasedStateMachine):
             return
         made = self.attempt(lambda: add_log(self.logs, *key, overrides=self.overrides[key]))
         if isinstance(made, OSError):
-            # nobody was told that it is there, but its folder may be
+            # the creation failed, but the folder may exist
             self.files.faults = Faults()
             add_log(self.logs, *key, overrides=self.overrides[key])
         self.models[key] = Model()
@@ -140,11 +140,11 @@ class LogEvents(RuleBasedStateMachine):
         self.send(log, model, Batch(end, stored(data, end), records, producer, epoch, sequence, bool(attributes)), data)
 
     def send(self, log: PartitionLog, model: Model, batch: Batch, data: bytes) -> None:
-        """Append a batch; if that fails it is not there, but for a flush that failed after it."""
+        """Append a batch; if that fails, the log must not have it, unless only the flush after it failed."""
         epochs, is_empty = log.directory / LEADER_EPOCHS, log.start_offset == log.end_offset
         written = self.files.replaced[epochs]
         result = self.attempt(lambda: log.append(memoryview(bytearray(data)), of_client=batch.marker is None))
-        assert is_empty or self.files.replaced[epochs] == written  # no append waits for the disk there
+        assert is_empty or self.files.replaced[epochs] == written  # only an append to an empty log writes it
         if not isinstance(result, OSError):
             assert result[:2] == (batch.base, batch.last)
             model.add([batch])
@@ -196,14 +196,14 @@ class LogEvents(RuleBasedStateMachine):
         return is_clean
 
     def resume(self, key: tuple[str, int], log: PartitionLog, model: Model, flushed: int, *, was_killed: bool) -> None:
-        """A prefix of what was appended, at least what was flushed; then maybe an append that failed."""
+        """Check a restarted log: a prefix of the appends, at least the flushed ones, then maybe a failed one."""
         end = log.end_offset
         assert end >= min(flushed, model.end)
         if end < model.end:
             assert was_killed
         kept = [batch for batch in model.batches if batch.last < end]
         if was_killed and end == log.start_offset and not any(segment.size for segment in log.segments):
-            # what lay before the log's start was lost with the rest; a snapshot may still know what producers had sent
+            # batches before the log's start are lost, too; a producer snapshot may still know them
             while kept and kept[-1].last >= flushed and not are_known(kept, log):
                 kept.pop()
         at = kept[-1].last + 1 if kept else 0
@@ -216,6 +216,6 @@ class LogEvents(RuleBasedStateMachine):
             else:
                 raise AssertionError(f"{key} ends at {end}, and nothing appended does")
         model.cut(kept)
-        # DeleteRecords may be forgotten with the records that it left
+        # if the records that DeleteRecords left are lost, so may be the new start offset
         model.largest_start = min(model.largest_start, end)
         model.unsure.clear()

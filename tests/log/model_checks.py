@@ -1,4 +1,4 @@
-"""What is asked of a log after each event of test_log_model.py, and what the model says of it."""
+"""Checks of a log against its model after each event of test_log_model.py."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_served(log: PartitionLog, model: Model, seed: int) -> None:
         last = {pair[0]: offset for offset, pair in sorted(committed.items())}
         kept = {pair[0]: offset for offset, pair in sorted(visible.items())}
         for name, offset in last.items():
-            # a tombstone may be gone, and then all that it deletes
+            # a tombstone may be gone, with all records that it deletes
             assert kept.get(name) == offset or (name not in kept and committed[offset][1] is None)
     _check_fetches(log, stable, taken, readable, seed)
 
@@ -66,7 +66,7 @@ def _batch_of(data: bytes, offset: int) -> int:
 
 
 def _check_fetches(log: PartitionLog, stable: int, taken: set[int], readable: bytes, seed: int) -> None:
-    """Any fetch of read_committed, with the aborted transactions of its range, tells the same."""
+    """Check that any read_committed fetch, with the aborted transactions of its range, gives the same batches."""
     rng = random.Random(seed)
     for item in walk(readable):
         if item.base_offset < log.start_offset or rng.random() < 0.7:
@@ -141,14 +141,14 @@ def are_known(batches: Iterable[Batch], log: PartitionLog) -> bool:
 
 
 def check_after_damage(log: PartitionLog, path: Path, content: bytes, at: int, kind: str) -> None:
-    """What is intact is served, what is not is named; `content` was the file's before its byte `at` was damaged."""
+    """Check that intact batches are served and errors name damaged ones; byte `at` of `content` was damaged."""
     on_disk = list(walk(content))
     damaged = {item.base_offset for item in on_disk if item.position <= at < item.position + item.size}
     is_last = path == log.segments[-1].path
     if kind != "flip":
         damaged = {item.base_offset for item in on_disk if item.position + item.size > at}
         if not is_last and any(item.position == at for item in on_disk):
-            return  # an older segment that ends with a whole batch does not tell
+            return  # an older segment that is cut between two batches looks intact
     intact = {item.base_offset: content[item.position : item.position + item.size] for item in on_disk}
     for base, expected in intact.items():
         if base < log.start_offset or base >= log.end_offset or base in damaged:
@@ -156,7 +156,7 @@ def check_after_damage(log: PartitionLog, path: Path, content: bytes, at: int, k
         try:
             found = log.read(base, len(expected))
         except (LogCorrupted, DecodeError):
-            continue  # named
+            continue  # the error names the damage
         assert found is not None
         served = found.read()
         position = found.position
@@ -169,5 +169,5 @@ def check_after_damage(log: PartitionLog, path: Path, content: bytes, at: int, k
 
 
 def _is_length(content: bytes, at: int) -> bool:
-    """A wrong length may hide the batches after its own, whose checksum tells."""
+    """Whether a byte is of a batch's length: a wrong length may hide later batches, but its own checksum fails."""
     return any(item.position + 8 <= at < item.position + 12 for item in walk(content))

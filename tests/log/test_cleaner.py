@@ -1,4 +1,4 @@
-"""Compaction and retention of whole logs: files, crashes in between, and what Kafka's own tool says of the result."""
+"""Compaction and retention of whole logs: files, crashes in between, and Kafka's own tool on the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BATCH = 130
 def check_compacted(
     log: PartitionLog, last: Survivors, clean_up_to: int, before: list[tuple[int, bytes, bytes | None]]
 ) -> None:
-    """Below the clean offset the last of each key only, above it all, and nothing that was not there."""
+    """Check that below the clean offset each key has its last record only, above it all are left, and none is new."""
     now = records(log)
     assert set(now) <= set(before)
     assert [item for item in now if item[0] >= clean_up_to] == [item for item in before if item[0] >= clean_up_to]
@@ -57,17 +57,17 @@ def test_a_log_is_compacted_and_kafka_finds_nothing_wrong(tmp_path: Path) -> Non
         item.offset for path in sorted((tmp_path / "t-0").glob("*.log")) for item in dumped_with_holes("3.9.1", path)
     }
     assert seen == {offset for offset, _, _ in records(log)}
-    # and once more, after a start, with more on top
+    # and again after a restart, with more records
     log = PartitionLog(tmp_path / "t-0", CONFIG, clean=True)
     segments = len(log.segments)
     last |= fill(log, rng, 60)
     before = records(log)
     check_compacted(log, last, clean(log, end), before)
-    assert len(log.segments) < segments / 2  # small neighbours have become one
+    assert len(log.segments) < segments / 2  # small neighbours were merged
 
 
 def test_killed_while_it_compacts() -> None:
-    """At any operation and any byte: what is left is as before, or compacted, never less."""
+    """A kill at any operation or byte leaves the log as before or compacted, and no key is lost."""
     limit, crashes, states = 0, 0, set()
     while True:
         files = FaultyFiles()
@@ -123,7 +123,7 @@ def test_a_swap_of_segments_that_are_gone_changes_nothing() -> None:
 
 @pytest.mark.parametrize("operation", ["rename", "remove", "sync"])
 def test_a_swap_with_a_call_that_fails_leaves_no_index_of_other_records(operation: str) -> None:
-    """The new segment has the name of the first old one, whose index may have kept its name."""
+    """The new segment has the name of the first old one, whose index may not have been renamed."""
     failing, failures = 0, 1
     while failures:
         files, clock = FaultyFiles(), Clock()
@@ -157,7 +157,7 @@ def test_a_swap_with_a_call_that_fails_leaves_no_index_of_other_records(operatio
 
 
 def test_an_aborted_transaction_that_ends_beyond_the_cleanable_part_supersedes_nothing() -> None:
-    """Its marker, and with it its entry in a transaction index, lies where another transaction is still open."""
+    """The abort marker, and so the transaction index entry, comes after the start of another open transaction."""
     config = replace(CONFIG, segment_bytes=1)
     log = PartitionLog(FOLDER, config, files=FaultyFiles(), now_ms=Clock())
 
@@ -181,7 +181,7 @@ def test_an_aborted_transaction_that_ends_beyond_the_cleanable_part_supersedes_n
 
 
 def test_what_a_transaction_supersedes_goes_when_its_commit_is_on_the_disk() -> None:
-    """Else a power failure takes the commit, and what was committed and flushed before would be gone."""
+    """Otherwise a power failure could lose the commit, after older committed and flushed records were removed."""
     files = FaultyFiles()
     log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=Clock())
 
@@ -203,7 +203,7 @@ def test_what_a_transaction_supersedes_goes_when_its_commit_is_on_the_disk() -> 
 
 
 def test_a_round_that_is_given_up_changes_nothing() -> None:
-    """At any batch: groups that were done stay so."""
+    """A round may stop at any batch; groups cleaned before stay cleaned."""
 
     class Stopped(Exception):
         pass
@@ -229,7 +229,7 @@ def test_a_round_that_is_given_up_changes_nothing() -> None:
 
 
 def test_batches_are_read_many_at_once() -> None:
-    """Each read lets other threads run for so short a time that none gets to, but delays their turn."""
+    """Each read lets other threads run, but so briefly that none can start and each waits anew."""
     files = FaultyFiles()
     log = PartitionLog(FOLDER, replace(CONFIG, segment_bytes=1 << 20), files=files, now_ms=Clock())
     for number in range(300):
@@ -251,7 +251,7 @@ def test_batches_are_read_many_at_once() -> None:
 
 
 def test_what_a_full_disk_could_not_hold_is_removed() -> None:
-    """It would keep the disk full until the next start."""
+    """The unfinished file would keep the disk full until the next start."""
     files = FaultyFiles()
     log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=Clock())
     last = fill(log, random.Random(7), 40)
@@ -270,7 +270,7 @@ def test_what_a_full_disk_could_not_hold_is_removed() -> None:
 
 
 def test_indexes_that_were_given_back_are_not_read_again_for_a_plan(tmp_path: Path) -> None:
-    """The next plan is made seconds later, of all segments, in the owner's thread."""
+    """A plan is made every few seconds, for all segments, in the owner's thread."""
     log = PartitionLog(tmp_path / "t-0", CONFIG, clean=True, memory=IndexMemory(limit=1))
     fill(log, random.Random(7), 300)
     planned = plan(log, None, NOW)
@@ -299,7 +299,7 @@ def test_indexes_that_were_given_back_are_not_read_again_for_a_plan(tmp_path: Pa
     ],
 )
 def test_retention(settings: dict[str, object], kept: int) -> None:
-    """Ten segments of one batch, 200 ms apart; the clock is at the last one's time, and a little."""
+    """Ten segments of one batch each, 200 ms apart; the clock is 1 ms after the last one's time."""
     files, clock = FaultyFiles(), Clock()
     config = LogConfig(**{"segment_bytes": BATCH, "file_delete_delay_ms": 50, "retention_ms": -1, **settings})  # type: ignore[arg-type]
     log = PartitionLog(FOLDER, config, files=files, now_ms=clock)
@@ -316,7 +316,7 @@ def test_retention(settings: dict[str, object], kept: int) -> None:
     wanted = kept if settings.get("retention_bytes") != 0 and settings.get("retention_ms") != 0 else 0
     assert len(remaining) == wanted
     assert log.start_offset == 10 - wanted
-    assert held.read()  # a reader that has it is not disturbed
+    assert held.read()  # a reader can finish with the deleted segment
     doomed = {name for name in files.names(FOLDER) if name.endswith(".log.deleted")}
     assert len(doomed) == 10 - wanted
     log.deleted_files.remove_due()

@@ -1,4 +1,4 @@
-"""Indexes of compacted segments: made and synced by the cleaner, so that the log's owner need not wait for the disk."""
+"""Indexes of compacted segments: the cleaner builds and syncs them, so the log's owner never waits for the disk."""
 
 from __future__ import annotations
 

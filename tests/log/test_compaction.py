@@ -1,4 +1,4 @@
-"""Compaction of batches against a model of plain lists; what is left is read by kafka-python too."""
+"""Compaction of batches against a model of plain lists; kafka-python also reads the results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _last_values(rows: Sequence[Row], start: int, end: int) -> dict[bytes, int]:
 
 
 def _kept(rows: Sequence[Row], start: int, end: int) -> list[Row]:
-    """The model: what one round leaves, the offsets of all in the map."""
+    """The model: rows that remain after one round whose map covers offsets [start, end)."""
     last = _last_values(rows, start, end)
     return [row for row in rows if row.offset >= end or (row.key is not None and row.offset >= last.get(row.key, -1))]
 
@@ -86,7 +86,7 @@ def test_the_last_value_of_each_key_is_left(
     cleaned = compact(log, start=start, end=end)
     assert cleaned.end == end
     assert survivors(cleaned.data) == _as_survivors(_kept(rows, start, end), magic)
-    # Nothing changes by a second time, and batches that lost nothing are the same bytes.
+    # A second round changes nothing, and batches that lost nothing keep their bytes.
     assert compact(cleaned.data, start=start, end=end).data == cleaned.data
     for batch in batches:
         has_horizon = magic == 2 and any(row.value is None for row in batch) and batch[-1].offset < end
@@ -163,7 +163,7 @@ class TestTombstones:
         assert [record.offset for record in survivors(first)] == [1, 2, 3]
         assert [header.delete_horizon for header in headers(first)] == [None, NOW + 1000]
         assert survivors(first)[1:] == survivors(self.LOG)[2:]
-        # later rounds know no records before their first dirty offset
+        # a later round's map has no records before its first dirty offset
         assert compact(first, start=4, end=4, now=NOW + 999, retention=5).data == first
         last = compact(first, start=4, end=4, now=NOW + 1000, retention=5).data
         assert [record.offset for record in survivors(last)] == [1, 3]
@@ -171,7 +171,7 @@ class TestTombstones:
         assert compact(last, start=4, end=4, now=NOW + 9000, retention=5).data == last
 
     def test_those_beyond_the_map_have_no_horizon_yet(self) -> None:
-        """Else a later round could take away the tombstone together with what it is about."""
+        """Older records of its key may still exist, and would reappear if the tombstone expired first."""
         offsets = OffsetMap(1 << 10)
         offsets.capacity = 1
         first = compact(self.LOG, end=4, offsets=offsets)
@@ -196,7 +196,7 @@ class TestTombstones:
 
 
 class TestProducerState:
-    """The batch with an active producer's last sequence stays, if need be without records."""
+    """The batch with an active producer's last sequence stays, even if it loses all records."""
 
     def _log(self) -> bytes:
         rows = [[Row(n, NOW + n, b"k", b"v")] for n in range(4)]
@@ -239,7 +239,7 @@ class TestProducerState:
 
 
 class Transactions:
-    """A log of transactions, and what a model of it says."""
+    """A log of transactions, with the expected rows, markers and aborted transactions."""
 
     def __init__(self) -> None:
         self.log = b""
@@ -300,13 +300,13 @@ def transactions(draw: st.DrawFn) -> Transactions:
 @given(made=transactions(), data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_interleaved_transactions(made: Transactions, data: st.DataObject) -> None:
-    end = made.next_offset + 1  # so that no batch is the end of what was cleaned
+    end = made.next_offset + 1  # so that no batch ends the cleanable part
     start = data.draw(st.sampled_from([0, *(header.base_offset for header in headers(made.log))]))
     expected = _kept(made.visible(), start, end)
     left = {row.offset for row in expected}
     first = compact(made.log, start=start, end=end, aborted=[*made.aborted, *made.aborted])
     assert survivors(first.data) == _as_survivors(expected)
-    # a marker stays while its transaction's batches were there; one without gets a horizon
+    # a marker of a transaction that had batches stays unchanged; others get a delete horizon
     markers = {header.base_offset: header for header in headers(first.data) if header.is_control}
     assert {offset: header.delete_horizon for offset, header in markers.items()} == {
         offset: None if offsets else NOW + RETENTION for offset, offsets in made.markers
@@ -366,7 +366,7 @@ def test_what_was_read_and_written_is_counted() -> None:
 @pytest.mark.peer
 @pytest.mark.parametrize("version", ["3.9.1", "4.1.0"])
 def test_kafkas_dump_finds_nothing_wrong(version: Version, tmp_path: Path) -> None:
-    """In cleaned segments of every format, one with transactions, tombstones and empty batches."""
+    """Checks cleaned segments of every format, one with transactions, tombstones and empty batches."""
     paths, expected = [], []
     for number, (magic, codec) in enumerate(FORMATS):
         rows = [Row(n, NOW + n, b"key%d" % (n % 7), None if n % 5 == 0 else b"v%d" % n) for n in range(60)]

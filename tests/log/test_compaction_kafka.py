@@ -1,4 +1,4 @@
-"""What we leave of a log against what Kafka 3.9.1's own cleaner leaves of it, field by field."""
+"""Our compaction of a log against that of Kafka 3.9.1's cleaner, field by field."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _segments(folder: Path) -> list[Segment]:
 
 
 def _described(data: bytes) -> list[dict[str, object]]:
-    """The batches: all fields but what depends on how a compressor works, and the decompressed records."""
+    """All fields of the batches except those that depend on the compressor, and the decompressed records."""
     described = []
     for header, batch in iter_batches(data):
         fields: dict[str, object] = {name: getattr(header, name) for name in header.__slots__}
@@ -96,7 +96,7 @@ def _config(retention: int) -> LogConfig:
 
 
 def _compacted(segments: Sequence[Segment], checkpoint: int | None, now: int, retention: int) -> list[Segment]:
-    """One round of ours; each group is a segment of which only base offset, bytes and transactions count."""
+    """Run one round of ours; of the returned segments only base offset, bytes and transactions are valid."""
     config = _config(retention)
     infos = [segment.info for segment in segments]
     last = max(header.next_offset for header, _ in iter_batches(segments[-1].data))
@@ -156,7 +156,7 @@ def _same(ours: Sequence[Segment], theirs: Sequence[Segment]) -> None:
 
 
 class _Writer:
-    """Records of all kinds, with transactions that interleave."""
+    """Writes records of all kinds, in interleaved transactions."""
 
     def __init__(self, servers: str, topic: str, codec: str) -> None:
         self._topic, self._random = topic, random.Random(topic)
@@ -185,7 +185,7 @@ class _Writer:
         for producer, has_transaction in zip(self._others, is_open, strict=True):
             if has_transaction:
                 self._end(producer)
-        # so many that the active segment, and the end of the one before, hold nothing else
+        # enough to fill the active segment and the end of the one before it
         for number in range(60):
             self._plain.produce(self._topic, b"x" * 100, b"end %d" % number, partition=0)
             assert self._plain.flush(30) == 0
@@ -213,13 +213,13 @@ def _set_policy(kafka: Kafka, topics: Sequence[str], policy: str) -> None:
 
 
 def _markers(segments: Sequence[Segment]) -> int:
-    """How many transaction markers there are."""
+    """The number of transaction markers."""
     headers = [header for segment in segments for header, _ in iter_batches(segment.data)]
     return sum(header.is_control and header.count > 0 for header in headers if isinstance(header, BatchHeader))
 
 
 def _expired(segments: Sequence[Segment], now: int) -> int:
-    """How many tombstones there are whose delete horizon has passed."""
+    """The number of tombstones whose delete horizon has passed."""
     return sum(
         record.value is None
         for segment in segments
@@ -230,9 +230,10 @@ def _expired(segments: Sequence[Segment], now: int) -> int:
 
 
 def test_transactions_and_tombstones(server_dir: Path) -> None:
-    """Three rounds; between them delete.retention.ms passes. While the policy is delete the log can be looked at.
+    """Both cleaners agree over three rounds; delete.retention.ms passes between them.
 
-    A transaction's data go in the first round, in the second its marker gets a horizon, in the third it goes.
+    The first round removes a transaction's data, the second sets its marker's delete horizon, the third removes the
+    marker. Between rounds the policy is delete, so that the cleaner does not change the log.
     """
     retention, codecs = 2000, ("none", "lz4", "zstd")
     topics = {f"by-{codec}": codec for codec in codecs}
@@ -270,7 +271,7 @@ def test_transactions_and_tombstones(server_dir: Path) -> None:
                 last_horizon = max(last_horizon, horizon)
                 ours = _compacted(segments, checkpoints.get(topic), horizon - retention, retention)
                 _same(ours, theirs)
-                # what happened, for the last lines
+                # counts for the assertion at the end
                 seen["merged"] += len(segments) - 1 - len(theirs)
                 seen["transactions gone"] += sum(len(one.aborted) for one in segments) - sum(
                     len(one.aborted) for one in theirs
@@ -333,7 +334,7 @@ def test_a_transaction_that_is_aborted_beyond_the_cleanable_part(server_dir: Pat
 
 
 def test_logs_of_magic_0_and_1(server_dir: Path) -> None:
-    """Kafka finds our log of four segments: two that were cleaned before, days apart, a dirty one, the active one."""
+    """Kafka cleans a log that we made: two clean segments, modified days apart, a dirty one, the active one."""
     now = int(time.time() * 1000)
     formats = {
         f"magic-{magic}-{codec}": (magic, codec) for magic in (0, 1) for codec in ("none", "gzip", "snappy", "lz4")
@@ -367,7 +368,7 @@ def test_logs_of_magic_0_and_1(server_dir: Path) -> None:
         _wait_for_cleaning(kafka, dict.fromkeys(formats, 120))
         for topic, segments in before.items():
             theirs = _segments(kafka.log_dir / f"{topic}-0")[:-1]
-            # Kafka had no indexes when it began, and those that it made do not matter at this size
+            # Kafka started without indexes, and those that it built are too small to matter
             ours = _compacted(segments, 80, now, DAY)
             _same(ours, theirs)
             left = [record for segment in ours for record in survivors(segment.data)]

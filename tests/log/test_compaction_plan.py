@@ -1,4 +1,4 @@
-"""What of a log is cleaned, when, and in which groups."""
+"""Plans of compaction: which part of a log is cleaned, when, and in which groups of segments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_klog.log.config import LogConfig
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
-#: Segments of 100 offsets; the active one begins at 400. Their records are of 50 to 10 hours ago.
+#: Segments of 100 offsets; the active one begins at 400. First records are 50 to 10 hours old, last ones 45 to 5.
 SEGMENTS = [
     SegmentInfo(100 * n, size, NOW - hours * HOUR, NOW - (hours - 5) * HOUR, NOW - (hours - 5) * HOUR)
     for n, (size, hours) in enumerate([(1000, 50), (200, 40), (300, 30), (500, 20), (7000, 10)])
@@ -31,15 +31,15 @@ LAG = 30 * HOUR
         (400, 450, 0, (400, 400, 2000, 0, False)),
         (430, 450, 0, (430, 400, 9000, 0, False)),
         (450, 450, 0, (450, 400, 9000, 0, False)),
-        # nothing at or above the last stable offset, nor what is in a segment with it
+        # nothing from the segment with the last stable offset on
         (0, 400, 0, (0, 400, 0, 2000, False)),
         (0, 399, 0, (0, 300, 0, 1500, False)),
         (0, 300, 0, (0, 300, 0, 1500, False)),
         (200, 120, 0, (200, 200, 1200, 0, False)),
-        # a full map ended in the midst of a segment, which then counts twice
+        # a full map ended the last round within a segment, which then counts as clean and as cleanable
         (250, 450, 0, (250, 400, 1500, 800, False)),
         (250, 260, 0, (250, 200, 1500, 0, False)),
-        # the first segment with a record younger than the lag
+        # nothing from the first segment with a record younger than the lag on
         (0, 450, LAG, (0, 200, 0, 1200, False)),
         (0, 450, LAG - 5 * HOUR, (0, 300, 0, 1500, False)),
         (0, 450, LAG - 5 * HOUR + 1, (0, 200, 0, 1200, False)),
@@ -79,7 +79,7 @@ def test_the_parts_of_a_log(
         (200, 0.0, 1 << 62, (True, 0)),
         (400, 0.0, 1 << 62, (False, 0)),
         (None, 0.99, 1 << 62, (True, 0)),
-        # the oldest dirty record is of 30 hours ago
+        # the oldest dirty record is 30 hours old
         (200, 0.9, 30 * HOUR, (False, 0)),
         (200, 0.9, 30 * HOUR - 7, (True, 7)),
         (300, 0.9, 20 * HOUR, (False, 0)),
@@ -131,7 +131,7 @@ def test_an_empty_log_is_never_due() -> None:
 @pytest.mark.parametrize(
     ("number", "first_dirty", "retention", "expected"),
     [
-        (0, 200, 10 * HOUR, True),  # the clean part ends with the segment of 35 hours ago, this one is of 45 hours ago
+        (0, 200, 10 * HOUR, True),  # modified 45 hours ago; the last clean segment 35 hours ago
         (0, 200, 10 * HOUR - 1, False),
         (1, 200, 0, False),
         (2, 200, 0, True),
@@ -143,7 +143,7 @@ def test_tombstones_of_old_magics(number: int, first_dirty: int, retention: int,
     assert retains_legacy_tombstones(segments, segments[number], first_dirty, retention) is expected
 
 
-# Offsets and sizes of a segment and its indexes.
+# Ranges of a segment's number of offsets, its size, and the sizes of its indexes.
 PARTS = ((1, 2**30), (1, 600), (0, 50), (0, 50))
 CONFIG = LogConfig(segment_bytes=1000, segment_index_bytes=80)
 
@@ -161,7 +161,7 @@ def _segment(base_offset: int, size: int, index_size: int = 0, time_index_size: 
         ([_segment(0, 500), _segment(10, 501), _segment(20, 499)], 30, [[0], [10, 20]]),
         ([_segment(0, 1, 40, 0), _segment(10, 1, 40, 0), _segment(20, 1, 1, 0)], 30, [[0, 10], [20]]),
         ([_segment(0, 1, 0, 40), _segment(10, 1, 0, 41)], 30, [[0], [10]]),
-        # the last offset is the next segment's base less 1, at the end the first uncleanable one's
+        # a segment's last offset is the next base offset less 1; the last segment's is the end less 1
         ([_segment(0, 1), _segment(10, 1)], 2**31, [[0, 10]]),
         ([_segment(0, 1), _segment(10, 1)], 2**31 + 1, [[0], [10]]),
         ([_segment(0, 1), _segment(10, 1), _segment(2**31 + 1, 1)], 2**31 + 9, [[0], [10, 2**31 + 1]]),

@@ -1,4 +1,4 @@
-"""Segments that leave the log on a disk that fails: deleted by retention, by DeleteRecords, replaced by compaction."""
+"""Removal of segments on a failing disk: by retention, by DeleteRecords, by compaction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _filled(files: FaultyFiles, clock: Clock, retention_bytes: int = -1) -> Part
 
 
 def _fails_at(files: FaultyFiles, operation: str, which: int) -> Callable[[], bool]:
-    """Let one call fail; whether it has come to that."""
+    """Let one call fail; returns a function that tells whether it has failed."""
     calls = [0]
 
     def fails(name: str, _: Path) -> bool:
@@ -48,13 +48,13 @@ def _by_retention(log: PartitionLog) -> None:
 
 
 def _by_request(log: PartitionLog) -> None:
-    assert log.delete_records(41) == 41  # within the fifth segment; whether the files go now or later
+    assert log.delete_records(41) == 41  # within the fifth segment; the files may be deleted later
 
 
 @pytest.mark.parametrize("delete", [_by_retention, _by_request])
 @pytest.mark.parametrize("operation", ["rename", "remove"])
 def test_a_deletion_that_fails_midway_leaves_no_hole(delete: Callable[[PartitionLog], None], operation: str) -> None:
-    """At each call in turn; then the process is killed, or the deletion is tried again."""
+    """Each call fails in turn; then the process is killed, or the deletion is retried."""
     failing, has_failed, left_over = 0, True, 0
     while has_failed:
         files, clock = FaultyFiles(), Clock()
@@ -68,7 +68,7 @@ def test_a_deletion_that_fails_midway_leaves_no_hole(delete: Callable[[Partition
             pass
         files.faults = Faults()
         has_failed, failing = was_reached(), failing + 1
-        # what the log says is what is in the folder
+        # the log's segments are those in the folder
         first = log.segments[0]
         assert [each for each in segments if each.base_offset >= first.base_offset] == [
             each for each in log.segments if each.size
@@ -118,7 +118,7 @@ def test_a_file_that_cannot_be_removed_is_removed_later() -> None:
 
 @pytest.mark.parametrize("operation", ["rename", "remove", "sync"])
 def test_a_swap_of_compacted_segments_that_fails_midway_loses_nothing(operation: str) -> None:
-    """At each call in turn: it is as before, or takes no more and the next start ends the swap."""
+    """Each call fails in turn: the log is unchanged, or rejects appends until the next start completes the swap."""
     failing, has_failed = 0, True
     while has_failed:
         files = FaultyFiles()

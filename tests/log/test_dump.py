@@ -1,4 +1,4 @@
-"""`klog log dump` as a command: Kafka's own logs against what clients read of them, and files that are damaged."""
+"""The command `klog log dump`: Kafka's own logs against what clients read from them, and damaged files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_klog.log.tools.dump import Damage, Dumped, dump
 
 DATA = Path(__file__).parent.parent / "data"
 NEW = DATA / "kafka-3.9.1"
-#: By .jsonl file: the segments of which a client read it.
+#: By .jsonl file: the segments from which a client read its records.
 GOLDEN: dict[Path, list[Path]] = {
     lines: sorted((lines.parent / "logs" / f"{lines.stem.split('.')[0]}-0").glob("*.log"))
     for lines in sorted(DATA.glob("kafka-*/*.jsonl"))
@@ -38,14 +38,14 @@ def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def _good(*arguments: str | Path) -> list[str]:
-    """The lines of a dump in which nothing is wrong."""
+    """Run a dump that must succeed without errors; return its lines."""
     done = _run(*arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
 
 def _raw_batches(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(position, batch) by the sizes alone."""
+    """Yield (position, batch), found by the size fields alone."""
     position = 0
     while position < len(data):
         size = 12 + struct.unpack_from(">i", data, position + 8)[0]
@@ -62,12 +62,12 @@ def _lines(codec: str, version: str = "kafka-3.9.1", magic: int = 2) -> list[str
 
 
 def _golden(path: Path) -> list[str]:
-    """What a client read, with Kafka's numbers of timestamp types: librdkafka's are one more."""
+    """The records that a client read, with Kafka's timestamp types: librdkafka's numbers are one higher."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [json.dumps(row | {"timestampType": row["timestampType"] - 1}) for row in rows]
 
 
-# ----- what is whole
+# ----- intact files
 
 
 def test_there_are_golden_files() -> None:
@@ -96,13 +96,13 @@ def test_files_that_are_not_there() -> None:
     for arguments in (["/no/such/file.log"], []):
         done = _run(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
-    done = _run(DATA)  # a folder, but of no partition
+    done = _run(DATA)  # a folder, but not of a partition
     assert (done.returncode, done.stdout) == (1, "")
     assert str(DATA) in done.stderr
 
 
 def test_a_reader_that_goes_away_is_no_failure_to_shout_about() -> None:
-    """As `klog log dump FILE | head -1`."""
+    """`klog log dump FILE | head -1` prints no errors."""
     files = [str(path) for segments in GOLDEN.values() for path in segments]
     with subprocess.Popen([*COMMAND, *files * 3], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -113,7 +113,7 @@ def test_a_reader_that_goes_away_is_no_failure_to_shout_about() -> None:
 
 
 def _on_a_terminal(*arguments: str | Path, stdout_too: bool) -> tuple[bytes, bytes]:
-    """What a dump writes to stdout, and to a terminal that is its stderr."""
+    """Run a dump with a terminal as stderr; return what it writes to stdout and to the terminal."""
     ours, theirs = os.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     stdout = theirs if stdout_too else subprocess.PIPE
@@ -132,7 +132,7 @@ def _on_a_terminal(*arguments: str | Path, stdout_too: bool) -> tuple[bytes, byt
 
 
 def test_progress_is_shown_on_a_terminal() -> None:
-    """But for where the records go there, too, and with --json."""
+    """Progress is not shown if the records go to the terminal, too, nor with --json."""
     path = NEW / "logs" / "v2-gzip-0" / f"{0:020}.log"
     output, shown = _on_a_terminal(path, stdout_too=False)
     assert output.decode().splitlines() == _lines("gzip")
@@ -148,7 +148,7 @@ def test_progress_is_shown_on_a_terminal() -> None:
 
 
 def _fields(position: int, batch: bytes) -> dict[str, Any]:
-    """What `--batches` must print, by struct and kafka-python."""
+    """The fields that `--batches` must print, read by struct and kafka-python."""
     magic = batch[16]
     known = {"position": position, "size": len(batch), "magic": magic}
     (theirs,) = MemoryRecords(batch)
@@ -315,7 +315,7 @@ def test_damage_in_one_file_does_not_hide_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tail", [b"\x00", bytes(100), b"\xff" * 100, b"cut", b"batch"])
 def test_a_tail_that_is_no_whole_batch(tmp_path: Path, tail: bytes) -> None:
-    """Rubbish, what a disk that lost its last writes has, and a batch that is cut off."""
+    """The tail is garbage, zeros as after lost writes, or a batch that is cut off."""
     data = _segment("snappy")
     if tail in (b"cut", b"batch"):
         tail = data[: 8 if tail == b"cut" else 200]
@@ -346,7 +346,7 @@ _MAGIC_2 = {"offset": 0, "length": 8, "leader epoch": 12, "magic": 16, "crc": 17
 _MAGIC_2 |= {"base timestamp": 27, "max timestamp": 35, "producer id": 43, "epoch": 51, "sequence": 53, "count": 57}
 _MAGIC_2 |= {"records": 61}
 _MAGIC_1 = {"offset": 0, "length": 8, "crc": 12, "magic": 16, "attributes": 17, "timestamp": 18, "key": 26}
-#: Outside of the checksum's range, so that nobody can see it.
+#: The checksum does not cover these fields, so their damage is not detected.
 _UNSEEN = ("offset", "leader epoch")
 
 
@@ -380,7 +380,7 @@ def test_a_flipped_bit_in_every_field(
 
 
 def test_flipped_bits_end_with_1(tmp_path: Path) -> None:
-    """As a command: one file for each field of the second batch."""
+    """Run the command with one file for each damaged field of the second batch."""
     data = _segment("gzip")
     paths = []
     for name, start in _MAGIC_2.items():

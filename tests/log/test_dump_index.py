@@ -31,7 +31,7 @@ def _good(*paths: Path) -> list[dict[str, int]]:
 
 
 def _kafkas(*paths: Path) -> list[dict[str, int]]:
-    """The fields that DumpLogSegments prints, a dict a line of them."""
+    """The fields that DumpLogSegments prints, one dict per line."""
     lines = dump_files("3.9.1", list(paths)).splitlines()
     entries = [{name: int(value) for name, value in _FIELD.findall(line)} for line in lines]
     return [entry for entry in entries if entry]
@@ -71,7 +71,7 @@ def test_entries_made_by_hand(tmp_path: Path) -> None:
 
 
 def test_damaged_index_files(tmp_path: Path) -> None:
-    """What is whole is printed; zeros between entries are no preallocation."""
+    """Intact entries are printed; zeros between entries do not count as preallocation."""
     index, transactions, other = (tmp_path / name for name in (f"{7:020}.index", f"{7:020}.txnindex", "x.timeindex"))
     index.write_bytes(struct.pack(">iiiiii", 1, 10, 0, 0, 3, 30) + b"\x00\x01\x02")
     transactions.write_bytes(struct.pack(">hqqqq", 1, 1, 2, 3, 4) + struct.pack(">hqqqq", 0, 5, 6, 7, 8) + b"x")

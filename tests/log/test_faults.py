@@ -1,4 +1,4 @@
-"""The log on a file system that stops, forgets, tears and refuses (faulty_files.py), against a list as the model."""
+"""The log on a failing file system (faulty_files.py), against a list as the model."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.log.faulty_files import Faults, FaultyFiles, Killed
 from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, check_indexes, content, open_log, stored
 from tests.support.batches import make_batch
 
-#: A soak stops at every byte, CI at some.
+#: With SPARK_KLOG_KILLS kill at every byte, in CI at every ninth.
 _STEP = 1 if "SPARK_KLOG_KILLS" in os.environ else 9
 
 
 def check_recovered(
     log: PartitionLog, files: FaultyFiles, appended: list[tuple[int, bytes]], acknowledged: int
 ) -> None:
-    """A prefix of what was appended, at least what was acknowledged, which stays so; and the log goes on."""
+    """Check that the log has a prefix of the appends with all acknowledged ones, and accepts more."""
     found = content(log)
     assert found == appended[: len(found)]
     assert log.end_offset >= acknowledged
@@ -45,10 +45,10 @@ def check_recovered(
 
 
 def work(log: PartitionLog, appended: list[tuple[int, bytes]], *, ahead: bool = False) -> None:
-    """Appends over some segments, a flush; those of rolls beside the appends if `ahead`, as the broker does."""
+    """Append over several segments, and flush once; with `ahead` flush before each roll, as the broker does."""
     for number in range(9):
         batch = batch_of(number, number % 3 + 1, 40)
-        # what is being written may be there after a crash, too
+        # after a crash the batch that was being written may be there, too
         appended.append((log.end_offset, stored(batch, log.end_offset)))
         if ahead and log.waits_to_roll(len(batch), -1):
             flush = log.begin_flush(with_snapshot=True)
@@ -185,7 +185,7 @@ def test_a_read_that_fails_is_told_and_passes() -> None:
 
 
 def test_a_read_that_fails_while_indexes_are_built_leaves_no_half_of_them() -> None:
-    """At each read in turn: the next look-up builds them as a whole."""
+    """Each read fails in turn; the next look-up builds the indexes completely."""
     files = FaultyFiles()
     log = open_log(files)
     for number in range(30):
@@ -214,7 +214,7 @@ def test_a_read_that_fails_while_indexes_are_built_leaves_no_half_of_them() -> N
 
 
 def test_the_segment_of_a_roll_that_failed_does_not_come_back() -> None:
-    """It would hide what was appended to the one before it: its files are gone for good before anything is."""
+    """Its segment would hide later appends to the one before it, so its files are durably removed first."""
     for seed in range(20):
         files = FaultyFiles()
         log = open_log(files)
@@ -251,7 +251,7 @@ def test_after_a_flush_that_failed_nothing_is_appended_until_the_log_is_opened_a
 
 
 def test_a_flush_beside_one_that_failed_fails_as_well() -> None:
-    """The kernel tells an error to one of those who sync a file; the other's sync proves nothing."""
+    """The kernel reports a write error to only one of several syncs of a file; success of the other proves nothing."""
     files = FaultyFiles()
     log = open_log(files)
     log.append(memoryview(bytearray(batch_of(1, 1))))
@@ -272,7 +272,7 @@ def test_a_flush_beside_one_that_failed_fails_as_well() -> None:
 
 
 def test_a_log_that_takes_no_more_keeps_nothing_of_what_it_refuses() -> None:
-    """Each error had the frames, and so the records, of all appends that were refused before it."""
+    """A shared error would collect the frames, and so the records, of all rejected appends in its traceback."""
     files = FaultyFiles()
     log = open_log(files, LogConfig(flush_messages=1))
     files.faults = Faults(fails=lambda operation, path: operation == "sync")
@@ -305,13 +305,13 @@ def test_damage_before_the_recovery_point_is_named_and_not_cut() -> None:
         open_log(files, point=log.recovery_point)
     assert str(path) in str(told.value)
     assert files.read(path) == bad
-    # before it has been flushed it is cut
+    # if it was not flushed yet, it is cut
     again = open_log(files, point=appended[2][0])
     assert content(again) == appended[:2]
 
 
 def test_a_base_offset_that_is_damaged_is_no_index_entry() -> None:
-    """No checksum covers it: the indexes of its segment are built over it, whatever it claims."""
+    """No checksum covers a base offset: rebuilt indexes must not depend on a wrong one."""
     files, times = FaultyFiles(), [NOW, NOW + 20, *range(NOW + 10, NOW, -1)]
     log = open_log(files)
     for when in times:
@@ -365,7 +365,7 @@ def test_a_clean_start_scans_nothing() -> None:
 
 
 def test_a_clock_that_goes_back() -> None:
-    """Neither records nor the machine need to know what time it is: offsets are what counts."""
+    """Neither the records' timestamps nor the machine's clock need to be right, as only offsets count."""
     files, clock, appended = FaultyFiles(), Clock(), list[tuple[int, bytes]]()
     config = LogConfig(segment_bytes=700, index_interval_bytes=150, segment_ms=1000, retention_ms=5000)
     log = open_log(files, config, clock)

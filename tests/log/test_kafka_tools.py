@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parent.parent / "data"
 
 
 def _produce(servers: str, topic: str, count: int, codec: str) -> list[tuple[int, int, str, str]]:
-    """Numbered ASCII records, in many batches; (offset, timestamp, key, value) as they should be stored."""
+    """Produce numbered ASCII records in many batches; return the expected (offset, timestamp, key, value)."""
     rng = random.Random(codec)
     producer = Producer(
         {
@@ -59,7 +59,7 @@ def test_dump_log_segments_finds_nothing_wrong(make_cluster: Callable[..., Embed
     records = dumped_records(dump_log("3.9.1", *logs))
     assert [(record.offset, record.timestamp, record.key, record.value) for record in records] == expected
     sane = dump_files("3.9.1", indexes, "--index-sanity-check")
-    # that of a last segment of few records has no entry yet
+    # the index of a small last segment has no entry yet
     assert sane.count("passed sanity check") + sane.count(".index is empty") == len(indexes)
     output = dump_files("3.9.1", [*indexes, *time_indexes])
     assert len(re.findall(r"^offset: \d+ position: \d+", output, re.MULTILINE)) > 10
@@ -67,7 +67,7 @@ def test_dump_log_segments_finds_nothing_wrong(make_cluster: Callable[..., Embed
 
 
 def test_a_wrong_index_is_noticed(tmp_path: Path) -> None:
-    """The check above would notice: an index whose entry points into the middle of a batch."""
+    """Proves that the check above can fail: Kafka reports an entry that points into the middle of a batch."""
     log = PartitionLog(tmp_path / "t-0", LogConfig(index_interval_bytes=100))
     for number in range(9):
         log.append(memoryview(make_batch([(b"k", b"v" * 100)], [NOW + number])))
@@ -82,7 +82,7 @@ def test_a_wrong_index_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1", "4.1.0"])
 def test_a_wrong_checksum_is_noticed(version: Version, tmp_path: Path) -> None:
-    """That of a message which holds others, compressed."""
+    """The damaged checksum is that of a wrapper, which holds compressed messages."""
     golden = GOLDEN / "kafka-0.10.2.2" / "logs" / "v1-gzip-0" / "00000000000000000000.log"
     second = next(batch for batch in dumped_batches(dump_log(version, golden, deep=False)) if batch.position > 0)
     assert (second.last_offset, second.magic, second.codec) == (17, 1, "gzip")
@@ -95,7 +95,7 @@ def test_a_wrong_checksum_is_noticed(version: Version, tmp_path: Path) -> None:
 
 
 def test_indexes_of_kafka_are_those_that_we_build(server_dir: Path) -> None:
-    """Kafka 3.9.1 writes a log; we open its .log files alone: the same index bytes, the same offsets by time."""
+    """From the .log files of Kafka 3.9.1 alone we build the same index bytes, and find the same offsets by time."""
     overrides = {"log.segment.bytes": 12000, "log.index.interval.bytes": 500}
     with Kafka("3.9.1", server_dir / "kafka", overrides) as kafka:
         kafka.create_topic("theirs")

@@ -1,4 +1,4 @@
-"""Partition logs and data directories against plain lists, and against damage."""
+"""Partition logs and data directories against plain lists, and with damage."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NOW = 1_700_000_000_000
 
 @dataclass
 class Model:
-    """What the log should hold: batches as bytes, and (timestamp, offset) of every record."""
+    """The expected content of a log: batches as bytes, and (timestamp, offset) of every record."""
 
     batches: list[tuple[int, int, bytes]] = field(default_factory=list)
     records: list[tuple[int, int]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Model:
 
 
 def _append_random(rng: random.Random, log: PartitionLog, model: Model) -> None:
-    """One append of one to three batches, timestamps going up with some disorder."""
+    """Append one to three batches at once, with timestamps in some disorder."""
     data = bytearray()
     first = len(model.records)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
@@ -98,7 +98,7 @@ def _check(log: PartitionLog, model: Model, rng: random.Random) -> None:
 
 
 def _check_indexes(folder: Path, interval: int) -> int:
-    """Byte for byte what Kafka writes: see LogSegment.append. Returns the number of .index entries."""
+    """Check that indexes are as Kafka's LogSegment.append writes them. Returns the number of .index entries."""
     entries = 0
     for path in sorted(folder.glob("*.log")):
         base = int(path.stem)
@@ -145,7 +145,7 @@ def test_log_is_what_was_appended(tmp_path: Path, seed: int) -> None:
     assert set(bases) <= {first for first, *_ in model.batches}
     suffixes = (".log", ".index", ".timeindex")
     expected = {f"{base:020d}{suffix}" for base in bases for suffix in suffixes}
-    # producers as of each roll, and as of the end
+    # snapshots of the producers at each roll and at the end
     expected |= {f"{offset:020d}.snapshot" for offset in (*bases[1:], len(model.records))}
     assert set(names) == expected | {"partition.metadata", "leader-epoch-checkpoint"}
     assert (folder / "leader-epoch-checkpoint").read_text() == "0\n1\n0 0\n"
@@ -186,7 +186,7 @@ def test_missing_index_files_are_built_again(tmp_path: Path, suffix: str, clean:
 
 
 def _with_flipped_bits(path: Path) -> Iterator[tuple[int, PartitionLog]]:
-    """(number of the bit, the log with it) for each bit of an index."""
+    """Flip each bit of an index; yields (number of the bit, the log)."""
     data = path.read_bytes()
     for bit in range(8 * len(data)):
         path.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
@@ -196,7 +196,7 @@ def _with_flipped_bits(path: Path) -> Iterator[tuple[int, PartitionLog]]:
 
 
 def test_any_bit_of_a_time_index_that_flips(tmp_path: Path) -> None:
-    """Timestamps are looked up all the same: an entry is compared with its batch before it is used."""
+    """Look-ups by time stay right, as an entry is compared with its batch before it is used."""
     log, model = _written(tmp_path / "t-0", 6)
     log.close()
     path = tmp_path / "t-0" / f"{0:020d}.timeindex"
@@ -207,7 +207,7 @@ def test_any_bit_of_a_time_index_that_flips(tmp_path: Path) -> None:
 
 
 def test_any_bit_of_an_offset_index_that_flips(tmp_path: Path) -> None:
-    """Records are found, and no range ends before its records: aborted transactions are listed up to there."""
+    """Records are found, and no range ends before its records, as it limits the listed aborted transactions."""
     log, model = _written(tmp_path / "t-0", 20)
     log.close()
     path = tmp_path / "t-0" / f"{0:020d}.index"
@@ -224,7 +224,7 @@ def test_any_bit_of_an_offset_index_that_flips(tmp_path: Path) -> None:
 
 
 def test_zeros_after_the_index_entries_are_ignored(tmp_path: Path) -> None:
-    """Kafka preallocates its index files, a crash leaves them so."""
+    """Kafka preallocates its index files; after a crash the zeros remain."""
     rng, model = random.Random(2), Model()
     config = LogConfig(segment_bytes=1_000_000, index_interval_bytes=300)
     log = PartitionLog(tmp_path / "t-0", config)
@@ -366,7 +366,7 @@ for number in range(100):
 
 
 def test_a_full_disk_harms_nothing(tmp_path: Path) -> None:
-    """RLIMIT_FSIZE makes write() fail after a part, as a full disk does."""
+    """RLIMIT_FSIZE makes write() fail after writing a part, as a full disk does."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
     root = Path(__file__).parent.parent.parent
     done = subprocess.run([sys.executable, "-c", _FILL, str(tmp_path / "t-0"), str(root)], timeout=60, check=False)
@@ -459,7 +459,7 @@ def test_settings_change_while_a_log_runs(tmp_path: Path) -> None:
     assert (log.config.segment_bytes, log.config.max_message_bytes, log.config.retention_ms) == (1500, 100, -1)
     with pytest.raises(BatchTooLarge):
         log.append(memoryview(bytearray(batch)))
-    log.set_overrides({"segment_bytes": 1500})  # what is not named is the broker's again
+    log.set_overrides({"segment_bytes": 1500})  # other settings return to the broker's
     for _ in range(3):
         log.append(memoryview(bytearray(batch)))
     assert len(log.segments) == 4

@@ -1,4 +1,4 @@
-"""Partition folders of Kafka 0.7, made by hand: what is read from where, and what is said of damage."""
+"""Partition folders of Kafka 0.7, made by hand: reads from any offset, and errors for damage."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_position_within_a_message_names_its_neighbours(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("mark_bytes", [1, 100, 1 << 20])
 def test_positions_are_found_in_large_files(tmp_path: Path, mark_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the walk starts: the same messages, the same errors."""
+    """The distance of the remembered positions changes neither messages nor errors."""
     monkeypatch.setattr(log_07, "_MARK_BYTES", mark_bytes)
     rng = random.Random(7)
     files = [[message(bytes(rng.randrange(40))) for _ in range(100)] for _ in range(3)]
@@ -86,7 +86,7 @@ def test_offsets_out_of_range(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", range(1, 14))
 def test_a_file_that_is_being_written_to(tmp_path: Path, cut: int) -> None:
-    """Ends anywhere within its last message, which is there when the log is opened again."""
+    """The file may end anywhere within its last message; a log opened later has the completed message."""
     offsets = write_log(tmp_path / "t-0", SETS)
     path = max((tmp_path / "t-0").iterdir())
     whole = path.read_bytes() + message(b"next")
@@ -161,7 +161,7 @@ def test_damage_inside_a_set_names_file_and_position(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_what_is_no_message_names_file_and_position(tmp_path: Path, place: int) -> None:
-    """An unknown magic; in the last file it is noticed when the end is looked for."""
+    """An unknown magic; in the last file, the search for the log's end finds it."""
     offsets = write_log(tmp_path / "t-0", [[message(b"one"), message(b"two")], [message(b"three"), message(b"four")]])
     path = sorted((tmp_path / "t-0").iterdir())[place]
     data = bytearray(path.read_bytes())

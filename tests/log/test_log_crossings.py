@@ -1,4 +1,4 @@
-"""Sequences in which a failing disk meets another change of a log."""
+"""A failing disk in combination with other changes of a log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_transaction_index_made_while_a_flush_runs_is_on_the_disk_after_the_ne
 
 
 def test_a_transaction_index_is_flushed_once_beside_the_appends() -> None:
-    """Then it counts as an index that can be read again, and so be released."""
+    """A flushed index can be read again, so it may be released from memory."""
     files = FaultyFiles()
     log = open_log(files)
     for number in range(2):
@@ -64,11 +64,11 @@ def test_a_transaction_index_is_flushed_once_beside_the_appends() -> None:
     log.append(memoryview(marker(1, 0, ABORT)))
     flush.run()
     log.end_flush(flush)
-    assert index.unsynced_file() is not None  # an entry has come while the flush ran
+    assert index.unsynced_file() is not None  # an entry was added while the flush ran
 
 
 def test_an_index_that_cannot_be_read_takes_no_marker() -> None:
-    """An index that was released is read again by the next abort; what fails then is tried again."""
+    """An abort reads a released index again; if that fails, the marker is not appended, and can be retried."""
     files = FaultyFiles()
     log = open_log(files)
     for producer in (1, 2):
@@ -77,7 +77,7 @@ def test_an_index_that_cannot_be_read_takes_no_marker() -> None:
     log.close()
     log = open_log(files, clean=True, point=3)
     assert len(log.aborted_transactions(0, 3)) == 1
-    log.segments[-1].transaction_index.release()  # as other logs need the memory
+    log.segments[-1].transaction_index.release()  # other logs need the memory
     files.faults = Faults(fails=lambda operation, path: operation == "read" and path.suffix == ".txnindex")
     with pytest.raises(OSError, match="Input/output error"):
         log.append(memoryview(marker(2, 0, ABORT)))
@@ -111,7 +111,7 @@ def test_checkpoints_that_were_half_written_are_not_a_new_topics(tmp_path: Path)
 
 
 def test_a_file_that_another_thread_lets_go_of_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments hold their files by weak references; the log cleaner and readers use the same ones."""
+    """Segments hold their files by weak references, and share them with the log cleaner and readers."""
     log = PartitionLog(tmp_path / "t-0", LogConfig(**{**SMALL.__dict__, "segment_bytes": 1}))
     for number in range(2):
         log.append(memoryview(bytearray(batch_of(number, 1))))
@@ -153,7 +153,7 @@ def test_settings_of_a_creation_that_failed_are_not_those_of_the_next(tmp_path: 
 
 
 def _by_hand(*segments: tuple[int, int]) -> FaultyFiles:
-    """A log without indexes: of each segment the base offset, and how many batches of a record follow from there."""
+    """A log without indexes; `segments` are (base offset, number of batches of one record)."""
     files = FaultyFiles()
     open_log(files).close()
     for base, count in segments:
@@ -173,7 +173,7 @@ def _logs(files: FaultyFiles) -> dict[str, bytes]:
     [
         (((0, 4), (2, 3)), 0, 4),
         (((0, 4), (2, 3)), 2, 4),
-        (((0, 4), (2, 0)), 2, 4),  # of a roll that failed, if its removal does not survive a power failure
+        (((0, 4), (2, 0)), 2, 4),  # a failed roll's segment, whose removal a power failure has undone
         (((0, 4), (3, 1), (4, 5)), 1, 4),
         (((0, 2), (2, 4), (5, 1), (6, 1)), 4, 6),
     ],
@@ -224,7 +224,7 @@ def test_repair_takes_out_what_follows_a_segment_that_reaches_beyond_its_end(tmp
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("damage", [b"\xff", b"short"])
 def test_a_transaction_index_that_is_damaged_is_built_anew_at_the_start(clean: bool, damage: bytes) -> None:
-    """Without its entries aborted records would be read."""
+    """Without its entries read_committed consumers would get aborted records."""
     files = FaultyFiles()
     log = open_log(files)
     for number in range(3):

@@ -1,7 +1,7 @@
-"""The log as a model: events in any order over a real data directory on a disk that fails, against plain lists.
+"""The log against a model of plain lists: random events on a data directory whose disk fails (faulty_files.py).
 
-What was acknowledged is served, or its damage is named; so are look-ups by time, aborted transactions, leader epochs
-and what is known of producers. SPARK_KLOG_MODEL_SECONDS is how long to look for a sequence that breaks this.
+Acknowledged records are served, or an error names their damage. Look-ups by time, aborted transactions, leader epochs
+and producer state agree with the model. SPARK_KLOG_MODEL_SECONDS: how long to search for a failing sequence.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from tests.support.log_model import (
 )
 
 SECONDS = float(os.environ.get("SPARK_KLOG_MODEL_SECONDS", "0"))
-#: How long one process looks: what it logs is kept.
+#: One process searches this long, since its output is kept in memory.
 _SLICE_SECONDS = 60
 KEYS = st.sampled_from([DELETED, COMPACTED])
 OPERATIONS = ["write", "sync", "open", "rename", "truncate", "remove", "read"]
 ENDS = st.sampled_from(["", "stop", "kill", "power"])
-#: Shrinking takes minutes: only on demand.
+#: Shrinking takes minutes, so it is optional.
 SHRINKS = [Phase.shrink] if "SPARK_KLOG_MODEL_SHRINK" in os.environ else []
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, *SHRINKS]
 
@@ -99,7 +99,7 @@ class LogModel(LogEvents):
 
     @rule(key=KEYS, seed=st.integers(0, 1 << 20), count=st.integers(2, 15))
     def append_many(self, key: tuple[str, int], seed: int, count: int) -> None:
-        """Of all producers, with ends of transactions between, or of none."""
+        """Append batches of all producers, with ends of transactions in between, or of no producer."""
         rng = random.Random(seed)
         producers = rng.choice([[NONE], [NONE, *IDEMPOTENT, *TRANSACTIONS]])
         for _ in range(count):
@@ -141,7 +141,7 @@ class LogModel(LogEvents):
         if isinstance(refused.value, ProducerRefused):
             assert refused.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
-    # care
+    # maintenance
 
     @rule(key=KEYS)
     def flush(self, key: tuple[str, int]) -> None:
@@ -176,8 +176,8 @@ class LogModel(LogEvents):
         kind=st.sampled_from([None, ABORT, COMMIT]),
     )
     def compacted(self, step: int, before: str, at: int, what: str, seed: int, kind: int | None) -> None:
-        """A round over what is appended first, and something else before one of its steps."""
-        if kind is not None:  # else open transactions may leave nothing to clean
+        """Append and compact; another event happens before one of the round's steps."""
+        if kind is not None:  # otherwise open transactions may leave nothing to clean
             for producer in TRANSACTIONS:
                 self.transaction_ended(COMPACTED, producer, kind)
         self.append_many(COMPACTED, seed, 8)
@@ -217,7 +217,7 @@ class LogModel(LogEvents):
         if what == "append":
             self.appended(COMPACTED, NONE, [1, 2, 3], 70)
 
-    # faults and ends
+    # faults and restarts
 
     @rule(
         operation=st.sampled_from(OPERATIONS),
@@ -226,7 +226,7 @@ class LogModel(LogEvents):
         suffix=st.sampled_from(["", "", "", ".txnindex", ".snapshot", ".swap"]),
     )
     def arm(self, operation: str, after: int, code: int, suffix: str) -> None:
-        """One call fails, some calls later; maybe only of the files with a suffix."""
+        """Let one call fail, `after` calls later; only calls for files with the suffix count."""
         left = [after]
 
         def fails(name: str, path: Path) -> bool:
@@ -244,11 +244,11 @@ class LogModel(LogEvents):
     def disarm(self) -> None:
         self.files.faults = Faults()
 
-    # short sequences that chance seldom makes, then maybe a restart
+    # short sequences that random rules seldom produce, then maybe a restart
 
     @rule(key=KEYS, operation=st.sampled_from(["open", "truncate"]), after=st.integers(0, 3), end=ENDS)
     def roll_fails(self, key: tuple[str, int], operation: str, after: int, end: str) -> None:
-        """What is appended next may fit into the segment that is still the active one."""
+        """After a failed roll, the next append may fit into the segment that is still active."""
         found = self.there(key)
         if found is None or found[0].failure is not None:
             return
@@ -260,7 +260,7 @@ class LogModel(LogEvents):
 
     @rule(key=KEYS, operation=st.sampled_from(["open", "write"]), end=ENDS)
     def abort_is_not_noted(self, key: tuple[str, int], operation: str, end: str) -> None:
-        """The disk refuses the entry of an aborted transaction once."""
+        """The disk rejects the transaction index entry of an abort once."""
         self.appended(key, TRANSACTIONS[0], [0, 1], 20)
         self.arm(operation, 0, errno.ENOSPC, ".txnindex")
         self.transaction_ended(key, TRANSACTIONS[0], ABORT)
@@ -269,7 +269,7 @@ class LogModel(LogEvents):
 
     @rule(key=KEYS, seed=st.integers(0, 1 << 20), count=st.integers(0, 2), part=st.floats(0, 1), end=ENDS)
     def made_anew(self, key: tuple[str, int], seed: int, count: int, part: float, end: str) -> None:
-        """What the checkpoints say of a topic is not true of the next one of that name."""
+        """Checkpoints of a deleted topic must not apply to a new topic of that name."""
         self.append_many(key, seed, 5)
         self.records_deleted(key, part)
         self.flush(key)
@@ -282,7 +282,7 @@ class LogModel(LogEvents):
 
     @rule(end=ENDS)
     def first_segment_is_superseded(self, end: str) -> None:
-        """Compaction leaves nothing in it."""
+        """Compaction empties the first segment."""
         self.deleted(COMPACTED)
         self.created(COMPACTED)
         for _ in range(14):
@@ -299,7 +299,7 @@ class LogModel(LogEvents):
 
     @rule(power=st.booleans(), seed=st.integers(0, 1 << 20))
     def stop_and_start(self, power: bool, seed: int) -> None:
-        """A clean stop; then power may be lost, without harm."""
+        """Stop cleanly; a power failure afterwards does no harm."""
         is_clean = self.stop()
         self.files = self.files.after_crash(random.Random(seed), power=power and is_clean)
         self.begin_again(is_clean=is_clean, was_killed=power and not is_clean)
@@ -341,7 +341,7 @@ class LogModel(LogEvents):
         is_clean=st.booleans(),
     )
     def damage(self, data: st.DataObject, key: tuple[str, int], suffix: str, kind: str, is_clean: bool) -> None:
-        """Between two starts a file is damaged; then it is restored from a copy."""
+        """Damage a file between two starts; check, then restore the file."""
         if self.there(key) is None:
             return
         self.files.faults = Faults()
@@ -372,20 +372,20 @@ class LogModel(LogEvents):
     def check_damaged(
         self, key: tuple[str, int], path: Path, content: bytes, at: int, kind: str, point: int, *, is_clean: bool
     ) -> None:
-        """What was flushed is served, or an error names what is damaged."""
+        """Check that flushed records are served, or that an error names the damaged file."""
         damaged = self.files.read(path)
         before, self.logs = self.logs, self.start()
         try:
             if key in self.logs.offline:
                 assert str(path.parent) in str(self.logs.offline[key])
                 assert path.suffix == ".log"
-                assert self.files.read(path) == damaged  # never cut
+                assert self.files.read(path) == damaged  # a damaged file is never cut
                 return
             log, model = self.logs.logs[key], self.models[key]
             if path.suffix != ".log":
                 assert log.end_offset >= model.end
                 check_served(log, model, self.number)
-                if path.suffix != ".timeindex" or kind == "flip":  # UNSUPPORTED.md: one that was cut looks sound
+                if path.suffix != ".timeindex" or kind == "flip":  # UNSUPPORTED.md: a cut one looks intact
                     check_times(log, model, self.number)
                 return
             assert log.end_offset >= point
@@ -394,7 +394,7 @@ class LogModel(LogEvents):
             self.drop()
             self.logs = before
 
-    # what holds
+    # invariants
 
     @invariant()
     def holds(self) -> None:
@@ -406,7 +406,7 @@ class LogModel(LogEvents):
             model = self.models[key]
             assert log.end_offset == model.end
             if log.failure is not None:
-                continue  # its files may be those of a swap that was not ended
+                continue  # its files may be those of an unfinished swap
             check_served(log, model, self.number)
             check_times(log, model, self.number)
             check_state(self.files, log, model)
@@ -414,7 +414,7 @@ class LogModel(LogEvents):
 
 
 def _run(examples: int, *, is_fixed: bool = False) -> None:
-    """Look at random sequences, or always at the same ones."""
+    """Run random sequences; with `is_fixed` the same ones each time."""
     run_state_machine_as_test(
         LogModel,
         settings=settings(
@@ -435,7 +435,7 @@ def _run_for(seconds: float) -> None:
 
 
 def _in_a_process(code: str, seconds: float) -> None:
-    """Hypothesis draws constants from all modules that are loaded, also tests; pytest keeps what is logged."""
+    """Run code in another process: Hypothesis draws constants from all loaded modules, and pytest keeps all logs."""
     done = subprocess.run(
         [sys.executable, "-c", f"from tests.log.test_log_model import _run, _run_for; {code}"],
         cwd=Path(__file__).parents[2],

@@ -61,7 +61,7 @@ def test_a_size_that_can_not_be(memory: int, load_factor: float, message: str) -
 
 
 def test_memory_that_is_not_used_is_not_touched() -> None:
-    """A table of 128 MiB takes no time to make or to clear, which would hold up all threads."""
+    """Making or clearing a table of 128 MiB does not touch its memory, which would hold up all threads."""
 
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -75,7 +75,7 @@ def test_memory_that_is_not_used_is_not_touched() -> None:
 
 
 def test_the_memory_of_the_round_before_is_given_back_at_once() -> None:
-    """Not when nobody refers to it any more: then no other thread would run meanwhile."""
+    """`clear` unmaps the old table itself: while a deallocator does that, no other thread runs."""
     offsets = OffsetMap(1 << 12)
     offsets.put(b"k", 1)
     table = offsets._table

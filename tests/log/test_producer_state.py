@@ -1,4 +1,4 @@
-"""Producers and transactions of a log: beside what Kafka 3.9.1 wrote, over restarts and crashes."""
+"""Producers and transactions of a log: compared with files of Kafka 3.9.1, and over restarts and crashes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parent.parent / "data" / "kafka-3.9.1" / "logs" / "v2-tr
 
 
 def test_the_transaction_index_is_kafkas_byte_for_byte(tmp_path: Path) -> None:
-    """Kafka's .log files alone: what we note of their transactions is what Kafka noted."""
+    """From Kafka's .log files alone we build the same transaction index as Kafka."""
     expected = {path.name: path.read_bytes() for path in GOLDEN.glob("*.txnindex") if path.stat().st_size}
     assert expected
     folder = tmp_path / "v2-transactions-0"
@@ -34,7 +34,7 @@ def test_the_transaction_index_is_kafkas_byte_for_byte(tmp_path: Path) -> None:
     log = PartitionLog(folder, LogConfig(), clean=False)
     assert {path.name: path.read_bytes() for path in folder.glob("*.txnindex")} == expected
     assert log.last_stable_offset == log.end_offset
-    # and with Kafka's index there, nothing is noted twice
+    # if the index exists, no entry is added twice
     log.close()
     for path in folder.glob("*.snapshot"):
         path.unlink()
@@ -71,7 +71,7 @@ def test_any_bytes_decode_or_raise(data: bytes, place: int, flip: int) -> None:
 
 @pytest.mark.parametrize("end", ["closed", "killed", "power lost"])
 def test_open_and_aborted_transactions_over_restarts(end: str) -> None:
-    """Random producers over many small segments, restarted now and then; a dict is the model."""
+    """Random producers, many small segments and regular restarts, with a dict as the model."""
     rng = random.Random(end)
     config = LogConfig(segment_bytes=600, flush_messages=1)
     files = FaultyFiles()

@@ -1,4 +1,4 @@
-"""Epochs and sequences of producers: the rules, a model of them, and what is known after a restart."""
+"""Epochs and sequences of producers: the rules, a model of them, and restarts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def new_log(config: LogConfig | None = None) -> PartitionLog:
 
 
 def send(log: PartitionLog, *batches: bytearray) -> tuple[int, int] | ErrorCode:
-    """Offsets of the first and the last record, or why not."""
+    """Append batches as a client; return the first and last offset, or the error code."""
     end, state = log.end_offset, log.producers.encode()
     try:
         return log.append(memoryview(bytearray(b"".join(batches))), of_client=True)[:2]
@@ -57,7 +57,7 @@ def test_an_unknown_producer_begins_anywhere() -> None:
 
 
 def test_nothing_comes_before_what_was_refused() -> None:
-    """Of a producer that is not known; until the batch, or one of another epoch, is appended."""
+    """An unknown producer must send its refused batch again, or begin a later epoch."""
     log = new_log()
     for sequence in (7, 3, 5):
         log.note_refused(read_batch_header(plain(1, sequence)))
@@ -99,7 +99,7 @@ def test_the_last_five_batches_are_duplicates_and_the_sixth_is_none() -> None:
         (10 * number, 10 * number + 9) for number in range(1, 6)
     ]
     assert send(log, plain(0, 0, 10)) == OUT_OF_ORDER
-    assert send(log, plain(0, 50, 9)) == OUT_OF_ORDER  # begins like one of them, but is another
+    assert send(log, plain(0, 50, 9)) == OUT_OF_ORDER  # the same first sequence as one of them, but another count
     assert log.end_offset == 60
 
 
@@ -119,7 +119,7 @@ def test_sequences_wrap() -> None:
     assert send(log, plain(0, 1)) == OUT_OF_ORDER
     assert send(log, plain(0, 0)) == (2, 2)
     log = new_log()
-    assert send(log, plain(0, LAST, 3)) == (0, 2)  # within a batch
+    assert send(log, plain(0, LAST, 3)) == (0, 2)  # wraps within a batch
     assert send(log, plain(0, 2)) == (3, 3)
     assert send(log, plain(0, LAST, 3)) == (0, 2)
 
@@ -130,7 +130,7 @@ def test_several_batches_at_once_are_all_taken_or_none() -> None:
     assert send(log, *both) == (0, 3)
     assert send(log, *both) == (0, 3)
     assert send(log, plain(0, 4), plain(0, 6)) == OUT_OF_ORDER
-    assert send(log, plain(0, 2, 2), plain(0, 4)) == OUT_OF_ORDER  # an old one and a new one
+    assert send(log, plain(0, 2, 2), plain(0, 4)) == OUT_OF_ORDER  # a duplicate and a new one
     assert send(log, plain(0, 4), plain(0, 0, 1, producer=2), plain(0, 5)) == (4, 6)
     assert send(log, plain(1, 0), plain(0, 6)) == OLD_EPOCH
 
@@ -165,7 +165,7 @@ def test_markers_fence() -> None:
 
 def test_a_coordinator_of_before_is_fenced() -> None:
     log = new_log()
-    log.append(memoryview(marker(1, 0, COMMIT)))  # of coordinator epoch 4
+    log.append(memoryview(marker(1, 0, COMMIT)))  # has coordinator epoch 4
     log.producers.producers[1].coordinator_epoch = 5
     with pytest.raises(ProducerRefused) as refused:
         log.append(memoryview(marker(1, 0, COMMIT)))
@@ -186,7 +186,7 @@ def test_a_duplicate_has_the_time_of_its_first_append() -> None:
 @pytest.mark.parametrize("end", ["closed", "killed", "power lost"])
 @pytest.mark.parametrize("segment_bytes", [600, 1 << 20])
 def test_duplicates_are_known_after_a_restart(end: str, segment_bytes: int) -> None:
-    """All of the last five, also where only a snapshot has them."""
+    """All of the last five are known, even if only a snapshot has them."""
     rng = random.Random(end)
     files = FaultyFiles()
     config = LogConfig(segment_bytes=segment_bytes, flush_messages=1)
@@ -214,7 +214,7 @@ def test_duplicates_are_known_after_a_restart(end: str, segment_bytes: int) -> N
 
 @dataclass
 class Model:
-    """What Kafka's documents say, by the whole history of a producer: (epoch, sequences of a batch, first offset)."""
+    """Kafka's rules, applied to a producer's whole history of (epoch, sequences of a batch, first offset)."""
 
     history: list[tuple[int, range, int]] = field(default_factory=list)
     end: int = 0
@@ -245,7 +245,7 @@ def test_any_history_is_answered_as_the_model_does(steps: list[tuple[int, int, i
 
 
 def test_a_snapshot_has_an_entry_a_batch(tmp_path: Path) -> None:
-    """The oldest first: Kafka, which takes one of a producer, takes the last."""
+    """Entries are ordered from the oldest on: Kafka keeps one per producer, the last one."""
     log = PartitionLog(tmp_path / "t-0", LogConfig())
     for number in range(7):
         send(log, plain(0, number))

@@ -1,4 +1,4 @@
-"""Sequences of events that cross the parts of the log, one test each. test_log_model.py looks for more of them."""
+"""Sequences of events that involve several parts of the log, one test each. test_log_model.py searches for more."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_retired_log_takes_no_changes_and_makes_no_files(tmp_path: Path) -> No
 
 
 def test_times_are_looked_up_in_steps() -> None:
-    """A batch of 1 MB may have a million records: the step that looks through them can be done elsewhere."""
+    """A batch of 1 MB may have a million records, so the step that scans them can run in another thread."""
     log = PartitionLog(FOLDER, LogConfig(), files=FaultyFiles(), now_ms=Clock())
     log.append(memoryview(make_batch([(b"k", b"v")] * 300, [NOW] * 299 + [NOW + 5], "gzip")))
     log.delete_records(2)
@@ -113,7 +113,7 @@ def test_times_are_looked_up_in_steps() -> None:
 
 @pytest.mark.parametrize("operation", ["open", "write", "sync", "read"])
 def test_an_append_that_fails_is_not_there_or_the_log_takes_no_more(operation: str) -> None:
-    """Whichever call fails: those of the flush that flush.messages asks for, too, and of what begins it."""
+    """Any call may fail, including those that prepare and run a flush by flush.messages."""
     for failing in range(8):
         files = FaultyFiles()
         log = open_log(files, replace(SMALL, flush_messages=1))
@@ -159,7 +159,7 @@ def test_reading_makes_no_files(tmp_path: Path) -> None:
 
 
 def test_a_topic_made_anew_has_none_of_the_offsets_of_the_earlier_one(tmp_path: Path) -> None:
-    """Deleted records, the recovery point and the cleaner's offset of the earlier log are no longer in force."""
+    """The start offset, recovery point and cleaner offset of the deleted log do not apply to the new one."""
     files = FaultyFiles()
     directory = LogDirectory(tmp_path, 0, replace(COMPACTED, cleanup_policy="compact,delete"), files=files)
     old = add_log(directory, "t", 0)
@@ -182,7 +182,7 @@ def test_a_topic_made_anew_has_none_of_the_offsets_of_the_earlier_one(tmp_path: 
 def test_a_round_of_compaction_that_ends_as_its_topic_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cleaner notes its offset in a thread: it must not become the new log's."""
+    """The cleaner stores its offset in another thread; it must not become the new log's."""
     directory = LogDirectory(tmp_path, 0, COMPACTED)
     old = add_log(directory, "t", 0)
     fill(old, random.Random(1), 30)
@@ -246,7 +246,7 @@ def test_damage_after_a_clean_stop_is_named_kept_and_refused(tmp_path: Path, cha
     assert (tmp_path / "t-0" / f"{0:020}.log").read_bytes() == data
     directory.close()
     assert not (tmp_path / CLEAN_STOP).exists()
-    # and still so at the next start
+    # the next start refuses it again
     directory = LogDirectory(tmp_path, 0, LogConfig())
     assert ("t", 0) in directory.offline
     assert (tmp_path / "t-0" / f"{0:020}.log").read_bytes() == data
@@ -254,7 +254,7 @@ def test_damage_after_a_clean_stop_is_named_kept_and_refused(tmp_path: Path, cha
 
 
 def test_a_closed_segment_that_was_cut_is_named_when_it_is_read() -> None:
-    """Its next segment's records are not served in the place of the missing ones."""
+    """The next segment's records are not served in place of the missing ones."""
     files = FaultyFiles()
     log = open_log(files)
     _append(log, 30)
@@ -308,7 +308,7 @@ def test_checkpoints_that_cannot_be_written_make_the_stop_unclean(tmp_path: Path
     files.faults = Faults(fails=lambda operation, path: operation == "write" and path.name == RECOVERY_POINT)
     directory.close()
     assert CLEAN_STOP not in files.names(tmp_path)
-    LogDirectory(tmp_path, 0, LogConfig()).close()  # the lock was given back
+    LogDirectory(tmp_path, 0, LogConfig()).close()  # the lock was released
 
 
 def test_times_after_deleted_records() -> None:
@@ -355,7 +355,7 @@ def test_an_aborted_transaction_is_listed_though_its_entry_fails_to_be_written(o
 
 @pytest.mark.parametrize("stops", [False, True])
 def test_an_abort_that_a_power_failure_took_away_is_not_listed(stops: bool) -> None:
-    """The marker is gone, its entry in the transaction index is not; a snapshot says all that is left to know."""
+    """The marker is lost, its transaction index entry is not; a producer snapshot covers all remaining records."""
     files = FaultyFiles()
     log = open_log(files)
     log.append(memoryview(batch(7, 1, 0, 3)))
@@ -392,7 +392,7 @@ def test_a_first_segment_that_compaction_has_emptied_changes_no_epochs(tmp_path:
 
 
 def test_a_roll_that_fails_leaves_no_segment_behind() -> None:
-    """Its empty file would be taken for the active segment at the next start, with offsets that are given already."""
+    """The next start would take its empty file for the active segment, and assign the same offsets again."""
     for failing in range(12):
         files = FaultyFiles()
         log = open_log(files)
@@ -422,7 +422,7 @@ def test_a_roll_that_fails_leaves_no_segment_behind() -> None:
 
 
 def test_deleted_records_do_not_return_as_offsets_of_others(tmp_path: Path) -> None:
-    """All records are deleted, the start is in the checkpoint, and power is lost before they were flushed."""
+    """All records are deleted, the start offset is in the checkpoint, and power is lost before a flush."""
     files = FaultyFiles()
     directory = LogDirectory(tmp_path, 0, LogConfig(retention_ms=-1), files=files)
     log = add_log(directory, "t", 0)
@@ -447,7 +447,7 @@ def test_deleted_records_do_not_return_as_offsets_of_others(tmp_path: Path) -> N
 
 
 def test_few_aborted_transactions_are_looked_at_for_a_small_range() -> None:
-    """Those within the range, and the few up to the next index entry, of thousands."""
+    """Of thousands, only those in the range and the few up to the next index entry are listed."""
     log = open_log(FaultyFiles(), LogConfig())
     for number in range(3000):
         log.append(memoryview(batch(number, 1, 0, 1)))
@@ -484,7 +484,7 @@ def test_index_memory_is_given_back() -> None:
 
 
 def test_compaction_is_told_of_segments_that_go_meanwhile() -> None:
-    """No error: the next round finds what is there."""
+    """Deleted segments are not an error: the next round uses those that exist then."""
     for change in range(1, 12):
         log = PartitionLog(
             FOLDER, replace(COMPACTED, cleanup_policy="compact,delete"), files=FaultyFiles(), now_ms=Clock()
@@ -518,7 +518,7 @@ def test_a_new_directory_has_had_no_stop(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_deleted_records_stay_deleted_when_power_is_lost_after_a_clean_stop(tmp_path: Path) -> None:
-    """The names of removed segments may come back: the start, where a segment begins, must be in the checkpoint."""
+    """Removed segments may reappear, so the checkpoint needs the start offset even if a segment begins there."""
     files = FaultyFiles()
     directory = LogDirectory(tmp_path, 0, SMALL, files=files)
     log = add_log(directory, "t", 0)

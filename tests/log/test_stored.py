@@ -1,4 +1,4 @@
-"""Folders of partitions read without a broker, against lists of records, damage, and files that go meanwhile."""
+"""Partition folders read without a broker: against lists of records, with damage, and with files deleted meanwhile."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOLDER = "logs/t-0"
 
 
 class MemoryFiles:
-    """Files by path, in place of a file system; one that is open stays as it was."""
+    """Files by path, in place of a file system; an open file keeps its content."""
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         self.files = dict(files or {})
@@ -77,7 +77,7 @@ class MemoryFiles:
 
 
 def small_blocks() -> Any:
-    """So that little data are many blocks, windows and steps."""
+    """Make blocks, windows and steps so small that little data needs many of them."""
     return mock.patch.multiple(stored_segment, BLOCK_BYTES=300, _LEAST_BYTES=80), mock.patch.multiple(
         stored_files, _WALK_BYTES=100, _SEARCHED_BYTES=24
     )
@@ -88,7 +88,7 @@ def partition(files: MemoryFiles, log_start: int = 0, read_committed: bool = Fal
 
 
 def read(log: StoredPartition, start: int, end: int, read_committed: bool = False) -> list[Record]:
-    """The records of a range, as the reference kernel has them."""
+    """The records of a range; checks that `next_offset` never decreases."""
     found: list[Record] = []
     last = start
     for batches in log.read(start, end):
@@ -104,7 +104,7 @@ def read(log: StoredPartition, start: int, end: int, read_committed: bool = Fals
 
 @dataclass
 class Log:
-    """What a folder holds: records as they should be read, and its files."""
+    """A folder's files, and the records that must be read from them."""
 
     records: list[Record] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Log:
 
 
 def batch_bytes(kind: str, records: list[Record]) -> bytes:
-    """A batch, messages, or a wrapper of them, with these offsets."""
+    """A batch, messages, or a wrapper of them, with the records' offsets."""
     if kind.startswith("v2"):
         first = records[0]
         batch = make_batch([(r.key, r.value) for r in records], [r.timestamp for r in records], kind[3:])
@@ -138,15 +138,15 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
-    """Segments of batches of all magics: gaps as compaction leaves them, timestamps in disorder, indexes of any state.
+    """Segments of batches of all magics, with gaps as after compaction, unordered timestamps and damaged indexes.
 
-    The last one may end with what is no whole batch.
+    The last segment may end with an incomplete batch.
     """
     log = Log(end=draw(st.sampled_from([0, 7, 3_000_000_000])))
     for number in range(draw(st.integers(1, 4))):
         base, content, index, time_index = log.end, b"", b"", b""
         since, largest = 0, (-1, 0)
-        first_offsets = draw(st.booleans())  # as Kafka before 0.11 has them
+        first_offsets = draw(st.booleans())  # as in indexes of Kafka before 0.11
         for _ in range(draw(st.integers(0 if number else 1, 8))):
             kind, count = draw(st.sampled_from(KINDS)), draw(st.integers(1, 5))
             log.end += draw(st.sampled_from([0, 0, 0, 5]))
@@ -156,7 +156,7 @@ def logs(draw: st.DrawFn) -> Log:
                 key, value = b"k%d" % offset, b"v" * draw(st.integers(0, 40))
                 records.append(Record(offset, time, -1 if time < 0 else 0, key, value, ()))
             data = batch_bytes(kind, records)
-            # one batch as far as indexes are concerned; messages without a wrapper are one each
+            # the indexes count these records as one batch, but each message without a wrapper as one of its own
             last = records[0].offset if kind in ("v1-none", "v0-none") else records[-1].offset
             if since > 100:
                 index += struct.pack(">ii", (log.end if first_offsets else last) - base, len(content))
@@ -217,7 +217,7 @@ def test_any_log(log: Log, data: st.DataObject) -> None:
             assert later.offset_for_time(top) == next((r.offset for r in since if r.timestamp == top), None)
 
 
-# ----- what the indexes are good for
+# ----- use of the indexes
 
 
 def build(batches: int = 3000, segments: int = 3, size: int = 400) -> tuple[MemoryFiles, bytes]:
@@ -249,7 +249,7 @@ def built() -> tuple[MemoryFiles, bytes]:
 
 @pytest.mark.parametrize("zeros", [0, 80_000])
 def test_little_is_read_to_find_a_few_records(built: tuple[MemoryFiles, bytes], zeros: int) -> None:
-    """Kafka gives the index files of the segment that it writes to their full size."""
+    """Kafka preallocates the indexes of its active segment, so zeros may follow their entries."""
     files = MemoryFiles(built[0].files)
     for path in [path for path in files.files if path.endswith("index")]:
         files.files[path] += bytes(zeros)
@@ -268,7 +268,7 @@ def test_little_is_read_to_find_a_few_records(built: tuple[MemoryFiles, bytes], 
 
 
 def test_an_index_of_kafka_before_0_11(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its entries are first offsets; those within a compressed set are found, too."""
+    """Its entries have first offsets; offsets within a compressed set are found, too."""
     content, index, offset = b"", b"", 0
     for _ in range(2000):
         records = [Record(offset + inner, NOW, 0, None, b"v%d" % inner, ()) for inner in range(3)]
@@ -325,11 +325,11 @@ def test_a_time_index_that_claims_too_much_is_not_believed(built: tuple[MemoryFi
         assert partition(files).offset_for_time(NOW + offset) == offset
 
 
-# ----- files that go, or are cut, meanwhile
+# ----- files that are deleted or cut meanwhile
 
 
 def delete(files: MemoryFiles, base: int) -> None:
-    """As retention does it: the files get another name first."""
+    """Delete a segment as retention does, which renames the files first."""
     for path in [path for path in files.files if f"/{base:020d}." in path]:
         files.files[f"{path}.deleted"] = files.files.pop(path)
 
@@ -345,7 +345,7 @@ def test_a_segment_that_is_gone_since_it_was_listed() -> None:
 
 
 def test_segments_that_go_while_they_are_read() -> None:
-    """What is open stays readable; what follows is gone when it is its turn."""
+    """An open segment stays readable; the read fails at the next, deleted one."""
     files, _ = build(100)
     stored = partition(files)
     found: list[int] = []
@@ -409,7 +409,7 @@ def test_what_is_written_meanwhile_is_not_there_yet() -> None:
 
 def test_an_empty_last_segment_says_where_the_log_ends() -> None:
     files, _ = build(10, 2)
-    files.files[f"{FOLDER}/{25:020d}.log"] = b""  # the last records before were compacted away
+    files.files[f"{FOLDER}/{25:020d}.log"] = b""  # compaction removed the last records before it
     stored = partition(files)
     assert (stored.start_offset, stored.end_offset) == (0, 25)
     assert [record.offset for record in read(stored, 15, 25)] == [*range(15, 20)]
@@ -459,7 +459,7 @@ def test_garbage_between_batches_names_its_place() -> None:
 
 
 def test_a_corrupt_batch_is_handed_on_and_not_believed() -> None:
-    """Who decodes it says what is wrong; its claim about the next offset ends nothing."""
+    """The decoder reports the damage; a wrong last offset does not end the read early."""
     files, everything = build(10, 1, size=40)
     for batch in walk(everything):
         data = bytearray(everything)
@@ -549,7 +549,7 @@ def test_a_transaction_that_is_open_ends_read_committed() -> None:
 
 @pytest.mark.parametrize("boundary", [6, 11, 17, 24, 31])
 def test_transactions_over_many_segments(boundary: int) -> None:
-    """Kafka's second segment as two: an aborted transaction is in the index of the segment where it ends."""
+    """Kafka's second segment, split in two: an aborted transaction is in the index of the segment where it ends."""
     files = transactions()
     data, entries = files.files[f"{FOLDER}/{5:020d}.log"], files.files.pop(f"{FOLDER}/{5:020d}.txnindex")
     cut = next(batch for batch in walk(data) if batch.base_offset >= boundary)
@@ -568,7 +568,7 @@ def test_transactions_over_many_segments(boundary: int) -> None:
 
 
 def test_producer_snapshots_shorten_the_walk() -> None:
-    """Whatever offset they are of; a damaged one, and one of after the end, count for nothing."""
+    """Snapshots of any offset give the same result; damaged ones, and those after the end, are ignored."""
     whole = transactions().files[f"{FOLDER}/{5:020d}.log"]
     before = transactions().files[f"{FOLDER}/{0:020d}.log"]
     for last in walk(whole):
@@ -599,14 +599,14 @@ def _producer(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _snapshot(ongoing: dict[int, int]) -> bytes:
-    """As Kafka's ProducerSnapshot.json has it."""
+    """A producer snapshot by Kafka's ProducerSnapshot.json."""
     entries = [struct.pack(">qhiqiqiq", producer, 0, 0, 0, 0, NOW, 0, first) for producer, first in ongoing.items()]
     body = struct.pack(">i", len(entries)) + b"".join(entries)
     return struct.pack(">hI", 1, crc32c(body)) + body
 
 
 def test_an_abort_that_no_index_has_ends_read_committed(caplog: pytest.LogCaptureFixture) -> None:
-    """As while a broker writes, or where the index was copied before the log: never a record of it is shown."""
+    """A running broker, or an index copied before its log, causes this; no aborted record may be returned."""
     files = transactions()
     path = f"{FOLDER}/{5:020d}.txnindex"
     entries = [*struct.iter_unpack(">hqqqq", files.files[path])]

@@ -1,4 +1,4 @@
-"""Compacted segments replace others while the owner of the log goes on: it never waits for the disk."""
+"""Compacted segments replace others while the log's owner works on, and never waits for the disk."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_owner_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.
         patch.setattr(os, "fsync", sync)
         compact(log, plan(log, None, NOW), OffsetMap(1 << 16), NOW, in_owner)
     assert count
-    assert any(segment.transaction_index.path.exists() for segment in log.segments[:-1])  # it was made anew, too
+    assert any(segment.transaction_index.path.exists() for segment in log.segments[:-1])  # it was rewritten, too
     log.close()
 
 

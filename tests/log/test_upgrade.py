@@ -1,4 +1,4 @@
-"""`klog log upgrade`: logs of Kafka 0.7, made by hand, and what DumpLogSegments, Kafka and our broker see of them."""
+"""`klog log upgrade`: logs of Kafka 0.7, made by hand, then read by DumpLogSegments, Kafka and our broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.kafka import Kafka
 from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log
 
 COMMAND = (sys.executable, "-m", "spark_klog.cli", "--log-level", "WARNING", "log", "upgrade")
-#: (payloads of a message, the codec that holds them): of all kinds.
+#: (payloads of a message, its codec).
 Old = tuple[list[bytes], int]
 MANY: list[Old] = [
     ([b"first"], 0),
@@ -59,7 +59,7 @@ def _values(folder: Path) -> list[bytes | None]:
 
 
 def _tree(folder: Path) -> dict[str, bytes]:
-    """All files by path, but for the lock."""
+    """All files by path, except the lock."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -272,7 +272,7 @@ def test_what_is_no_log_of_kafka_07(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_no_half_partition(tmp_path: Path) -> None:
-    """As far as it goes without root: no file may grow beyond 100 KB."""
+    """Simulate a full disk without root: no file may grow beyond 80 KiB."""
     _write(tmp_path / "old" / "t-0", [([b"first"], 0)])
     _write(tmp_path / "old" / "t-1", MANY)
     limited = ["bash", "-c", 'ulimit -f 80; trap "" XFSZ; exec "$@"', "_", *COMMAND]
@@ -308,7 +308,7 @@ def test_where_the_new_logs_can_go(tmp_path: Path) -> None:
 
 
 def test_records_of_a_later_broker_are_not_left_out(tmp_path: Path) -> None:
-    """Earlier versions started on a directory of Kafka 0.7, and wrote beside its logs."""
+    """Earlier versions of our broker started on a directory of Kafka 0.7, and wrote beside its logs."""
     for name in ("begun-0", "mixed-0"):
         _write(tmp_path / "old" / name, MANY)
         (tmp_path / "old" / name / f"{0:020}.log").touch()
@@ -334,7 +334,7 @@ def test_empty_logs(tmp_path: Path) -> None:
 
 
 def test_a_kill_leaves_no_half_partition(tmp_path: Path) -> None:
-    """Killed at some moment, and run again: what is there under its name is whole, and in the end all is."""
+    """After a kill each partition under its final name is complete; another run completes all."""
     olds = _ascii(20_000)
     for partition in range(4):
         _write(tmp_path / "old" / f"t-{partition}", olds, 0, 5000)

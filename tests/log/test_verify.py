@@ -1,4 +1,4 @@
-"""`klog log verify`: nothing is found in logs of Kafka and of ours, and every byte that is wrong is."""
+"""`klog log verify` finds nothing in intact logs of Kafka and ours, and finds every wrong byte."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOW = 1_700_000_000_000
 
 
 def _our_log(folder: Path) -> Path:
-    """Three segments of batches of three records (so that no two last offsets differ in one bit), each indexed."""
+    """Make three segments of indexed batches of three records, so that no two last offsets differ in one bit."""
     log = PartitionLog(folder, LogConfig(segment_bytes=400, index_interval_bytes=1), uuid4())
     for number in range(9):
         codec = ("none", "gzip")[number % 2]
@@ -55,7 +55,7 @@ def _told(folder: Path) -> set[str]:
     return {finding.file.name for finding in _found(folder)}
 
 
-# ----- what is sound
+# ----- intact logs
 
 
 def test_control_batches_that_compaction_has_emptied(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def _produce(servers: str, topic: str, version: Version) -> None:
 @pytest.mark.peer
 @pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1"])
 def test_nothing_is_wrong_with_what_a_real_kafka_writes(version: Version, server_dir: Path) -> None:
-    """While it runs its newest indexes are full of zeros, as after a kill; a clean stop cuts them off."""
+    """While Kafka runs, and after a kill, zeros follow the entries of its newest indexes; a clean stop cuts them."""
     overrides = {"log.segment.bytes": 12000, "log.index.interval.bytes": 500}
     with Kafka(version, server_dir, overrides) as kafka:
         kafka.create_topic("t")
@@ -135,7 +135,7 @@ def test_nothing_is_wrong_with_what_a_real_kafka_writes(version: Version, server
 
 
 def _records(folder: Path) -> int | None:
-    """How many records the batches of a log have; None where a file is replaced meanwhile."""
+    """The number of records in the batches of a log; None if a file is replaced meanwhile."""
     try:
         logs = [path.read_bytes() for path in folder.glob("*.log")]
     except FileNotFoundError:
@@ -165,11 +165,11 @@ def test_nothing_is_wrong_with_what_kafka_compacts(server_dir: Path) -> None:
     assert _found(kafka.log_dir) == []
 
 
-# ----- what is not
+# ----- damaged logs
 
 
 def _flips(folder: Path) -> Iterator[tuple[Path, int, int, bytes]]:
-    """(file, position, mask, what the file was) with that byte of it changed."""
+    """Change each byte of each file in turn; yields (file, position, mask, original content)."""
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
         for position in range(len(whole)):
@@ -182,7 +182,7 @@ def _flips(folder: Path) -> Iterator[tuple[Path, int, int, bytes]]:
 
 
 def _unprotected(path: Path, position: int, whole: bytes) -> bool:
-    """Bytes of which nothing in the log says what they should be; `path` has the changed one."""
+    """Whether nothing in the log determines a byte's value; `path` is the file with the changed byte."""
     changed = path.read_bytes()
     if path.suffix == ".log":
         batches = list(walk(whole))
@@ -220,7 +220,7 @@ def test_every_byte_of_our_log_that_is_changed_is_told(tmp_path: Path) -> None:
 
 
 def test_every_byte_of_a_log_of_kafka_07_that_is_changed_is_told(tmp_path: Path) -> None:
-    """But for a message's attributes, which its CRC does not cover: what was compressed may look like a payload."""
+    """Only a message's attributes are exempt: its CRC does not cover them, and a set may look like a payload."""
     first = [message(b"one", magic=0), compressed([b"a", b"b"], GZIP)]
     second = [compressed([b"c"], SNAPPY), message(b"two")]
     offsets = write_log(tmp_path / "t-0", [first, second])
@@ -236,7 +236,7 @@ def test_every_byte_of_a_log_of_kafka_07_that_is_changed_is_told(tmp_path: Path)
 
 
 def test_every_byte_of_a_transaction_index_that_is_changed_is_told(tmp_path: Path) -> None:
-    """But for a last stable offset that a follower could have written."""
+    """Only a last stable offset that a follower could have written is exempt."""
     folder = shutil.copytree(TRANSACTIONS, tmp_path / "t-0")
     (path,) = folder.glob("*.txnindex")
     silent = [
@@ -283,7 +283,7 @@ def test_an_index_entry_that_does_not_agree_with_the_log(
 
 
 def test_an_entry_of_several_batches_is_right(tmp_path: Path) -> None:
-    """As followers and compaction write it: where the first begins, with the offset of the last."""
+    """Followers and compaction write such entries: the position of the first batch, the offset of the last."""
     folder = _our_log(tmp_path / "t-0")
     for log in folder.glob("*.log"):
         base, batches = int(log.stem), list(walk(log.read_bytes()))
@@ -294,7 +294,7 @@ def test_an_entry_of_several_batches_is_right(tmp_path: Path) -> None:
 
 
 def test_an_entry_with_the_first_offset_is_right(tmp_path: Path) -> None:
-    """As brokers before 0.11 write it."""
+    """Brokers before 0.11 write such entries."""
     folder = _our_log(tmp_path / "t-0")
     for log in folder.glob("*.log"):
         base, batches = int(log.stem), list(walk(log.read_bytes()))[1:]

@@ -1,4 +1,4 @@
-"""What a broker does to produced batches: kafka-python builds them, and reads them with their offsets."""
+"""Assignment of offsets to produced batches: kafka-python builds them, and reads the results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Read(NamedTuple):
 
 
 def _produced(magic: int, codec: int, pairs: Sequence[Pair] = PAIRS) -> bytearray:
-    """By kafka-python, as its producer sends it: offsets from 0 on, a wrapper has offset 0."""
+    """A batch or message set as kafka-python's producer sends it: offsets from 0 on, a wrapper has offset 0."""
     builder = MemoryRecordsBuilder(magic=magic, compression_type=codec, batch_size=1 << 30)
     for index, (key, value) in enumerate(pairs):
         builder.append(TIME + index, key, value)
@@ -87,7 +87,7 @@ def _wrapper(magic: int, codec: int, inner_offsets: Sequence[int], offset: int =
 
 
 def _read(data: bytes | bytearray | memoryview) -> list[Read]:
-    """All records, in batches and messages whose checksums kafka-python finds right."""
+    """All records as kafka-python reads them; it validates the checksums of batches and messages."""
     found: list[Read] = []
     for batch in MemoryRecords(bytes(data)):
         assert batch.validate_crc()
@@ -106,7 +106,7 @@ def _expected(magic: int, first: int, pairs: Sequence[Pair] = PAIRS, append_time
 
 
 def _assign(data: bytearray, first: int, **options: int) -> Assigned:
-    """Also checks what is told beside the bytes against them."""
+    """Assign offsets; checks the returned headers and next offset against the bytes."""
     assigned = assign_offsets(memoryview(data), first, **options)
     position = 0
     for header in assigned.headers:
@@ -118,7 +118,7 @@ def _assign(data: bytearray, first: int, **options: int) -> Assigned:
 
 
 def _is_same_memory(assigned: Assigned, data: bytearray) -> bool:
-    """Whether what is written to one is seen in the other."""
+    """Whether a write to one is visible in the other."""
     before, data[0] = data[0], data[0] ^ 0xFF
     same = len(assigned.data) == len(data) and assigned.data[0] == data[0]
     data[0] = before
@@ -137,7 +137,7 @@ def test_a_batch_gets_base_offset_and_leader_epoch_in_place(codec: int, first: i
     assert _is_same_memory(assigned, data)
     assert data[:8] == first.to_bytes(8, "big")
     assert data[12:16] == b"\x01\x02\x03\x04"
-    assert (data[8:12], data[16:]) == (before[8:12], before[16:])  # length; all from the magic on, the checksum too
+    assert (data[8:12], data[16:]) == (before[8:12], before[16:])  # length; all from the magic on, with the checksum
     assert _read(data) == _expected(2, first)
     assert assigned.next_offset == first + 5
 
@@ -162,7 +162,7 @@ def test_messages_get_their_offsets_in_place(magic: int, first: int) -> None:
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("sent", [0, 4, -1, 777])
 def test_a_wrapper_of_magic_1_gets_its_last_offset_in_place(codec: int, sent: int) -> None:
-    """Whatever offset the producer gave it. Nothing but these 8 bytes changes: nothing is compressed again."""
+    """Whatever offset the producer sent, only these 8 bytes change: nothing is compressed again."""
     data = _produced(1, codec)
     data[:8] = struct.pack(">q", sent)
     before = bytes(data)
@@ -203,7 +203,7 @@ def test_a_wrapper_of_magic_0_is_made_anew_with_absolute_offsets(codec: int, inn
 
 
 def _inner_offsets(data: memoryview) -> list[int]:
-    """The offsets as they are written within a wrapper."""
+    """The offsets stored inside a wrapper."""
     magic, codec = data[16], data[17] & 7
     inner = DECODE[magic, codec](bytes(data[34 if magic else 26 :]))
     offsets, position = [], 0
@@ -286,7 +286,7 @@ def test_append_time_of_a_wrapper_that_is_made_anew(codec: int) -> None:
     assert _read(assigned.data) == _expected(1, 1000, append_time=APPEND_TIME)
 
 
-# ----- what is refused
+# ----- refused data
 
 
 def _with_flipped_bit(data: bytearray, position: int) -> bytearray:
@@ -296,7 +296,7 @@ def _with_flipped_bit(data: bytearray, position: int) -> bytearray:
 
 
 def _crc_v2(data: bytearray) -> bytearray:
-    """The batch with its checksum made right, by kafka-python."""
+    """The batch with a valid checksum, computed by kafka-python."""
     struct.pack_into(">I", data, 17, calc_crc32c(bytes(data[21:])))
     return data
 
@@ -356,7 +356,7 @@ BAD: dict[str, tuple[bytearray, type[DecodeError]]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_refused_changes_nothing(name: str) -> None:
-    """Nor does it where good batches stand before it."""
+    """A refused batch changes neither its own bytes nor the good batches before it."""
     bad, kind = BAD[name]
     good = _produced(2, GZIP) + _produced(1, NONE) + _produced(1, GZIP) + _produced(0, GZIP)
     for before in (b"", bytes(good)) if bad else (b"",):
@@ -380,7 +380,7 @@ def test_a_wrapper_grows_to_the_limit_only(magic: int) -> None:
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_a_batch_is_not_decompressed(codec: int) -> None:
-    """It says its count; so there is no limit to what it may hold."""
+    """The header has the count, so the limit of decompressed bytes does not apply."""
     data = _produced(2, codec)
     assert _assign(data, 1000, limit=1).next_offset == 1005
 

@@ -1,4 +1,4 @@
-"""Corrupt batches among good ones: the good ones are all read, the bad ones are given as they are, in any magic."""
+"""Corrupt batches among good ones, in any magic: all good ones are read, the bad ones are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.available_kernels import KERNELS
 from tests.support.bad_batches import TIME, Batch, batch, damaged, read, with_field
 from tests.support.record_model import Row, encode_rows, to_lists
 
-#: Where the bytes begin that a checksum covers, where it is, and the fields of magic 2 that tests damage.
+#: By magic: start of the bytes that a checksum covers, its position. Then fields of magic 2 that tests damage.
 COVERED = {0: 16, 1: 16, 2: 21}
 CHECKSUM = {0: 12, 1: 12, 2: 17}
 MAGIC, LAST_OFFSET_DELTA, COUNT = 16, 23, 57
@@ -32,7 +32,7 @@ def kernel(request: pytest.FixtureRequest) -> Kernel:
 
 
 def check(kernel: Kernel, batches: Sequence[Batch]) -> list[BadBatch]:
-    """All good ones are read, all bad ones are given, both in their order; the first bad one ends it by default."""
+    """Check that good batches are read and bad ones passed on, in order; by default the first bad one is raised."""
     offsets, bad = read(kernel, batches)
     assert offsets == [offset for item in batches if not item.is_bad for offset in item.offsets]
     assert [(item.offset, bytes(item.data)) for item in bad] == [
@@ -69,7 +69,7 @@ def test_a_wrong_checksum(kernel: Kernel, kind: str, where: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_codec_in_magic_2(kernel: Kernel, codec: str) -> None:
-    """A payload that does not decompress, with a checksum that is right."""
+    """A payload that does not decompress is bad, though its checksum is valid."""
     good = [batch(0, 5, codec=codec), batch(10, 5, codec=codec)]
     payload = b"\xff" * 40
     broken = build_batch(
@@ -112,7 +112,7 @@ def test_a_run_between_other_batches(kernel: Kernel, magic: int) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_a_message_that_looks_like_a_wrapper(kernel: Kernel, magic: int) -> None:
-    """The bits of the codec are covered by the checksum; where they are damaged, the message is a batch by itself."""
+    """The checksum covers the codec bits; a message in which they are damaged is a bad batch of its own."""
     run = [batch(at, 1, magic) for at in range(5)]
     run[2] = damaged(run[2], MAGIC + 1, 0x01)
     check(kernel, run)
@@ -160,7 +160,7 @@ def test_a_long_run_is_not_read_again_for_each_message(kernel: Kernel, wrong: li
 )
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_an_impossible_header(kernel: Kernel, form: str, position: int, value: int, where: int) -> None:
-    """Its length still says where the next batch begins."""
+    """The length still tells where the next batch begins."""
     batches = [batch(100, 10), batch(110, 10), batch(120, 10)]
     batches[where] = with_field(batches[where], form, position, value)
     (bad,) = check(kernel, batches)
@@ -169,7 +169,7 @@ def test_an_impossible_header(kernel: Kernel, form: str, position: int, value: i
 
 @pytest.mark.parametrize(("form", "position"), [(">i", LAST_OFFSET_DELTA), (">i", COUNT)])
 def test_a_header_that_says_too_much(kernel: Kernel, form: str, position: int) -> None:
-    """The checksum tells; that the batch claims the offsets of those after it does not end the reading."""
+    """The checksum shows the damage; that the batch claims offsets of later ones does not end the reading."""
     batches = [batch(100, 10), with_field(batch(110, 10), form, position, (1 << 31) - 1), batch(120, 10)]
     (bad,) = check(kernel, batches)
     assert isinstance(bad.error, CorruptBatchError)
@@ -189,7 +189,7 @@ def test_a_header_that_says_too_much(kernel: Kernel, form: str, position: int) -
 def test_what_is_no_batch_ends_the_reading(
     kernel: Kernel, magic: int, form: str, position: int, value: int, message: str
 ) -> None:
-    """Nothing says where the next one begins, so that nothing could be given as the bad one."""
+    """The start of the next batch is unknown, so no bytes can be passed on as the bad batch."""
     nothing = with_field(batch(10, 1, magic), form, position, value)
     with pytest.raises(DecodeError, match=f"no batch at position .*{message}"):
         read(kernel, [batch(0, 10), nothing, batch(20, 10)])
@@ -204,7 +204,7 @@ def test_a_cut_off_end_is_no_bad_batch(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
 def test_only_wanted_batches_are_looked_at(kernel: Kernel, magic: int) -> None:
-    """One that begins at the end of the range, or later, may be corrupt; one that reaches into it is wanted."""
+    """A batch that begins at or after the end of the range may be corrupt; one that reaches into it is read."""
     batches = [batch(at, 1, magic) for at in range(10)]
     assert read(kernel, [*batches, damaged(batch(10, 1, magic))], 0, 10) == (list(range(10)), [])
     offsets, bad = read(kernel, [*batches, damaged(batch(10, 1, magic))], 0, 11)
@@ -216,7 +216,7 @@ def test_a_part_of_what_there_is(kernel: Kernel) -> None:
     assert read(kernel, batches, 5, 10) == ([5, 6, 7, 8, 9], [])
     offsets, bad = read(kernel, batches, 5, 25)
     assert (offsets, [item.offset for item in bad]) == ([5, 6, 7, 8, 9, 20, 21, 22, 23, 24], [10])
-    # the corrupt batch is the only one that is wanted: it is given, and there is nothing else
+    # only the corrupt batch has offsets of the range: it is passed on, and nothing is read
     offsets, bad = read(kernel, batches[1:], 12, 15)
     assert (offsets, [item.offset for item in bad]) == ([], [10])
 
@@ -240,7 +240,7 @@ def transactional(offset: int, attributes: int, key: bytes = b"k") -> Batch:
 
 
 def test_transactions(kernel: Kernel) -> None:
-    """Aborted and control batches stay hidden beside bad ones; one that is bad itself is given, whatever it was."""
+    """Aborted and control batches stay hidden beside bad ones; one that is bad itself is passed on."""
     abort, commit = struct.pack(">hh", 0, 0), struct.pack(">hh", 0, 1)
     batches = [
         transactional(0, TRANSACTIONAL),
@@ -267,7 +267,7 @@ def control(records: int, key: bytes | None) -> bytes:
 
 
 def test_a_control_batch_without_a_record(kernel: Kernel) -> None:
-    """Compaction has taken the marker out, with all that it ended."""
+    """Compaction has removed the marker, and the transaction that it ended."""
     batches = [batch(0, 1), Batch(1, 1, control(0, None), 1), batch(2, 1)]
     assert read(kernel, batches, aborted=AbortedTransactions([(7, 0)])) == ([0, 2], [])
 
@@ -283,7 +283,7 @@ def test_a_control_batch_with_another_record(kernel: Kernel, key: bytes | None) 
 
 
 def test_it_yields_after_each_batch_good_or_bad(kernel: Kernel) -> None:
-    """So that a builder is emptied in time."""
+    """The caller can thus empty the builder in time."""
     batches = [batch(0, 10), damaged(batch(10, 10)), with_field(batch(20, 10), ">i", COUNT, -1), batch(30, 10)]
     builder = kernel.builder(frozenset(["offset"]))
     data = b"".join(item.data for item in batches)
@@ -339,7 +339,7 @@ def test_any_mixture(kernel: Kernel, batches: list[Batch]) -> None:
 @settings(deadline=None)
 @given(_batches(), st.binary(max_size=60), st.integers(0, 500), st.integers(0, 1 << 31), st.integers(0, 50))
 def test_any_bytes(kernel: Kernel, batches: list[Batch], noise: bytes, at: int, first: int, more: int) -> None:
-    """Records, bad batches, or `DecodeError`: never another exception, and it comes to an end."""
+    """Any bytes give records, bad batches or `DecodeError`, never another exception or an endless loop."""
     data = b"".join(item.data for item in batches)
     at = min(at, len(data))
     data = data[:at] + noise + data[at + len(noise) // 2 :]

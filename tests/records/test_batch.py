@@ -63,7 +63,7 @@ SMALL = _batch([Row(0, TIME, b"k", b"v"), Row(1, TIME + 3, None, b"w", (("n", b"
 
 
 def _records(rows: Sequence[Row], base_offset: int = 0, append_time: int | None = None) -> list[Record]:
-    """What reading the rows must give."""
+    """The records that reading the rows must give."""
     kind = 0 if append_time is None else 1
     return [
         Record(
@@ -79,7 +79,7 @@ def _records(rows: Sequence[Row], base_offset: int = 0, append_time: int | None 
 
 
 def _kafka_records(data: bytes) -> list[Record]:
-    """All records as kafka-python reads them, whose checksums it finds right."""
+    """All records as kafka-python reads them; it validates the checksums."""
     found: list[Record] = []
     for batch in MemoryRecords(data):
         assert batch.validate_crc()
@@ -380,7 +380,7 @@ def _log(steps: str) -> bytes:
         ("1 1A x", [(1, -500)], [2]),
         # an entry for a transaction that lies after what was fetched
         ("1 1C", [(1, 50)], [0]),
-        # not transactional batches of an aborted producer's id are seen
+        # batches without a transaction are visible, even with the producer id of an aborted one
         ("x 1 x 1A", [(-1, 0), (1, 1)], [0, 2]),
     ],
 )

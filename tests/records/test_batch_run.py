@@ -1,4 +1,4 @@
-"""`scan_batches` of both kernels: alike on anything, and what a walk that shares no code with them finds."""
+"""`scan_batches`: both kernels agree on any data, and with a walk that shares no code with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BASE = 1000
 
 
 def batches(sizes: list[tuple[int, int, int]], producer: int = -1) -> bytearray:
-    """One batch for each (records, bytes of a value, timestamp); offsets go on from BASE, with a gap after each."""
+    """One batch for each (records, bytes of a value, timestamp); offsets from BASE on, with a gap after each batch."""
     data, offset = bytearray(), BASE
     for records, size, timestamp in sizes:
         batch = make_batch([(None, bytes(size))] * records, [timestamp] * records)
@@ -33,7 +33,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 300), st.integers(0
 
 
 def both(data: bytes | bytearray, *arguments: Any) -> Any:
-    """What both kernels say, and leave in the data."""
+    """Run both kernels, which must agree; returns the result and the changed data."""
     native, reference = bytearray(data), bytearray(data)
     found = NATIVE.scan_batches(native, *arguments)
     assert found == REFERENCE.scan_batches(reference, *arguments)
@@ -109,13 +109,13 @@ def test_where_a_run_ends(kernel: Kernel) -> None:
     assert end(data, first=BASE + 1) == 0
     assert end(data, base=BASE + 1 - (1 << 31)) == 0
     assert end(data, base=BASE + 4 + 1 - (1 << 31)) == size
-    assert end(data, start=(1 << 31) - 1) == size  # the second one's position is none of an index
+    assert end(data, start=(1 << 31) - 1) == size  # the second one's position does not fit into an index
     assert end(b"") == 0
     old = bytearray(data)
     old[size + 16] = 1  # magic
     assert end(old) == size
     more = bytearray(data)
-    struct.pack_into(">i", more, 2 * size + 57, 3)  # count, with a checksum that is not its own
+    struct.pack_into(">i", more, 2 * size + 57, 3)  # count; the checksum is wrong now
     assert end(more) == 2 * size
 
 
@@ -124,7 +124,7 @@ def test_positions_of_producers() -> None:
     size = len(data) // 3
     struct.pack_into(">q", data, size + 43, 7)
     crc = NATIVE.scan_batches(data, 0, START, IndexTarget(BASE, 0, 0), BASE, None)
-    assert crc.end == size  # the id is in the checksum
+    assert crc.end == size  # the checksum covers the id
     struct.pack_into(">I", data, size + 17, crc32c(bytes(data[size + 21 : 2 * size])))
     run, _ = both(data, 0, START, IndexTarget(BASE, 0, 0), BASE, None)
     assert (run.end, run.producers) == (3 * size, [size])

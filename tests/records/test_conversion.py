@@ -1,4 +1,4 @@
-"""Conversion between magics: kafka-python builds the batches of magic 2, and reads what comes out in every magic."""
+"""Conversion between magics: kafka-python builds the batches of magic 2, and reads the results in every magic."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ ROWS = [
     Row(109, TIME + 1, None, None),
     Row(110, TIME, b"k" * 30, b"v" * 3000),
 ]
-#: How many headers they have.
+#: The number of headers in `ROWS`.
 HEADERS = 3
 
 
 def _old(rows: Sequence[Row], magic: int) -> list[Row]:
-    """What is left of rows in a magic of 0 or 1."""
+    """The rows as they are after conversion to magic 0 or 1."""
     if magic:
         return [row._replace(headers=()) for row in rows]
     return [row._replace(headers=(), timestamp=None, kind=None) for row in rows]
 
 
 def _new(rows: Sequence[Row]) -> list[Row]:
-    """What rows without a timestamp are in magic 2."""
+    """The rows as they are after conversion to magic 2: a missing timestamp becomes -1."""
     return [row._replace(timestamp=-1, kind=0) if row.timestamp is None else row for row in rows]
 
 
@@ -82,7 +82,7 @@ def _batch(rows: Sequence[Row] = ROWS, codec: int = NONE, attributes: int = 0, a
     for row in rows:
         builder.append(row.offset - rows[0].offset, row.timestamp, row.key, row.value, list(row.headers))
     batch = bytearray(builder.build())
-    if codec:  # the builder leaves it where it saves nothing
+    if codec:  # the builder does not compress if that saves nothing
         batch[61:] = zstd_encode(bytes(batch[61:])) if codec == ZSTD else ENCODE[1, codec](bytes(batch[61:]))
     batch[22] |= attributes | codec | (0 if append_time is None else APPEND_BIT)
     struct.pack_into(">qi", batch, 0, rows[0].offset, len(batch) - 12)
@@ -105,7 +105,7 @@ def _message(magic: int, offset: int, time: int | None, key: bytes | None, value
 
 
 def _set(magic: int, codec: int = NONE, rows: Sequence[Row] = ROWS, append_time: int | None = None) -> bytes:
-    """A message set by hand, as a log has it."""
+    """A message set by hand, as a log stores it."""
     shift = rows[0].offset if magic and codec else 0
     bits = 0 if append_time is None else APPEND_BIT
     plain = b"".join(
@@ -126,7 +126,7 @@ def _set(magic: int, codec: int = NONE, rows: Sequence[Row] = ROWS, append_time:
 
 
 def _read(data: bytes | bytearray) -> list[Row]:
-    """All records, in batches whose checksums kafka-python finds right, the wrappers' and their messages', too."""
+    """All records as kafka-python reads them; it validates the checksums of batches, wrappers and messages."""
     found: list[Row] = []
     for batch in MemoryRecords(bytes(data)):
         assert batch.validate_crc()
@@ -146,7 +146,7 @@ def _read(data: bytes | bytearray) -> list[Row]:
 
 
 class Shallow(NamedTuple):
-    """What stands before a batch's records, by struct: magic, codec, offset of its first and last record."""
+    """Header fields of a batch or message, read by struct: magic, codec, offsets of the first and last record."""
 
     magic: int
     codec: int
@@ -348,7 +348,7 @@ def test_batches_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("magic", [0, 1])
 def test_renumbered_offsets_count_from_0(magic: int) -> None:
-    """Those of a producer may be anything."""
+    """The offsets that a producer sends may have any values."""
     rows = [row._replace(offset=offset) for row, offset in zip(ROWS, (5, 5, -1, 0, 2**62), strict=True)]
     data = _set(magic, NONE, rows) + _set(magic, SNAPPY, rows[:2]) + _set(magic, NONE, rows[:1])
     expected = [row._replace(offset=number) for number, row in enumerate([*rows, *rows[:2], *rows[:1]])]
@@ -357,7 +357,7 @@ def test_renumbered_offsets_count_from_0(magic: int) -> None:
 
 @pytest.mark.parametrize("offsets", [(5, 4), (0, 2**31), (-1, 0), (0, 2**62)])
 def test_offsets_that_one_batch_cannot_hold(offsets: tuple[int, int]) -> None:
-    """Messages go into two batches; a wrapper is refused, as an offset below 0 is."""
+    """Messages go into two batches; a wrapper is refused, and so is a negative offset."""
     rows = [row._replace(offset=offset, headers=()) for row, offset in zip(ROWS, offsets, strict=False)]
     if offsets[0] >= 0:
         data = up_convert(_set(1, NONE, rows))
@@ -377,7 +377,7 @@ def test_timestamps_far_apart_go_up(times: tuple[int, int]) -> None:
     assert [record.timestamp for record in read_records(data)] == list(times)
 
 
-# ----- what is refused
+# ----- refused data
 
 
 _REFUSED: dict[str, tuple[bytes, type[DecodeError]]] = {
@@ -418,7 +418,7 @@ def test_what_is_compressed_grows_to_the_limit_only() -> None:
 
 
 def test_all_wrappers_of_a_producer_share_the_limit() -> None:
-    """A request of many small wrappers would otherwise become as many times the limit."""
+    """Otherwise a request of many small wrappers could grow to many times the limit."""
     one = _set(1, GZIP)
     assert len(_read(up_convert(one, renumber=True, limit=4000))) == len(ROWS)
     assert len(_read(up_convert(one * 2, renumber=True, limit=8000))) == 2 * len(ROWS)
@@ -472,7 +472,7 @@ def test_damage_in_a_slice_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_the_memory_of_many_records_is_bounded(is_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kilobyte may decompress to a million messages: they are not all objects at a time."""
+    """A kilobyte may decompress to a million messages, which must not all be objects at the same time."""
     monkeypatch.setattr(conversion, "_SLICE_BYTES", 1 << 16)
     monkeypatch.setattr(conversion, "_SLICE_RECORDS", 2000)
     messages = _message(0, 0, None, None, None) * 50_000
@@ -486,7 +486,7 @@ def test_the_memory_of_many_records_is_bounded(is_up: bool, monkeypatch: pytest.
     finally:
         tracemalloc.stop()
     assert len(_read(out)) == 50_000
-    assert peak < 4 * len(messages)  # an object for each: some 20 times
+    assert peak < 4 * len(messages)  # with an object for each it would be about 20 times
 
 
 # ----- down and up again

@@ -1,8 +1,8 @@
-"""Kafka's protocol guide ends with a proposal, "Kafka Enriched Message Metadata": what it wanted, and how v2 gives it.
+"""The proposal "Kafka Enriched Message Metadata" at the end of Kafka's protocol guide, and how v2 batches fulfil it.
 
-It wanted metadata around messages, so that brokers, mirrors and compaction need not look into compressed sets. Whether
-somebody looks is seen by batches that hold rubbish, which a codec would refuse. Batches are Kafka's own (tests/data) or
-kafka-python's, which also reads what becomes of them.
+It proposes metadata around messages, so that brokers, mirrors and compaction need not decompress sets. Batches with
+garbage, which a codec would refuse, prove that nothing is decompressed. Batches are Kafka's own (tests/data) or made by
+kafka-python, which also reads the results.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ROWS: list[Row] = [
 
 
 def _batch(rows: Sequence[Row] = ROWS, codec: int = NONE, last_delta: int | None = None) -> bytearray:
-    """By kafka-python; compression and last offset delta by hand."""
+    """A batch by kafka-python; compression and last offset delta by hand."""
     builder = DefaultRecordBatchBuilder(2, NONE, False, -1, -1, -1, 1 << 30)
     for delta, key, value, headers in rows:
         builder.append(delta, TIME + delta, key, value, list(headers))
@@ -71,7 +71,7 @@ def _batch(rows: Sequence[Row] = ROWS, codec: int = NONE, last_delta: int | None
 
 
 def _closed_batch(codec: int, count: int) -> bytearray:
-    """A batch that says it holds `count` records, and can't be decompressed."""
+    """A batch that has `count` records by its header, and can't be decompressed."""
     batch = _batch([(delta, None, b"", ()) for delta in range(count)], codec)
     batch[61:] = b"\xff" * 500
     struct.pack_into(">i", batch, 8, len(batch) - 12)
@@ -82,7 +82,7 @@ def _closed_batch(codec: int, count: int) -> bytearray:
 
 
 def _kafka_rows(data: bytes | bytearray | memoryview) -> list[tuple[int, int, int, bytes | None, bytes | None]]:
-    """(offset, timestamp, its type, key, value) as kafka-python reads them; it finds the checksums right."""
+    """(offset, timestamp, its type, key, value) as kafka-python reads them; it validates the checksums."""
     rows = []
     for batch in MemoryRecords(bytes(data)):
         assert batch.validate_crc()
@@ -103,7 +103,7 @@ def _log_bytes(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_a_broker_assigns_offsets_without_decompressing(codec: int) -> None:
-    """KAFKA-527: records have deltas to the base offset, which stands outside of the checksum's and codec's range."""
+    """KAFKA-527: records have deltas to the base offset, which is neither compressed nor covered by the checksum."""
     closed = _closed_batch(codec, 40)
     before = bytes(closed)
     assigned = assign_offsets(memoryview(closed), 123_456, leader_epoch=9)
@@ -146,14 +146,14 @@ def test_a_mirror_keeps_what_is_compressed(version: str, topic: str, tmp_path: P
     assert _kafka_rows(copy) == [(offset + len(ROWS), *rest) for offset, *rest in expected]
     assert len(copy) == len(source)
     for (_, ours), (_, theirs) in zip(iter_batches(copy), iter_batches(source), strict=True):
-        kept = 16 if ours[16] == 2 else 8  # what follows offset and, in magic 2, length and leader epoch
+        kept = 16 if ours[16] == 2 else 8  # after the offset and, in magic 2, length and leader epoch
         assert ours[kept:] == theirs[kept:]
         assert ours[8:12] == theirs[8:12]
 
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 def test_a_mirror_needs_not_decompress(codec: int, tmp_path: Path) -> None:
-    """KAFKA-1001: nor need its broker. So no flag has to say that relative offsets are to be ignored."""
+    """KAFKA-1001: the mirror's broker need not either, so no flag is needed to ignore relative offsets."""
     closed = _closed_batch(codec, 7)
     log = PartitionLog(tmp_path / "mirror-0", LogConfig())
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_a_mirror_needs_not_decompress(codec: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, ZSTD])
 def test_keys_are_each_records_own_and_may_be_null(codec: int) -> None:
-    """No flag says whether a set has keys: a mirror keeps a batch together in one partition, whatever its keys are."""
+    """No flag for sets with keys is needed: a mirror keeps a batch in one partition, whatever its keys are."""
     batch = _batch(codec=codec)
     assert [record.key for record in read_records(batch)] == [b"key", None, b"", b"key"]
     assign_offsets(memoryview(batch), 500)
@@ -183,7 +183,7 @@ def test_keys_are_each_records_own_and_may_be_null(codec: int) -> None:
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
 def test_compaction_leaves_holes(codec: int) -> None:
-    """Deltas need not be consecutive; last offset delta says where the batch ended when it was written."""
+    """Deltas need not be consecutive; the last offset delta tells where the batch ended when it was written."""
     batch = _batch([(3, *ROWS[1][1:]), (7, *ROWS[2][1:])], codec, last_delta=9)
     struct.pack_into(">q", batch, 0, 100)
     assert [record.offset for record in read_records(batch)] == [103, 107]
@@ -193,7 +193,7 @@ def test_compaction_leaves_holes(codec: int) -> None:
 
 
 def test_a_batch_with_holes_is_not_produced_again_as_it_is() -> None:
-    """Brokers, Kafka's too, take dense batches only: who mirrors a compacted log makes such batches anew."""
+    """Brokers, including Kafka's, accept dense batches only: a mirror of a compacted log must rebuild batches."""
     holes = _batch([(0, None, b"a", ()), (5, None, b"b", ())], GZIP)
     with pytest.raises(DecodeError, match="batch of 2 records has last offset delta 5"):
         assign_offsets(memoryview(holes), 0)
@@ -204,7 +204,7 @@ def test_a_batch_with_holes_is_not_produced_again_as_it_is() -> None:
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, SNAPPY, LZ4, ZSTD])
 def test_the_time_of_receipt_is_every_messages_own(codec: int) -> None:
-    """Log append time is one field of the batch and a bit that says so: every record has it, none is written anew."""
+    """Log append time is a field and a bit of the batch: it applies to every record, and none is rewritten."""
     batch = _batch(codec=codec)
     payload = bytes(batch[61:])
     assign_offsets(memoryview(batch), 0, append_time=APPEND_TIME)
@@ -214,7 +214,7 @@ def test_the_time_of_receipt_is_every_messages_own(codec: int) -> None:
 
 
 def test_the_time_of_receipt_outlasts_restarts_and_files(tmp_path: Path) -> None:
-    """KAFKA-881, KAFKA-979, KAFKA-1379, KAFKA-1403: times are in the log, and the time index is made of them."""
+    """KAFKA-881, KAFKA-979, KAFKA-1379, KAFKA-1403: times are in the log; the time index is built from them."""
     log = PartitionLog(tmp_path / "t-0", LogConfig(index_interval_bytes=1))
     for number in range(5):
         batch = _batch(codec=GZIP)
@@ -238,7 +238,7 @@ def test_the_time_of_receipt_outlasts_restarts_and_files(tmp_path: Path) -> None
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 @pytest.mark.parametrize("count", [1, 2, 1000])
 def test_the_number_of_messages_is_known_without_decompressing(codec: int, count: int) -> None:
-    """Record count, and last offset delta."""
+    """The header has the record count and the last offset delta."""
     header = read_header(_closed_batch(codec, count))
     assert isinstance(header, BatchHeader)
     assert (header.count, header.last_offset_delta + 1) == (count, count)
@@ -249,7 +249,7 @@ def test_the_number_of_messages_is_known_without_decompressing(codec: int, count
 
 @pytest.mark.parametrize("codec", [NONE, GZIP, ZSTD])
 def test_tags_are_headers_which_nobody_needs_to_know(codec: int) -> None:
-    """Names and bytes of any kind, any number of each; a record without them has none."""
+    """Headers have any names and values, in any number; a record may have none."""
     tags: list[Headers] = [
         (),
         (("timestamp", struct.pack(">q", TIME)), ("num_messages", struct.pack(">i", 4))),
@@ -261,13 +261,13 @@ def test_tags_are_headers_which_nobody_needs_to_know(codec: int) -> None:
         (delta, TIME + delta, 0, b"k", b"v") for delta in range(3)
     ]
     if codec != ZSTD:
-        older = down_convert(batch, 1)  # for those who know no headers at all
+        older = down_convert(batch, 1)  # for clients that do not know headers
         assert [row[0] for row in _kafka_rows(older.data)] == [0, 1, 2]
         assert older.lost_headers == 6
 
 
 def test_tags_for_the_broker_are_fields_with_defaults() -> None:
-    """Producer id and epoch, sequence: -1 where there is none; delete horizon: a bit says if it is there."""
+    """Producer id, epoch and sequence are -1 if unset; a bit tells whether there is a delete horizon."""
     header = read_header(_batch())
     assert isinstance(header, BatchHeader)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (-1, -1, -1)
@@ -283,7 +283,7 @@ def test_tags_for_the_broker_are_fields_with_defaults() -> None:
 
 
 def test_control_messages_are_a_bit() -> None:
-    """Kafka 3.9.1's log of transactions: commit and abort markers, known by an attribute, hidden from consumers."""
+    """In Kafka 3.9.1's log, commit and abort markers have an attribute bit, and are hidden from consumers."""
     folder = DATA / "kafka-3.9.1" / "logs" / "v2-transactions-0"
     data = b"".join(path.read_bytes() for path in sorted(folder.glob("*.log")))
     kinds = []

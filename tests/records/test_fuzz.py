@@ -1,4 +1,4 @@
-"""Any bytes and changed batches: records or `DecodeError`, never another exception."""
+"""Any bytes and changed batches give records or `DecodeError`, never another exception."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BATCHES = {codec.id: _batch(codec.id) for codec in CODECS.values()}
 
 
 def _read(data: bytes) -> int:
-    """Read in every way; True count of records, or 0 where it was refused. All kernels must do the same."""
+    """Read in every way; returns the number of records, or 0 after `DecodeError`. All kernels must agree."""
     results: list[object] = []
     for kernel in KERNELS:
         builder = kernel.builder(frozenset(COLUMNS))
@@ -71,7 +71,7 @@ def _read(data: bytes) -> int:
 
 
 def _with_crc(batch: bytearray) -> bytes:
-    """With length and checksum that fit, so that reading gets as far as the change."""
+    """The batch with a valid length and checksum, so that reading gets as far as the change."""
     if len(batch) >= 61:
         struct.pack_into(">i", batch, 8, len(batch) - 12)
         struct.pack_into(">I", batch, 17, _CRC32C(bytes(batch[21:])))

@@ -21,12 +21,12 @@ ALL = frozenset(COLUMNS)
 EVERYTHING = (-(1 << 62), 1 << 62)
 TIME = 1_500_000_000_000
 MAGICS = (0, 1)
-#: Bytes before the CRC-32's range.
+#: Position of the first byte that the CRC-32 covers.
 CRC_START = 16
 
 
 class Message(NamedTuple):
-    """A message as its bytes say; `timestamp` in ms, None in magic 0; `attributes` bit 3 is log append time."""
+    """The fields of a message; `timestamp` in ms, None in magic 0; `attributes` bit 3 is log append time."""
 
     offset: int
     key: bytes | None = None
@@ -54,7 +54,7 @@ def _field(value: bytes | None) -> bytes:
 
 
 def encode(message: Message, magic: int) -> bytes:
-    """From the protocol guide."""
+    """Encode a message by the protocol guide."""
     content = struct.pack(">bb", magic, message.attributes)
     if magic:
         content += struct.pack(">q", message.timestamp or 0)
@@ -67,7 +67,7 @@ def encode_all(messages: Sequence[Message], magic: int) -> bytes:
 
 
 def expected(messages: Sequence[Message], magic: int, append_time: int | None = None) -> dict[str, list[Any]]:
-    """What `to_lists` must give for all columns of these messages, with their offsets as they are."""
+    """The result that `to_lists` must give for all columns of these messages, with unchanged offsets."""
     kinds = [message.attributes >> 3 & 1 if magic else -1 for message in messages]
     times = [message.timestamp or 0 if magic else -1 for message in messages]
     return {
@@ -168,7 +168,7 @@ def test_relative_offsets(kernel: Kernel, last_offset: int) -> None:
 
 
 def test_messages_in_a_wrapper_have_create_times_whatever_they_say(kernel: Kernel) -> None:
-    # as Kafka's consumer, which gives every record the type of its batch
+    # as in Kafka's consumer, where every record has the timestamp type of its batch
     data = encode_all([Message(0, b"k", b"v", TIME, 8), Message(1, b"k", b"v", TIME)], 1)
     assert decoded(kernel, data, 1, last_offset=1)["timestampType"] == [0, 0]
     assert decoded(kernel, data, 1)["timestampType"] == [1, 0]
@@ -222,11 +222,11 @@ def test_messages_and_records_in_one_builder(kernel: Kernel) -> None:
     }
 
 
-# ----- what is damaged
+# ----- damage
 
 
 def _refused(kernel: Kernel, data: bytes, magic: int, error: type[DecodeError], last_offset: int | None = None) -> str:
-    """The error's text; nothing may have been added to what was there before."""
+    """Append data that must be refused, without changing the builder; returns the error's text."""
     builder = kernel.builder(ALL)
     before = MESSAGES[:3]
     builder.append_messages(encode_all(before, magic), magic, None, None, *EVERYTHING)
@@ -242,7 +242,7 @@ def _refused(kernel: Kernel, data: bytes, magic: int, error: type[DecodeError], 
 
 
 def _raw(magic: int, content: bytes, size: int | None = None, attributes: int = 0) -> bytes:
-    """A message of offset 77 with a right CRC: `content` after the timestamp."""
+    """A message of offset 77 with a valid CRC; `content` follows the timestamp."""
     content = struct.pack(">bb", magic, attributes) + (bytes(8) if magic == 1 else b"") + content
     return _with_crc(struct.pack(">qiI", 77, 4 + len(content) if size is None else size, 0) + content)
 
@@ -300,7 +300,7 @@ def test_every_changed_bit(kernel: Kernel, magic: int) -> None:
             offset = int.from_bytes(changed[:8], "big", signed=True)
             span = (-(1 << 63), (1 << 63) - 1)
             assert decoded(kernel, bytes(changed), magic, span) == expected([message._replace(offset=offset)], magic)
-        elif bit < 96 or bit // 8 == 16:  # size and magic decide what is looked at
+        elif bit < 96 or bit // 8 == 16:  # size and magic determine which bytes are checked
             with pytest.raises(DecodeError):
                 decoded(kernel, bytes(changed), magic)
         else:

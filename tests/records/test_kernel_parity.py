@@ -1,4 +1,4 @@
-"""Every kernel that there is, against a model in plain Python."""
+"""Every available kernel against a model in plain Python."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _record(content: bytes) -> bytes:
 
 
 _GOOD = encode_row(ROWS[0], BASE_OFFSET, BASE_TIME)
-# attributes, deltas of 0, then what each case says
+# attributes, deltas of 0, then the fields of each case
 BAD_RECORDS = {
     "empty": _record(b""),
     "negative length": varint(-1) + b"\x00\x00\x00\x01\x01\x00",
@@ -166,7 +166,7 @@ BAD_RECORDS = {
     ],
 )
 def test_header_names_that_are_not_utf8(kernel: Kernel, name: bytes, shown: str) -> None:
-    """As Java shows them: the names come from producers that do not look at them."""
+    """Names are decoded as in Java, since producers do not check them."""
     header = varint(1) + varint(len(name)) + name + varint(1) + b"v"
     body = _record(b"\x00\x00\x00\x01\x01" + header)
     builder = kernel.builder(ALL)
@@ -184,7 +184,7 @@ def test_bad_records_are_refused_and_nothing_is_added(kernel: Kernel, name: str,
     good = encode_rows(ROWS, BASE_OFFSET, BASE_TIME)
     builder.append(good, len(ROWS), BASE_OFFSET, BASE_TIME, None, *EVERYTHING)
     state = builder.rows, builder.size
-    # records before it are good, and the range leaves some out: it must be noticed all the same
+    # also after good records, and if the range leaves the bad record out
     for prefix, count in ((b"", 1), (_GOOD * 3, 4)):
         for span in (EVERYTHING, (0, 1)):
             with pytest.raises(DecodeError):
@@ -254,7 +254,7 @@ def test_ranges_at_the_ends_of_64_bits(kernel: Kernel, base: int) -> None:
 
 
 def test_columns_keep_their_content_while_others_come_and_go(kernel: Kernel) -> None:
-    """The native kernel uses memory again: only that of columns that nobody holds."""
+    """The native kernel reuses memory, but only that of columns without references."""
     builder = kernel.builder(ALL)
     held: list[tuple[int, RecordColumns]] = []
     for number in range(40):
@@ -362,7 +362,7 @@ def _ints(*values: int) -> bytes:
     return struct.pack(f"<{len(values)}i", *values)
 
 
-# what Arrow itself would never give, but a wrong caller could
+# columns that Arrow never builds, but a wrong caller could
 BAD_COLUMNS = {
     "an offset beyond the data": BinaryColumn(_ints(0, 4), b"abc", None, 0),
     "an offset far beyond the data": BinaryColumn(_ints(0, 2**31 - 1), b"abc", None, 0),

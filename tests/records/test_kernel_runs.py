@@ -1,4 +1,4 @@
-"""Runs of batches that a kernel takes at once, and that reading is the same with and without them."""
+"""Runs of batches that a kernel reads at once; reading gives the same with and without them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_native = pytest.mark.skipif(len(KERNELS) == 1, reason="the native kernel w
 
 
 def rows_of(number: int, count: int = 3) -> list[Row]:
-    """The records of batch `number`: ten offsets a batch, so that there are gaps."""
+    """The records of batch `number`, which has ten offsets, so that there are gaps."""
     return [Row(10 * number + index, TIME + index, b"k", b"%d" % number) for index in range(count)]
 
 
@@ -53,7 +53,7 @@ SIZE = len(PLAIN[0])
 
 
 def run(data: bytes, position: int = 0, first: int = 0, end: int = MANY, rows: int = MANY, size: int = MANY) -> tuple:  # type: ignore[type-arg]
-    """What the native kernel makes of a run: where it ends, the offset after it, the rows' columns."""
+    """Read a run with the native kernel: (its end, the offset after it, the columns)."""
     builder = KERNELS[1].builder(ALL)
     ended, next_offset = builder.append_batches(memoryview(data), position, first, end, rows, size)
     return ended, next_offset, to_lists(builder.finish())
@@ -142,7 +142,7 @@ def test_errors_come_from_the_batch_that_has_them(kernel: Kernel) -> None:
 
 
 def read(kernel: Kernel, data: bytes, span: tuple[int, int], enough: tuple[int, int], pass_over: bool) -> object:
-    """All that reading gives: the error's class, the bad batches' offsets, the columns."""
+    """Read data: (the error's class, the bad batches' offsets, the columns)."""
     builder = kernel.builder(ALL)
     bad: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Messages of Kafka 0.7, laid out by hand with struct and zlib as its design chapter has them."""
+"""Messages of Kafka 0.7, built by hand with struct and zlib by its design chapter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPRESS: dict[int, Callable[[bytes], bytes]] = {GZIP: gzip.compress, SNAPPY: sn
 
 
 def _message(payload: bytes, attributes: int | None = 0) -> bytes:
-    """A message of magic 1; of magic 0 where `attributes` is None."""
+    """A message of magic 1, or of magic 0 if `attributes` is None."""
     head = b"\x00" if attributes is None else bytes([1, attributes])
     content = head + struct.pack(">I", zlib.crc32(payload)) + payload
     return struct.pack(">i", len(content)) + content
@@ -43,7 +43,7 @@ def _compressed(inner: bytes, codec: int = GZIP) -> bytes:
 
 
 def _read(data: bytes | bytearray, base_offset: int = 0) -> list[tuple[int, bytes | None]]:
-    """(offset, payload) of all records; whatever else a record has is none."""
+    """(offset, payload) of all records; checks that their other fields are unset."""
     records = [record for message in iter_messages_07(data, base_offset) for record in records_07(message)]
     assert all(record == Record(record.offset, -1, -1, None, record.value, ()) for record in records)
     return [(record.offset, record.value) for record in records]
@@ -149,7 +149,7 @@ def test_sets_grow_to_the_limit_only_all_together() -> None:
 
 
 def test_a_bomb_costs_no_memory() -> None:
-    """Many sets that each stay below the limit, and one that is beyond it."""
+    """Neither many sets that each stay below the limit, nor one that exceeds it."""
     inner = _set([bytes(900_000)])
     many = _compressed(b"".join(_compressed(inner) for _ in range(200)))
     one = _compressed(_compressed(_set([bytes(100_000_000)])))

@@ -1,4 +1,4 @@
-"""Message sets of magic 0 and 1: bytes laid out by hand with struct and zlib, and kafka-python's reader and builder."""
+"""Message sets of magic 0 and 1, against bytes built by hand and kafka-python's reader and builder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Pair = tuple["bytes | None", "bytes | None"]
 PAIRS: list[Pair] = [(b"key", b"value"), (None, b""), (b"", None), (None, None), (b"k" * 300, b"v" * 20_000)]
 FIELDS: list[Pair] = [(key, value) for key in (None, b"", b"k", b"\x00\xff") for value in (None, b"", b"v")]
 
-#: How others compress, by (magic, codec).
+#: Compression by other libraries, by (magic, codec).
 COMPRESS: dict[tuple[int, int], Callable[[bytes], bytes]] = {
     (0, GZIP): gzip.compress,
     (1, GZIP): gzip.compress,
@@ -82,7 +82,7 @@ def _set(magic: int, offsets: Sequence[int], pairs: Sequence[Pair] = PAIRS, time
 def _records(
     magic: int, offsets: Sequence[int], pairs: Sequence[Pair] = PAIRS, append: int | None = None
 ) -> list[Record]:
-    """What reading such messages must give."""
+    """The records that reading such messages must give."""
     kind = (CREATE_TIME if append is None else APPEND_TIME) if magic else NO_TIMESTAMP_TYPE
     return [
         Record(offset, (TIME + 10 * index if append is None else append) if magic else -1, kind, key, value, ())
@@ -91,7 +91,7 @@ def _records(
 
 
 def _kafka_records(data: bytes) -> list[Record]:
-    """All records as kafka-python reads them, whose checksums it finds right, the wrapper's too."""
+    """All records as kafka-python reads them; it validates the checksums of messages and wrappers."""
     found: list[Record] = []
     for batch in MemoryRecords(data):
         assert batch.validate_crc()
@@ -171,7 +171,7 @@ def test_the_offset_is_outside_of_the_checksum(magic: int) -> None:
 
 
 def _position(data: bytes, number: int) -> int:
-    """Where the message of that number begins, by the sizes before it."""
+    """The position of the message of that number, by the sizes before it."""
     position = 0
     for _ in range(number):
         position += 12 + struct.unpack_from(">i", data, position + 8)[0]
@@ -205,7 +205,7 @@ def test_offsets_inside_magic_1_are_relative(codec: int, offset: int) -> None:
 
 @pytest.mark.parametrize("inner", [[0, 2, 3, 7, 9], [3, 4, 6, 8, 9], [0, 1, 2, 3, 9]])
 def test_compaction_leaves_holes_in_relative_offsets(inner: list[int]) -> None:
-    """The wrapper's offset stays that of its last message, wherever the first one is now."""
+    """The wrapper's offset stays that of its last message, whichever messages before it are left."""
     data = _wrapper(1, 109, TIME + 40, _set(1, inner), GZIP)
     assert list(read_records(data)) == _records(1, [100 + offset for offset in inner]) == _kafka_records(data)
 
@@ -213,7 +213,7 @@ def test_compaction_leaves_holes_in_relative_offsets(inner: list[int]) -> None:
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("offsets", [[1000, 1001, 1002, 1003, 1004], [3, 10, 500, 2**40, 2**62], [0, 1, 2, 3, 4]])
 def test_offsets_inside_magic_0_are_absolute(codec: int, offsets: list[int]) -> None:
-    for wrapper in (offsets[-1], 0, 2000):  # whatever the wrapper's is
+    for wrapper in (offsets[-1], 0, 2000):  # the wrapper's offset does not matter
         data = _wrapper(0, wrapper, 0, _set(0, offsets), codec)
         assert list(read_records(data)) == _records(0, offsets) == _kafka_records(data)
 
@@ -222,7 +222,7 @@ def test_offsets_inside_magic_0_are_absolute(codec: int, offsets: list[int]) -> 
 def test_append_time_of_a_wrapper_is_that_of_all_its_messages(codec: int) -> None:
     data = _wrapper(1, 4, TIME + 777, _set(1, range(5)), codec, APPEND_BIT)
     assert list(read_records(data)) == _records(1, range(5), append=TIME + 777) == _kafka_records(data)
-    data = _wrapper(1, 4, TIME + 777, _set(1, range(5)), codec)  # create time of a wrapper says nothing
+    data = _wrapper(1, 4, TIME + 777, _set(1, range(5)), codec)  # a wrapper's create time is ignored
     assert list(read_records(data)) == _records(1, range(5)) == _kafka_records(data)
 
 
@@ -324,7 +324,7 @@ def test_every_flipped_bit_after_the_offset_is_noticed(magic: int, codec: int) -
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 def test_flipped_bits_inside_a_wrapper_whose_own_checksum_is_right(magic: int, codec: int) -> None:
-    """The messages' own checksums are looked at. They don't cover the offset, and gzip not all of its header."""
+    """The messages' own checksums are checked. They don't cover the offset, and gzip's does not cover its header."""
     pairs: list[Pair] = [(b"key", b"value"), (None, b"\x00\x17\x2a")]
     value = COMPRESS[magic, codec](_set(magic, [0, 1], pairs))
     expected = [record[1:] for record in _records(magic, [0, 1], pairs)]
@@ -420,11 +420,11 @@ def test_unknown_magics_are_refused(magic: int) -> None:
             read(data)
 
 
-# ----- what is built
+# ----- built message sets
 
 
 def _built_by_kafka(magic: int, codec: int, pairs: Sequence[Pair], time: int = TIME) -> bytearray:
-    """What kafka-python produces: messages with offsets from 0 on; a wrapper has offset 0, timestamp 0."""
+    """A message set by kafka-python's producer: offsets from 0 on; a wrapper has offset 0, timestamp 0."""
     builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 30)
     for index, (key, value) in enumerate(pairs):
         builder.append(index, time + 10 * index, key, value)
@@ -477,7 +477,7 @@ def test_the_fields_of_wrappers_that_we_build(codec: int) -> None:
 
 
 def test_lz4_of_magic_0_has_the_old_header_checksum() -> None:
-    """Clients of that time insist on it (KIP-57), the others, as the lz4 library, on the right one."""
+    """Clients of that time require it (KIP-57); later ones, and the lz4 library, require the right one."""
     records = _records(1, range(5))
     old, new = (build_message_set(records, magic, CODECS[LZ4]) for magic in (0, 1))
     assert lz4_decode_old_kafka(old[26:]) == _set(0, range(5))
@@ -520,7 +520,7 @@ optional_bytes = st.none() | st.binary(max_size=30)
 def test_any_records(
     magic: int, codec: int, first: int, rows: list[tuple[int, int, bytes | None, bytes | None]]
 ) -> None:
-    """kafka-python reads of what we build the records that we gave; so do we, of what is built by hand, too."""
+    """kafka-python and we read the records of the sets that we build; we also read those built by hand."""
     records, offset = [], first
     for step, timestamp, key, value in rows:
         records.append(Record(offset, timestamp if magic else -1, CREATE_TIME if magic else -1, key, value, ()))

@@ -1,4 +1,4 @@
-"""A batch whose base offset is damaged: no checksum tells, the batches beside it do."""
+"""Batches with a damaged base offset: no checksum covers it, but neighbouring batches show the damage."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_one_that_is_moved_is_bad_and_the_others_are_read(which: int, offset: in
     batches = log(codec)
     true = batches[which].offset
     if offset == true or (which == 0 and offset < true):
-        return  # a log may begin with a gap: nothing tells
+        return  # a log may begin with a gap, so nothing shows the damage
     batches[which] = moved(batches[which], offset)
     expected = [number for number in range(START, END) if not true <= number < true + EACH]
     for kernel in KERNELS:
@@ -49,11 +49,11 @@ def test_one_that_is_moved_is_bad_and_the_others_are_read(which: int, offset: in
 @settings(max_examples=200, deadline=None)
 @given(which=st.integers(0, COUNT - 1), offset=st.integers(START - 30, END + 30), cut=st.integers(2, COUNT))
 def test_reading_goes_on_where_the_sound_ones_end(which: int, offset: int, cut: int) -> None:
-    """Whatever part of the log an answer has, nothing but the damaged batch is left out."""
+    """Whatever part of the log a response has, only the damaged batch is left out."""
     batches = log()
     true = batches[which].offset
     if true - EACH < offset < true or (which == 0 and offset < true):
-        return  # where it is the first of a part it may well begin before what is wanted
+        return  # the first batch of a part may begin before the requested offset
     batches[which] = moved(batches[which], offset)
     position, reached, seen = 0, START, []
     data = joined(batches)
@@ -71,9 +71,9 @@ def test_reading_goes_on_where_the_sound_ones_end(which: int, offset: int, cut: 
 @settings(max_examples=300, deadline=None)
 @given(which=st.integers(0, COUNT - 3), offset=st.integers(START, 2 * END), first=st.integers(START, END - 1))
 def test_a_range_that_begins_anywhere(which: int, offset: int, first: int) -> None:
-    """An answer begins with the first batch that says it ends after the wanted offset: the moved one, perhaps.
+    """A response begins with the first batch that ends after the requested offset by its header: maybe the moved one.
 
-    Two more follow it: of two alone nothing tells which one it is.
+    Two more batches follow it: with one alone, nothing shows which of the two is wrong.
     """
     batches = log()
     true = batches[which].offset
@@ -100,13 +100,13 @@ def test_gaps_of_compaction_are_no_damage() -> None:
     batches = [batch(offset, EACH) for offset in (100, 130, 200)]
     order = OffsetOrder(joined(batches), 100, 300)
     assert order.damaged == {}
-    assert order.end() == End(140, len(joined(batches[:2])))  # the last one is to be seen beside what follows
+    assert order.end() == End(140, len(joined(batches[:2])))  # the last one is decided together with the batch after it
     assert OffsetOrder(joined(batches), 100, 210).end() == End(140, len(joined(batches[:2])))
     assert OffsetOrder(joined(batches[2:]), 140, 300).end() == End(210, len(batches[2].data))
 
 
 def test_a_corrupt_one_may_say_anything_about_its_end() -> None:
-    """Its neighbour is not to be blamed."""
+    """The neighbour of a corrupt batch must not count as damaged."""
     batches = log()
     for delta in (2**31 - 1, 25, 12, 3):
         wrong = with_field(batches[1], ">i", 23, delta)
@@ -118,7 +118,7 @@ def test_a_corrupt_one_may_say_anything_about_its_end() -> None:
 @pytest.mark.parametrize("magic", [0, 1])
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_messages(magic: int, codec: str) -> None:
-    """They say their last offset only, which rises in a sound log."""
+    """Messages have their last offset only, which increases in an intact log."""
     batches = [batch(offset, EACH, magic, codec) for offset in range(START, END, EACH)]
     order = OffsetOrder(joined(batches), START, END)
     assert order.damaged == {}

@@ -1,4 +1,4 @@
-"""Logs of magic 0 and 1 that Apache Kafka 0.10.2.2 wrote, against what was produced; what we write, read by Kafka."""
+"""Logs of magic 0 and 1 by Apache Kafka 0.10.2.2, against the produced records; our files, read by Kafka."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.peer
 
 CODECS = ("none", "gzip", "snappy", "lz4")
 ALL_CODECS = (*CODECS, "zstd")
-#: Compression levels at the ends of what there is, and in between.
+#: Compression levels: the lowest, the highest, and some in between.
 LEVELS = {"gzip": (1, 6, 9), "lz4": (1, 8, 17), "zstd": (-131072, -1, 1, 22)}
 KERNELS = ["reference", *(["native"] if find_spec("spark_klog.records.kernels._kernel") else [])]
 TYPES = {"NoTimestampType": -1, "CreateTime": 0, "LogAppendTime": 1}
@@ -54,7 +54,7 @@ TOPICS = {
     "magic-1-append-time": Topic(1, "LogAppendTime", {"message.timestamp.type": "LogAppendTime"}, {}),
 }
 
-#: By name: a .log file and the records that are to be in it.
+#: By name: a .log file and the records expected in it.
 Logs = dict[str, tuple[Path, list[DumpedRecord]]]
 
 
@@ -71,7 +71,7 @@ def old_logs(module_server_dir: Path) -> Logs:
 
 
 def _produce(servers: str, topic: str, codec: str) -> list[DumpedRecord]:
-    """Records in several batches, some without key, value or both, as they should be stored."""
+    """Produce records in several batches, some without key, value or both; return them as expected in the log."""
     magic, timestamp_type, _, client = TOPICS[topic]
     rng = random.Random(f"{topic} {codec}")
     settings = {"bootstrap.servers": servers, "compression.type": codec, "linger.ms": 50, "batch.num.messages": 10}
@@ -150,7 +150,7 @@ def test_columns_of_what_was_produced(old_logs: Logs, topic: str, kernel: str, m
 
 
 class Written:
-    """Logs that we write, named "magic-codec-more", and the records that are to be in them."""
+    """Logs that we write, named "magic-codec-more", and the records expected in them."""
 
     def __init__(self, folder: Path) -> None:
         self.logs: dict[str, tuple[Path, list[Record]]] = {}
@@ -171,13 +171,13 @@ class Written:
         return [_dumped(record, int(name[0])) for name, (_, records) in self.logs.items() for record in records]
 
 
-#: (magic, type of timestamps) of message sets; records in each of the sets or batches that we write
+#: (magic, timestamp type) of message sets. Then the number of records of a log, and of each set or batch in it.
 KINDS = ((0, -1), (1, 0), (1, 1))
 COUNT, CHUNK = 60, 12
 
 
 def _records(timestamp_type: int, headers: bool = False) -> list[Record]:
-    """Printable records; with log append time those of a chunk have one timestamp."""
+    """Printable records; with log append time the records of a chunk share one timestamp."""
     rng = random.Random(timestamp_type)
     records = []
     for offset in range(COUNT):
@@ -194,7 +194,7 @@ def _chunks(records: Sequence[Record]) -> list[Sequence[Record]]:
 
 
 def _produced_sets(magic: int, codec: Codec, records: Sequence[Record]) -> bytearray:
-    """The records as a broker stores them that is given them chunk by chunk, with some offsets and create times."""
+    """The records as a broker stores them if a producer sends them by chunks, with other offsets and create times."""
     data = bytearray()
     for number, chunk in enumerate(_chunks(records)):
         append_time = chunk[0].timestamp if chunk[0].timestamp_type == 1 else None
@@ -214,7 +214,7 @@ def _produced_sets(magic: int, codec: Codec, records: Sequence[Record]) -> bytea
 
 
 def _converted_batches(magic: int, codec: Codec, records: Sequence[Record]) -> bytearray:
-    """The records as a fetcher of that magic gets them from a log of batches of magic 2."""
+    """The records as a consumer of that magic gets them from a log of magic 2."""
     kept = records if magic else [record._replace(timestamp=NOW, timestamp_type=0) for record in records]
     batches = b"".join(
         batch_of([record._replace(headers=(("h", b"x"),)) for record in chunk], codec) for chunk in _chunks(kept)
@@ -226,7 +226,7 @@ def _converted_batches(magic: int, codec: Codec, records: Sequence[Record]) -> b
 
 @pytest.fixture(scope="module")
 def written_sets(module_server_dir: Path) -> Written:
-    """Message sets of our own, those that our broker would store of a producer's, and down-converted batches."""
+    """Message sets: built by us, as our broker stores a producer's, and down-converted batches."""
     written = Written(module_server_dir / "sets")
     for magic, kind in KINDS:
         records = _records(kind)
@@ -246,14 +246,14 @@ def test_kafka_dumps_the_message_sets_that_we_write(written_sets: Written, versi
     wanted: list[tuple[int, str]] = []
     for name in written_sets.logs:
         codec = name.split("-")[1]
-        # a chunk is in one message where it is compressed
+        # a compressed chunk is one message
         wanted += [(int(name[0]), codec)] * (COUNT if codec == "none" else COUNT // CHUNK)
     assert [(batch.magic, batch.codec) for batch in batches] == wanted
 
 
 @pytest.fixture(scope="module")
 def written_batches(module_server_dir: Path, old_logs: Logs) -> Written:
-    """Batches of magic 2 of our own, and of what old brokers' logs are converted to."""
+    """Batches of magic 2: built by us, and converted from logs of old brokers."""
     written = Written(module_server_dir / "batches")
     for name in ALL_CODECS:
         for kind, level in ((0, None), (1, None), *((0, level) for level in LEVELS.get(name, ()))):
@@ -315,7 +315,7 @@ def test_kafka_python_reads_what_we_write(written_sets: Written, written_batches
 
 @pytest.mark.parametrize("codec", ALL_CODECS)
 def test_conversion_keeps_holes_between_offsets(codec: str) -> None:
-    """A compacted log has them."""
+    """Compacted logs have holes."""
     given = codec_by_name(codec)
     kept = [
         record._replace(offset=1000 + offset)

@@ -1,4 +1,4 @@
-"""What a produced batch may say of itself: the batches of other clients pass, lies do not."""
+"""Validation of produced batches: those of other clients pass, those with false headers do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.available_kernels import KERNELS
 from tests.support.batches import make_batch
 
 NOW = 1_700_000_000_000
-#: Where the fields of a batch's header are, by the protocol guide.
+#: Positions and formats of a batch's header fields, from the protocol guide.
 FIELDS = {"attributes": (21, ">h"), "last_offset_delta": (23, ">i"), "base_timestamp": (27, ">q")}
 FIELDS |= {"max_timestamp": (35, ">q"), "count": (57, ">i")}
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -30,7 +30,7 @@ def _kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def lying(batch: bytes | bytearray, **fields: int) -> bytearray:
-    """The batch with other values in its header, and the right checksum of that."""
+    """The batch with other values in its header, and a valid checksum."""
     changed = bytearray(batch)
     for name, value in fields.items():
         position, form = FIELDS[name]
@@ -107,7 +107,7 @@ def test_what_compresses_well_passes(codec: str) -> None:
     value=st.integers(0, 255),
 )
 def test_only_batches_that_decode_pass(count: int, told: int, delta: int, position: int, value: int) -> None:
-    """aiokafka's reader, in Python, is the judge of what passes: it finds the records that the header promises."""
+    """In whatever passes, aiokafka's reader must find the records that the header promises."""
     from aiokafka.record._crecords import DefaultRecordBatch
 
     data = bytearray(_batch(count, size=3))
@@ -123,7 +123,7 @@ def test_only_batches_that_decode_pass(count: int, told: int, delta: int, positi
 
 
 def test_a_damaged_batch_is_corrupt_whatever_it_says() -> None:
-    """CORRUPT_MESSAGE is sent again by clients, INVALID_RECORD is not."""
+    """Clients send a batch again after CORRUPT_MESSAGE, but not after INVALID_RECORD."""
     good = lying(_batch(3))
     for position in (22, 26, 27, 60, 61, 64, 65):
         bad = bytearray(good)

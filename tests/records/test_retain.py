@@ -1,4 +1,4 @@
-"""Batches made anew with some of their records; those that compaction makes are in tests/log/test_compaction.py."""
+"""Batches rebuilt with some of their records; tests/log/test_compaction.py tests those that compaction builds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_with_log_append_time_all_have_it() -> None:
 
 @pytest.mark.parametrize("timestamp", [-(1 << 63), (1 << 63) - 1])
 def test_timestamps_wrap_as_those_of_java(timestamp: int) -> None:
-    """A difference of more than 63 bits, as a damaged clock may give."""
+    """A difference of more than 63 bits, which a wrong clock may cause."""
     header = read_batch_header(batch_of_rows([Row(0, NOW)]))
     wrapped = (timestamp - NOW + (1 << 63)) % (1 << 64) - (1 << 63)
     body = encode_rows([Row(0, NOW + wrapped)], 0, NOW)
@@ -55,7 +55,7 @@ def test_timestamps_wrap_as_those_of_java(timestamp: int) -> None:
 
 
 def test_header_names_that_are_not_utf8_are_kept() -> None:
-    """They are read with a sign in their place, and must not be written so."""
+    """Readers get replacement characters for such names, which must not be written."""
     body = encode_rows([Row(5, NOW), Row(6, NOW, b"k", b"2", (("__", b"x"),))], 5, NOW).replace(b"__", b"\xff\xfe")
     assert b"\xff\xfe" in retain_records(_header(), body, [False, True], None)
 

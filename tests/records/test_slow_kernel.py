@@ -1,4 +1,4 @@
-"""A driver and a worker without the native kernel say so, once."""
+"""A driver or worker without the native kernel logs one warning."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_it_is_said_once_unless_it_was_chosen(process: str, choice: str | None) 
 
 
 def _like(reference: Any) -> Any:
-    """A module in the native kernel's place that has what the reference has."""
+    """A module in place of the native kernel, with the attributes of the reference."""
     made: Any = types.ModuleType("spark_klog.records.kernels._kernel")
     vars(made).update({name: value for name, value in vars(reference).items() if not name.startswith("__")})
     made.name = "native"
@@ -73,7 +73,7 @@ def _like(reference: Any) -> Any:
 
 @pytest.mark.parametrize("how", ["version", "function"])
 def test_a_native_kernel_of_older_sources(monkeypatch: pytest.MonkeyPatch, how: str, caplog: Any) -> None:
-    """It is not used, and both the refusal and the warning say how to build it again."""
+    """Such a kernel is not used; both the error and the warning tell how to build it again."""
     reference = kernels.load("reference")
     monkeypatch.delenv("SPARK_KLOG_KERNEL", raising=False)
     same, older = _like(reference), _like(reference)

@@ -1,6 +1,6 @@
-"""Segments that Apache Kafka wrote (0.10.2.2: magic 0 and 1, 3.9.1: magic 2), against what real clients read of them.
+"""Segments of Apache Kafka (0.10.2.2: magic 0 and 1, 3.9.1: magic 2), against what real clients read from them.
 
-The .jsonl files beside the logs are the clients'; the logs are read record by record and as columns, by every kernel.
+The .jsonl files beside the logs hold the clients' records. We read the logs as records, and as columns by every kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Line = dict[str, Any]
 
 
 def _kernels() -> Iterator[str]:
-    """Those that read message sets."""
+    """The names of the kernels that read message sets."""
     for name in ("reference", "native"):
         try:
             if hasattr(kernels.load(name), "message_run"):
@@ -51,7 +51,7 @@ def _kernels() -> Iterator[str]:
 
 @pytest.fixture(params=_kernels())
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The kernel that `PartitionDecoder` takes."""
+    """The kernel that `PartitionDecoder` uses."""
     name: str = request.param
     monkeypatch.setenv("SPARK_KLOG_KERNEL", name)
     return name
@@ -62,7 +62,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _line(record: Record) -> Line:
-    """A record as the .jsonl files have it, by librdkafka's types of timestamps: 0 none, 1 create, 2 log append."""
+    """A record as in the .jsonl files, with librdkafka's timestamp types: 0 none, 1 create, 2 log append."""
     return {
         "offset": record.offset,
         "timestamp": None if record.timestamp_type < 0 else record.timestamp,
@@ -82,7 +82,7 @@ def _segments(folder: Path, topic: str) -> bytes:
 
 
 def _columns(data: Sequence[bytes], first: int, end: int) -> list[Line]:
-    """What `PartitionDecoder` makes of the data, as lines."""
+    """The data as `PartitionDecoder` decodes it, as lines."""
     decoder = PartitionDecoder("t", 3, FULL)
     batches = [batch for chunk in data for batch in decoder.add(chunk, first, end)]
     batches += decoder.finish()
@@ -109,7 +109,7 @@ def _columns(data: Sequence[bytes], first: int, end: int) -> list[Line]:
 
 
 def test_the_vectors_are_what_their_names_say() -> None:
-    """By struct alone: the magic, and the codec of at least one batch, so that no file is there twice by mistake."""
+    """By struct alone: check the magic and a batch's codec, so that no file is there twice by mistake."""
     for folder, name in TOPICS:
         data, position, seen = _segments(folder, name), 0, set()
         while position < len(data):
@@ -139,7 +139,7 @@ def test_columns_are_exactly_what_a_client_read(folder: Path, name: str, kernel:
 
 @pytest.mark.parametrize(("folder", "name"), TOPICS, ids=IDS)
 def test_columns_of_every_batch_by_itself(folder: Path, name: str, kernel: str) -> None:
-    """As small fetches give them."""
+    """Small fetches return single batches."""
     batches = [bytes(batch) for _, batch in iter_batches(_segments(folder, name))]
     assert _columns(batches, *ALL) == _expected(folder, name)
 
@@ -156,7 +156,7 @@ def test_ranges_of_offsets(folder: Path, name: str, kernel: str) -> None:
 
 @pytest.mark.parametrize(("folder", "name"), TOPICS, ids=IDS)
 def test_a_fetch_that_ends_within_a_batch(folder: Path, name: str, kernel: str) -> None:
-    """At every position near the ends of batches, and at many others."""
+    """The fetch ends at every position near the ends of batches, and at many others."""
     data, expected = _segments(folder, name), _expected(folder, name)
     ends, end = [], 0
     for header, batch in iter_batches(data):
@@ -170,7 +170,7 @@ def test_a_fetch_that_ends_within_a_batch(folder: Path, name: str, kernel: str) 
 
 
 def _moved(data: bytes, by: int) -> bytes:
-    """The batches at other offsets: by struct, in their first field only; not for compressed magic 0."""
+    """Shift the offset field of each batch by struct; in compressed magic 0 that moves no record."""
     moved, position = bytearray(data), 0
     while position < len(moved):
         offset, length = struct.unpack_from(">qi", moved, position)
@@ -181,7 +181,7 @@ def _moved(data: bytes, by: int) -> bytes:
 
 @pytest.mark.parametrize("codecs", list(itertools.product(("none", "gzip"), ("none", "lz4"), ("none", "zstd"))))
 def test_a_log_of_all_magics(codecs: tuple[str, str, str], kernel: str) -> None:
-    """As one that brokers of three ages wrote, one after the other."""
+    """A log that brokers of three generations wrote, one after the other."""
     parts = [(OLD, f"v0-{codecs[0]}"), (OLD, f"v1-{codecs[1]}"), (NEW, f"v2-{codecs[2]}")]
     data = b"".join(_moved(_segments(*part), 120 * number) for number, part in enumerate(parts))
     expected = [
@@ -196,7 +196,7 @@ def test_a_log_of_all_magics(codecs: tuple[str, str, str], kernel: str) -> None:
 
 
 def _first_batches(folder: Path, name: str, count: int) -> Iterator[tuple[bytes, list[Line]]]:
-    """The first batches by struct, each with its lines; offsets in the file are dense from 0 on."""
+    """The first batches, split by struct, each with its lines; offsets in the file are dense from 0 on."""
     data, lines, position, first = _segments(folder, name), _expected(folder, name), 0, 0
     for _ in range(count):
         offset, length = struct.unpack_from(">qi", data, position)
@@ -206,7 +206,7 @@ def _first_batches(folder: Path, name: str, count: int) -> Iterator[tuple[bytes,
 
 
 def test_magics_and_codecs_in_turn(kernel: str) -> None:
-    """Producers of a topic need not agree on them: some batches of each, again and again, in one log."""
+    """Producers of a topic need not agree on them: one log has some batches of each, in turn."""
     topics = [(OLD, "v1-none"), (OLD, "v1-gzip"), (NEW, "v2-none"), (OLD, "v1-lz4"), (OLD, "v0-none"), (NEW, "v2-zstd")]
     data, expected = b"", list[Line]()
     for count, topic in enumerate(topics * 2, 1):
@@ -221,7 +221,7 @@ def test_magics_and_codecs_in_turn(kernel: str) -> None:
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4"])
 def test_offsets_inside_magic_0_are_absolute_and_inside_magic_1_relative(codec: str, kernel: str) -> None:
-    """Here every wrapper says an offset of 1000 more than Kafka wrote."""
+    """Every wrapper's offset is raised by 1000; only records of magic 1 follow it."""
     for magic, shift in ((0, 0), (1, 1000)):
         expected, data = _expected(OLD, f"v{magic}-{codec}"), b""
         for batch in (bytes(batch) for _, batch in iter_batches(_segments(OLD, f"v{magic}-{codec}"))):
@@ -238,7 +238,7 @@ def test_offsets_inside_magic_0_are_absolute_and_inside_magic_1_relative(codec: 
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 @pytest.mark.parametrize("magic", [0, 1])
 def test_damage_beyond_the_range_is_not_looked_at(magic: int, codec: str, kernel: str) -> None:
-    """A wrapper does not say where it begins: that is known by what stands before it."""
+    """A wrapper does not have its first offset: that follows from the batch before it."""
     good, after = _segments(OLD, f"v{magic}-{codec}"), _segments(OLD, f"v{magic}-gzip")
     single = struct.unpack_from(">i", after, 8)[0] + 12
     wrapper = bytearray(after[single : single + struct.unpack_from(">i", after, single + 8)[0] + 12])

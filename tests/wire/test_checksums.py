@@ -1,4 +1,4 @@
-"""CRC-32C and CRC-32 against published vectors, and the hardware's against crcmod's."""
+"""CRC-32C and CRC-32 against published vectors, and the CRC-32C of the hardware against crcmod."""
 
 from __future__ import annotations
 

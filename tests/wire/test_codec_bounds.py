@@ -1,7 +1,7 @@
-"""Compression bombs: refused with the reason, in memory bounded by the limit.
+"""Compression bombs are refused with the reason, in memory bounded by the limit.
 
-Each is decompressed in a process of its own, whose peak of resident memory is the measure: the libraries' own buffers
-count, too.
+Each one is decompressed in its own process. Tests measure the process's peak resident memory, which includes the
+libraries' buffers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _NAMES = [codec.name for codec in COMPRESSING]
 XERIAL = bytes.fromhex("82534e4150505900" + "00000001" + "00000001")
 _STATUS = Path("/proc/self/status")
 
-#: What the process runs: the codec's id and the limit are its arguments, the bomb its input. It writes what came of it
-#: and by how many MB its peak rose. (A child's ru_maxrss begins with its parent's, so it is no measure.)
+#: Program of the process. Arguments: codec id and limit; input: the bomb. It prints by how many MB its peak rose, and
+#: the result. (It does not use ru_maxrss, since a child's begins with its parent's.)
 _CHILD = """
 import sys
 from spark_klog.errors import DecodeError
@@ -75,13 +75,13 @@ def _zstd(megabytes: int, window_log: int = 21) -> bytes:
 
 def _lz4_frame(flags: int, block_size: int, rest: bytes, size: bytes = b"") -> bytes:
     descriptor = bytes((flags, block_size)) + size
-    # the second byte of the XXH32, which a frame's content checksum is, too
+    # the second byte of the XXH32, which lz4 computes as a content checksum
     checksum = lz4.frame.compress(descriptor, content_checksum=True)[-3]
     return b"\x04\x22\x4d\x18" + descriptor + bytes((checksum,)) + rest
 
 
 def _zstd_frame(window_log: int, size: int | None, *blocks: tuple[int, int, bytes]) -> bytes:
-    """A frame of blocks (type, size, bytes); `size` is the content's that it claims."""
+    """A frame of blocks (type, size, bytes); `size` is the content size that it claims."""
     head = bytes((0 if size is None else 0xC0, window_log - 10 << 3))
     head += b"" if size is None else struct.pack("<Q", size)
     ends = [False] * (len(blocks) - 1) + [True]
@@ -99,7 +99,7 @@ _RUN = (1, 128 * 1024, b"x")
 _EMPTY = (0, 0, b"")
 _BEYOND = f"grow beyond {LIMIT} bytes"
 
-#: name: (codec, how to make it, what comes of it)
+#: By name: (codec id, a function that makes the bomb, part of the result)
 BOMBS: dict[str, tuple[int, Callable[[], bytes], str]] = {
     "gzip": (1, lambda: _gzip(500), _BEYOND),
     "gzip members": (1, lambda: _gzip(1) * 500, _BEYOND),
@@ -151,7 +151,7 @@ def test_bomb_in_bounded_memory(name: str) -> None:
     assert child.returncode == 0, child.stderr.decode()
     rise, result = child.stdout.decode().strip().split(" ", 1)
     assert expected in result
-    # the result, which has room to grow, and pieces; zstd has its window beside it. (malloc may keep as much as 32 MB.)
+    # the result with room to grow, and pieces of it; zstd also has its window. (malloc may keep as much as 32 MB.)
     assert int(rise) <= LIMIT // MB * (2 if codec_id == 4 else 9 / 8) + 40
 
 

@@ -1,4 +1,4 @@
-"""What the formats allow beside the one stream that a codec writes: members, frames, headers, blocks of all kinds."""
+"""Streams that the formats allow, but our codecs do not write: members, frames, headers, blocks of all kinds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _zstd(data: bytes) -> bytes:
 
 
 def _zstd_stream(data: bytes) -> bytes:
-    """As Java and librdkafka write it: without the content's size, blocks ended early."""
+    """A stream as Java and librdkafka write it: without content size, with blocks ended early."""
     stream = zstandard.ZstdCompressor().compressobj()
     parts = [stream.compress(data[:100]), stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
     return b"".join([*parts, stream.compress(data[100:]), stream.flush()])
@@ -102,7 +102,7 @@ def test_skippable_frames_are_skipped(codec: codecs.Codec, write: Callable[[byte
 
 @pytest.fixture(params=["zlib-ng", "zlib"])
 def _gzip_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Either of gzip's libraries; the second one is for machines that the first has no wheel for."""
+    """Both libraries for gzip; zlib is for machines for which zlib-ng has no wheel."""
     if request.param == "zlib":
         monkeypatch.setattr(codecs, "zlib", zlib)
     elif codecs.zlib is zlib:
@@ -178,7 +178,7 @@ def test_xerial_bytes_by_hand() -> None:
 
 
 def test_xerial_versions_as_java_reads_them() -> None:
-    """snappy-java 1.1.10.7 does not look at the first header's version; the later ones' must be 1 or more."""
+    """snappy-java 1.1.10.7 does not check the first header's version; in later headers it must be 1 or more."""
 
     def stream(version: int, compatible: int, content: bytes) -> bytes:
         return XERIAL[:8] + struct.pack(">ii", version, compatible) + _blocks(content)
@@ -210,8 +210,8 @@ def test_damaged_xerial_headers() -> None:
 @pytest.mark.parametrize(
     ("block", "reason"),
     [
-        (b"\x04\x08abc", "expected 4"),  # claims more than it gives
-        (b"\x02\x08abc", "damaged"),  # less
+        (b"\x04\x08abc", "expected 4"),  # claims more than it has
+        (b"\x02\x08abc", "damaged"),  # claims less
         (b"\x41\x00a", "which it can't hold"),
         (b"\xff\xff\x03\x00a", "which it can't hold"),
         (b"\xff\xff\xff\xff\x0f\x00a", "grow beyond"),
@@ -227,7 +227,7 @@ def test_snappy_sizes_that_are_wrong(block: bytes, reason: str) -> None:
 
 
 def _zstd_frame(size: int | None, *blocks: tuple[int, int, bytes]) -> bytes:
-    """A frame of blocks (type, size, bytes) with a window of 1 KB; `size` is the content's that it claims."""
+    """A frame of blocks (type, size, bytes) with a window of 1 KB; `size` is the content size that it claims."""
     head = b"\x00\x00" if size is None else b"\xc0\x00" + struct.pack("<Q", size)
     last = len(blocks) - 1
     body = (
@@ -253,7 +253,7 @@ def test_zstd_frames_by_hand() -> None:
 
 
 def test_empty_zstd_frames_are_what_the_library_calls_so() -> None:
-    # they are never decompressed: every header of nothing, each with all pairs of blocks of nothing
+    # they are never decompressed: check every header, with all sequences of one or two empty blocks
     blocks = [bytes([last | kind << 1, 0, 0]) + b"x" * (kind == 1) for kind in (0, 1, 3) for last in (0, 1)]
     bodies = [b"".join(some) for count in (1, 2) for some in itertools.product(blocks, repeat=count)]
     empty = 0
@@ -284,7 +284,7 @@ def test_zstd_that_needs_a_dictionary_is_refused() -> None:
 
 
 def test_zstd_of_a_window_of_128_mb() -> None:
-    # what Java writes at level 22, however little the content is
+    # Java writes this at level 22, however small the content is
     parameters = zstandard.ZstdCompressionParameters(window_log=27)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     stored = stream.compress(SAMPLE) + stream.flush()

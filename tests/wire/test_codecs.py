@@ -57,7 +57,7 @@ def _zstd(data: bytes) -> bytes:
     return zstandard.ZstdCompressor(write_checksum=True).compress(data)
 
 
-# what writes each format, and what reads it, without this package
+# writers and readers of each format from other packages
 WRITERS: dict[int, Callable[[bytes], bytes]] = {1: gzip.compress, 3: lz4.frame.compress, 4: _zstd}
 READERS: dict[int, Callable[[bytes], bytes]] = {
     1: gzip.decompress,
@@ -95,7 +95,7 @@ def test_others_read_what_it_writes_and_so_does_it(codec: Codec, size: int, make
     assert codec.compress(memoryview(data), None) == compressed
 
 
-#: Levels that give less and less; lz4's 9 is not one of them, see below.
+#: Levels that compress more and more; without lz4's 9, see test_default_levels_are_kafkas.
 LEVELS = {
     "gzip": (1, 3, 6, 9),
     "lz4": (1, 3, 8, 10, 12, 17),
@@ -153,7 +153,7 @@ def test_levels_that_there_are_not(name: str, level: int, message: str) -> None:
 
 @pytest.mark.parametrize("codec", COMPRESSING, ids=_NAMES)
 def test_threads_do_not_disturb_each_other(codec: Codec) -> None:
-    # zstd's contexts are kept, one a thread
+    # zstd keeps one context per thread
     levels = LEVELS.get(codec.name, (None,))
 
     def work(index: int) -> bool:
@@ -177,7 +177,7 @@ def test_none_passes_through() -> None:
 @pytest.mark.parametrize("codec", COMPRESSING, ids=_NAMES)
 def test_every_truncation_is_noticed(codec: Codec) -> None:
     stored = bytes(codec.compress(SAMPLE, None))
-    # the header of xerial blocks alone is a whole stream of no blocks
+    # a xerial header alone is a complete stream without blocks
     whole = {16} if codec.id == 2 else set()
     for size in set(range(1, len(stored))) - whole:
         with pytest.raises(DecodeError):
@@ -193,7 +193,7 @@ def test_bytes_left_over_are_noticed(codec: Codec) -> None:
 
 
 def _stored(codec_id: int) -> list[bytes]:
-    """Streams of one codec that differ in what they have: sizes, checksums, several members or frames."""
+    """Streams of one codec that differ in sizes, checksums, and number of members or frames."""
     own = bytes(CODECS[codec_id].compress(SAMPLE))
     others = [WRITERS[codec_id](SAMPLE)] if codec_id in WRITERS else [_snappy_raw(SAMPLE)]
     if codec_id == 3:
@@ -206,7 +206,7 @@ def _stored(codec_id: int) -> list[bytes]:
 
 STORED = [(codec, stored) for codec in COMPRESSING for stored in _stored(codec.id)]
 _POSITION = st.one_of(st.integers(0, 24), st.integers(0, 10_000))
-#: (position, bytes to take away, bytes to put there)
+#: (position, number of bytes to remove, bytes to insert)
 _CHANGES = st.lists(st.tuples(_POSITION, st.integers(0, 3), st.binary(max_size=3)), min_size=1, max_size=4)
 
 

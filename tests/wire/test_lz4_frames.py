@@ -1,4 +1,4 @@
-"""Header checksums of lz4 frames, the right and the old ones, against liblz4 and what Kafka 0.10.2.2 stored."""
+"""Header checksums of lz4 frames, right and old ones, against liblz4 and frames of Kafka 0.10.2.2."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_old_frames_of_kafka() -> None:
         content = lz4.frame.decompress(right + frame[position:])
         assert LZ4.decompress(frame, len(content)) == content
         assert LZ4.decompress(frame + bytes(LZ4.compress(b"abc")) + frame, 100_000) == content + b"abc" + content
-        # Kafka's header, too, but for its checksum, is that of our frames
+        # our frames get the same header as Kafka's, with the old checksum
         assert with_old_lz4_header(LZ4.compress(content))[:7] == frame[:7]
     for frame in _stored_frames("v1-lz4"):
         assert LZ4.decompress(frame, 100_000) == lz4.frame.decompress(frame)

@@ -1,4 +1,4 @@
-"""Primitive types against bytes that their standards name, in both directions."""
+"""Primitive types against bytes from their standards, in both directions."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_reader_takes_any_buffer(kind: type) -> None:
 
 
 class _Range:
-    """Stands for the range of a file: nothing but a length."""
+    """Stands for a range of a file: it only has a length."""
 
     def __len__(self) -> int:
         return 5
