@@ -1,4 +1,4 @@
-"""A cluster with a ZooKeeper, of ours or of Apache Kafka, for a module's tests."""
+"""Fixtures: a cluster, ours or Apache Kafka's, and a ZooKeeper."""
 
 from __future__ import annotations
 

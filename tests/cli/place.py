@@ -1,4 +1,4 @@
-"""What the tests of groups and offsets talk to."""
+"""The servers of the tests of groups and offsets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ only_ours = pytest.mark.parametrize("place", ["ours"], indirect=True)
 
 
 class Place(NamedTuple):
-    """A cluster and a ZooKeeper, which Kafka shares with us."""
+    """Addresses of a cluster and of a ZooKeeper, which Apache Kafka uses, too."""
 
     servers: str
     connect: str

@@ -1,4 +1,4 @@
-"""`klog bench` and `klog version`: what they print, write and leave."""
+"""`klog bench` and `klog version`: their output, and topics that stay."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_writes_and_reads_and_deletes_its_topic(cluster: EmbeddedCluster, top
     assert found["latencyMs"]["acknowledged"]["p50"] > 0
     assert topics(servers) == before
 
-    # a topic that is there: only with --existing, and its records stay
+    # an existing topic needs --existing, and keeps its records
     make_topic(servers, topic, 1)
     line = klog_refusal("bench", "-b", servers, "--topic", topic, "-n", "10")
     assert "--existing" in line
@@ -95,7 +95,7 @@ def test_an_interrupted_one_deletes_its_topic(cluster: EmbeddedCluster, topic: s
 
 
 def test_an_interrupted_import_leaves_the_exit_code(tmp_path: Path) -> None:
-    # as an import's dataclass: Python then ends by SIGINT, whatever the exit code says
+    # an interrupt within exec, as of a dataclass in an import: Python then exits by SIGINT, whatever the exit code
     (tmp_path / "interrupted.py").write_text(
         "from spark_klog.cli.main import main\n"
         "@main.command()\n"

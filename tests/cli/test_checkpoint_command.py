@@ -1,4 +1,4 @@
-"""`klog checkpoint show`: what it says of checkpoints as Spark writes them, of either format."""
+"""`klog checkpoint show` with checkpoints of both formats, klog and kafka, as Spark writes them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_switches(tmp_path: Path, line: str, planned: int, done: int, to_klog: s
     [("{}", False), ('{"path":"/data/x.csv","timestamp":1700000000000,"batchId":0}', True), ("1700000000000", True)],
 )
 def test_a_source_that_has_read_nothing(tmp_path: Path, start: str, is_safe: bool) -> None:
-    """Spark's connector with a pattern that no topic matches yet, and other sources, which keep files there, too."""
+    """Spark's connector, whose pattern no topic matches yet, writes `{}`; other sources keep files there, too."""
     folder = _checkpoint(tmp_path / "c", KAFKAS, "-")
     (folder / "sources" / "1").mkdir(parents=True)
     (folder / "sources" / "1" / "0").write_bytes(b"\0v1\n" + start.encode())

@@ -1,4 +1,4 @@
-"""`--command-config` with a file as Kafka's own tools take it: commands by TLS and SASL."""
+"""`--command-config` with a file as of Kafka's own tools: commands by TLS and SASL."""
 
 from __future__ import annotations
 

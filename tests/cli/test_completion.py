@@ -1,4 +1,4 @@
-"""`klog completion` in the shell that it is for."""
+"""`klog completion`: bash completes words; zsh and fish get their scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`klog consume` and `klog produce`, with a broker of ours and with Apache Kafka, beside kcat and librdkafka."""
+"""`klog consume` and `klog produce` with our broker and Apache Kafka, compared with kcat and librdkafka."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator
 
 @pytest.fixture
 def topic(servers: str, request: pytest.FixtureRequest) -> str:
-    """A topic of two partitions that the test has for itself."""
+    """A topic of two partitions, for one test only."""
     name = request.node.originalname.removeprefix("test_").replace("_", "-")
     make_topic(servers, name, 2)
     return name
@@ -107,7 +107,7 @@ def test_prints_as_kcat(servers: str, topic: str) -> None:
 
 
 def offsets(servers: str, topic: str, *arguments: str) -> list[tuple[int, int]]:
-    """(partition, offset) of what is printed."""
+    """(partition, offset) of each printed record."""
     lines = klog("consume", servers, topic, "-f", r"%p %o\n", *arguments).decode().splitlines()
     return sorted((int(line.split()[0]), int(line.split()[1])) for line in lines)
 
@@ -120,7 +120,7 @@ def test_places(servers: str, topic: str) -> None:
     assert offsets(servers, topic, "--from", "4", "--until", "6") == [each for each in everything if 4 <= each[1] < 6]
     assert offsets(servers, topic, "--from", "latest") == []
     assert offsets(servers, topic, "--from", "-1h") == []
-    middle = "2023-11-14T22:13:20.010Z"  # of the record 10: offset 5 of both
+    middle = "2023-11-14T22:13:20.010Z"  # the time of record 10: offset 5 in both partitions
     assert offsets(servers, topic, "--from", middle) == [each for each in everything if each[1] >= 5]
     assert offsets(servers, topic, "--until", middle) == [each for each in everything if each[1] < 5]
     assert len(offsets(servers, topic, "--count", "7")) == 7
@@ -153,7 +153,7 @@ def test_a_group_goes_on_where_it_stopped(servers: str, topic: str, tmp_path: Pa
         (p, o) for p in (0, 1) for o in range(10)
     }
     assert klog("consume", servers, *way) == b""
-    # without the option nobody's offsets move, also if the file is that of a group's program
+    # without --group no offsets move, even if the file has a group.id
     file = tmp_path / "consumer.properties"
     file.write_text("group.id=printers\nauto.offset.reset=latest\n")
     assert len(klog("consume", servers, topic, "--command-config", str(file)).splitlines()) == 20
@@ -187,7 +187,7 @@ def test_produce_many_lines(servers: str, tmp_path: Path, codec: str) -> None:
     klog("produce", servers, topic, "-l", str(file), "-K", "=", "-z", codec)
     found = read(servers, topic)
     assert sorted(int(key) for _, key, _, _ in found) == list(range(50_000))
-    for partition in (0, 1):  # of the same key's hash as librdkafka's, and in order
+    for partition in (0, 1):  # each partition is in order
         keys = [int(key) for number, key, _, _ in found if number == partition]
         assert keys == sorted(keys)
     assert all(int(value) == int(key) ** 2 for _, key, value, _ in found)
@@ -231,13 +231,13 @@ def test_a_transaction_is_written_whole_or_not_at_all(servers: str, topic: str) 
     committed = klog("consume", servers, topic, "--isolation", "read_committed").splitlines()
     assert committed == [b"1"] * 5
     assert set(klog("consume", servers, topic).splitlines()) <= {b"1", b"2"}
-    # without a transaction what comes before the bad line is written
+    # without a transaction the records before the bad line are written
     klog("produce", servers, topic, "--json", stdin=bad, code=1)
     assert [value for _, _, value, _ in read(servers, topic)].count(b"2") == 5
 
 
 def test_a_start_in_an_open_transaction(servers: str, topic: str) -> None:
-    """It is not beyond the end, although read_committed ends before it."""
+    """Such a start is not beyond the end, although read_committed ends before it."""
     producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": topic})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -331,13 +331,13 @@ def test_produce_leaves_the_transactions_of_a_file(servers: str, topic: str, tmp
     klog("produce", servers, topic, "--command-config", str(file), stdin=b"ours\n")
     program.begin_transaction()
     program.produce(topic, b"theirs")
-    program.commit_transaction(30)  # it is not fenced
+    program.commit_transaction(30)  # `program` is not fenced
     assert set(klog("consume", servers, topic).split()) == {b"ours", b"theirs"}
 
 
 @pytest.mark.parametrize("form", [("--json",), ("-f", r"%t %p %o %k|%K %s|%S %T\n"), ("-K", ":", "-Z")])
 def test_consume_does_without_pandas(servers: str, form: tuple[str, ...]) -> None:
-    """Its import, which pyarrow does by itself at the first scalar of a Python object, doubles the time of a start."""
+    """The import of pandas, which pyarrow does at the first scalar of a Python object, doubles the start-up time."""
     name = f"without-pandas-{len(form)}-{'json' in form[0]}"
     make_topic(servers, name, 1)
     write(servers, name, [{"value": b"v", "key": None}, {"value": None, "key": "ä"}])

@@ -1,4 +1,4 @@
-"""Which folders a broker and a cluster start on, run as a user runs them; what they refuse stays as it was."""
+"""Folders that `klog broker` and `klog cluster` accept as data directories; those that they reject stay unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEGMENT = f"{0:020}"
 
 
 def _tree(path: Path) -> dict[str, bytes | None]:
-    """All that is in a folder, with the content of files."""
+    """All paths in a folder, with the contents of files."""
     return {
         str(found.relative_to(path)): None if found.is_dir() else found.read_bytes()
         for found in sorted(path.rglob("*"))
@@ -46,7 +46,7 @@ def _cluster(path: Path, *arguments: str) -> tuple[str, ...]:
 
 @contextmanager
 def _running(*arguments: str) -> Iterator[str]:
-    """A broker or a cluster; its address. It must stop cleanly."""
+    """Run a broker or a cluster and yield its address; it must stop cleanly."""
     process = subprocess.Popen(klog_command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -70,7 +70,7 @@ def _refuses(path: Path, command: tuple[str, ...]) -> str:
     "files",
     [
         ["klog-cluster.properties"],
-        # as earlier versions left it, after a broker had served a topic `broker` out of it, too
+        # of earlier versions; the last one after a broker had served broker-0 as a partition of a topic `broker`
         ["broker-0/meta.properties", "broker-1/meta.properties", "broker-0.log", "directories/.lock"],
         ["broker-0/meta.properties", f"broker-0/{_SEGMENT}.log", "meta.properties"],
     ],
@@ -148,7 +148,7 @@ def test_a_directory_of_kraft_keeps_what_is_kafkas(tmp_path: Path) -> None:
 
 
 def test_directories_without_meta_properties(tmp_path: Path) -> None:
-    """Empty ones, of a file system of their own, of a start that failed early, a copy of partitions."""
+    """A broker starts on a copy of partitions, a new file system, what an early failure left, and a new folder."""
     with KlogBroker(tmp_path / "b") as broker:
         kcat("-P", "-b", broker.bootstrap_servers, "-t", "clicks", stdin=b"k\n")
     (broker.data_dir / "meta.properties").unlink()
@@ -174,7 +174,7 @@ def test_a_cluster_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_broker_of_a_cluster_does_not_start_alone(tmp_path: Path) -> None:
-    """It would not know the cluster's topics, nor the cluster those that are made meanwhile."""
+    """Alone it would not know the cluster's topics, and the cluster would not know those created meanwhile."""
     data = tmp_path / "cluster"
     with _running(*_cluster(data)):
         told = klog_refusal(*_broker(data / "broker-0"))
@@ -190,7 +190,7 @@ def test_a_broker_of_a_cluster_does_not_start_alone(tmp_path: Path) -> None:
 
 
 def test_a_cluster_keeps_its_registry(tmp_path: Path) -> None:
-    """Its topics are in ZooKeeper or in a folder: with the other one they would be gone."""
+    """The topics are in ZooKeeper or in a folder: with the other registry they would be gone."""
     for found, files in (("with", ["zookeeper/x"]), ("without", ["directories/x"])):
         data = _make(tmp_path / found, "broker-0/meta.properties", *files)
         arguments = [] if found == "with" else ["--zookeeper"]
@@ -230,7 +230,7 @@ def test_another_clusters_directory(tmp_path: Path) -> None:
 
 
 def test_logs_that_the_registry_does_not_know_are_told(tmp_path: Path) -> None:
-    """A broker that was alone, and then takes part in a cluster."""
+    """A broker that ran alone and then joins a cluster logs a warning."""
     with KlogBroker(tmp_path, name="b") as broker:
         kcat("-P", "-b", broker.bootstrap_servers, "-t", "clicks", stdin=b"k\n")
     with KlogBroker(tmp_path, "--directories", str(tmp_path / "tree"), name="b") as broker:
@@ -240,7 +240,7 @@ def test_logs_that_the_registry_does_not_know_are_told(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_is_named(tmp_path: Path) -> None:
-    """A limit to the size of files stands for it: the first byte that is written to one fails."""
+    """A limit on file sizes simulates it: the first byte written to a file fails."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))

@@ -1,4 +1,4 @@
-"""`klog doctor`: each thing that goes wrong in the first hour is made to go wrong, and named with what to do."""
+"""`klog doctor` names each problem of the first hour, and what to do about it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _healthy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _doctor(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """(the exit code, the findings by check)."""
+    """Run `klog doctor`; return its exit code and the findings by check."""
     done = CliRunner().invoke(main, ["doctor", "--no-spark", "--json", *arguments])
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     return done.exit_code, {line["check"]: line for line in lines}
@@ -86,7 +86,7 @@ def test_a_python_without_the_package(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_relative_path_and_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark's workers start in the driver's folder."""
+    """A relative path works, as Spark's workers start in the driver's folder."""
     _program(tmp_path, "bin/python", f'echo "a warning" >&2; exec "{sys.executable}" "$@"')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", "bin/python")
@@ -146,7 +146,7 @@ def test_a_name_that_does_not_exist(cluster: EmbeddedCluster) -> None:
     assert code == 1
     assert "DNS" in found["DNS nowhere.invalid"]["advice"]
     assert "TCP nowhere.invalid:9092" not in found
-    assert found["metadata"]["advice"] == ""  # by the other one
+    assert found["metadata"]["advice"] == ""  # from the other address
 
 
 def test_nobody_listens() -> None:
@@ -217,7 +217,7 @@ def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_wrong_settings(tmp_path: Path) -> None:
-    """A line on standard error, no traceback, and not the secret."""
+    """The error is a line on stderr, without a traceback or the secret."""
     file = tmp_path / "client.properties"
     file.write_text("security.protocol=SASL_PLAINTEXT\nsasl.mechanism=NONSENSE\nsasl.password=top-secret\n")
     done = CliRunner().invoke(
@@ -253,7 +253,7 @@ def test_a_command_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_kernel_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the command: its other findings are still there."""
+    """The command still prints its other findings."""
     monkeypatch.setenv("SPARK_KLOG_KERNEL", "nonsense")
     done = klog("doctor", "--no-spark", "--json")
     found = {line["check"]: line for line in map(json.loads, done.stdout.splitlines())}

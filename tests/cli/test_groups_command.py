@@ -1,4 +1,4 @@
-"""`klog groups`, with a broker of ours and with Apache Kafka, beside Kafka's own ConsumerGroupCommand."""
+"""`klog groups` with our broker and Apache Kafka, compared with Kafka's own ConsumerGroupCommand."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def commit(place: Place, group: str, offsets: Sequence[TopicPartition]) -> None:
 
 
 def lags(partition: dict[str, Any], written: dict[str, int | None]) -> dict[str, tuple[int, int, bool]]:
-    """(offset, lag, whether the time is that since `written` ms by store; None where it is to be 0)."""
+    """(offset, lag, whether lagMs is right) by store: the time since `written` ms, or 0 if that is None."""
     now, found = now_ms(), {}
     for name, store in partition["stores"].items():
         since = written[name]
@@ -53,7 +53,7 @@ def lags(partition: dict[str, Any], written: dict[str, int | None]) -> dict[str,
 def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Path) -> None:
     create_topic(place.servers, topic, 2)
     start = now_ms() - 60 * MINUTE
-    # one compressed batch, of which the next record is in the middle
+    # one compressed batch, with the next record in the middle
     produce(
         place.servers,
         topic,
@@ -61,7 +61,7 @@ def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Pat
         compression_type="lz4",
         linger_ms=20_000,
     )
-    # larger than what is asked for first; beside another partition Kafka gives none of it then
+    # larger than the first fetch: beside another partition Kafka then returns nothing of it
     produce(place.servers, topic, [Sent(bytes(100_000), partition=1, timestamp=start) for _ in range(3)])
     group = f"{topic}-readers"
     commit(place, "idle", [TopicPartition(topic, 1, 1)])
@@ -150,7 +150,7 @@ def test_the_lag_is_watched(place: Place, topic: str) -> None:
 
 @only_ours
 def test_the_lag_on_a_terminal(place: Place, topic: str) -> None:
-    """A table in the place of the one before."""
+    """Each table replaces the one before."""
     create_topic(place.servers, topic, 1)
     produce(place.servers, topic, [Sent(b"v", timestamp=now_ms()) for _ in range(5)])
     commit(place, topic, [TopicPartition(topic, 0, 2)])

@@ -1,4 +1,4 @@
-"""`--help`: every command teaches by examples, and they are commands that there are."""
+"""`--help`: every command has examples, and their commands and options exist."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from spark_klog.cli.main import main
 from tests.support.klog import klog, klog_refusal
 
-#: What ends a command within a line: of a shell, or before what it does.
+#: The end of a command within a line: an operator of the shell, or the gap before a description.
 _END = re.compile(r"\s[|>&;<]|\s{3,}")
 
 
 def commands(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
-    """All commands that are no groups."""
+    """All commands except groups."""
     if not isinstance(command, click.Group):
         yield command, context
         return
@@ -58,7 +58,7 @@ def test_options_have_a_text(path: str) -> None:
 
 
 def test_a_mistyped_command_is_suggested() -> None:
-    # topics, consume and users have modules of their own
+    # topics and consume have modules of their own
     for typed, meant in (("topic", "'topics'"), ("consme", "'consume'"), ("brokr", "'broker'")):
         done = klog(typed)
         assert (done.returncode, done.stderr.splitlines()[-1]) == (

@@ -1,4 +1,4 @@
-"""`klog offsets`, with a broker of ours, Apache Kafka, real ZooKeepers, and Kafka's own ConsumerGroupCommand."""
+"""`klog offsets` with our broker, Apache Kafka and real ZooKeepers, compared with Kafka's ConsumerGroupCommand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START = 1_700_000_000_000  # 2023-11-14T22:13:20Z
 
 
 def fill(place: Place, topic: str) -> None:
-    """Two partitions: 10 records, a day apart; 20, of which the first 5 are gone."""
+    """Fill two partitions with records a day apart: 10, and 20 of which the first 5 are deleted."""
     create_topic(place.servers, topic, 2)
     produce(place.servers, topic, [Sent(b"v", timestamp=START + n * DAY) for n in range(10)])
     produce(place.servers, topic, [Sent(b"v", partition=1, timestamp=START + n * DAY) for n in range(20)])
@@ -101,7 +101,7 @@ def test_set_elsewhere_from_a_file(place: Place, topic: str, zookeeper: KazooCli
 
 @only_ours
 def test_copy_round(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Path) -> None:
-    """Coordinator, ZooKeeper, a folder, a URI, and back to the coordinator."""
+    """Copy offsets from the coordinator to ZooKeeper, a folder, a URI, and back to the coordinator."""
     fill(place, topic)
     commit(place, topic, topic, 3, 11)
     folder, uri = tmp_path / "folder", f"file://{tmp_path}/other"
@@ -170,7 +170,7 @@ def test_an_active_group_is_left_alone(place: Place, topic: str, zookeeper: Kazo
     told = klog_refusal(*to, "--to", place.zookeeper)
     assert told.startswith(f"klog: group {topic} is active: ")
     assert told.endswith("stop them first, or use --force")
-    for force in ([], ["--force"]):  # it would not help: a coordinator takes no commits from outside then
+    for force in ([], ["--force"]):  # --force does not help: the coordinator rejects commits of non-members
         told = klog_refusal(*to, "--to", place.coordinator, *force)
         assert told.startswith(f"klog: group {topic} is active: {place.coordinator} has its member busy-")
         assert told.endswith("; stop them first: a coordinator rejects offsets while a group has members")

@@ -1,4 +1,4 @@
-"""The pieces of `klog consume` and `klog produce` that need no cluster: formats, JSON, filters, lines."""
+"""The parts of `klog consume` and `klog produce` that need no cluster: formats, JSON, filters, lines."""
 
 from __future__ import annotations
 

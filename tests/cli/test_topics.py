@@ -1,4 +1,4 @@
-"""`klog topics`, with a broker of ours and with Apache Kafka, beside Kafka's own TopicCommand."""
+"""`klog topics` with our broker and Apache Kafka, compared with Kafka's own TopicCommand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(servers: str, *arguments: str, stdin: str = "") -> subprocess.CompletedP
 
 
 def answers(servers: str, *arguments: str) -> list[dict[str, Any]]:
-    """Lines of JSON; it must succeed."""
+    """Run a command, which must succeed; return its lines of JSON."""
     done = run(servers, *arguments, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -50,7 +50,7 @@ def java_tool(name: str, servers: str, *arguments: str) -> str:
 
 
 def seen_by_kafka(servers: str, topic: str) -> dict[str, Any]:
-    """What TopicCommand says of a topic."""
+    """A topic as TopicCommand describes it."""
     output = topic_command(servers, "--describe", "--topic", topic)
     (head,) = re.findall(
         r"^Topic: (\S+)\tTopicId: (\S+)\tPartitionCount: (\d+)\tReplicationFactor: (\d+)\tConfigs: ?(\S*)",
@@ -68,7 +68,7 @@ def seen_by_kafka(servers: str, topic: str) -> dict[str, Any]:
 
 
 def seen_by_us(described: dict[str, Any]) -> dict[str, Any]:
-    """The same of what we say."""
+    """The same from a description by `klog topics describe`."""
     partitions = [
         (
             entry["partition"],
@@ -82,7 +82,7 @@ def seen_by_us(described: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare_offsets(servers: str, now: int) -> None:
-    """`klog topics offsets` beside Kafka's GetOffsetShell; record N of the 30 in two partitions is N s after `now`."""
+    """Compare `klog topics offsets` with Kafka's GetOffsetShell for 30 records in two partitions, N at `now` + N s."""
     for moment in (str(now + 4500), "-1"):
         told = run(servers, "offsets", "clicks:0,1", "--time", moment)
         assert (told.returncode, told.stderr) == (0, "")
@@ -170,7 +170,7 @@ def test_the_life_of_a_topic(servers: str) -> None:
     assert re.fullmatch(r"klog: .*missing.*UNKNOWN_TOPIC_OR_PARTITION \(3\)\n", done.stderr)
     assert answers(servers, "delete", "missing", "--yes", "--if-exists") == [{"name": "missing", "deleted": False}]
     deadline = time.monotonic() + 20
-    while answers(servers, "list") and time.monotonic() < deadline:  # Kafka deletes behind the answer
+    while answers(servers, "list") and time.monotonic() < deadline:  # Kafka answers before it has deleted the topics
         time.sleep(0.1)
     assert topic_command(servers, "--list").split() == ["__consumer_offsets"]
 

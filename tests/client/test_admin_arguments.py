@@ -1,4 +1,4 @@
-"""Settings and arguments of the admin client that are refused before anything is sent, and its end."""
+"""Settings and arguments that the admin client rejects before it sends a request; lost responses and deadlines."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_the_controller_moves() -> None:
 
 
 def test_a_check_that_fails_keeps_the_other_outcomes() -> None:
-    """The metadata lag behind when the second answer says that the first topic exists."""
+    """On the retry topic `a` exists, but the metadata that should confirm it do not show it yet."""
 
     def half(answer: Message) -> None:
         answer["topics"][0]["error_code"] = ErrorCode.REQUEST_TIMED_OUT
@@ -177,7 +177,7 @@ def test_a_lost_answer_is_not_a_refusal() -> None:
 
 
 class _Groups(ScriptedCluster):
-    """Its coordinator deletes groups."""
+    """Brokers that also answer DeleteGroups."""
 
     def _on_DeleteGroups(self, node: int, asked: Message, is_applied: bool) -> Message:
         results = []
@@ -188,7 +188,7 @@ class _Groups(ScriptedCluster):
 
 
 def test_a_connection_that_fails_is_not_a_lost_answer() -> None:
-    """Nothing was sent: what the broker says next is the outcome."""
+    """The request was not sent, so the broker's error on the next attempt is the outcome."""
     with _Groups({"t": 1}, nodes=2) as brokers:
         first = {"bootstrap.servers": f"{HOST}:{brokers.ports[0]}", "retry.backoff.ms": 5}
         for refused, code in (
@@ -197,7 +197,7 @@ def test_a_connection_that_fails_is_not_a_lost_answer() -> None:
             (lambda admin: admin.delete_group("none"), ErrorCode.GROUP_ID_NOT_FOUND),
         ):
             with Admin(first) as admin:
-                brokers.on("ApiVersions", dropped())  # of the connection to the controller and coordinator
+                brokers.on("ApiVersions", dropped())  # on the connection to the controller or coordinator
                 with pytest.raises(ProtocolError) as raised:
                     refused(admin)
             assert raised.value.code == code
@@ -209,7 +209,7 @@ def test_a_connection_that_fails_is_not_a_lost_answer() -> None:
 
 
 class _Strange(ScriptedCluster):
-    """Node 1 answers for a topic that was not asked for; the group `strange` has a member with half an assignment."""
+    """Node 1 answers ListOffsets for another topic; the group `strange` has a member with a truncated assignment."""
 
     def _on_DescribeGroups(self, node: int, asked: Message, is_applied: bool) -> Message:
         answer = super()._on_DescribeGroups(node, asked, is_applied)
@@ -250,7 +250,7 @@ def test_a_call_ends_within_default_api_timeout() -> None:
 
 
 def test_an_attempt_without_time_does_not_hide_what_was_answered() -> None:
-    """The fifth attempt has the sixteenth part of the time: the item has the answer before it, the call no error."""
+    """The fifth attempt has 1/16 of the time and times out: the outcome is the error before, and the call succeeds."""
     with ScriptedCluster({"t": 1}) as brokers:
         brokers.on("CreateTopics", *[error(_NOT_CONTROLLER)] * 4)
         brokers.always("CreateTopics", silent())

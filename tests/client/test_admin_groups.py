@@ -1,4 +1,4 @@
-"""The admin client's groups and offsets at our broker and real ones, compared with confluent-kafka."""
+"""The admin client's calls for groups and offsets, at our broker and Kafka's, compared with confluent-kafka."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _confluent(server: Server, group: str) -> ConfluentConsumer:
 
 
 def _committed(server: Server, group: str, topic: str, count: int) -> dict[int, int]:
-    """What librdkafka reads of a group's offsets."""
+    """A group's committed offsets as librdkafka reads them."""
     consumer = _confluent(server, group)
     found = consumer.committed([TopicPartition(topic, number) for number in range(count)], SECONDS)
     consumer.close()
@@ -93,7 +93,7 @@ def test_offsets_of_a_group(server: Server, admin: Admin, theirs: AdminClient, g
     assert listed[group].state == "Empty"
     missing = admin.alter_group_offsets(group, {(topic, 0): 6, (topic, 77): 1})
     assert missing[topic, 0] is None
-    if server.is_old:  # which does not look at the partition
+    if server.is_old:  # it does not check that the partition exists
         return
     assert _code(missing[topic, 77]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     deleted = admin.delete_group_offsets(group, [(topic, 1), (topic, 77)])

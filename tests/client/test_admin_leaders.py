@@ -1,4 +1,4 @@
-"""Elections and reassignments: at brokers of all kinds that are alone, and at two of Kafka's, seen by kafka-python."""
+"""Leader elections and reassignments, at single brokers of all kinds and at two of Kafka's, checked by kafka-python."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def test_two_brokers(pair: tuple[Kafka, Kafka]) -> None:
                 (described,) = theirs.describe_topics(["moved"])
                 return [entry["replica_nodes"] for entry in described["partitions"]]
 
-            wait_until(lambda: replicas() == [[2]])  # it may ask the broker that learns of it last
+            wait_until(lambda: replicas() == [[2]])  # it may ask the broker that learns of the move last
         finally:
             theirs.close()
-        # a move that can't end while its target is away is listed and cancelled
+        # a reassignment that only removes a stopped replica completes
         two.stop()
         admin.alter_partition_reassignments({("t", 0): [1]}).check()
         wait_until(lambda: seen("t")[1] == (1,))

@@ -1,4 +1,4 @@
-"""The admin client's quotas at our broker and real ones; real ones are asked by Kafka's own tool, too."""
+"""The admin client's calls for quotas, at our broker and Kafka's; kafka-configs reads those of Kafka, too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ADDRESS = QuotaEntity(ip="127.0.0.9")
 
 
 def _by_tool(servers: str, *arguments: str) -> str:
-    """What Kafka's tool says of quotas."""
+    """Quotas as kafka-configs describes them."""
     command = ["java", "-cp", f"{kafka_libs('3.9.1')}/*", "kafka.admin.ConfigCommand", "--bootstrap-server", servers]
     done = subprocess.run([*command, "--describe", *arguments], capture_output=True, text=True, timeout=120, check=True)
     return done.stdout

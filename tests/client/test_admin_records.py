@@ -1,4 +1,4 @@
-"""The admin client's records, logs and transactions at our broker and real ones, compared with confluent-kafka."""
+"""The admin client's records, log directories and transactions, at our broker and Kafka's, beside confluent-kafka."""
 
 from __future__ import annotations
 

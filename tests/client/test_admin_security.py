@@ -1,4 +1,4 @@
-"""The admin client's users and ACLs, by SASL_SSL at our broker, and at real ones; compared with confluent-kafka."""
+"""The admin client's calls for users and ACLs, at our broker by SASL_SSL and at Kafka's, checked by confluent-kafka."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_secure_broker(secure: SecureBroker) -> None:
 
 def test_credentials(server: Server, admin: Admin, theirs: AdminClient) -> None:
     if server.version is None:
-        return  # as above
+        return  # covered by test_a_secure_broker
     if server.is_old:
         with pytest.raises(UnsupportedVersionError, match=r"DescribeUserScramCredentials.*Kafka 2\.7"):
             admin.describe_scram_credentials()

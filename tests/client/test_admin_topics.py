@@ -1,4 +1,4 @@
-"""The admin client's topics and settings at our broker and real ones, compared with confluent-kafka."""
+"""The admin client's calls for topics and configs, at our broker and Kafka's, compared with confluent-kafka."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_topics_from_creation_to_deletion(server: Server, admin: Admin, theirs: 
         admin.describe_topic(name)
     with pytest.raises(ProtocolError, match=f"deleting topic {name}.*UNKNOWN_TOPIC_OR_PARTITION"):
         admin.delete_topic(name)
-    # asking for it has not created it
+    # the failed calls have not created the topic
     wait_until(lambda: name not in theirs.list_topics(timeout=SECONDS).topics)
 
 

@@ -1,8 +1,8 @@
-"""Each API that the client uses, with each error that a broker may answer and each way an answer can go wrong.
+"""Every API of the client, with every error code that a broker may return and every fault of a response.
 
-The tables say what the client does: RETRY (the same broker is asked again), REFRESH (leader, coordinator or controller
-are looked for first), FAIL (`ProtocolError` at once). Codes by API are those that Apache Kafka's brokers answer with;
-Produce and InitProducerId stand in test_produce_errors.
+The tables have the client's reaction: RETRY (ask the same broker again), REFRESH (look up the leader, coordinator or
+controller first), FAIL (raise `ProtocolError` at once). The codes of each API are those that Apache Kafka's brokers
+return; Produce and InitProducerId are in test_producer.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _topic_error(code: int) -> Fault:
 
 
 class Call(NamedTuple):
-    """What the client does with an API, what comes of it, and the broker's state afterwards."""
+    """A client call that uses an API, its expected result, and the broker's expected state afterwards."""
 
     run: Callable[[Cluster], Any]
     result: Any
@@ -295,7 +295,7 @@ def brokers() -> Iterator[ScriptedCluster]:
 
 
 def _all_at_once(check: Callable[..., None], cases: list[Any]) -> None:
-    """Run checks that mostly wait beside each other, each with brokers of its own; their errors name the case."""
+    """Run checks in parallel, as they mostly wait, each with its own brokers; failures name the case."""
 
     def run(case: Any) -> str | None:
         with _running() as brokers:
@@ -356,29 +356,29 @@ def test_errors_that_stay(name: str) -> None:
                 call.run(cluster)
             assert time.monotonic() - begin < 20
         assert raised.value.code == code
-        assert 2 <= brokers.count(name) < 120  # each is followed by a pause
+        assert 2 <= brokers.count(name) < 120  # the client pauses after each
         assert call.state(brokers) == before
 
     _all_at_once(check, [(code,) for other, code in PASSING if other == name])
 
 
 def _late_or_gone(name: str) -> type[KlogError]:
-    # any broker will do for these: the error names each that was asked
+    # the client sends these to any broker: the error names each one that it tried
     return ConnectionFailed if name in ("ApiVersions", "Metadata", "FindCoordinator") else RequestTimedOut
 
 
-#: Faults of every answer, and the error once request.timeout.ms is over.
+#: Faults of every response, and the expected error after request.timeout.ms.
 STAYING: dict[str, tuple[Fault, Callable[[str], type[KlogError] | tuple[type[KlogError], ...]]]] = {
     "late": (late(30), _late_or_gone),
     "silent": (silent(), _late_or_gone),
     "dripped": (dripped(0.3), _late_or_gone),
-    # or the call's time ends within an attempt
+    # RequestTimedOut if the call's time ends within an attempt
     "dropped": (dropped(), lambda name: (ConnectionFailed, RequestTimedOut)),
     "lost": (lost(), lambda name: (ConnectionFailed, RequestTimedOut)),
     "throttled": (throttled(40), lambda name: (ProtocolError, ConnectionFailed, RequestTimedOut)),
     "throttled for long": (throttled(60_000), lambda name: (ConnectionFailed, RequestTimedOut)),
 }
-#: APIs of which an answer without entries is a full one.
+#: APIs for which a response without entries is complete.
 LISTS = ("ApiVersions", "ListGroups")
 
 
@@ -424,9 +424,9 @@ def test_an_answer_to_another_question(brokers: ScriptedCluster, name: str, faul
     brokers.on(name, WRONG[fault])
     with _cluster(brokers) as cluster:
         if name in ("Metadata", "ApiVersions", "ListGroups") and fault in ("renamed", "repeated"):
-            return  # lists of what there is: nothing else was asked for
+            return  # these list everything, so that no entry is unexpected
         if name == "Metadata" and fault == "empty":
-            assert call.run(cluster) == call.result  # a broker that has just started; it is asked again
+            assert call.run(cluster) == call.result  # as of a broker that has just started: the client asks again
         elif fault == "empty" and name == "ListGroups":
             assert call.run(cluster) == []
         else:
@@ -474,7 +474,7 @@ def test_a_partition_without_a_leader_keeps_no_other_from_being_asked_for(broker
             list_offsets(cluster, {T0: LATEST, T1: LATEST})
         asked = [request.message for request in brokers.asked if request.name == "ListOffsets"]
         wanted = [entry["partition_index"] for message in asked for entry in message["topics"][0]["partitions"]]
-        assert wanted == [1]  # once: its answer is kept for the next attempt
+        assert wanted == [1]  # once: the client keeps the answer for the next attempt
         leaders, failures = cluster.by_leader([T0, T1, ("nowhere", 0)])
     assert leaders == {0: {"t": [1]}}
     assert {key: failure.code for key, failure in failures.items()} == {
@@ -484,13 +484,13 @@ def test_a_partition_without_a_leader_keeps_no_other_from_being_asked_for(broker
 
 
 def test_codes_are_classified_as_by_kafka() -> None:
-    """kafka-python's classes carry the guide's column "Retriable"; what Kafka's own clients retry beyond is named."""
+    """Our remedies match "Retriable" in kafka-python's classes, except codes that Kafka's own clients also retry."""
     beyond = {_E.CORRUPT_MESSAGE}  # CorruptRecordException is a RetriableException in Kafka's client
     found = {item.errno: item for item in vars(kafka.errors).values() if isinstance(getattr(item, "errno", None), int)}
     for code in ErrorCode:
         known: Any = found[code]
         if code == _E.ELECTION_NOT_NEEDED:
-            continue  # of elections only
+            continue  # only elections return it
         assert (REMEDIES.get(code, FAIL) is not FAIL) == (known.retriable or code in beyond), code.name
         assert not known.invalid_metadata or REMEDIES[code] is REFRESH, code.name
 

@@ -1,4 +1,4 @@
-"""What our client makes of no broker, and of peers that are none."""
+"""The client's errors if no broker answers or the peer is not a broker, and for invalid settings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from spark_klog.client.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, DecodeError, KlogError, UnsupportedVersionError
 from tests.support.kafka import HOST, free_port
 
-#: Gets the bytes of a request's frame and gives what to answer; None closes the connection.
+#: Maps the bytes of a request's frame to those of the response; None closes the connection.
 Answer = Callable[[bytes], "bytes | None"]
 
 
 class FakeBroker:
-    """Accepts connections and answers each frame by a function."""
+    """Accept connections and answer each frame with `answer`."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server((HOST, 0))
@@ -127,7 +127,7 @@ _ANSWERS: dict[str, tuple[Answer, type[KlogError]]] = {
 @pytest.mark.parametrize("name", _ANSWERS)
 def test_a_peer_that_is_no_broker_is_named(peer: FakeBroker, name: str) -> None:
     peer.answer, expected = _ANSWERS[name]
-    # only where a connection fails does the client try again until the time is over
+    # the client retries until its timeout only if a connection fails
     time_of_client = (300, 1000) if expected is ConnectionFailed else (60_000, 60_000)
     begin = time.monotonic()
     with pytest.raises(expected) as failed:

@@ -1,4 +1,4 @@
-"""Our client against our broker and against real ones, checked by confluent-kafka."""
+"""Our client against our broker and Kafka's, checked by confluent-kafka."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Line = tuple[int, int, "bytes | None", "bytes | None", "tuple[tuple[str, bytes |
 
 @dataclass
 class Server:
-    """A running broker, ours or a real one."""
+    """A running broker, ours or Kafka's."""
 
     broker: KlogBroker | Kafka
 
@@ -45,7 +45,7 @@ class Server:
         return self.broker.bootstrap_servers
 
     def crash(self) -> None:
-        """Kill it, and start it again on the same port and data."""
+        """Kill the broker and start it again on the same port and data."""
         self.broker.kill()
         self.broker.start()
 
@@ -215,7 +215,7 @@ def test_topics(server: Server, cluster: Cluster) -> None:
     with pytest.raises(ProtocolError, match=rf"produce to {name}-0.*MESSAGE_TOO_LARGE"):
         _send(cluster, name, [(0, NOW, None, bytes(5000), ())])
     many: list[Line] = [(number, NOW + number, b"k", b"%d" % number * 30, ()) for number in range(300)]
-    _send(cluster, name, many)  # one batch, which is split until its parts fit
+    _send(cluster, name, many)  # one batch, which the producer splits until its parts fit
     assert _confluent_read(server.servers, name, len(many)) == many
     delete_topic(cluster, name)
     deadline = time.monotonic() + 20
@@ -333,10 +333,10 @@ def test_a_restart_while_we_fetch(server: Server, topic: str) -> None:
                 server.crash()
         assert has_crashed
         assert found == _lines(300)
-        assert offset_range(cluster, topic, 0) == (0, 300)  # on connections from before
+        assert offset_range(cluster, topic, 0) == (0, 300)  # with the client from before the crash
 
 
-# Ours has no transactions.
+# test_consumer.py has a test of the same name that includes our broker.
 @pytest.mark.parametrize("server", [pytest.param(name, marks=pytest.mark.peer) for name in _REAL], indirect=True)
 def test_read_committed(server: Server) -> None:
     topic = "transactional"
@@ -380,11 +380,11 @@ def test_read_committed(server: Server) -> None:
                 if line[3] == b"plain" or sum(map(int, (line[3] or b"").split(b"-")[:2])) % 3
             ]
             assert committed == expected
-            # within a transaction, as a Spark task may begin
+            # start within a transaction, as a Spark task may
             for start in range(0, end, 7):
                 assert _read(cluster, topic, start, end) == [line for line in expected if line[0] >= start]
 
-    # an open transaction: its records are there for read_uncommitted only
+    # only read_uncommitted sees the records of an open transaction
     producers[0].begin_transaction()
     producers[0].produce(topic, b"open", partition=0)
     producers[0].flush(20)

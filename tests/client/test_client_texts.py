@@ -1,4 +1,4 @@
-"""What the client says of names that no topic can have, and of offsets that a transaction can't commit."""
+"""Error messages for illegal topic names, and for offsets that a consumer or a transaction can't commit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_reading_a_topic_that_can_not_be(what: str, call: Callable[[Consumer, st
         assert str(refused.value).startswith(f"{what}: ")
         assert repr(name) in str(refused.value)
         assert _RULE in str(refused.value)
-        consumer.subscribe([f"^{name}"])  # a pattern is no name
+        consumer.subscribe([f"^{name}"])  # a pattern need not be a legal name
 
 
 def test_offsets_of_a_topic_that_does_not_exist(producer: Producer, caplog: pytest.LogCaptureFixture) -> None:
@@ -66,7 +66,7 @@ def test_offsets_of_a_topic_that_does_not_exist(producer: Producer, caplog: pyte
     with pytest.raises(ProtocolError, match=r"missing-0.*check the topic's name") as failed:
         producer.send_offsets_to_transaction({("missing", 0): 1}, "g")
     assert failed.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    # then the back-off warns; a coordinator that is only being made is another matter
+    # later attempts are left to the back-off's warnings; messages about a coordinator that starts do not count
     assert len([text for text in caplog.messages if "trying again" in text and "missing-0" in text]) == 1
 
 
@@ -77,7 +77,7 @@ def test_offsets_of_a_member_of_an_earlier_generation(server: Server, producer: 
 
 
 def test_commits_beside_the_members_of_a_group(server: Server) -> None:
-    """Who is no member has not polled too seldom, as members may have."""
+    """The advice to poll more often is only for members."""
     topic = server.topic()
     with server.consumer(group_id=topic) as member, server.consumer(group_id=topic) as other:
         member.subscribe([topic])

@@ -1,4 +1,4 @@
-"""Requests find their answers, whatever else is under way, and end in time."""
+"""Each request gets its own response, whatever else is in flight, and ends by its deadline."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_reads_and_a_producer_that_share_a_cluster_do_not_mix(brokers: ScriptedC
                 if fetched is None:
                     del reads[partition]
                     continue
-                # the last batches may reach beyond the range
+                # the last batch may reach beyond the range
                 found[partition] += [value for _, offset, value in read_records(bytes(fetched.data)) if offset < 100]
                 # `send` would start a thread, which must not share a cluster with the reads
                 producer.send_arrow(pa.RecordBatch.from_pylist([{"topic": "u", "value": b"x" * 300}]))
                 producer.send_arrow(pa.RecordBatch.from_pylist([{"topic": "t", "value": b"y", "partition": partition}]))
         producer.flush()
     for partition in range(3):
-        # what was produced meanwhile may come with the last batch
+        # the last batch may have records produced meanwhile
         assert found[partition][:100] == [b"%d-%d" % (partition, number) for number in range(100)]
         assert set(brokers.values("t", partition)[100:]) == {b"y"}
     assert set(brokers.values("u", 0)) == {b"x" * 300}
@@ -124,7 +124,7 @@ def test_an_answer_that_nobody_asked_for_is_named(brokers: ScriptedCluster, faul
     brokers.on("Metadata", fault)
     with _connect(brokers) as connection:
         if fault.times == 2:
-            connection.request(METADATA, METADATA_OF_T)  # its second answer comes before the next one
+            connection.request(METADATA, METADATA_OF_T)  # the duplicate arrives before the next response
         with pytest.raises(DecodeError, match=r"127\.0\.0\.1.*not under way"):
             connection.request(METADATA, METADATA_OF_T)
         assert connection.closed
@@ -150,7 +150,7 @@ def test_a_forgotten_request_leaves_nothing(brokers: ScriptedCluster) -> None:
         brokers.append("t", partition, [b"%d" % partition])
     with _connect(brokers) as connection:
         first, second, third = (_send_fetch(connection, partition) for partition in range(3))
-        assert _values(connection.receive(second)) == [b"1"]  # the first answer is put aside
+        assert _values(connection.receive(second)) == [b"1"]  # buffers the first response
         connection.forget(first)
         fourth = _send_fetch(connection, 0)
         connection.forget(third)
@@ -160,7 +160,7 @@ def test_a_forgotten_request_leaves_nothing(brokers: ScriptedCluster) -> None:
         with pytest.raises(ValueError, match="not under way"):
             connection.receive(first)
         connection.forget(_send_fetch(connection, 0, wait_ms=10_000, offset=1))
-        assert connection.closed  # it would have to wait for the answer
+        assert connection.closed  # else the connection would have to wait for the response
 
 
 def test_a_read_that_is_given_up_costs_the_next_one_nothing(brokers: ScriptedCluster) -> None:
@@ -211,7 +211,7 @@ def test_a_throttled_client_is_silent_for_a_while(brokers: ScriptedCluster) -> N
 
 
 def test_a_shorter_throttling_does_not_end_a_longer_one(brokers: ScriptedCluster) -> None:
-    """Of two requests under way; as in Kafka's ClusterConnectionStates."""
+    """The longer throttle time of two requests in flight counts, as in Kafka's ClusterConnectionStates."""
     brokers.on("Fetch", slowed(600_000), slowed(1))
     with _connect(brokers) as connection:
         first, second = _send_fetch(connection, 0), _send_fetch(connection, 1)
@@ -222,7 +222,7 @@ def test_a_shorter_throttling_does_not_end_a_longer_one(brokers: ScriptedCluster
 
 
 def test_a_throttling_broker_holds_up_no_other() -> None:
-    """Requests to several brokers at once: only those to the throttling one wait for the end of its throttling."""
+    """Of requests to several brokers at once, only those to the throttling broker wait."""
     with ScriptedCluster({"t": 2}, nodes=2) as brokers:
         brokers.leaders.update({("t", 0): 0, ("t", 1): 1})
         with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers}) as cluster:

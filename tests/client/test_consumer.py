@@ -1,4 +1,4 @@
-"""The consumer with assigned partitions, against our broker and real ones, compared with what confluent-kafka sent."""
+"""The consumer, with assigned partitions and in groups, at our broker and Kafka's, reads what confluent-kafka sends."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _lines(count: int, *, has_headers: bool = True) -> list[Line]:
 
 
 def _poll(consumer: Consumer, count: int) -> list[ConsumerRecord]:
-    """Exactly so many records."""
+    """Poll until there are `count` records; there must not be more."""
     found: list[ConsumerRecord] = []
     deadline = time.monotonic() + SECONDS
     while len(found) < count and time.monotonic() < deadline:
@@ -143,7 +143,7 @@ def test_many_partitions_seek_pause_and_resume(server: Server) -> None:
         consumer.resume([(topic, 1)])
         first = consumer.poll(SECONDS)
         assert [record.offset for record in first] == list(range(7))
-        consumer.seek(topic, 1, 90)  # what has been fetched is dropped
+        consumer.seek(topic, 1, 90)  # drops what was fetched
         consumer.seek(topic, 0, 98)
         assert {(item.partition, item.offset) for item in _poll(consumer, 12)} == {
             *((1, offset) for offset in range(90, 100)),
@@ -284,7 +284,7 @@ def test_wakeup_and_close_from_another_thread(server: Server) -> None:
         server.send(topic, short(5))
         assert len(_poll(consumer, 5)) == 5
         thread, raised = _in_thread(lambda: consumer.poll(SECONDS))
-        with pytest.raises(ConcurrentUse):  # as soon as the other one has begun
+        with pytest.raises(ConcurrentUse):  # once the poll of the other thread has begun
             _use_while(consumer, thread)
         consumer.close()
         thread.join(SECONDS)
@@ -303,7 +303,7 @@ def test_no_broker_answers() -> None:
 
 
 def test_members_of_a_group_share_and_hand_over(server: Server) -> None:
-    # which assignor it is makes no difference to a broker
+    # brokers behave the same with every assignor
     for strategy in ("range", "roundrobin", "sticky", "cooperative-sticky") if server.version is None else ("sticky",):
         _share_and_hand_over(server, strategy)
 
@@ -345,7 +345,7 @@ def _share_and_hand_over(server: Server, strategy: str) -> None:
 def test_members_of_librdkafka_in_one_group(server: Server) -> None:
     _read_with_librdkafka(server, "range", "ours")
     _read_with_librdkafka(server, "cooperative-sticky", "ours")
-    if server.version is None:  # who leads makes no difference to a broker
+    if server.version is None:  # brokers behave the same whichever client leads
         _read_with_librdkafka(server, "range", "theirs")
         _read_with_librdkafka(server, "cooperative-sticky", "theirs")
 
@@ -380,7 +380,7 @@ def test_a_member_that_is_killed_while_it_rebalances(server: Server) -> None:
         members += [Ours(server, topic, "range"), Theirs(server, topic, "range")]
         reader = threading.Thread(target=killed.stdout.readline)
         reader.start()
-        poll_until(members, lambda: not reader.is_alive())  # it has given up its partitions, and joins again
+        poll_until(members, lambda: not reader.is_alive())  # it has revoked its partitions and is joining again
         killed.kill()
         poll_until(members, lambda: is_shared(members, 4))
         for partition in range(4):

@@ -1,4 +1,4 @@
-"""Arguments of the consumer's methods that are refused, and how."""
+"""Arguments that the consumer's methods reject, and the error messages."""
 
 from __future__ import annotations
 

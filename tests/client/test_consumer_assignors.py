@@ -1,4 +1,4 @@
-"""Assignors by their properties, range and round-robin also against kafka-python's; what members send, too."""
+"""Properties of the assignors, range and round-robin compared with kafka-python's; subscriptions of members."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _rows(item: Any) -> list[tuple[str, list[int]]]:
     topics=st.dictionaries(_NAMES, st.frozensets(st.sampled_from(_TOPICS), min_size=1), min_size=1),
 )
 def test_as_kafka_python_assigns(name: str, oracle: Any, counts: dict[str, int], topics: dict[str, Any]) -> None:
-    if name == "roundrobin":  # kafka-python 3 fails where members have subscribed to different topics
+    if name == "roundrobin":  # kafka-python 3 fails if members have subscribed to different topics
         topics = dict.fromkeys(topics, _ALL)
     cluster = SimpleNamespace(partitions_for_topic=lambda topic: set(range(counts[topic])) if topic in counts else None)
     group = [
@@ -140,7 +140,7 @@ def test_what_members_send_is_what_leaders_read(name: str, owned: list[tuple[str
 
 
 def test_the_bytes_of_a_sticky_member() -> None:
-    """As Java's StickyAssignor and ConsumerProtocol 4.1.0 define them, field by field."""
+    """The bytes that Java's StickyAssignor and ConsumerProtocol 4.1.0 define, field by field."""
     found = encode_subscription("sticky", ["t"], [("t", 1), ("t", 0)], 7, "", True)
     user_data = "00000001 0001 74 00000002 00000000 00000001 00000007"
     expected = f"0003 00000001 0001 74 0000001b {user_data} 00000000 00000007 ffff"

@@ -1,4 +1,4 @@
-"""How long `Consumer.close` takes at a broker that is gone or silent, and what it says."""
+"""Duration and log messages of `Consumer.close` if the broker is gone or silent."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from spark_klog.client import Consumer
 from tests.support.broker import KlogBroker
 from tests.support.consumers import SECONDS, Server, short
 
-#: Seconds: far from both the timeout of close and the time that it should take.
+#: Seconds: well above the time that close should take, and below its timeout.
 _MIDDLE = 20.0
 
 
 def _member(server: Server, **settings: bool) -> Consumer:
-    """A member of a group that has read a record, with heartbeats."""
+    """A group member, with heartbeats, that has read a record."""
     topic = server.topic()
     server.send(topic, short(1))
     consumer = server.consumer(group_id=topic, auto_offset_reset="earliest", **settings)
@@ -46,7 +46,7 @@ def test_a_broker_that_is_gone_is_not_waited_for(
 
 
 def test_a_broker_that_comes_back_gets_the_commit(tmp_path: Path) -> None:
-    """A connection that broke is made again."""
+    """Close connects again to commit."""
     with KlogBroker(tmp_path) as broker:
         server = Server(broker.bootstrap_servers, None)
         consumer = _member(server)

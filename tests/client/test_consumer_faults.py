@@ -1,6 +1,6 @@
-"""The consumer's reads under random faults of scripted brokers: nothing is lost, nothing comes twice.
+"""The consumer loses and repeats no record under random faults of scripted brokers.
 
-SPARK_KLOG_FAULT_SECONDS (3) says for how long, SPARK_KLOG_FAULT_SEED (0) where to begin.
+SPARK_KLOG_FAULT_SECONDS (default 3) is the duration, SPARK_KLOG_FAULT_SEED (default 0) the first seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _values(partition: int) -> list[bytes]:
 
 
 def _take(consumer: Consumer, is_arrow: bool) -> list[tuple[int, int, bytes | None]]:
-    """(partition, offset, value) of what one poll gives; errors are those of the faults, but for lost offsets."""
+    """Poll once for (partition, offset, value); ignore the faults' errors, but raise those of offsets and sizes."""
     try:
         if not is_arrow:
             return [(record.partition, record.offset, record.value) for record in consumer.poll(0.2)]
@@ -76,7 +76,7 @@ def _run(seed: int) -> None:
 
 
 def _read_before_an_outage(consumer: Consumer, brokers: ScriptedCluster) -> int:
-    """Read t-0, then let the brokers close connections; how many connections there were before."""
+    """Read t-0, then make the brokers close connections; return the number of connections before."""
     consumer.assign([("t", 0)])
     while not consumer.poll(0.2):
         pass
@@ -86,7 +86,7 @@ def _read_before_an_outage(consumer: Consumer, brokers: ScriptedCluster) -> int:
 
 
 def test_brokers_that_close_connections_are_asked_after_growing_pauses() -> None:
-    """Each poll waited for metadata for a second, with pauses of its own: it connected ten times a second for ever."""
+    """The back-off lasts across polls. When each poll had its own, the consumer connected ten times a second."""
     with ScriptedCluster({"t": 1}) as brokers:
         brokers.append("t", 0, [b"a"])
         with Consumer({"bootstrap.servers": brokers.bootstrap_servers, "auto.offset.reset": "earliest"}) as consumer:
@@ -94,7 +94,7 @@ def test_brokers_that_close_connections_are_asked_after_growing_pauses() -> None
             end = time.monotonic() + 2.5
             while time.monotonic() < end:
                 assert not consumer.poll(0.1)
-            # pauses of 0.1 s, 0.2 s, 0.4 s, 0.8 s and 1 s, of records and of metadata
+            # pauses of 0.1 s, 0.2 s, 0.4 s, 0.8 s and 1 s, each for records and for metadata
             assert brokers.count("ApiVersions") - before <= 10
             brokers.clear()
             brokers.append("t", 0, [b"b"])

@@ -14,14 +14,14 @@ from tests.support.consumers import SECONDS
 from tests.support.scripted_broker import ScriptedCluster
 
 _MODULES = tuple(f"consumer/{name}.py" for name in ("consumer", "guard", "handover", "fetching", "records", "arrow"))
-#: Functions in which the call ends or begins: the caller has the records, or they are not touched.
+#: Functions where a call begins or ends: it has not touched the records, or the caller has them.
 _OUTSIDE = ("poll", "poll_arrow", "used", "_next", "begin")
-#: Every so many lines: some hundred places, in another order in each round of the loop.
+#: Each round interrupts this many lines later than the one before.
 _STEP = 7
 
 
 class _Interrupt:
-    """Raise KeyboardInterrupt at the line numbered `at` of the consumer's modules; `is_over` if there is none."""
+    """Raise KeyboardInterrupt at the `at`-th line that runs in the consumer's modules; `is_over` if fewer run."""
 
     def __init__(self, at: int) -> None:
         self._at = at

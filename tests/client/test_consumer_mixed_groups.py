@@ -1,6 +1,6 @@
-"""Our members with Java's and librdkafka's in one group of Kafka, some of them killed while the group rebalances.
+"""Members of our client, Java's and librdkafka's in one group at Kafka; some are killed while the group rebalances.
 
-SPARK_KLOG_KAFKAS=all: with all assignors, otherwise with one.
+SPARK_KLOG_KAFKAS=all runs all assignors, otherwise only cooperative-sticky runs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _JAVAS = {
 }
 _PARTITIONS, _RECORDS = 6, 50
 _SECONDS = 90.0
-#: How the member that is killed polls: it prints what it has read before it commits that.
+#: The poll of the member to be killed: it prints each record before it commits.
 _TELLING = "for record in consumer.poll(0.1): print(record.value.decode(), flush=True)"
 
 
 class _Java:
-    """A member of Java's client; it commits what it has read after each poll."""
+    """A group member of Java's client; it commits after each poll."""
 
     def __init__(self, server: Server, topic: str, strategy: str) -> None:
         self._client = Java39(server.servers)
@@ -50,7 +50,7 @@ class _Java:
             partition, offset = word.split(",")
             self.values.append(_value(int(partition), int(offset)))
         if came:
-            self._client.ask("commit")  # refused while the group rebalances: read again then
+            self._client.ask("commit")  # fails while the group rebalances; the records are read again then
 
     def owned(self) -> set[int]:
         return self._owned
@@ -79,7 +79,7 @@ def _value(partition: int, offset: int) -> bytes:
 
 
 def _send(server: Server, topic: str, start: int) -> list[bytes]:
-    """The next records of each partition; returns their values."""
+    """Send the next records to each partition; return their values."""
     sent = []
     for partition in range(_PARTITIONS):
         values = [_value(partition, start + number) for number in range(_RECORDS)]
@@ -114,7 +114,7 @@ def test_members_of_three_clients_some_of_them_killed(server: Server, strategy: 
             assert "assigned\n" in iter(killed.stdout.readline, "")
             java = _Java(server, topic, strategy)
             members += [Ours(server, topic, strategy), java, _Java(server, topic, strategy)]
-            if strategy != "sticky":  # librdkafka has none
+            if strategy != "sticky":  # librdkafka has no sticky assignor
                 members.append(Theirs(server, topic, strategy))
             _poll_until(members, lambda: all(member.owned() for member in members))
             members.append(Ours(server, topic, strategy))

@@ -1,6 +1,6 @@
-"""What a consumer reads after random calls of assign, seek, pause and resume, compared with lists of what was sent.
+"""A consumer's reads after random calls of assign, seek, pause and resume, compared with lists of the sent values.
 
-SPARK_KLOG_SEED (0) says where to begin, SPARK_KLOG_RUNS (4) how many runs there are.
+SPARK_KLOG_SEED (default 0) is the first seed, SPARK_KLOG_RUNS (default 4) the number of runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_a_partition_goes_on_after_a_call_that_changes_nothing(server: Server, h
 
 
 class _Model:
-    """The values of each partition, and what a consumer should read next. It gives the consumer its calls."""
+    """Each partition's values and the offset to read next; the methods call the consumer and update this model."""
 
     def __init__(self, seed: int, brokers: ScriptedCluster) -> None:
         self.choose = random.Random(seed)
@@ -127,7 +127,7 @@ class _Model:
         self.paused.clear()
 
     def switch(self) -> None:
-        """Read in the other form: the consumer then drops what it has fetched, so this hides what goes wrong there."""
+        """Switch between records and Arrow; the consumer then drops what it fetched, which can hide errors there."""
         self.reads_arrow = not self.reads_arrow
 
     def poll(self) -> None:
@@ -145,7 +145,7 @@ class _Model:
             self.positions[number] += 1
 
     def read_all(self) -> None:
-        """Send more to each partition, and read all to the end."""
+        """Send more to each partition and read all assigned ones to the end."""
         self.resume_all()
         for number in range(_PARTITIONS):
             self.send(number)

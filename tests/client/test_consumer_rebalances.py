@@ -1,4 +1,4 @@
-"""What a consumer's listener does during rebalances and at the end, and what the group sees of it."""
+"""Listeners and commits during rebalances and close, and their effect on the group."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server(cluster: EmbeddedCluster) -> Server:
 
 
 class _OnRevoked(RebalanceListener):
-    """Acts when partitions are revoked (or lost)."""
+    """Call a function when partitions are revoked or lost."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         self._act = act
@@ -130,7 +130,7 @@ def test_a_member_that_was_lost_cannot_commit(server: Server, monkeypatch: pytes
         second.subscribe([topic])
         read = 0
         deadline = time.monotonic() + SECONDS
-        while read < 10 and time.monotonic() < deadline:  # once the first one has left
+        while read < 10 and time.monotonic() < deadline:  # until `first` has left and `second` has read all
             read += len(second.poll(0.1))
         second.unsubscribe()
         assert second.committed([(topic, 0)])[topic, 0].offset == 10
@@ -138,7 +138,7 @@ def test_a_member_that_was_lost_cannot_commit(server: Server, monkeypatch: pytes
             poll_until([first], lambda: False)
         assert [type(error) for error in told] == [CommitFailed] * 2
         assert second.committed([(topic, 0)])[topic, 0].offset == 10
-        first.consumer.subscribe([topic])  # no more commits
+        first.consumer.subscribe([topic])  # without the listener that commits
 
 
 def test_a_static_leader_that_came_back_finds_new_partitions(server: Server) -> None:
@@ -167,7 +167,7 @@ def test_a_static_leader_that_came_back_finds_new_partitions(server: Server) -> 
 def test_another_subscription_while_brokers_are_away(
     cluster: EmbeddedCluster, server: Server, is_pattern: bool
 ) -> None:
-    """The look at the topics fails: it is repeated soon, and the topics of the subscription before are not read."""
+    """If the look-up of topics fails, the consumer soon repeats it, and reads no topic of the previous subscription."""
     before, after = server.topic(), server.topic()
     for topic in (before, after):
         server.send(topic, short(1))

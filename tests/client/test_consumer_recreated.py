@@ -57,7 +57,7 @@ def test_the_new_topic_is_read_from_its_beginning(
         assert _values(consumer, 50) == new
         assert "deleted and created again" in caplog.text
 
-        # a broker that lags behind may still tell the former id: that is no third topic
+        # a lagging broker may still report the former id: the consumer must not take that for a third topic
         real = Cluster.metadata
 
         def lagging(asked: Cluster, *args: Any, **kwargs: Any) -> Mapping[str, Any]:
@@ -82,7 +82,7 @@ def test_without_a_reset_it_is_an_error(cluster: EmbeddedCluster, topic: str) ->
         consumer.assign([(topic, 0, 0)])
         assert _values(consumer, 10) == old
         new = _create_again(servers, topic)
-        for _ in range(2):  # until a seek
+        for _ in range(2):  # the error repeats until a seek
             with pytest.raises(TopicRecreated, match="created again") as failure:
                 _values(consumer, 1)
         assert isinstance(failure.value.topic_id, UUID)

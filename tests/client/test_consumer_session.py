@@ -1,4 +1,4 @@
-"""Fetch sessions of the consumer, against the broker's own, and the replica that it fetches from."""
+"""The consumer's fetch sessions against our broker's, and fetches from the preferred read replica."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 3))
 _WANTED = st.builds(
     FetchParameters, st.integers(0, 3), st.sampled_from([100, 200]), st.integers(-1, 1), topic_id=st.none()
 )
-#: How often each topic was created again; None: brokers without ids.
+#: Each topic's id (a recreated topic has another one); None: brokers without topic ids.
 _LIVES = st.one_of(st.none(), st.fixed_dictionaries({"a": st.integers(1, 2), "b": st.integers(3, 4)}))
 _STEPS = st.lists(
     st.tuples(st.dictionaries(_KEYS, _WANTED, min_size=1), _LIVES, st.sampled_from(["", "lost", "evicted"]))
@@ -33,7 +33,7 @@ def _key(topic: dict[str, Any], partition: int, *, has_ids: bool) -> broker_side
 
 
 def _ask(sessions: Any, client: FetchSession, wanted: dict[tuple[str, int], FetchParameters], now: float) -> Any:
-    """What the broker makes of a request: its session, or an error code."""
+    """Give the client's request to the broker's sessions; return the session, or an error code."""
     request = client.request(wanted)
     entries = [
         (_key(topic, entry["partition"], has_ids=client.has_ids), entry)
@@ -94,7 +94,7 @@ def test_an_answer_about_another_partition() -> None:
 
 
 class _WithReplicas(ScriptedCluster):
-    """Node 1 is the leader of t-0; it sends consumers of the rack "r" to node 0, which refuses once it `has_moved`."""
+    """Node 1 leads t-0 and sends consumers in rack "r" to node 0; once `has_moved` is set, node 0 rejects fetches."""
 
     has_moved = False
 

@@ -1,4 +1,4 @@
-"""Settings of the consumer that are refused, and how."""
+"""Consumer settings: those that it rejects, those without effect, and the effect of others."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_pattern_selects_internal_topics_if_they_are_not_excluded(excludes: bo
     with EmbeddedCluster() as cluster:
         given = {"bootstrap.servers": cluster.bootstrap_servers, "group.id": "g", "metadata.max.age.ms": 100}
         with Consumer({**given, "exclude.internal.topics": excludes}) as consumer:
-            consumer.committed([("t", 0)])  # now the topic exists
+            consumer.committed([("t", 0)])  # creates __consumer_offsets
             consumer.subscribe("^__consumer")
             deadline = time.monotonic() + (30 if not excludes else 2)
             while not consumer.assignment() and time.monotonic() < deadline:

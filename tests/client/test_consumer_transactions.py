@@ -1,6 +1,6 @@
-"""A consumer whose offsets a producer commits with its records: read, transform, write exactly once (KIP-447).
+"""Consumers whose offsets a producer commits with its records (KIP-447): read, transform, write exactly once.
 
-And one that waits for an open transaction.
+Also consumers that wait for an open transaction.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_a_new_owner_waits_for_offsets_in_an_open_transaction(server: Server, co
 
 
 def _work(producer: Producer, consumer: Consumer, records: list[ConsumerRecord], output: str) -> None:
-    """Write what was read, with its offsets, in one transaction."""
+    """Write the records and commit their offsets in one transaction."""
     producer.begin_transaction()
     for record in records:
         producer.send(output, record.value)
@@ -95,7 +95,7 @@ def test_a_lost_member_commits_nothing(server: Server) -> None:
         for producer in (first, second):
             producer.init_transactions()
         read = _records(lost, 6)
-        # its heartbeats end 1.5 s later, as it does not poll, and it leaves the group
+        # 1.5 s without a poll later `lost` stops its heartbeats and leaves the group
         _work(second, owner, _records(owner, 6), output)
         with pytest.raises(ProtocolError) as refused:
             _work(first, lost, read, output)
@@ -120,7 +120,7 @@ def test_group_metadata_without_membership(server: Server) -> None:
 
 
 def test_a_position_in_an_open_transaction_is_in_range() -> None:
-    """A broker that wrongly says it is not does not send the consumer back to the last stable offset."""
+    """A wrong OFFSET_OUT_OF_RANGE does not move the consumer back to the last stable offset."""
     refusal = Fault(ErrorAnswer("OFFSET_OUT_OF_RANGE"), api="Fetch", count=1)
     with EmbeddedCluster(faults=[refusal]) as cluster:
         servers = {"bootstrap.servers": cluster.bootstrap_servers}

@@ -1,4 +1,4 @@
-"""Logs that a new leader has truncated (KIP-320): scripted leaders, and committed epochs at our broker and Kafka's."""
+"""Logs truncated by a new leader (KIP-320): scripted leaders, and committed epochs at our broker and Kafka's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def brokers() -> Iterator[ScriptedCluster]:
 
 
 def _truncate(brokers: ScriptedCluster, end: int, values: list[bytes]) -> None:
-    """The other broker leads, with fewer records, then more."""
+    """Elect the other broker, with a log that ends at `end`, and append values."""
     brokers.leaders["t", 0] = 1
     brokers.logs["t", 0].elect(end)
     brokers.append("t", 0, values)
@@ -55,7 +55,7 @@ def test_a_log_that_has_grown_past_the_position_again(
     with _consumer(brokers, auto_offset_reset="latest") as consumer:
         consumer.assign([("t", 0, 0)])
         assert _values(consumer, 20) == _OLD
-        _truncate(brokers, 10, _NEW)  # up to offset 30: no position is out of range
+        _truncate(brokers, 10, _NEW)  # the new log ends at 30, so that position 20 is in range
         assert _values(consumer, 20) == _NEW
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("t-0 was truncated" in text and "offset 20" in text and "offset 10" in text for text in told)
@@ -79,7 +79,7 @@ def test_what_was_fetched_from_the_former_leader_is_dropped(brokers: ScriptedClu
     with _consumer(brokers, **given) as consumer:
         consumer.assign([("t", 0, 0)])
         assert [record.value for record in consumer.poll(SECONDS)] == _OLD[:5]
-        _truncate(brokers, 10, _NEW)  # after the position: nothing is lost that was returned
+        _truncate(brokers, 10, _NEW)  # after the position: no returned record is lost
         time.sleep(0.05)  # the metadata are older than metadata.max.age.ms, and retry.backoff.ms is over
         assert _values(consumer, 25) == _OLD[5:10] + _NEW
 
@@ -95,7 +95,7 @@ def test_a_leader_that_has_everything_changes_nothing(brokers: ScriptedCluster) 
 
 
 def test_brokers_that_cannot_tell(brokers: ScriptedCluster) -> None:
-    """Before Kafka 0.11 there is no such request."""
+    """Brokers before Kafka 0.11 have no OffsetForLeaderEpoch."""
     brokers.hidden.add("OffsetForLeaderEpoch")
     with _consumer(brokers, auto_offset_reset="none") as consumer:
         consumer.assign([("t", 0, 0)])
@@ -125,7 +125,7 @@ def test_a_committed_offset_that_the_log_does_not_reach(server: Server, policy: 
     with server.consumer(**given, auto_offset_reset="none") as consumer:
         consumer.assign([(topic, 0)])
         server.send(topic, short(3))
-        assert len(_values(consumer, 3)) == 3  # the epoch is right
+        assert len(_values(consumer, 3)) == 3  # the committed epoch is that of the log
         consumer.commit({(topic, 0): Committed(1000, mark.leader_epoch)})
     with server.consumer(**given, auto_offset_reset=policy) as consumer:
         consumer.assign([(topic, 0)])

@@ -1,4 +1,4 @@
-"""What a consumer says when it gets no records because something is wrong."""
+"""Warnings and errors of a consumer that gets no records because something is wrong."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_wrong_port_is_a_warning_with_the_address(caplog: pytest.LogCaptureFix
             consumer.assign([("t", 0, 0)])
         deadline = time.monotonic() + SECONDS
         while not (found := _warnings(caplog)) and time.monotonic() < deadline:
-            assert consumer.poll_arrow(1.0) is None  # the loop of a user
+            assert consumer.poll_arrow(1.0) is None  # as in a user's loop
         assert found
         assert re.search(r"no records from .*127\.0\.0\.1:1.*[Rr]efused", found[0])
         assert "request.timeout.ms" not in found[0]
@@ -62,7 +62,7 @@ def test_a_topic_that_does_not_exist_is_an_error(server: Server, caplog: pytest.
     with server.consumer(auto_offset_reset="earliest") as consumer:
         for wrong, name in ((f"{topic}-wrong", f"topic {topic}-wrong"), (topic, f"{topic}-7")):
             consumer.assign([(topic, 0), (wrong, 7)])
-            _poll_until(consumer, lambda: consumer.position(topic, 0) == 3)  # the other one is read
+            _poll_until(consumer, lambda: consumer.position(topic, 0) == 3)  # the existing partition is read
             with pytest.raises(ProtocolError, match=name) as failed:
                 consumer.poll(SECONDS)
             assert failed.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -83,7 +83,7 @@ def test_a_partition_without_a_leader_is_a_warning(caplog: pytest.LogCaptureFixt
 
 
 def test_a_broker_that_restarts_is_no_unknown_topic(caplog: pytest.LogCaptureFixture) -> None:
-    """A partition that was known once is waited for."""
+    """The consumer waits for a partition that it has known before."""
     with ScriptedCluster({"t": 1}) as brokers:
         brokers.append("t", 0, [b"a"])
         with Consumer({"bootstrap.servers": brokers.bootstrap_servers, "metadata.max.age.ms": 50}) as consumer:
@@ -124,7 +124,7 @@ def test_text_that_begins_with_a_caret_is_a_pattern(server: Server) -> None:
     for topic in (first, second, third):
         server.send(topic, short(2))
     with server.consumer(group_id=first, auto_offset_reset="earliest") as consumer:
-        consumer.subscribe([f"^{first[:-2]}", second])  # names that begin so, as in librdkafka
+        consumer.subscribe([f"^{first[:-2]}", second])  # matches prefixes, as in librdkafka
         _poll_until(consumer, lambda: consumer.assignment() == sorted([(first, 0), (second, 0)]))
         consumer.subscribe(f"^{third}$")
         _poll_until(consumer, lambda: consumer.assignment() == [(third, 0)])

@@ -1,4 +1,4 @@
-"""How often admin clients look coordinators up, and that they do when one has moved."""
+"""How often admin clients look up coordinators, also when one has moved."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 
 
 class Brokers(ScriptedCluster):
-    """Two brokers; the coordinator of transactions ends them. Nobody may know of the id `refused`."""
+    """Two brokers whose coordinator answers EndTxn. Clients are not authorized for the transactional id `refused`."""
 
     def _on_FindCoordinator(self, node: int, asked: Message, is_applied: bool) -> Message:
         answer = super()._on_FindCoordinator(node, asked, is_applied)
@@ -78,7 +78,7 @@ def test_one_request_each_before_kafka_3() -> None:
 
 
 def test_calls_look_up_anew(brokers: Brokers) -> None:
-    """A client may live longer than a coordinator."""
+    """Every call looks up coordinators again, as they may have moved since the last call."""
     with Admin({"bootstrap.servers": brokers.bootstrap_servers}) as admin:
         for number in (1, 2):
             admin.end_transactions(transactions("a", "b", "c"), commits=True).check()
@@ -108,7 +108,7 @@ def test_transactions_end_without_waiting_for_each_other(brokers: Brokers, monke
 
 
 def test_answers_that_come_between_two_looks(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look for the last answer reads those before it, too: nothing is left to wait for."""
+    """The poll for the last response also reads the earlier ones: the client must not wait for them."""
     polled: list[Handle | None] = []
     poll = Connection.poll
 
@@ -116,7 +116,7 @@ def test_answers_that_come_between_two_looks(brokers: Brokers, monkeypatch: pyte
         if handle is None or handle.api is not END_TXN:
             return poll(self, handle)
         polled.append(handle)
-        if len(polled) < 3:  # as if no answer were there
+        if len(polled) < 3:  # as if no response had arrived
             return False
         while not poll(self, handle):
             select.select([self], [], [], 20)

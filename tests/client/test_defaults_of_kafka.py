@@ -1,6 +1,6 @@
-"""The defaults of settings are those of Kafka 3.9.1's clients, but for the ones named here.
+"""Settings have the defaults of Kafka 3.9.1's clients, except those in `OTHERS`.
 
-`tests/support/kafka_defaults.py` makes the file of Kafka's.
+`tests/support/kafka_defaults.py` makes the file with Kafka's defaults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SERVERS = {"bootstrap.servers": "h:1"}
 THEIRS: dict[str, dict[str, list[str]]] = json.loads(
     (Path(__file__).parents[1] / "data" / "kafka-3.9.1" / "client-settings.json").read_text()
 )
-#: Settings with other defaults, by client, with ours and the reason.
+#: Settings whose default differs from Kafka's, by client, with our default and the reason.
 OTHERS = {
     "consumer": {
         "client.id": ("spark_klog", "brokers' logs and quotas name the client"),
@@ -39,7 +39,7 @@ _ASSIGNORS = {"RangeAssignor": "range", "CooperativeStickyAssignor": "cooperativ
 
 
 def _ours(client: str) -> dict[str, Any]:
-    """Our defaults of the settings that are parsed for this client."""
+    """Our defaults of the settings that this client parses."""
     if client == "consumer":
         config = consumer_config(SERVERS)
         own = {item.metadata["name"]: getattr(config, item.name) for item in fields(ConsumerConfig) if item.metadata}
@@ -55,7 +55,7 @@ def _shared(config: ClientConfig) -> dict[str, Any]:
 
 
 def _plain(name: str, text: str) -> Any:
-    """Kafka's default as ours would be."""
+    """Kafka's default as the type that our settings have."""
     if name == "partition.assignment.strategy":
         return tuple(_ASSIGNORS[part.rpartition(".")[2]] for part in text.replace("class ", "").split(","))
     if name == "auto.offset.reset":
@@ -69,9 +69,9 @@ def _plain(name: str, text: str) -> Any:
     return int(text) if text.lstrip("-").isdecimal() else text
 
 
-#: Kafka's defaults that ours express otherwise: None means the same there.
+#: Kafka's defaults for which our default is None, with the same meaning.
 SAME = {
-    ("producer", "enable.idempotence"): True,  # None: as acks and retries say
+    ("producer", "enable.idempotence"): True,  # None: acks and retries decide
     ("producer", "compression.gzip.level"): -1,
     ("producer", "compression.lz4.level"): 9,  # of Java's LZ4, which has other levels
     ("producer", "compression.zstd.level"): 3,

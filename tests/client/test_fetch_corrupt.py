@@ -1,4 +1,4 @@
-"""A fetch of which batches are corrupt: what they say of their own end is not believed, and the rest is read."""
+"""Corrupt batches in a fetch: the reader does not trust their last offsets, and reads all other batches."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.support.fake_broker import TOPIC, FakeBroker
 from tests.support.kafka import HOST
 
 TIME = 1_700_000_000_000
-#: Records of a batch.
+#: Records per batch.
 EACH = 10
 LAST_OFFSET_DELTA, VALUE_BYTE = slice(23, 27), -5
-#: What a corrupt batch says instead of the 9 that are true.
+#: Wrong last offset deltas of a corrupt batch; 9 is right.
 LIES = [2**31 - 1, 1_000, 12, 3, 0]
 
 
@@ -46,9 +46,9 @@ def batches(count: int) -> list[tuple[int, bytes]]:
 
 
 def corrupted(batch: tuple[int, bytes], delta: int | None) -> tuple[int, bytes]:
-    """With a flipped bit in a value, and another last offset where `delta` is given.
+    """The batch with a flipped bit in a value, and another last offset if `delta` is given.
 
-    A broker finds batches by what they say, too: those that end before the offset wanted are not in its answer.
+    The broker uses that last offset, too: it leaves out batches that end before the fetch offset.
     """
     data = bytearray(batch[1])
     data[VALUE_BYTE] ^= 1
@@ -78,7 +78,7 @@ def test_all_but_the_corrupt_ones_are_read(
 ) -> None:
     good = batches(6)
     broker.log = [corrupted(batch, lie) if number in which else batch for number, batch in enumerate(good)]
-    # the high watermark is a broker's own
+    # the high watermark does not depend on the batches
     broker.end = 6 * EACH
     size = max(len(data) for _, data in good)
     found = read(broker, 6, "deadletter", a_fetch * size, badRecordsPath=str(tmp_path))
@@ -91,7 +91,7 @@ def test_all_but_the_corrupt_ones_are_read(
 @pytest.mark.parametrize("which", [[0], [3], [0, 2, 3]], ids=str)
 @pytest.mark.parametrize("a_fetch", [1, 2, 3, 6])
 def test_one_that_says_to_end_before_it_begins(broker: FakeBroker, lie: int, which: list[int], a_fetch: int) -> None:
-    """A broker may pass over it; as the log's last one it would wait for what follows."""
+    """A broker may leave out such a batch; as the log's last batch it would make the reader wait for more."""
     broker.log = [corrupted(batch, lie) if number in which else batch for number, batch in enumerate(batches(6))]
     found = read(broker, 6, "skip", a_fetch * 250)
     assert found == [offset for offset in range(6 * EACH) if offset // EACH not in which]

@@ -1,4 +1,4 @@
-"""Messages larger than what is fetched: brokers before Fetch 3 answer with the first part of one, and we ask again."""
+"""Messages larger than the fetch size: before Fetch 3 brokers return their first part, and the client asks again."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_message_larger_than_asked_for_is_asked_for_again(
 )
 @pytest.mark.parametrize("max_bytes", [100, 1000])
 def test_messages_of_any_size(broker: FakeBroker, sizes: list[int], max_bytes: int) -> None:
-    """Each one is asked for twice at the most; what was once needed is asked for from then on."""
+    """The client fetches each offset twice at most, and keeps the largest size that it needed."""
     broker.log = _messages(_magic(broker), sizes)
     assert _fetch(broker, 0, len(sizes), max_bytes) == _expected(sizes)
     offsets = [asked.offset for asked in broker.asked]
@@ -105,7 +105,7 @@ def test_a_range_that_begins_within_a_large_set(broker: FakeBroker) -> None:
         builder.append(TIME, None, b"%d" % (7919**number % 10**40))
     builder.close()
     wrapper = bytearray(builder.buffer())
-    struct.pack_into(">q", wrapper, 0, 99)  # as a broker sets it
+    struct.pack_into(">q", wrapper, 0, 99)  # as brokers do: the offset of the last message in the set
     broker.log = [(99, bytes(wrapper)), *_messages(_magic(broker), [10], 100)]
     assert len(wrapper) > 1000
     found = _fetch(broker, 40, 101)
@@ -118,7 +118,7 @@ def test_a_range_that_begins_within_a_large_set(broker: FakeBroker) -> None:
     [(MAX_FRAME + 1, 50 * 1024 * 1024), (2**31 - 1, 1000), (120_000_001, 60_000_000)],
 )
 def test_a_message_larger_than_any_answer_is_refused(broker: FakeBroker, claimed: int, fetch_max_bytes: int) -> None:
-    """100 MiB, or twice fetch.max.bytes; nothing of that size is asked for."""
+    """The limit is 100 MiB, or twice fetch.max.bytes if that is more; the client does not request such a size."""
     message = bytearray(_messages(_magic(broker), [5000], 7)[0][1])
     struct.pack_into(">i", message, 8, claimed - 12)
     broker.log = [*_messages(_magic(broker), [10] * 7), (7, bytes(message))]

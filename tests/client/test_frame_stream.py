@@ -1,4 +1,4 @@
-"""Frames are sent from the buffers that they are made of, and read as they arrive; with TLS and without."""
+"""FrameStream sends frames from the buffers of their parts, and reads frames as they arrive; with TLS and without."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIZE = struct.Struct(">i")
 
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of a client and a server."""
+    """TLS contexts of a client and a server."""
     made = make_certificates(tmp_path_factory.mktemp("certificates"))
     client, server = trusting(made.ca), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client.sslsocket_class = TlsSocket
@@ -36,7 +36,7 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, 
 def connect(
     request: pytest.FixtureRequest, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
 ) -> Callable[[], tuple[socket.socket, socket.socket]]:
-    """Two ends of a connection with small buffers: of the stream, and of the broker."""
+    """Connect with small send buffers; return the stream's end and the broker's."""
 
     def connected() -> tuple[socket.socket, socket.socket]:
         with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -73,7 +73,7 @@ def _received(end: socket.socket, size: int) -> bytes:
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_frames_of_many_parts(connect: Callable[[], tuple[socket.socket, socket.socket]], waits: bool) -> None:
-    """More parts than a call of the socket takes, empty ones, and some larger than all buffers of the system."""
+    """More parts than one socket call takes, empty parts, and parts larger than all buffers of the system."""
     rng = random.Random(7)
     frames = [
         [rng.randbytes(rng.choice((0, 1, 5, 300))) for _ in range(3000)],
@@ -88,7 +88,7 @@ def test_frames_of_many_parts(connect: Callable[[], tuple[socket.socket, socket.
     try:
         for parts in frames:
             stream.append(parts)
-        stream.flush(None)  # what the socket takes now, for nobody reads
+        stream.flush(None)  # only what the socket takes now, as nobody reads
         assert stream.has_unsent
         with _background(lambda: found.append(_received(theirs, len(expected)))):
             deadline = time.monotonic() + _SECONDS
@@ -143,7 +143,7 @@ def test_frames_that_arrive_in_pieces(connect: Callable[[], tuple[socket.socket,
 
 
 def test_a_read_takes_all_tls_records_that_have_arrived(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    """A record is of 16 KiB at most; a call for each of them is what makes TLS slow in Python."""
+    """A TLS record has at most 16 KiB; one call for each record would make TLS slow in Python."""
     mine, theirs = socket.socketpair()
     with ThreadPoolExecutor() as pool:
         server = pool.submit(contexts[1].wrap_socket, theirs, server_side=True)

@@ -16,11 +16,11 @@ from tests.support.scripted_broker import ScriptedCluster
 
 _MODULES = ("client/network/connection.py", "client/network/frame_stream.py")
 _OUTSIDE = ("close", "closed")
-#: From a producer's gathered records to its queue of batches.
+#: The code that moves a producer's gathered records into its queue of batches.
 _QUEUEING = ("client/producer.py", "delivery/sender.py", "delivery/message.py", "delivery/queues.py", "producer_id.py")
 _QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_add", "_admit", "encode_batch", "take")
 
-#: From an answer, or the end of the connection, to the batches that are confirmed or sent again.
+#: The code that confirms or resends batches after a response or the end of a connection.
 _PROCESSING = (*_MODULES, "sender.py", "in_flight.py", "queues.py", "receipts.py", "retries.py", "any_broker.py")
 _PROCESSING_FUNCTIONS = (
     *("_take_answers", "_take_answer", "_settle", "_confirm", "confirm", "end", "end_all", "answered", "resend"),
@@ -29,7 +29,7 @@ _PROCESSING_FUNCTIONS = (
 
 
 class _Interrupt:
-    """Raise KeyboardInterrupt at the line numbered `at` of the modules; `is_over` if there is none."""
+    """Raise KeyboardInterrupt at the `at`-th line that runs in the modules; `is_over` if fewer run."""
 
     def __init__(self, at: int, modules: tuple[str, ...] = _MODULES, functions: tuple[str, ...] = ()) -> None:
         self._at, self._modules, self._functions = at, modules, functions
@@ -48,7 +48,7 @@ class _Interrupt:
 
 
 def _flush(producer: Producer, interrupt: _Interrupt) -> None:
-    """Flush until the interrupt, if it comes."""
+    """Flush, and ignore the interrupt that may end the flush."""
     before = sys.gettrace()
     sys.settrace(interrupt)
     try:
@@ -86,7 +86,7 @@ def test_an_interrupt_at_each_line_of_a_request() -> None:
 
 
 def test_an_interrupt_at_each_line_that_queues_records() -> None:
-    """All records are there once after the next flush, or it raises: none is lost without an error."""
+    """The next flush writes all records once, or raises: no record is lost without an error."""
     with ScriptedCluster({"t": 1}) as brokers:
         at, is_over = 0, False
         written = 0
@@ -115,7 +115,7 @@ def test_an_interrupt_at_each_line_that_queues_records() -> None:
 
 
 def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
-    """The next flush ends at once: all records are there once after it, or it raises."""
+    """The next flush ends soon: it writes all records once, or raises."""
     with ScriptedCluster({"t": 2}, nodes=2) as brokers:
         at, is_over = 0, False
         failed = 0
@@ -151,7 +151,7 @@ def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
 
 
 def test_an_interrupt_at_each_line_that_waits_for_requests_of_an_aborted_transaction() -> None:
-    """The transaction can be aborted after it, and another one committed."""
+    """After the interrupt the producer can abort the transaction and commit another one."""
     with ScriptedCluster({"t": 2}, nodes=2) as brokers:
         at, is_over = 0, False
         while not is_over:

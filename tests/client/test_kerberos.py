@@ -1,4 +1,4 @@
-"""GSSAPI at Apache Kafka, with a KDC of its own: keytabs, ticket caches, TLS, refusals, a KDC that is silent."""
+"""GSSAPI at Apache Kafka, with a KDC for the tests: keytabs, ticket caches, TLS, refusals, a silent KDC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.kerberos import MODULE, REALM, Realm, gssapi_path, kerberos_k
 pytestmark = pytest.mark.peer
 #: Settings of librdkafka for old brokers.
 OLD = {"0.10.2.2": {"api.version.request": "false", "broker.version.fallback": "0.10.2"}}
-#: Reads all of a topic in a process of its own, as Kerberos's settings are the process's; settings come by JSON.
+#: Program that reads a topic of three records. It has its own process, as Kerberos's settings are per process.
 READER = """
 import json, sys, time
 from spark_klog.client import Consumer
@@ -82,7 +82,7 @@ def peers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[P
 
 
 def test_keytabs_and_tickets(peers: Peers) -> None:
-    """Settings of Java's clients and of librdkafka; a ticket of kinit; Kafka's default mechanism."""
+    """Settings of Java's clients and of librdkafka, and a ticket of kinit; GSSAPI is the default mechanism."""
     jaas = f'{MODULE} required useKeyTab=true storeKey=true keyTab="{peers.keytab}" principal="alice@{REALM}"'
     by_java = {"sasl.jaas.config": f'{jaas} serviceName="kafka";'}
     assert peers.read(by_java) == ["a", "b", "c"]
@@ -125,7 +125,7 @@ def test_refusals(peers: Peers, tmp_path: Path) -> None:
 
 
 def test_a_silent_kdc(peers: Peers, tmp_path: Path) -> None:
-    """Kerberos itself would wait longer."""
+    """The client's timeout ends the wait; Kerberos itself would wait longer."""
     with socket.create_server((HOST, 0)) as silent:
         conf = tmp_path / "krb5.conf"
         kdc = f"\n  kdc = {HOST}:"

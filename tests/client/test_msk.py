@@ -1,4 +1,4 @@
-"""AWS_MSK_IAM: the tokens of AWS's signer, with their signatures made once more; credentials and regions."""
+"""AWS_MSK_IAM: tokens of AWS's signer, whose signatures the test recomputes; credentials and regions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _exchange(settings: dict[str, str]) -> SaslExchange:
 
 
 def _signature(query: dict[str, str], host: str, region: str) -> str:
-    """Signature Version 4 of a presigned request, as AWS's documents have it; the user agent is added unsigned."""
+    """Signature Version 4 of a presigned request, as AWS documents it; the user agent is not signed."""
     signed = sorted((name, value) for name, value in query.items() if name not in ("X-Amz-Signature", "User-Agent"))
     canonical = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in signed)
     request = f"GET\n/\n{canonical}\nhost:{host}\n\nhost\n{sha256().hexdigest()}"

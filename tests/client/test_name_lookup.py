@@ -1,4 +1,4 @@
-"""Names of brokers are looked up at the interpreter's exit, too, where no thread can be started."""
+"""Look-ups of host names also work at the interpreter's exit, when no thread can start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from spark_klog.client.network.name_lookup import addresses_of
 
 ROOT = Path(__file__).parents[2]
-#: Python calls atexit's functions after it has stopped to start threads, from 3.12 on.
+#: From 3.12 on, threads can no longer start when Python calls the functions of atexit.
 AT_EXIT = """
 import atexit, time
 from spark_klog.client.network.name_lookup import addresses_of
@@ -38,11 +38,11 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_at_exit(python: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     if python != sys.executable:
-        environment["PYENV_VERSION"] = python.removeprefix("python")  # pyenv's shims run no version by themselves
+        environment["PYENV_VERSION"] = python.removeprefix("python")  # a shim of pyenv runs only a selected version
     try:
         done = subprocess.run([python, "-c", AT_EXIT], env=environment, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         pytest.skip(f"{python} is not installed")
-    if "not found" in done.stderr and python != sys.executable:  # a shim of pyenv without the version
+    if "not found" in done.stderr and python != sys.executable:  # pyenv has the shim, but not the version
         pytest.skip(f"{python} is not installed")
     assert (done.stdout, done.stderr) == ("True\n", "")

@@ -1,4 +1,4 @@
-"""Named clusters: where they are looked for, what TOML becomes, secrets by reference, words for what is wrong."""
+"""Named clusters: the location of the file, values of TOML, references to secrets, error messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_settings(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "sasl.username": "loader",
         "sasl.password": "env:KLOG_TEST_PASSWORD",
     }
-    assert b"hunter-2" not in pickle.dumps(settings)  # what Spark ships to executors
+    assert b"hunter-2" not in pickle.dumps(settings)  # Spark ships the settings to executors
     found = client_config(settings)
     assert (found.bootstrap_servers, found.request_timeout_ms) == ((("kafka-1", 9093), ("kafka-2", 9093)), 5000)
     assert found.security.sasl is not None
@@ -127,7 +127,7 @@ def test_a_file_with_a_secret(tmp_path: Path) -> None:
 
 
 def test_a_reference_in_a_jaas_string(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `sasl.password` may be one, so may the password of a login module."""
+    """The password of a login module may be a reference, like `sasl.password`."""
     jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="env:U" password="env:KLOG_TEST";'
     settings = {name: value for name, value in _secure("").items() if not name.startswith(("sasl.user", "sasl.pass"))}
     settings["sasl.jaas.config"] = jaas

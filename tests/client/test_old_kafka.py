@@ -1,4 +1,4 @@
-"""Our client against Apache Kafka 0.10.2.2, which stores message sets of magic 0 or 1; others check both directions."""
+"""Our client against Apache Kafka 0.10.2.2 (message sets of magic 0 or 1), checked by librdkafka and kafka-python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.peer
 CODECS = ("none", "gzip", "snappy", "lz4")
 NOW = 1_700_000_000_000
 NONE, CREATE, APPEND = -1, 0, 1
-#: By the magic of a topic: its settings.
+#: Topic settings by magic.
 TOPICS = {0: {"message.format.version": "0.9.0"}, 1: {"message.format.version": "0.10.2"}}
 
 
@@ -53,7 +53,7 @@ def _lines(count: int = 40) -> list[Line]:
 
 
 def _stored(lines: Sequence[Line], magic: int) -> list[Line]:
-    """As a topic of that magic keeps them."""
+    """The lines as a topic of that magic stores them."""
     return list(lines) if magic else [line._replace(kind=NONE, timestamp=-1) for line in lines]
 
 
@@ -115,7 +115,7 @@ def _confluent_read(kafka: Kafka, topic: str, count: int) -> list[Line]:
     for message in consumer.consume(count, 30):
         assert message.error() is None, message.error()
         kind, timestamp = message.timestamp()
-        # where there is none it says 0
+        # librdkafka returns 0 if there is no timestamp
         lines.append(Line(message.offset() or 0, kind - 1, timestamp if kind else -1, message.key(), message.value()))
     assert consumer.poll(0.1) is None
     consumer.close()
@@ -227,7 +227,7 @@ def test_acks(kafka: Kafka, created: str, acks: str) -> None:
         _send(cluster, created, _lines(200))
     found = [line.value or b"" for line in _confluent_read(kafka, created, 200)]
     wanted = [line.value or b"" for line in _lines(200)]
-    if acks == "0":  # this broker may take requests that want no answer in another order than they come
+    if acks == "0":  # this broker may handle requests with acks=0 out of order
         found, wanted = sorted(found), sorted(wanted)
     assert found == wanted
 
@@ -243,7 +243,7 @@ def test_offsets(kafka: Kafka, created: str, magic: int) -> None:
             assert list_offsets(each, {key: EARLIEST}) == {key: 0}
             assert list_offsets(each, {key: LATEST}) == {key: 7}
             assert _read(each, created, 0, 7) == _read(cluster, created, 0, 7)
-        if magic == 0:  # without timestamps nothing is found by one
+        if magic == 0:  # there are no timestamps to search
             assert list_offsets(cluster, {key: NOW}) == {key: -1}
         else:
             for wanted in range(NOW - 1, NOW + 42, 3):
@@ -287,7 +287,7 @@ def test_topics(kafka: Kafka) -> None:
 
 
 def _speaks(monkeypatch: pytest.MonkeyPatch, api: Api, version: int) -> None:
-    """Connections use no later version of `api`, as with a broker that has none."""
+    """Cap the version of `api` on all connections, as with an older broker."""
     negotiated = Connection.version_of
 
     def capped(self: Connection, wanted: Api) -> int:
@@ -300,7 +300,7 @@ def _speaks(monkeypatch: pytest.MonkeyPatch, api: Api, version: int) -> None:
 def test_a_message_larger_than_a_fetch(
     kafka: Kafka, created: str, magic: int, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before version 3 a broker answers with the head of the message."""
+    """Before Fetch 3 a broker returns only the first part of the message."""
     lines = [Line(number, CREATE, NOW, b"k", b"v" * size) for number, size in enumerate((10, 3000, 10, 90_000, 10, 50))]
     for codec in ("none", "gzip"):
         with _connect(kafka, compression_type=codec, batch_size="1") as cluster:
@@ -311,7 +311,7 @@ def test_a_message_larger_than_a_fetch(
         assert _read(cluster, created, 0, 12) == wanted
         assert _read(cluster, created, 3, 5) == wanted[3:5]
     with _connect(kafka, max_partition_fetch_bytes="10") as cluster:
-        # too little for a message's size: more is asked for
+        # 10 bytes do not include the message's size: the client asks for more
         assert _read(cluster, created, 0, 12) == wanted
 
 
@@ -325,7 +325,7 @@ def test_old_produce_requests(
         _send(cluster, created, _lines())
     wanted = _stored(_lines(), magic)
     if magic > 0 and version < 2:
-        # the broker converts magic 0, and keeps that there was no timestamp
+        # the broker converts magic 0 and stores no timestamp
         wanted = [line._replace(timestamp=-1) for line in wanted]
     found = _confluent_read(kafka, created, len(wanted))
     assert found == wanted

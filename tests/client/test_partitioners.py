@@ -1,4 +1,4 @@
-"""Where keys go by each partitioner: compared with confluent-kafka's choice, row by row and in columns."""
+"""Each partitioner's partitions for keys, row by row and in columns, compared with confluent-kafka's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HASHING = sorted(PARTITIONERS["partitioner"].keys() - {"random"})
 
 
 def librdkafkas(servers: str, topic: str, partitioner: str) -> list[int]:
-    """The partition that librdkafka gives each key."""
+    """The partition that librdkafka chooses for each key."""
     chosen: dict[int, int] = {}
     producer = ConfluentProducer({"bootstrap.servers": servers, "partitioner": partitioner, "log_level": 0})
     for number, key in enumerate(KEYS):

@@ -1,4 +1,4 @@
-"""Transactions that another process ends: what a read_committed consumer finds, at our broker and Kafka's."""
+"""Transactions that another process ends, seen by a read_committed consumer at our broker and Kafka's."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_another_process_commits_and_aborts(servers: str, topic: str, admin: Adm
         admin.end_transactions(found[:2], commits=True).check()
         admin.end_transactions(found[2:], commits=False).check()
         wanted += values[0] + values[1]
-        for one in found[:2]:  # as often as one likes, but not the other way
+        for one in found[:2]:  # repeating is allowed, the opposite is not
             assert code_of(admin, one, commits=True) == ErrorCode.NONE
             assert code_of(admin, one, commits=False) == ErrorCode.INVALID_TXN_STATE
         assert code_of(admin, found[2], commits=False) == ErrorCode.NONE
@@ -90,7 +90,7 @@ def test_another_process_commits_and_aborts(servers: str, topic: str, admin: Adm
 
 
 def _committed_when_there(servers: str, topic: str, count: int) -> list[bytes]:
-    """Coordinators answer EndTxn before the markers are written."""
+    """Wait for `count` committed values: coordinators answer EndTxn before the markers are written."""
     deadline = time.monotonic() + _SECONDS
     while len(found := committed(servers, topic)) < count:
         assert time.monotonic() < deadline

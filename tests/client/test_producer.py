@@ -1,4 +1,4 @@
-"""The producer at model brokers: every error, and answers that are late, double, missing or partial."""
+"""The producer at model brokers: every error code, and responses that are late, duplicated, missing or partial."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from spark_klog.errors import (
 from tests.support.model_cluster import Fate, Key, ModelCluster
 
 RETRIED, RENUMBERED, CONFIRMED, FINAL = "retried", "renumbered", "confirmed", "final"
-#: What the producer does with an error that Produce answers for a partition, as of Kafka's table of error codes (which
-#: are retriable) and KIP-98 and KIP-360 (sequences). Codes that are not here are final.
+#: The producer's reaction to a partition's error in a Produce response, by Kafka's table of error codes (which are
+#: retriable), KIP-98 and KIP-360 (sequences). All other codes are final.
 PRODUCE_ERRORS = {
     ErrorCode.NONE: CONFIRMED,
     ErrorCode.CORRUPT_MESSAGE: RETRIED,
@@ -69,7 +69,7 @@ PRODUCE_ERRORS = {
         RETRIED,
     ),
 }
-#: Records leave when a batch is full or the producer is flushed.
+#: The producer sends a batch when it is full or on a flush.
 QUICK = {"linger.ms": "600000", "retry.backoff.ms": "1", "retry.backoff.max.ms": "20", "request.timeout.ms": "20000"}
 A, B = ("t", 0), ("t", 1)
 
@@ -84,7 +84,7 @@ def settings(brokers: ModelCluster, **more: str) -> dict[str, str]:
 
 @contextmanager
 def producing(brokers: ModelCluster, **more: str) -> Iterator[Producer]:
-    """A producer that is closed whatever has become of it."""
+    """A producer that is aborted at the end, also after errors."""
     producer = Producer(settings(brokers, **more))
     try:
         yield producer
@@ -93,16 +93,16 @@ def producing(brokers: ModelCluster, **more: str) -> Iterator[Producer]:
 
 
 def scripted(nodes: int, topics: dict[str, int], *fates: Fate) -> ModelCluster:
-    """Brokers with these fates for the first requests, whoever gets them."""
+    """Brokers with these fates for the first requests, whichever broker gets them."""
     following = itertools.chain(fates, itertools.repeat(Fate()))
     return ModelCluster(nodes, topics, lambda node, keys: next(following))
 
 
 @pytest.mark.parametrize("code", list(range(-1, 121)), ids=lambda code: ErrorCode(code).name)
 def test_each_error_of_a_partition(code: int) -> None:
-    """One of two partitions of a request has an error; the other one, which is confirmed, is not sent again."""
+    """If one of a request's two partitions has an error, the producer does not resend the confirmed one."""
     wanted = PRODUCE_ERRORS.get(ErrorCode(code), FINAL)
-    # what says that a batch is there has it; all others have not
+    # codes that confirm a batch come after its append, all others without one
     fate = Fate(after={A: code}) if wanted == CONFIRMED else Fate(errors={A: code})
     with scripted(1, {"t": 2}, fate) as brokers, producing(brokers) as producer:
         producer.send("t", b"a", partition=0)
@@ -131,7 +131,7 @@ def test_errors_of_sequences_are_final_without_idempotence(code: int) -> None:
             producer.flush()
 
 
-#: Of InitProducerId: those that pass. All others are final.
+#: Errors of InitProducerId that the producer retries. All others are final.
 PASSING_OF_INIT = [
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -166,7 +166,7 @@ def test_errors_of_init_producer_id_that_are_final(code: int) -> None:
 
 @pytest.mark.parametrize("drops", [3, math.inf])
 def test_a_producer_id_that_can_not_be_had_again(drops: float) -> None:
-    """After the last epoch a new id is asked for, while an answer is taken: the other partition's counts."""
+    """After the last epoch the producer asks for a new id while it handles a response, whose other result counts."""
     lasts = drops == math.inf
     fate = Fate(errors={A: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER})
     timeout = "1500" if lasts else "120000"
@@ -187,7 +187,7 @@ def test_a_producer_id_that_can_not_be_had_again(drops: float) -> None:
 
 
 def dropping(brokers: ModelCluster, first: Fate, drops: float) -> Callable[[int, list[Key]], Fate]:
-    """The fate of the first request, of all if `drops` has no end: so many connections that ask for an id end."""
+    """Give the first request (if `drops` is infinite, all) this fate; then `drops` InitProducerId requests fail."""
     fates = iter([first])
 
     def script(node: int, keys: list[Key]) -> Fate:
@@ -262,7 +262,7 @@ def wait_until(condition: object, seconds: float = 20) -> None:
 
 
 def _name_of(fate: Fate) -> str:
-    """The same in each process of a run: the order of a set is not."""
+    """A test id that is the same in each process of a run, unlike the order of a set."""
     plain = vars(Fate())
     changed = {name: value for name, value in vars(fate).items() if value != plain[name]}
     return ", ".join(f"{name} {sorted(v) if isinstance(v, frozenset) else v}" for name, v in changed.items())
@@ -287,7 +287,7 @@ def _name_of(fate: Fate) -> str:
     ids=_name_of,
 )
 def test_each_answer_that_is_not_plain(fate: Fate) -> None:
-    """Whatever becomes of a request, each record is written once, and in order."""
+    """Whatever happens to a request, each record is written once and in order."""
     topics = {"t": 2}
     with scripted(2, topics, fate) as brokers, producing(brokers, request_timeout_ms="300") as producer:
         brokers.leaders = {A: 0, B: 0}
@@ -299,7 +299,7 @@ def test_each_answer_that_is_not_plain(fate: Fate) -> None:
 
 
 def test_a_second_topic_after_a_full_request() -> None:
-    """Metadata of a new topic is asked for while a Produce request is under way."""
+    """The producer asks for metadata of a new topic while a Produce request is in flight."""
     with scripted(1, {"t": 1, "u": 1}, Fate(delay_after=0.3)) as brokers:
         with producing(brokers, batch_size="1000", max_request_size="1200") as producer:
             producer.send("t", bytes(1000))
@@ -311,7 +311,7 @@ def test_a_second_topic_after_a_full_request() -> None:
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
 def test_a_leader_that_moves_concerns_nobody_else(idempotence: str) -> None:
-    """What is under way at other brokers is confirmed by its own answer, and sent once."""
+    """Batches in flight to other brokers are confirmed by their own responses and sent once."""
     keys = [("t", number) for number in range(3)]
 
     def script(node: int, asked: list[Key]) -> Fate:
@@ -361,7 +361,7 @@ def test_a_partition_that_gets_no_leader_fails_in_time() -> None:
 
 
 def test_the_buffer_is_bounded() -> None:
-    """`send` waits while buffer.memory is full, until the batches' time is over."""
+    """`send` waits while buffer.memory is full, up to delivery.timeout.ms."""
     with ModelCluster(1, {"t": 1}) as brokers:
         with producing(brokers, batch_size="1000", buffer_memory="20000", delivery_timeout_ms="500") as producer:
             producer.partitions("t")
@@ -378,7 +378,7 @@ def test_the_buffer_is_bounded() -> None:
 
 
 def test_time_between_calls_is_not_held_against_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a producer without a thread, as one has that is given a cluster."""
+    """A producer with the caller's cluster has no thread, so it can't send between calls."""
     waited = 0.0
     monkeypatch.setattr(queues, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited))
     with ModelCluster(1, {"t": 1}) as brokers:
@@ -414,7 +414,7 @@ def test_a_throttled_broker_is_given_its_time_and_others_are_not_held_up() -> No
     first, second = (moment for moment, node in seen if node == 0)
     assert second - first >= 0.3
     *others, last = (node for _, node in seen)
-    assert (sorted(others), last) == ([0, 1, 1, 1, 1], 0)  # which connection is open first is not said
+    assert (sorted(others), last) == ([0, 1, 1, 1, 1], 0)  # either connection may be open first
 
 
 def test_sequences_wrap_around() -> None:
@@ -438,9 +438,9 @@ def test_sequences_wrap_around() -> None:
     ("most", "idempotence", "wanted"), [(1, "true", 1), (3, "true", 3), (5, "true", 5), (9, "false", 1)]
 )
 def test_how_many_requests_are_in_flight(most: int, idempotence: str, wanted: int) -> None:
-    """Without idempotence, one batch of a partition is: sent again after another one, it would be out of order."""
+    """Without idempotence one batch per partition is in flight: resent after a later one, it would be out of order."""
     with ModelCluster(1, {"t": 1}) as brokers:
-        behind = iter([0, wanted - 1])  # nothing follows a partition's first batch before its answer
+        behind = iter([0, wanted - 1])  # a partition's first batch is in flight alone
         brokers.script = lambda node, keys: Fate(behind=next(behind, 0), delay_before=0.05)
         more = {"batch_size": "100", "max_in_flight_requests_per_connection": str(most)}
         with producing(brokers, enable_idempotence=idempotence, **more) as producer:
@@ -472,7 +472,7 @@ def test_more_requests_in_flight_than_idempotence_allows() -> None:
 @pytest.mark.parametrize("code", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
 @pytest.mark.parametrize("is_appended", [False, True])
 def test_requests_behind_one_that_failed(code: ErrorCode, is_appended: bool) -> None:
-    """They wait until it is confirmed, and have the same sequences then; another partition's are sent once."""
+    """They wait until it is confirmed and keep their sequences; those of the other partition are sent once."""
     seen: Counter[Key] = Counter()
 
     def script(node: int, keys: list[Key]) -> Fate:
@@ -512,7 +512,7 @@ def test_small_producers_spread_records_without_a_key() -> None:
                 producer.send("t", b"v")
                 producer.flush()
         lengths = [len(values) for values in brokers.log.values()]
-    assert min(lengths) >= 7, lengths  # below that in one of a hundred million runs
+    assert min(lengths) >= 7, lengths  # fails by chance in one of a hundred million runs
 
 
 def test_records_without_a_key_avoid_partitions_without_a_leader() -> None:

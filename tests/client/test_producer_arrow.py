@@ -137,7 +137,7 @@ WRONG = [
         "row 1 has a header without key",
     ),
     (
-        # the null list has two entries behind it
+        # the null list hides two entries
         {
             "value": VALUES,
             "headers": pa.ListArray.from_arrays(
@@ -155,7 +155,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("columns", "column", "row", "told"), WRONG, ids=[told for *_, told in WRONG])
 def test_rows_that_are_no_records(columns: dict[str, Any], column: str, row: int | None, told: str) -> None:
-    """The column, or the row, is named, and no row of the table is written."""
+    """The error names the column or the row, and no row of the table is written."""
     with ModelCluster(1, {"t": 2}) as brokers, Producer({"bootstrap.servers": brokers.servers}) as producer:
         for rows in (pa.table(columns), pa.record_batch(columns)):
             with pytest.raises(InvalidRecords, match=told) as failed:

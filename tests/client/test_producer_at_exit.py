@@ -1,4 +1,4 @@
-"""What a program has sent and not flushed is written at its exit, within a bound, or a warning counts it."""
+"""At exit a program writes records that it has not flushed, within a time limit; a warning counts those it can't."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_forked_process_writes_nothing_at_its_exit() -> None:
 
 @pytest.mark.parametrize("more", ["", "threading.Thread(target=producer.flush, daemon=True).start()"])
 def test_brokers_that_do_not_answer(more: str) -> None:
-    """Also if another thread waits for them."""
+    """The exit has a time limit, also while another thread waits in flush."""
     with ModelCluster(1, {"t": 1}, lambda node, keys: Fate(drop_before=True)) as brokers:
         status, told, errors = run(brokers, SEND + more, seconds=0.5)
     assert (status, told) == (0, [])

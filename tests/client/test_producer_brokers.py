@@ -1,6 +1,6 @@
-"""What is written, as Spark's sink does it, while brokers are killed, leaders move and answers are lost.
+"""Writes as of Spark's sink while brokers are killed, leaders move and responses are lost.
 
-Two brokers of Kafka 3.9.1 take long to start: they run with SPARK_KLOG_PRODUCER_SECONDS only, as `make soak` sets it.
+Two brokers of Kafka 3.9.1 take long to start: their test runs only with SPARK_KLOG_PRODUCER_SECONDS (`make soak`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tests.support.shared_tree import wait_for
 _IS_SOAK = "SPARK_KLOG_PRODUCER_SECONDS" in os.environ
 ROWS, PARTITIONS, BATCH = 20_000 if _IS_SOAK else 8_000, 4, 100
 TOPIC = "t"
-#: A killed broker is noticed as soon as ZooKeeper allows.
+#: The shortest session timeout that ZooKeeper allows, so that the cluster soon notices a killed broker.
 _KAFKA = {"zookeeper.session.timeout.ms": 6000, "offsets.topic.replication.factor": 2}
 
 
 def _write(servers: str, trouble: dict[int, Callable[[], None]]) -> None:
-    """Write numbers 0 to `ROWS` - 1, every other one with a key; `trouble` comes before some of them."""
+    """Write numbers 0 to `ROWS` - 1, every other batch with keys; `trouble[N]` runs before the batch from N."""
     settings = {"batch.size": "2000", "max.request.size": "4000", "request.timeout.ms": "5000"}
     with Producer({"bootstrap.servers": servers, **settings}) as producer:
         for start in range(0, ROWS, BATCH):
@@ -44,7 +44,7 @@ def _write(servers: str, trouble: dict[int, Callable[[], None]]) -> None:
 
 
 def _check(servers: str) -> None:
-    """Each number is there once, and those of a partition go up."""
+    """Check that each number was written once and that numbers ascend within a partition."""
     there = consume(servers, TOPIC)
     assert Counter(record.value for record in there) == {b"%0100d" % number: 1 for number in range(ROWS)}
     for partition in range(PARTITIONS):
@@ -88,7 +88,7 @@ def test_a_leader_of_kafkas_that_moves(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_refuses_for_long_is_logged_a_few_times(caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk refuses each partition's batches about once a second until delivery.timeout.ms is over."""
+    """With a full disk a broker rejects each partition's batches about once a second until delivery.timeout.ms."""
     full = Fault(ErrorAnswer("KAFKA_STORAGE_ERROR"), api="Produce", count=12)
     with EmbeddedCluster(faults=[full]) as cluster:
         create_topic(cluster.bootstrap_servers, "full", 1)

@@ -1,4 +1,4 @@
-"""What `Producer.send` returns and calls, its thread, its bounds: at model brokers, our broker and Kafka 3.9.1."""
+"""Deliveries and callbacks of `Producer.send`, its thread and limits; at model brokers, our broker and Kafka 3.9.1."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def threads() -> list[threading.Thread]:
 
 
 def test_deliveries_without_a_flush(servers: str, topic: str) -> None:
-    """Each record leaves by itself; offsets and timestamps are those that confluent-kafka reads."""
+    """Records are sent without a flush; offsets and timestamps are those that confluent-kafka reads."""
     make_topic(servers, topic, 2)
     told: list[Told] = []
     with producing(servers, compression_type="lz4") as producer:
@@ -209,7 +209,7 @@ def test_callbacks_may_send_and_their_errors_are_logged(caplog: pytest.LogCaptur
 
 
 def test_a_full_buffer() -> None:
-    """`send` waits for max.block.ms, and then adds nothing; the producer goes on when the leader is there again."""
+    """`send` waits for max.block.ms and then adds nothing; the producer goes on once there is a leader again."""
     with ModelCluster(1, {"t": 2}) as brokers:
         more = {"batch_size": "1000", "buffer_memory": "5000", "max_block_ms": "300"}
         with producing(brokers.servers, linger_ms="600000", **more) as producer:
@@ -280,7 +280,7 @@ def test_a_call_waits_for_another_threads_call_for_its_time_only() -> None:
 
 
 def test_no_thread_uses_a_cluster_of_the_caller() -> None:
-    """The caller may read by it at the same time. Records leave in calls when linger.ms is over."""
+    """The caller may use the cluster at the same time. The producer's calls send records once linger.ms is over."""
     with ModelCluster(1, {"t": 1}) as brokers:
         producer = Producer(Cluster(client_config({"bootstrap.servers": brokers.servers, "linger.ms": "0"})))
         told: list[Told] = []
@@ -316,7 +316,7 @@ def test_a_signal_handler_does_not_use_the_producer_within_a_call(monkeypatch: p
 
 
 def test_a_forked_process_writes_nothing() -> None:
-    """With the same producer id and sequences its records would replace the parent's."""
+    """The child has the parent's producer id and sequences, so that its records would replace the parent's."""
     with ModelCluster(1, {"t": 1}) as brokers, producing(brokers.servers, linger_ms="600000") as producer:
         producer.send("t", b"a")
         producer.flush()
@@ -337,7 +337,7 @@ def test_a_forked_process_writes_nothing() -> None:
 
 
 def test_two_node_ids_at_one_address() -> None:
-    """They share a connection, which a selector takes once."""
+    """Both nodes have one connection, and a selector accepts it only once."""
     with ModelCluster(2, {"t": 2}, lambda node, keys: Fate(delay_after=0.2)) as brokers:
         metadata = brokers._metadata
 
@@ -374,7 +374,7 @@ def test_an_unknown_error_of_the_thread_is_told(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_close_while_another_thread_waits() -> None:
-    """It ends that call, although max.block.ms is short, and nothing is written after the delivery's error."""
+    """Close ends the other thread's flush even if max.block.ms is short; no record is written after its error."""
     with ModelCluster(1, {"t": 1}) as brokers:
         with producing(brokers.servers, max_block_ms="1000", linger_ms="600000") as producer:
             delivery = producer.send("t", b"a")
@@ -440,7 +440,7 @@ def test_an_interrupt_in_a_callback_leaves_the_others_to_be_called() -> None:
         for number in range(3):
             producer.send("t", b"a", on_delivery=lambda *_, number=number: tell(number))
         producer._background.stop()  # type: ignore[union-attr]
-        producer._background.join()  # type: ignore[union-attr]  # else it may call them
+        producer._background.join()  # type: ignore[union-attr]  # else the thread may call the callbacks
         with pytest.raises(KeyboardInterrupt):
             producer.flush()
         producer.flush()
@@ -467,7 +467,7 @@ def test_a_thread_that_could_not_start_is_started_later(monkeypatch: pytest.Monk
 
 
 def test_an_error_that_is_raised_again_keeps_no_frames() -> None:
-    """The traceback of one exception would grow with each call, and keep the values of all of them."""
+    """If one exception were raised each time, its traceback would grow and keep the values of all frames."""
     with ModelCluster(1, {"t": 1}, lambda node, keys: Fate(errors={A: ErrorCode.INVALID_RECORD})) as brokers:
         with producing(brokers.servers, linger_ms="0") as producer:
             delivery = producer.send("t", b"a")

@@ -1,4 +1,4 @@
-"""Sends do not wait while the producer asks for a producer id, for metadata of other topics, or a coordinator."""
+"""Sends go on while the producer asks for a producer id, for metadata of other topics, or a coordinator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
 
 SECONDS = 60
-#: Far beyond what a test takes, so that waiting for the answer would show.
+#: Seconds: far longer than a test takes, so that a wait for the response would show.
 LATE = 100
 LONG = {"request.timeout.ms": "100000", "delivery.timeout.ms": "100000", "linger.ms": "0"}
 
@@ -59,7 +59,7 @@ def producer(brokers: ScriptedCluster) -> Iterator[Producer]:
 
 
 class _Sending(threading.Thread):
-    """Sends a record in a thread of its own; as a row of Arrow, or waits until it is confirmed."""
+    """Send a record in a thread: as a row of Arrow, or by `send` with a wait for its confirmation."""
 
     def __init__(self, producer: Producer, topic: str, *, as_arrow: bool = False) -> None:
         super().__init__(daemon=True)
@@ -100,7 +100,7 @@ def test_while_a_call_looks_up_a_topic(brokers: ScriptedCluster, producer: Produ
 
 
 def test_while_the_thread_looks_for_a_leader(brokers: ScriptedCluster, producer: Producer) -> None:
-    """A partition's leader has moved; records for another one go on, although the new leader is told late."""
+    """A leader has moved and the metadata with the new one are late: records for another partition go on."""
     producer.send("late", b"0").result(SECONDS)
     before = _asked_for(brokers, "late")
     brokers.always("Metadata", late(LATE))
@@ -114,7 +114,7 @@ def test_while_the_thread_looks_for_a_leader(brokers: ScriptedCluster, producer:
 
 
 def test_the_leader_is_found_in_the_end(brokers: ScriptedCluster, producer: Producer) -> None:
-    """By the other broker, if the first one is silent; all records are there once, in order."""
+    """After late metadata and LEADER_NOT_AVAILABLE all records are written once, in order."""
     producer.send("late", b"0").result(SECONDS)
     brokers.leaders["late", 0] = 0
     brokers.on("Metadata", late(0.2), error(ErrorCode.LEADER_NOT_AVAILABLE), late(0.2))
@@ -143,7 +143,7 @@ def test_while_known_partitions_are_renewed(brokers: ScriptedCluster) -> None:
 
 
 def test_while_the_thread_asks_for_a_producer_id(brokers: ScriptedCluster) -> None:
-    """Calls would end with RequestTimedOut if the thread kept the producer to itself while it waits."""
+    """If the thread blocked the producer while it waits, calls would end with RequestTimedOut."""
     brokers.always("InitProducerId", late(LATE))
     settings = {"bootstrap.servers": brokers.bootstrap_servers, "max.block.ms": "1000", "batch.size": "100", **LONG}
     producer = Producer(settings)
@@ -163,7 +163,7 @@ def test_while_the_thread_asks_for_a_producer_id(brokers: ScriptedCluster) -> No
 
 
 def test_the_producer_id_comes_in_the_end(brokers: ScriptedCluster) -> None:
-    """After a connection was lost and a broker refused: all records are there once, in order."""
+    """After a lost connection and an error all records are written once, in order."""
     brokers.on("InitProducerId", dropped(), error(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), late(0.2))
     settings = {"bootstrap.servers": brokers.bootstrap_servers, "retry.backoff.ms": "1", "batch.size": "100", **LONG}
     with Producer(settings) as producer:
@@ -199,7 +199,7 @@ def _refused(code: ErrorCode) -> Fault:
 
 
 def test_while_the_thread_adds_partitions_to_a_transaction(brokers: ScriptedCluster, transactional: Producer) -> None:
-    """Those that have been added go on; another transaction is possible without waiting for the late answer."""
+    """Sends to added partitions go on; an abort and another transaction do not wait for the missing response."""
     transactional.send("known", b"0").result(SECONDS)
     brokers.on("AddPartitionsToTxn", silent())
     lost = [transactional.send("late", b"lost")]
@@ -220,7 +220,7 @@ def test_while_the_thread_adds_partitions_to_a_transaction(brokers: ScriptedClus
 
 
 def test_partitions_are_added_in_the_end(brokers: ScriptedCluster, transactional: Producer) -> None:
-    """After refusals, lost connections and a coordinator that moves: all records are there once, in order."""
+    """After errors, lost connections and a move of the coordinator all records are written once, in order."""
     brokers.on(
         *("AddPartitionsToTxn", dropped(), _refused(ErrorCode.CONCURRENT_TRANSACTIONS), late(0.2)),
         *(_refused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS), lost()),
@@ -237,7 +237,7 @@ def test_partitions_are_added_in_the_end(brokers: ScriptedCluster, transactional
 
 
 def test_partitions_that_are_not_added(brokers: ScriptedCluster, transactional: Producer) -> None:
-    """Only an abort is possible after it; fenced is fenced."""
+    """After TOPIC_AUTHORIZATION_FAILED only an abort is possible, after PRODUCER_FENCED not even that."""
     brokers.on("AddPartitionsToTxn", _refused(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(ProtocolError, match="known-0 added to the transaction: TOPIC_AUTHORIZATION_FAILED"):
         transactional.send("known", b"").result(SECONDS)
@@ -269,7 +269,7 @@ def test_a_coordinator_that_does_not_answer_in_time(brokers: ScriptedCluster) ->
 
 
 def test_a_leader_that_no_batch_waits_for_any_more(brokers: ScriptedCluster) -> None:
-    """Its request is dropped, for example after the end of its transaction, and not taken for that of other topics."""
+    """Its look-up is dropped, for example after the end of its transaction, and not taken for that of other topics."""
     with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "500"}) as cluster:
         brokers.always("Metadata", silent())
         retries = Retries(cluster, ProducerIds(cluster))

@@ -1,4 +1,4 @@
-"""Partitions that a topic gets while a producer is in use are seen after metadata.max.age.ms."""
+"""A producer in use sees new partitions of a topic after metadata.max.age.ms."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _sends_to(producer: Producer, partition: int) -> bool:
 
 
 def test_records_reach_a_new_partition() -> None:
-    """By number, by turns, and from Arrow."""
+    """By explicit partition, without a key, and from Arrow."""
     with ModelCluster(2, {"t": 1}) as brokers:
         with Producer({"bootstrap.servers": brokers.servers, "batch.size": "100", **ALWAYS}) as producer:
             producer.send("t", b"first")
@@ -98,7 +98,7 @@ def test_fewer_partitions_of_a_topic_made_anew() -> None:
 
 
 def test_an_answer_that_comes_after_a_newer_one() -> None:
-    """`send` asks without waiting; the calls that wait for their answer see later metadata."""
+    """`send` asks for metadata without waiting; calls that wait for metadata get newer ones than that late response."""
     asked, may_answer = threading.Event(), threading.Event()
     with ModelCluster(1, {"t": 3}) as brokers:
         answer = brokers.answer

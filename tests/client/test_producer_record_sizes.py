@@ -1,4 +1,4 @@
-"""Records beyond max.request.size or buffer.memory, which a producer refuses by kafka-python's count of bytes."""
+"""Records larger than max.request.size or buffer.memory: a producer rejects them, with sizes as of kafka-python."""
 
 from __future__ import annotations
 

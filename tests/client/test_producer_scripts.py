@@ -1,7 +1,7 @@
-"""The producer through random sequences of trouble, compared with what the brokers' logs hold at the end.
+"""The producer under random faults, checked against the brokers' logs.
 
-Each run is a seed: leaders move while requests are under way, connections break before and after an append, answers
-are late, double, partial, missing or errors. SPARK_KLOG_PRODUCER_SECONDS runs seeds for so long.
+A seed makes a run: leaders move while requests are in flight, connections break before and after an append, responses
+are late, duplicated, partial, missing or errors. SPARK_KLOG_PRODUCER_SECONDS runs random seeds for so long.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Told = tuple[bytes, "KlogError | None", "RecordMetadata | None"]
 
 
 class Trouble:
-    """Draws what becomes of each Produce request; with `final` one of them in fifty ends the producer."""
+    """Draw the fate of each Produce request; with `final` one in fifty gets an error that ends the producer."""
 
     def __init__(self, seed: int, final: bool) -> None:
         self._random = random.Random(seed)
@@ -84,7 +84,7 @@ class Trouble:
 
 
 def _run(seed: int, idempotence: bool, final: bool) -> int:
-    """Return the most requests in flight to a broker."""
+    """Run a seed and check the outcome; return the most requests in flight to a broker."""
     draw = random.Random(-seed)
     sent: dict[Key, list[bytes]] = {}
     acknowledged: dict[Key, int] = {}
@@ -97,7 +97,7 @@ def _run(seed: int, idempotence: bool, final: bool) -> int:
         settings["enable.idempotence"] = str(idempotence).lower()
         settings.setdefault("max.in.flight.requests.per.connection", str(draw.choice([1, 2, 5, 5])))
         brokers.takes_any_first = draw.random() < 0.5
-        brokers.max_bytes = draw.choice([160, 1000])  # a record, or a whole batch
+        brokers.max_bytes = draw.choice([160, 1000])  # the size of a record, or of a whole batch
         weights = {topic: [draw.choice([1, 20]) for _ in range(count)] for topic, count in TOPICS.items()}
         settings["linger.ms"] = str(draw.choice([0, 1, 600_000]))
         producer = Producer(settings)
@@ -141,7 +141,7 @@ def _check_told(
     failure: KlogError | None,
     idempotence: bool,
 ) -> None:
-    """Each record is told of once, in order; the offsets are those of the log."""
+    """Check that callbacks ran once for each record, in order, with the offsets of the log."""
     by_value = {value: (error, metadata) for entries in told.values() for value, error, metadata in entries}
     assert len(by_value) == sum(map(len, told.values())), "a record was told of twice"
     assert by_value.keys() >= {value for value, _ in deliveries}
@@ -198,10 +198,10 @@ def test_random_trouble() -> None:
 
 KEY = ("t", 0)
 _LOST, _REFUSED = Fate(left_out=frozenset([KEY])), Fate(errors={KEY: ErrorCode.NOT_LEADER_OR_FOLLOWER})
-#: What becomes of the first requests, of one batch each.
+#: Fates of the first requests, of one batch each.
 SCRIPTS = {
     "the first batch is refused, with others behind it": [_REFUSED],
-    # at its third time more than five batches follow it, some of them confirmed before it
+    # at its third attempt more than five batches follow it, some of them already confirmed
     "an answer is lost twice": [Fate(), _LOST, _LOST, *[Fate()] * 4, _LOST],
 }
 
@@ -223,7 +223,7 @@ def test_scripts(fates: list[Fate]) -> None:
 
 
 def _new_sequences(patch: pytest.MonkeyPatch) -> None:
-    """What is sent again gets the next sequences."""
+    """Batches that are sent again get the next sequences."""
     put_off = Retries.put_off
 
     def put_off_anew(self: Retries, queues: Collection[Queue], error: Exception) -> None:
@@ -236,7 +236,7 @@ def _new_sequences(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_waiting(patch: pytest.MonkeyPatch) -> None:
-    """Batches are sent after one that the leader has not confirmed, the first one or a failed one."""
+    """Batches follow the first batch, or a failed one, before the leader has confirmed it."""
     patch.setattr(Queue, "is_open", property(lambda self: True, lambda self, value: None))
     patch.setattr(
         Queue, "next", lambda self, now, most: next((one for one in self.batches if not one.is_in_flight), None)
@@ -244,19 +244,19 @@ def _no_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 def _too_many(patch: pytest.MonkeyPatch) -> None:
-    """More batches are in flight than brokers compare with."""
+    """More batches are in flight than brokers remember to find duplicates."""
     patch.setattr(config, "_MOST_IDEMPOTENT", 12)
     patch.setitem(SETTINGS, "max.in.flight.requests.per.connection", "12")
 
 
 def _wrong_batch(patch: pytest.MonkeyPatch) -> None:
-    """An answer confirms the oldest batch, whichever it is for."""
+    """A response confirms the oldest batch, whichever batch it is for."""
     confirm = Queue.confirm
     patch.setattr(Queue, "confirm", lambda self, batch: confirm(self, self.batches[0]))
 
 
 def _others_renumbered(patch: pytest.MonkeyPatch) -> None:
-    """A batch whose answer was lost gets another epoch, with which the broker can't recognise it."""
+    """A batch whose response was lost gets another epoch, so that the broker can't recognise the duplicate."""
     put_off = Retries.put_off
 
     def put_off_renumbered(self: Retries, queues: Collection[Queue], error: Exception) -> None:
@@ -276,7 +276,7 @@ def _run_all() -> None:
 
 @pytest.mark.parametrize("fault", [_new_sequences, _no_waiting, _too_many, _wrong_batch, _others_renumbered])
 def test_planted_faults_are_found(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the logs, or because the producer does not get on."""
+    """The logs show each planted fault, or the producer fails."""
     fault(monkeypatch)
     monkeypatch.setitem(SETTINGS, "delivery.timeout.ms", "5000")
     with pytest.raises((AssertionError, KlogError, OverflowError)):

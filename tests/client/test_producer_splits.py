@@ -1,4 +1,4 @@
-"""Batches that are larger than the broker takes are split and sent again, in order, once."""
+"""The producer splits batches that are too large for the broker and sends them again, in order, once."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SETTINGS = {"linger.ms": "600000", "retry.backoff.ms": "1"}
 
 
 class Brokers(ScriptedCluster):
-    """They refuse batches of more than `limit` bytes, before they look for duplicates, as Kafka does."""
+    """Brokers that reject batches of more than `limit` bytes before they look for duplicates, as Kafka does."""
 
     limit = LIMIT
     _lowered_after: int | None = None
 
     def lower_after(self, requests: int) -> None:
-        """Have LIMIT as the limit after so many requests in all."""
+        """Set the limit to LIMIT after this number of Produce requests in all."""
         self._lowered_after = requests
 
     def _on_Produce(self, node: int, asked: Message, is_applied: bool) -> Message | None:
@@ -62,7 +62,7 @@ def _settings(brokers: ScriptedCluster, **more: str) -> dict[str, str]:
 @pytest.mark.parametrize("idempotence", ["true", "false"])
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_many_batches_in_flight(brokers: Brokers, idempotence: str, codec: str) -> None:
-    """Some fit, others don't; each record is written once, in order, and each delivery has the offset of its record."""
+    """Some batches fit, others don't; each record is written once, in order, and its delivery has its offset."""
     draw = random.Random(7)
     values = [[draw.randbytes(draw.choice([1, 30, 900])) for _ in range(150)] for _ in range(2)]
     told: list[list[int]] = [[], []]
@@ -111,7 +111,7 @@ def test_a_single_record_is_refused_and_those_before_it_are_confirmed(brokers: B
 
 @pytest.mark.parametrize("is_transactional", [False, True])
 def test_a_batch_that_is_written_is_not_written_again(brokers: Brokers, is_transactional: bool) -> None:
-    """The answer is lost, then the limit is lowered: the broker does not recognise the halves."""
+    """The response is lost and the limit lowered: the broker does not recognise the halves as duplicates."""
     brokers.limit = 1 << 20
     producer = Producer(_settings(brokers, **{"transactional_id": "x"} if is_transactional else {}))
     if is_transactional:
@@ -133,7 +133,7 @@ def test_a_batch_that_is_written_is_not_written_again(brokers: Brokers, is_trans
 
 
 def test_a_batch_that_may_be_written_but_is_not(brokers: Brokers) -> None:
-    """The broker takes the halves, so that no error is needed."""
+    """The broker accepts the halves, so that the producer raises no error."""
     with Producer(_settings(brokers)) as producer:
         brokers.on("Produce", sound(), dropped())
         values = [b"%d" % number * 300 for number in range(8)]
@@ -146,7 +146,7 @@ def test_a_batch_that_may_be_written_but_is_not(brokers: Brokers) -> None:
 
 
 def test_a_batch_of_another_log_is_not_split(brokers: Brokers) -> None:
-    """Its offsets are noted by a mirror: other producers' records must not come between."""
+    """A mirror has noted its offsets: records of other producers must not come between."""
     with Cluster.connect(_settings(brokers)) as cluster:
         sender = Sender(cluster)
         sender.add_batch(("t", 0), bytearray(make_records(2, [bytes(600)] * 2, NOW)), 2)

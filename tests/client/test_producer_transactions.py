@@ -1,4 +1,4 @@
-"""Transactions of the producer: what a read_committed consumer of confluent-kafka finds, at our broker and Kafka's."""
+"""Transactions of the producer, seen by confluent-kafka's read_committed consumer at our broker and Kafka's."""
 
 from __future__ import annotations
 
@@ -93,19 +93,19 @@ def test_all_or_nothing(servers: str, topic: str) -> None:
             values = [b"%d %d" % (number, item) for item in range(10)]
             send(producer, topic, *values)
             if number % 3 == 0:
-                producer.flush()  # the records of an abort are in the log
+                producer.flush()  # aborted records are in the log, too
             if number % 2:
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()
-        producer.begin_transaction()  # nothing in it
+        producer.begin_transaction()  # an empty transaction
         producer.commit_transaction()
         producer.begin_transaction()
         send(producer, topic, b"open")
         producer.flush()
         expected = sorted(b"%d %d" % (number, item) for number in (0, 2, 4) for item in range(10))
         assert committed(servers, topic) == expected
-    assert committed(servers, topic) == expected  # what was open is aborted
+    assert committed(servers, topic) == expected  # close has aborted the open transaction
 
 
 def test_another_producer_fences(servers: str, topic: str) -> None:
@@ -203,7 +203,7 @@ def _go_on(producer: Producer, topic: str) -> None:
 
 
 def test_a_transaction_that_took_too_long(servers: str, topic: str) -> None:
-    """The coordinator aborts it; the producer goes on, or is fenced by name."""
+    """The coordinator aborts it; the producer goes on after an abort, or raises ProducerFenced."""
     make_topic(servers, topic, PARTITIONS)
     with connect(servers, topic, transaction_timeout_ms="3000") as producer:
         producer.init_transactions()
@@ -215,7 +215,7 @@ def test_a_transaction_that_took_too_long(servers: str, topic: str) -> None:
         try:
             producer.abort_transaction()
         except ProducerFenced:
-            return  # as Java's producer would be
+            return  # as Java's producer would
         producer.begin_transaction()
         send(producer, topic, b"again", b"and again")
         producer.commit_transaction()
@@ -223,7 +223,7 @@ def test_a_transaction_that_took_too_long(servers: str, topic: str) -> None:
 
 
 def test_goes_on_after_a_refused_record(servers: str, topic: str) -> None:
-    """What was sent before it is aborted, in another epoch."""
+    """An abort drops the records sent before it; the producer goes on in another epoch."""
     make_topic(servers, topic, PARTITIONS)
     with connect(servers, topic, max_request_size="4000000") as producer:
         producer.init_transactions()
@@ -245,7 +245,7 @@ def test_goes_on_after_a_refused_record(servers: str, topic: str) -> None:
 
 
 def test_an_exception_aborts(servers: str, topic: str) -> None:
-    """Readers of committed records do not wait for the transaction's timeout."""
+    """An exception in the block aborts, so that read_committed readers do not wait for the transaction's timeout."""
     make_topic(servers, topic, PARTITIONS)
     with suppress(ZeroDivisionError), connect(servers, topic, transaction_timeout_ms="600000") as producer:
         producer.init_transactions()
@@ -264,7 +264,7 @@ def test_an_exception_aborts(servers: str, topic: str) -> None:
 
 
 def test_a_commit_that_may_be_decided_is_not_given_up(topic: str) -> None:
-    """The response is lost, and the coordinator loads until max.block.ms is over."""
+    """The response of EndTxn is lost, and the coordinator is loading until max.block.ms is over."""
     faults = [
         Fault(Drop(after=True), api="EndTxn", count=1),
         Fault(ErrorAnswer("COORDINATOR_LOAD_IN_PROGRESS"), api="EndTxn", skip=1, count=6),
@@ -295,7 +295,7 @@ def test_a_commit_that_may_be_decided_is_not_given_up(topic: str) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_answers_that_are_lost(seed: int, topic: str) -> None:
-    """Whatever is lost or refused: what `commit_transaction` has confirmed is there once, and nothing else."""
+    """Whatever is lost, the log has each transaction that `commit_transaction` confirmed once, and no other record."""
     choose = random.Random(seed)
     apis = ["InitProducerId", "AddPartitionsToTxn", "Produce", "EndTxn", "FindCoordinator", "AddOffsetsToTxn"]
     faults = [
@@ -343,7 +343,7 @@ def test_answers_that_are_lost(seed: int, topic: str) -> None:
                         producer.abort()
                         producer = None
                 continue
-            while True:  # the outcome is not known before this says so
+            while True:  # the outcome is known only when this returns
                 assert time.monotonic() < deadline
                 try:
                     producer.commit_transaction()

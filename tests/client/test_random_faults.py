@@ -1,6 +1,6 @@
-"""Reads and offsets while brokers do anything: random faults and leaders that move, by a seed that a failure names.
+"""Reads, offsets and admin calls under random faults and moves of leaders; a failure names its seed.
 
-SPARK_KLOG_FAULT_SECONDS is how long (3), SPARK_KLOG_FAULT_SEED the first seed (0).
+SPARK_KLOG_FAULT_SECONDS (default 3) is the duration, SPARK_KLOG_FAULT_SEED (default 0) the first seed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _values(partition: int) -> list[bytes]:
 
 
 def _timed(action: Callable[[], Any], calls: int = 1) -> Any:
-    """What a call gives, or its error; it ends in time."""
+    """Return a call's result, or its error; it must end in time."""
     begin = time.monotonic()
     try:
         return action()
@@ -66,7 +66,7 @@ def _step(read: Iterator[Any], found: list[bytes]) -> bool:
 
 
 def _read(cluster: Cluster, choose: random.Random) -> dict[int, KlogError]:
-    """Read all partitions side by side; the errors of those that did not end."""
+    """Read all partitions in random turns; return the errors of those that failed."""
     reads = {partition: fetch_range(cluster, "t", partition, 0, _RECORDS) for partition in range(_PARTITIONS)}
     found: dict[int, list[bytes]] = {partition: [] for partition in reads}
     failed: dict[int, KlogError] = {}
@@ -88,7 +88,7 @@ def _offsets(cluster: Cluster, brokers: ScriptedCluster, choose: random.Random) 
     for place, offset in ((EARLIEST, 0), (LATEST, _RECORDS)):
         found = _timed(lambda: list_offsets(cluster, dict.fromkeys(partitions, place)))  # noqa: B023
         assert isinstance(found, KlogError) or found.keys() == set(partitions)
-        # -1: no timestamps to look for, which the broker may say
+        # -1: the answer of a broker without timestamps, which is a possible fault
         assert isinstance(found, KlogError) or set(found.values()) <= {offset, -1}
     group = GroupOffsets(cluster, "g")
     wanted = {key: choose.randrange(1000) for key in partitions}
@@ -118,7 +118,7 @@ def _topics(cluster: Cluster, brokers: ScriptedCluster) -> None:
         if size() == after:
             continue
         done = _timed(lambda: change(cluster, after), calls=2)  # noqa: B023
-        possible.add(after)  # a change that had no answer in time may still come
+        possible.add(after)  # a change that timed out may still take effect
         found = size()
         assert found == after if done is None else found in possible, (change.__name__, done, found, possible)
     if size():
@@ -158,7 +158,7 @@ def _run(seed: int) -> None:
 
 
 def _read_again(cluster: Cluster, choose: random.Random) -> dict[int, KlogError]:
-    """Nothing of what went wrong before stays; a stray answer on an open connection may cost one attempt."""
+    """Read without faults: earlier ones leave nothing, but a stray response may cost one attempt."""
     failed = _read(cluster, choose)
     return _read(cluster, choose) if failed else failed
 

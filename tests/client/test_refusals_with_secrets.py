@@ -1,4 +1,4 @@
-"""What is shown of a broker's refusal if a secret is part of it."""
+"""Errors hide a broker's message if a secret is part of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_klog.client.security.sasl.exchange import SaslExchange
 from spark_klog.errors import ErrorCode, SaslError
 from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 
-#: As Kafka refuses a wrong name or password.
+#: Kafka's message for a wrong name or password.
 _KAFKAS = "Authentication failed: Invalid username or password"
 
 
@@ -36,7 +36,7 @@ def _refusal(password: str, said: str) -> str:
 def test_a_password_that_is_a_word_of_the_answer(password: str) -> None:
     said = _refusal(password, _KAFKAS)
     assert "it says: something that is not shown, as the secret is part of it. Check name and password of user" in said
-    assert "ailed:" not in said  # no rest of the sentence that shows which word is missing
+    assert "ailed:" not in said  # the rest of the sentence would reveal the word that is missing
     assert "[hidden]" not in said
 
 

@@ -1,4 +1,4 @@
-"""What records are like, asked of a fake that gives bytes as Apache Kafka does, and of our broker."""
+"""Sampled record sizes and timestamp types, of a fake that limits bytes as Apache Kafka does, and of our broker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def batch(offset: int, count: int, size: int) -> bytes:
 
 
 class FakeCluster:
-    """Brokers by number, with the bytes of their partitions: the batches that a fetch at an offset would begin with."""
+    """Brokers by node id, with the batches that a fetch of each of their partitions returns."""
 
     def __init__(self, **logs: Mapping[TopicPartition, list[bytes]]) -> None:
         self.config = client_config({"bootstrap.servers": "h:1"})
@@ -66,7 +66,7 @@ class _FakeBroker:
         self._cluster, self._node, self._log = cluster, node, log
 
     def request(self, api: object, message: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Batches as far as they go into the bytes asked for; one too large to the first partition only."""
+        """Return the batches that fit into partition_max_bytes; only the first partition gets one that is larger."""
         assert api is FETCH
         assert message["max_wait_ms"] == 0
         responses, asked, sizes = [], [], set()
@@ -117,7 +117,7 @@ def test_bytes_for_each_offset() -> None:
 
 
 def test_a_fetch_in_the_midst_of_a_batch() -> None:
-    """The batch's bytes are those of all its records, also where it begins at offset 0."""
+    """The batch's bytes are divided by all its records, also if it begins at offset 0."""
     first, later = batch(0, 100, 80), batch(50, 100, 80)
     assert ask(FakeCluster(n1={A: [first]}), {A: 99}) == {A: len(first) / 100}
     assert ask(FakeCluster(n1={A: [later]}), {A: 149}) == {A: len(later) / 100}
@@ -146,7 +146,7 @@ def test_batches_larger_than_a_sample(size: int) -> None:
 
 
 def test_batches_larger_than_a_fetch() -> None:
-    """One comes when it is the first; they are not asked for without an end."""
+    """Each response has only the batch of its first partition; the number of requests is limited."""
     huge = batch(0, 2, 5_000_000)
     keys = [("t", partition) for partition in range(12)]
     cluster = FakeCluster(n1={key: [huge] for key in keys})
@@ -174,7 +174,7 @@ def test_log_append_time() -> None:
 
 @pytest.mark.parametrize("noise", [b"\x00" * 100, b"\xff" * 100, batch(0, 1, 100)[:-1]])
 def test_what_is_no_batch_has_no_size(noise: bytes) -> None:
-    """Reading will say what is wrong."""
+    """The read that follows will raise the error."""
     assert list(ask(FakeCluster(n1={A: [noise], B: [batch(0, 1, 100)]}), {A: 0, B: 0})) == [B]
 
 

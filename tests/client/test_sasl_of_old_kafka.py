@@ -1,4 +1,4 @@
-"""SASL at Kafka 0.10.2.2, which takes bare tokens after SaslHandshake v0, by PLAIN and SCRAM."""
+"""PLAIN and SCRAM at Kafka 0.10.2.2, which takes bare tokens after SaslHandshake v0."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _settings(kafka: Kafka, mechanism: str, password: str = PASSWORD) -> dict[st
 
 
 def _wait_for(kafka: Kafka, mechanism: str) -> None:
-    """The broker learns of users from ZooKeeper."""
+    """Wait until the broker has the users from ZooKeeper."""
     deadline = time.monotonic() + SECONDS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The client by TLS and SASL at Apache Kafka: every protocol and mechanism, refusals, and sessions that end."""
+"""TLS and SASL of the client at Apache Kafka: every protocol and mechanism, refusals, and expiring sessions."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_protocols_that_do_not_fit_the_port(kafka: SecureKafka) -> None:
 
 
 def late_token() -> tuple[str, float]:
-    """An expired token, said to be good for another hour: the broker has to find out."""
+    """An expired token that claims another hour, so that only the broker finds that it has expired."""
     return unsigned_token("alice", -100), time.time() + 3600
 
 
@@ -146,7 +146,7 @@ def _late_token(kafka: SecureKafka, folder: Path) -> dict[str, str]:
     return settings
 
 
-#: What is wrong: the listener, settings for it, the error and a part of its text.
+#: A refusal: the listener, settings for it, the error and a part of its text.
 _Trouble = tuple[str, Callable[[SecureKafka, Path], dict[str, str]], type[KlogError], str]
 TROUBLES: dict[str, _Trouble] = {
     **{
@@ -184,7 +184,7 @@ TROUBLES: dict[str, _Trouble] = {
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_no_attempt_follows_a_refusal(kafka: SecureKafka, tmp_path: Path, trouble: str) -> None:
-    """Each is an error that says what was refused, after one connection: a storm of them would lock an account out."""
+    """The error says what was refused, and the client connects once: a storm of attempts would lock an account."""
     listener, settings, kind, text = TROUBLES[trouble]
     port = free_port()
     host = "localhost" if trouble == "other host name" else HOST
@@ -199,7 +199,7 @@ def test_no_attempt_follows_a_refusal(kafka: SecureKafka, tmp_path: Path, troubl
 
 
 def test_sessions_are_renewed_on_the_same_connection(kafka: SecureKafka) -> None:
-    """Kafka closes a connection that sends a request after its session has ended."""
+    """Kafka closes a connection that sends a request after its session has expired."""
     topic = "renewed"
     with Cluster.connect(kafka.client("SASL_SSL", "SCRAM-SHA-256")) as cluster:
         create_topic(cluster, topic)

@@ -1,4 +1,4 @@
-"""Settings of TLS and SASL under Java's and librdkafka's names: their meaning, contradictions, what is shown."""
+"""TLS and SASL settings under Java's and librdkafka's names: their meaning, contradictions, and hidden secrets."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_no_repr_shows_a_secret() -> None:
     source, sink = source_options(options | {"subscribe": "t"}, False), sink_options(options)
     for item in (client_config(settings), oauth, source, sink, Settings(settings) | {}, parse_jaas(jaas, "x")):
         assert "top-secret" not in f"{item!r} {item}"
-    # as they travel to Spark's workers: nothing is lost, and nothing shown there
+    # pickled as for Spark's workers: no setting is lost, and no secret is shown
     again = pickle.loads(pickle.dumps((source, sink)))  # noqa: S301 - its own
     assert again == (source, sink)
     assert again[0].client["sasl.jaas.config"] == jaas

@@ -1,4 +1,4 @@
-"""What is said of names of settings that other clients have."""
+"""Error messages for setting names of other clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _said(name: str, prefix: str = "") -> str:
         ("topic.metadata.refresh.interval.ms", "it is librdkafka's, Kafka's name for it is metadata.max.age.ms"),
         ("sasl_plain_username", "it is kafka-python's, write sasl.username"),
         ("ssl_cafile", "it is kafka-python's, write ssl.ca.location"),
-        ("ssl", "remove it"),  # the beginning of many
+        ("ssl", "remove it"),  # the prefix of many names
         ("ackz", "did you mean acks?"),
         ("akcs", "did you mean acks?"),
         ("nonsense", "remove it"),
@@ -58,7 +58,7 @@ def test_a_serializer_that_is_a_function() -> None:
 
 
 def test_all_wrong_names_at_once() -> None:
-    """Who pastes a configuration from elsewhere mends it once, not name by name."""
+    """The error lists all wrong names, so that users correct a pasted configuration once, not name by name."""
     settings = {"bootstrap.servers": "a:1", "linger.msec": 1, "socket.timeout.ms": 1, "transactional.ids": 1}
     with pytest.raises(ConfigError) as error:
         client_config(settings | {"broker.address.family": "v4", "config.providers": "env"})

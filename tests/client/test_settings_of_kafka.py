@@ -1,4 +1,4 @@
-"""Every setting that Kafka's own clients have is taken with effect, taken without, or refused with a reason."""
+"""The client applies, ignores, or rejects with a reason every setting of Kafka's own clients."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tests.support.scripted_broker import ScriptedCluster
 from tests.support.tools import kcat_path
 
 CLIENTS = ["consumer.ConsumerConfig", "producer.ProducerConfig"]
-#: Refused: what would do something else than was asked for.
+#: Rejected, as the client would do something else than the setting asks for.
 REFUSED = {"config.providers"}
 JAVAS = "org.apache.kafka.clients.producer"
 SERVERS = {"bootstrap.servers": "h:1"}
 
 
 def _settings(version: Version, client: str) -> set[str]:
-    """As Kafka's client lists them itself."""
+    """The settings that Kafka's client itself lists."""
     command = ["java", "-cp", f"{kafka_libs(version)}/*", f"org.apache.kafka.clients.{client}"]
     page = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     return {name for name in re.findall(r'id="([a-z0-9.]+)"', page) if "_" not in name}
@@ -59,7 +59,7 @@ def test_all_are_known(version: Version, client: str) -> None:
 
 
 def test_names_of_librdkafka_are_told_by_kafkas() -> None:
-    """All that kcat lists: none is called a misspelt name of Kafka's if it is librdkafka's for another."""
+    """Of all names that kcat lists, those with another name in Kafka are reported as such, not as misspelt."""
     page = subprocess.run([kcat_path(), "-X", "list"], capture_output=True, text=True, timeout=60, check=False).stdout
     names = set(re.findall(r"^([a-z][a-z0-9.]+) +\| ", page, re.MULTILINE))
     told = {}
@@ -80,7 +80,7 @@ def test_names_of_librdkafka_are_told_by_kafkas() -> None:
 
 @pytest.mark.parametrize(("text", "wanted"), [("True", True), (" FALSE", False)])
 def test_truth_is_taken_in_any_case(text: str, wanted: bool) -> None:
-    """As Kafka's ConfigDef does."""
+    """Kafka's ConfigDef ignores case, too."""
     assert client_config(SERVERS | {"enable.idempotence": text}).enable_idempotence is wanted
 
 
@@ -100,7 +100,7 @@ ZEROS = [
 
 @pytest.mark.parametrize("name", ZEROS)
 def test_zero_is_taken_where_kafka_takes_it(name: str) -> None:
-    """Rows and records are written and read all the same, and no call spins."""
+    """Rows and records are still written and read, and no call spins."""
     with ScriptedCluster({"t": 1}) as brokers:
         brokers.on("Fetch", error(ErrorCode.NOT_LEADER_OR_FOLLOWER))
         with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, name: "0"}) as cluster:

@@ -12,7 +12,7 @@ from tests.support.scripted_broker import ScriptedCluster
 
 
 class _OneAddress(ScriptedCluster):
-    """Two nodes that advertise one port, behind which each request finds its leader."""
+    """Two nodes that advertise one port, where each request reaches its leader."""
 
     def __init__(self) -> None:
         super().__init__({"t": 2}, nodes=2)

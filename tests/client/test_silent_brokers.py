@@ -1,4 +1,4 @@
-"""A broker whose packets vanish, or that stops within a request or a response, holds up no other broker."""
+"""A broker that drops packets, or stops within a request or a response, does not delay requests to other brokers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.support.scripted_broker import ScriptedCluster
 from tests.support.shared_tree import wait_for
 
 DEAD, SOUND = 0, 1
-#: Far beyond what a test takes, so that waiting for the silent broker would show.
+#: Far longer than a test takes, so that a wait for the silent broker would show.
 LONG = {"request.timeout.ms": "100000", "socket.connection.setup.timeout.ms": "100000", "delivery.timeout.ms": "100000"}
 QUICK = {"retry.backoff.ms": "10", "retry.backoff.max.ms": "50"}
 
 
 @contextmanager
 def _vanishing(real: int) -> Iterator[int]:
-    """A port whose SYNs nobody answers, as a full backlog makes it on Linux."""
+    """A port that answers no SYN, as Linux does with a full backlog."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
         address = listener.getsockname()
@@ -42,14 +42,14 @@ def _vanishing(real: int) -> Iterator[int]:
 
 @contextmanager
 def _mute(real: int) -> Iterator[int]:
-    """A port that takes connections, and says nothing."""
+    """A port that accepts connections and sends nothing."""
     with socket.create_server((HOST, 0), backlog=100) as listener:
         yield listener.getsockname()[1]
 
 
 @contextmanager
 def _proxy(real: int, *, takes_all: bool) -> Iterator[int]:
-    """A port that answers ApiVersions, and then takes no byte, or all but gives six bytes of the next response."""
+    """A port that answers ApiVersions, then reads nothing, or reads on and sends six bytes of the next response."""
     is_over = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -114,7 +114,7 @@ VALUES = [b"%d" % number + bytes(3_000_000) for number in range(3)]
 
 
 def _write(cluster: Cluster, failures: list[BaseException]) -> None:
-    """Three batches to each broker, in turns; too large for the socket's buffers."""
+    """Write three batches to each broker, in turns, too large for the socket's buffers."""
     try:
         with Producer(cluster) as producer:
             for value in VALUES:
@@ -169,7 +169,7 @@ def test_an_address_that_vanishes_leaves_time_for_the_next(monkeypatch: pytest.M
         ports = void, there.getsockname()[1]
         addresses = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (HOST, port)) for port in ports]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
-        for seconds in (1, 4, 16):  # a stalled machine may need more than half of the first time
+        for seconds in (1, 4, 16):  # half of the first deadline may be too short for a stalled machine
             with suppress(ConnectionFailed):
                 with Dial("two-addresses", 1, time.monotonic() + seconds).finish() as connected:
                     assert connected.getpeername() == there.getsockname()
@@ -178,7 +178,7 @@ def test_an_address_that_vanishes_leaves_time_for_the_next(monkeypatch: pytest.M
 
 
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look-up ends at the deadline, is done once for all who wait, and its answer is taken when it comes."""
+    """Callers share one look-up and stop waiting at their deadlines; a later call uses its answer."""
     answers, asked, look_up = threading.Event(), list[str](), socket.getaddrinfo
 
     def silent(host: str, port: int, **more: int) -> object:

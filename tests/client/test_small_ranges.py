@@ -1,4 +1,4 @@
-"""Answers that hold many short ranges: which of them may be used."""
+"""Which short ranges of a Fetch response the client may use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DELTA = 23
 def test_a_corrupt_batch_before_one_that_is_cut_off(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, is_corrupt: bool
 ) -> None:
-    """Its header claims the offsets of the other batch, whose records would be lost."""
+    """Its header claims the offsets of the next batch: if the client used the response, it would lose those records."""
     first, second = own_batch([(b"k", b"v")] * 3, 0), own_batch([(b"k", b"v" * 300)] * 300, 0)
     pack_into(">q", second, 0, 3)
     if is_corrupt:
@@ -39,7 +39,7 @@ def test_a_corrupt_batch_before_one_that_is_cut_off(
 
 
 def test_the_least_that_may_be_asked_of_a_partition(cluster: EmbeddedCluster) -> None:
-    """Kafka takes max.partition.fetch.bytes=0: the first batch comes whatever its size."""
+    """Kafka allows max.partition.fetch.bytes=0 and returns the first batch whatever its size."""
     topic = f"t-{uuid.uuid4().hex[:8]}"
     make_topic(cluster.bootstrap_servers, topic, 2)
     settings = {"bootstrap.servers": cluster.bootstrap_servers}

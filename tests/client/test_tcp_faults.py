@@ -1,7 +1,7 @@
 """Our producer and consumer with our broker through a proxy that delays, splits, coalesces and cuts.
 
-SPARK_KLOG_FAULT_SECONDS (3) says for how long, SPARK_KLOG_FAULT_SEED (0) where to begin. When things happen is not in
-the seed.
+SPARK_KLOG_FAULT_SECONDS (default 3) is the duration, SPARK_KLOG_FAULT_SEED (default 0) the seed, which does not fix
+the times of faults.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.tcp_proxy import TcpProxy
 _SECONDS = float(os.environ.get("SPARK_KLOG_FAULT_SECONDS", "3"))
 _SEED = int(os.environ.get("SPARK_KLOG_FAULT_SEED", "0"))
 _PARTITIONS, _RECORDS = 3, 40
-#: Seconds: what one flush may take by delivery.timeout.ms, and one poll; beyond that for a loaded machine.
+#: Seconds: delivery.timeout.ms of a flush, the timeout of a poll, and what a loaded machine may take beyond.
 _DELIVERY, _POLL, _SLACK = 60.0, 0.2, 20.0
 _T = TypeVar("_T")
 Values = dict[int, list[bytes]]
@@ -56,12 +56,12 @@ def _take(consumer: Consumer, found: Values, is_arrow: bool) -> None:
         polled = _within(1.0, lambda: consumer.poll(_POLL))
         records = [(record.partition, record.offset, record.value or b"") for record in polled]
     for partition, offset, value in records:
-        assert offset == len(found[partition])  # each record of the log once, in order
+        assert offset == len(found[partition])  # the poll returns each record once, in order
         found[partition].append(value)
 
 
 def _oracle(server: Server, topic: str, counts: dict[int, int]) -> Values:
-    """All records of the topic as librdkafka reads them; `counts`: their number by partition."""
+    """All records of the topic as librdkafka reads them; `counts` has their number by partition."""
     found: Values = {partition: [] for partition in counts}
     settings = {"bootstrap.servers": server.servers, "group.id": topic, "enable.partition.eof": False}
     theirs = ConfluentConsumer(settings)

@@ -1,4 +1,4 @@
-"""The client by TLS and SASL at our broker: every protocol and mechanism, and what is said of what is refused."""
+"""TLS and SASL of the client at our broker: every protocol and mechanism, and the errors of refusals."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ WAYS = [
     *((protocol, mechanism) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for mechanism in MECHANISMS),
 ]
 JAAS = "org.apache.kafka.common.security"
-#: Nothing of what is refused for good is tried for longer.
+#: Seconds: a final refusal ends all attempts by then.
 SOON = 5.0
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """Of another authority."""
+    """Certificates of another authority."""
     return make_certificates(tmp_path_factory.mktemp("others"))
 
 
@@ -58,14 +58,14 @@ def broker(module_server_dir: Path, certificates: Certificates) -> Iterator[Secu
 
 @pytest.fixture(scope="module")
 def strict_broker(module_server_dir: Path, certificates: Certificates) -> Iterator[SecureBroker]:
-    """One that wants clients to show a certificate."""
+    """A broker that requires client certificates."""
     settings = {"ssl.truststore.location": str(certificates.ca), "ssl.client.auth": "required"}
     with SecureBroker(module_server_dir / "strict", certificates, settings=settings) as running:
         yield running
 
 
 def _round_trip(settings: dict[str, str], topic: str, count: int = 200) -> None:
-    """More than what fits into one TLS record, written and read."""
+    """Write and read more than fits into one TLS record."""
     values = [os.urandom(10_000) for _ in range(count)]
     with Cluster.connect(settings) as cluster:
         create_topic(cluster, topic, 1)
@@ -113,7 +113,7 @@ def test_settings_of_java(broker: SecureBroker, certificates: Certificates) -> N
 
 
 def _client_certificates(certificates: Certificates, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The client's certificate in each form that it may have."""
+    """Yield the name and settings of each form of the client's certificate."""
     pem = certificates.client.read_text()
     key, chain = pem[: pem.index("-----BEGIN CERT")], pem[pem.index("-----BEGIN CERT") :]
     encrypted = folder / "encrypted.key"
@@ -179,7 +179,7 @@ def test_client_certificates_that_are_refused(
     forms = dict(_client_certificates(certificates, tmp_path))
     wrong = settings | forms["an encrypted key"] | {"ssl.key.password": "wrong-secret"}
     assert "can't be decrypted: check ssl.key.password" in _refused(wrong, ConfigError)
-    del wrong["ssl.key.password"]  # nobody is asked for it at a terminal
+    del wrong["ssl.key.password"]  # the client must not ask for it at a terminal
     assert "can't be decrypted: check ssl.key.password" in _refused(wrong, ConfigError)
     for setting in ("ssl.key.password", "ssl.keystore.password"):  # OpenSSL takes 1,024 bytes
         text = _refused(wrong | {setting: "x" * 1025}, ConfigError)
@@ -233,7 +233,7 @@ def test_protocols_that_do_not_fit_the_port(broker: SecureBroker) -> None:
     def at(port: str, settings: dict[str, str]) -> dict[str, str]:
         return settings | {"bootstrap.servers": broker.servers(port), "socket.connection.setup.timeout.ms": "1500"}
 
-    five_rounds = {"socket.connection.setup.timeout.ms": "60000"}  # which a stalled machine may take long for
+    five_rounds = {"socket.connection.setup.timeout.ms": "60000"}  # time for five attempts on a stalled machine
     text = _refused(at("PLAINTEXT", broker.client("SSL")) | five_rounds, HandshakeInterrupted, 30)
     assert "closed the connection during the TLS handshake: does it use TLS on this port?" in text
     for port in ("SSL", "SASL_SSL"):
@@ -248,7 +248,7 @@ def test_protocols_that_do_not_fit_the_port(broker: SecureBroker) -> None:
 
 
 def test_no_attempt_follows_a_refusal(broker: SecureBroker) -> None:
-    """A storm of them would lock an account out."""
+    """A storm of attempts would lock an account."""
     before = broker.log.read_text().count("wrong name or password")
     settings = broker.client("SASL_PLAINTEXT", "SCRAM-SHA-256", password="wrong-secret")
     _refused(settings, AuthenticationError)
@@ -281,7 +281,7 @@ def test_a_certificate_that_is_renewed_counts_at_once(
 
 
 class _Silent:
-    """A server that takes connections, does with each what it is told, and then holds it open in silence."""
+    """A server that accepts connections, calls `greet` with each, and then keeps it open in silence."""
 
     def __init__(self, greet: Callable[[socket.socket], None] = lambda peer: None) -> None:
         self._listener = socket.create_server((HOST, 0))
@@ -306,7 +306,7 @@ class _Silent:
 
 @pytest.mark.parametrize(("protocol", "mechanism"), [("SSL", None), ("SASL_SSL", "PLAIN"), ("SASL_PLAINTEXT", "PLAIN")])
 def test_a_silent_broker_holds_up_nobody(broker: SecureBroker, protocol: str, mechanism: str | None) -> None:
-    """One that answers no handshake, before one that does."""
+    """A broker that answers no handshake does not block the next one in bootstrap.servers."""
     silent = _Silent()
     try:
         settings = broker.client(protocol, mechanism) | {"request.timeout.ms": "3000"}

@@ -1,4 +1,4 @@
-"""The endpoint of OAuth tokens: where the client's secret goes."""
+"""OAuth token endpoints: redirects, certificates, bad responses; errors do not show the client's secret."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_redirect_gets_no_secret() -> None:
 
 
 def test_an_endpoint_with_an_authority_of_its_own(tmp_path: Path) -> None:
-    """One that openssl makes by default, without the key usage that Python's default wants since 3.13."""
+    """By default openssl makes an authority without the key usage that Python requires by default since 3.13."""
     certificates = make_certificates(tmp_path)
     with TokenServer(certificates=certificates) as server:
         config = OAuthConfig(server.url, client_id=server.client_id, client_secret=server.secret)
@@ -63,7 +63,7 @@ def test_an_endpoint_with_an_authority_of_its_own(tmp_path: Path) -> None:
 
 
 def _answered(answer: bytes, byte_seconds: float = 0.0) -> KlogError:
-    """The error of an endpoint that sends `answer` to a request, byte by byte with this pause, and closes."""
+    """The error if an endpoint sends `answer`, byte by byte if there is a pause between bytes, and closes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -105,7 +105,7 @@ def test_an_endpoint_that_drips_has_the_callers_deadline(status: bytes) -> None:
     began = time.monotonic()
     head = b"HTTP/1.1 " + status + b"\r\nContent-Length: 1000\r\n\r\n"
     assert "did not answer in time" in str(_answered(head + b" " * 1000, 0.05))
-    assert time.monotonic() - began < 30  # the answer takes a minute
+    assert time.monotonic() - began < 30  # the whole answer would take a minute
 
 
 @pytest.mark.parametrize("answer", [b"[" * 100_000, b"{", b"7", b"\xff"])

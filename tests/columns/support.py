@@ -1,4 +1,4 @@
-"""Record batches made and read by kafka-python, and the rows that they mean: no code of ours."""
+"""Record batches that kafka-python encodes and decodes, without the package's code, and the rows in them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
 
 def make_batch(rows: Sequence[Row], codec: str = "none") -> bytes:
-    """One batch of the rows, whose offsets go up."""
+    """Encode rows with ascending offsets as one batch."""
     base = rows[0].offset
     builder = DefaultRecordBatchBuilder(
         magic=2,
@@ -44,7 +44,7 @@ def make_batch(rows: Sequence[Row], codec: str = "none") -> bytes:
 
 
 def read_batches(data: bytes) -> Iterator[Any]:
-    """kafka-python's records in the batches."""
+    """Yield the records that kafka-python finds in batches."""
     records = MemoryRecords(data)
     while records.has_next():
         batch = records.next_batch()

@@ -30,7 +30,7 @@ ROWS = [
 
 
 def meaning(row: Row) -> dict[str, Any]:
-    """The row of a DataFrame that a record is."""
+    """The DataFrame row for a record."""
     return {
         "key": row.key,
         "value": row.value,
@@ -124,7 +124,7 @@ def test_batches_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("rows", [1, 8, 1000])
 def test_partitions_in_turn_share_batches(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Whatever ends where: an Arrow batch, a partition without records, a topic, a partition that comes again."""
+    """Arrow batches may end within a partition, at an empty one, at a new topic, or at one that comes again."""
     monkeypatch.setattr(decode, "ROWS", rows)
     places = [("t", 7), ("t", 2), ("empty", 0), ("u", 2), ("u", 3), ("t", 7), ("t", 7), ("none", 1)]
     decoder = PartitionDecoder("t", 7, FULL)
@@ -180,7 +180,7 @@ def test_a_timestamp_without_microseconds_is_named(timestamp: int) -> None:
 
 
 def test_records_without_microseconds_are_left_out_alone() -> None:
-    """Each goes to its own partition's `on_bad`, also of an Arrow batch of several partitions."""
+    """Each goes to its own partition's `on_bad`, also if an Arrow batch has several partitions."""
     rows = [row._replace(timestamp=2**62) if row.offset in (101, 102) else row for row in ROWS]
     bad: list[tuple[str, int, bytes]] = []
     decoder = PartitionDecoder("t", 7, FULL, on_bad=lambda item: bad.append(("t-7", item.offset, bytes(item.data))))

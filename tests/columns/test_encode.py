@@ -1,4 +1,4 @@
-"""PartitionEncoder: what it splits is encoded and then read by kafka-python."""
+"""PartitionEncoder: its columns by partition, encoded as batches that kafka-python reads."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_no_rows_give_nothing() -> None:
 
 @pytest.mark.parametrize(("unit", "in_ms"), [("us", 1_000), ("ns", 1_000_000)])
 def test_times_are_rounded_down(unit: str, in_ms: int) -> None:
-    """As by Spark's unix_millis, before 1970 too: what is below -1 ms must not become -1, a record without time."""
+    """As by Spark's unix_millis, also before 1970: a time below -1 ms must not become -1, which means no timestamp."""
     times = [ms * in_ms + rest for ms in (-2, -1, 0, 1) for rest in (0, 1, in_ms - 1)]
     for kind in (pa.timestamp(unit), pa.timestamp(unit, "UTC")):
         rows = table(value=pa.array([b"v"] * (len(times) + 1)), timestamp=pa.array([*times, None], kind))
@@ -235,7 +235,7 @@ def test_slices_of_any_rows(rows: list[Any], start: int, length: int, batch_byte
 def test_rows_without_a_key_take_turns_batch_by_batch(
     is_keyed: bool, sizes: list[int], start: int, batch_bytes: int
 ) -> None:
-    """Turns are in the rows' order, none is longer than a batch, and they are alike in bytes."""
+    """Turns follow the order of rows, none is larger than a batch, and they have similar numbers of bytes."""
     values = [b"%04d" % number + bytes(size) for number, size in enumerate(sizes)][start:]
     rows = table(value=pa.array([b""] * start + values, pa.binary())).slice(start)
     if is_keyed:

@@ -1,4 +1,4 @@
-"""The Arrow schema is what pyspark itself makes of the columns of Spark's Kafka connector."""
+"""The Arrow schema equals pyspark's own conversion of the columns of Spark's Kafka connector."""
 
 from __future__ import annotations
 

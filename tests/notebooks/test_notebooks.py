@@ -16,7 +16,7 @@ NOTEBOOKS = Path(__file__).parent.parent.parent / "notebooks"
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a kernel that is this interpreter, whatever kernels the machine has."""
+    """The name of a kernel that runs this interpreter, whatever kernels the machine has."""
     folder = tmp_path / "jupyter" / "kernels" / "klog-tests"
     folder.mkdir(parents=True)
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]

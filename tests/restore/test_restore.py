@@ -1,4 +1,4 @@
-"""From a load back to a topic: what confluent-kafka reads there is what it reads at the source."""
+"""Restores of a load to a topic: confluent-kafka reads the same records there as at the source."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def _records(count: int, start: int = 0) -> list[Sent]:
 
 
 def _restore(options: RestoreOptions) -> list[Restored]:
-    """As the job does, without Spark."""
+    """Restore as the job does, without Spark."""
     parts = plan_restore(options)
     found = [list(each) for _, each in groupby(parts, key=lambda part: (part.topic, part.partition))]
     return [restore_partition(options.client, options.output, each) for each in found]
 
 
 def _content(servers: str, topic: str) -> list[list[tuple[Any, ...]]]:
-    """All but offsets: restores have transaction markers between records."""
+    """The records of each partition, without offsets: restored topics have transaction markers between records."""
     return [
         [(seen.key, seen.value, seen.headers, seen.timestamp) for seen in partition]
         for partition in read_topic(servers, topic, _PARTITIONS)
@@ -97,7 +97,7 @@ def test_killed_at_each_transaction(
     monkeypatch: pytest.MonkeyPatch,
     side: str,
 ) -> None:
-    """A restore dies before or after each commit; the one that goes on fences it, and writes the rest."""
+    """A restore dies before or after every second commit; the next one fences it and writes the rest."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, _PARTITIONS)
     produce(servers, topic, _records(300))
@@ -131,7 +131,7 @@ def test_killed_at_each_transaction(
 def test_a_topic_that_was_created_again(
     cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path
 ) -> None:
-    """Its records come after those of the old topic."""
+    """The records of the new topic follow those of the old one."""
     servers = cluster.bootstrap_servers
     before = []
     for start in (0, 60):
@@ -147,7 +147,7 @@ def test_a_topic_that_was_created_again(
 
 
 def test_how_far_a_restore_is(cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """A partition whose progress is beyond the files (a load again that was cut) hides nothing of another one."""
+    """Progress beyond the files of a partition (after a repeated load that was cut) does not count for another one."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, _PARTITIONS)
     produce(servers, topic, _records(60))
@@ -160,7 +160,7 @@ def test_how_far_a_restore_is(cluster: EmbeddedCluster, target: EmbeddedCluster,
 def test_offsets_that_the_load_has_got_later(
     cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path
 ) -> None:
-    """Those before what is restored are refused, also those of a hole; those after it are not."""
+    """Offsets that the load gets later are an error before the restore's position, also in a gap, but not after it."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     produce(servers, topic, [Sent(b"%d" % n, None, 0, _TIME + n * 1000) for n in range(60)])
@@ -191,7 +191,7 @@ def test_offsets_that_the_load_has_got_later(
 def test_large_records_of_several_hours(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, settings: WriteSettings, hours: int
 ) -> None:
-    """Files of the same offsets are merged in the order of offsets, with few bytes of them in memory."""
+    """Files of the same offset range are merged in offset order, with few of their bytes in memory."""
     servers, count, size = cluster.bootstrap_servers, 480, 100_000
     create_topic(servers, topic)
     some = [b"%d" % number + b"x" * size for number in range(count)]
@@ -240,19 +240,19 @@ def test_replay_of_dead_letters(cluster: EmbeddedCluster, target: EmbeddedCluste
     assert klog("load", "replay", str(tmp_path), "--topic", topic, *other).returncode == 3
     delete_topic(servers, topic)
     create_topic(servers, topic)
-    produce(servers, topic, [Sent(b"bad")])  # of a topic that was created again
+    produce(servers, topic, [Sent(b"bad")])  # in a topic of the same name, created again
     again = {"settings": WriteSettings(schema="id bigint"), "max_bad": MaxBad(100, is_percent=True)}
     run(servers, tmp_path, topic, fail_on_loss=False, **again)
     assert replay(str(tmp_path), _client(target), topic, topic).records == sent + 1
     whole = max((tmp_path / "_klog" / "dead-letters").iterdir(), key=lambda path: path.stat().st_size)
     lines = whole.read_text().splitlines(keepends=True)
     later = whole.name.replace("+" + "0" * 20, f"+{json.loads(lines[5])['offset']:020d}")
-    whole.with_name(later).write_text("".join(lines[5:]))  # of a range that a run has left out
+    whole.with_name(later).write_text("".join(lines[5:]))  # an overlapping range that a run gave up
     assert replay(str(tmp_path), _client(target), topic, topic).records == sent + 1
 
 
 def test_corrupt_batches_of_one_topic(tmp_path: Path) -> None:
-    """They are counted by name; "a" begins "a-1" and "a-b". An offset of a damaged header may be negative."""
+    """Files are counted by name: "a" is a prefix of "a-1" and "a-b"; a damaged header may have a negative offset."""
     store = open_store(str(tmp_path))
     claim_output(store, None, "parquet", "")
     names = ("a-0-5", "a-0--5", "a-1-0-5", "a-1-2--5", "a-b-0-5", "ab-0-5", "a.-0-5")

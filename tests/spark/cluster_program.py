@@ -1,4 +1,4 @@
-"""What test_cluster_masters.py submits: a batch read, a stream and a write, and where the package came from.
+"""Program that test_cluster_masters.py submits: a batch read, a stream, a write, and the origin of the package.
 
 spark-submit ... cluster_program.py BOOTSTRAP_SERVERS TOPIC OUTPUT_TOPIC FOLDER
 """

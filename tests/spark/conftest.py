@@ -1,4 +1,4 @@
-"""One Spark session for all tests of this folder, and what its processes wrote to standard error."""
+"""One Spark session for all tests of this folder, and the standard error of its processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# The JVM starts its Python workers by these.
+# The JVM reads these when it starts Python workers.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 _ROOT = Path(__file__).parent.parent.parent
@@ -28,7 +28,7 @@ class SparkLog:
         self._seen = 0
 
     def begin(self) -> None:
-        """Leave out what has been written until now."""
+        """Make `text` skip everything written so far."""
         self._seen = self.path.stat().st_size
 
     def text(self) -> str:
@@ -42,7 +42,7 @@ def _spark_and_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S
     folder = tmp_path_factory.mktemp("spark")
     path = folder / "stderr.log"
     path.touch()
-    # Where the JVM's Python processes look for named clusters: tests write it.
+    # The JVM's Python processes look for named clusters in this file, which tests write.
     os.environ["KLOG_CONFIG"] = str(folder / "clusters.toml")
     builder = (
         SparkSession.builder.master("local[2,4]")  # 4: a task may fail three times
@@ -55,7 +55,7 @@ def _spark_and_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.ui.showConsoleProgress", "false")
     )
-    # The JVM inherits the file descriptor that is there when it starts.
+    # The JVM inherits standard error when it starts.
     saved = os.dup(2)
     with path.open("ab") as file:
         os.dup2(file.fileno(), 2)
@@ -76,7 +76,7 @@ def spark(_spark_and_log: tuple[SparkSession, SparkLog]) -> SparkSession:
 
 @pytest.fixture
 def spark_log(_spark_and_log: tuple[SparkSession, SparkLog]) -> SparkLog:
-    """What is written to Spark's standard error from now on."""
+    """Spark's standard error from the start of the test on."""
     log = _spark_and_log[1]
     log.begin()
     return log

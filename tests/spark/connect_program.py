@@ -1,4 +1,4 @@
-"""What test_connect.py runs in a process without a JVM: batch, stream, sink and SQL by Spark Connect.
+"""Program that test_connect.py runs in a process without a JVM: batch, stream, sink and SQL over Spark Connect.
 
 python connect_program.py REMOTE BOOTSTRAP_SERVERS TOPIC FOLDER    writes FOLDER/found.json
 """

@@ -1,7 +1,7 @@
-"""format("klog-impatient"): a stream's partition counts as deleted after a second, not after twenty.
+"""format("klog-impatient"): a stream's missing partition counts as deleted after 1 s instead of 20 s.
 
-For tests that delete topics at a broker that does not restart meanwhile. Spark's processes import this module, so it
-imports nothing of the tests.
+For tests that delete topics while the broker keeps running. Spark's processes import this module, so it imports no
+other module of the tests.
 """
 
 from __future__ import annotations

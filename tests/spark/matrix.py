@@ -1,7 +1,7 @@
 """Run the suites of source, sink and streams with each pair of Python and pyspark: `python -m tests.spark.matrix`.
 
-Each pair has an environment in the cache, and a wheel that its Python builds, with the native kernel. The tests are run
-from a copy without the project's sources, so that they test what was installed. Further arguments go to pytest.
+Each pair has an environment in the cache, and its Python builds a wheel with the native kernel. The tests run from a
+copy without the package's sources, so they test the installed wheel. Further arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SUITES = (
     *("test_source_batch", "test_source_stream", "test_sink", "test_first_batch", "test_options", "test_offsets"),
     *("test_limits", "test_loss", "test_round_trip", "test_sql"),
 )
-#: What the suites need beside the project's dependencies.
+#: Packages that the suites need in addition to the project's dependencies.
 _TOOLS = (
     "pytest",
     "pytest-timeout",

@@ -1,4 +1,4 @@
-"""What test_oldest_pyspark.py runs with another Python and pyspark: reads, writes, streams and the main job.
+"""Program that test_oldest_pyspark.py runs with another Python and pyspark: reads, writes, streams and the main job.
 
 python oldest_program.py BOOTSTRAP_SERVERS TOPIC FOLDER    writes FOLDER/found.json
 """
@@ -43,14 +43,14 @@ def main() -> None:
     limited = written(stream(maxOffsetsPerTrigger="40"), "limited", processingTime="0 seconds")
     limited.processAllAvailable()
     limited.stop()
-    # more records, before both go on from their checkpoints
+    # more records, before both queries continue from their checkpoints
     more = spark.range(100).selectExpr("concat('more-', id) AS value").write.format("klog").mode("append")
     more.options(**to_servers, topic=topic).save()
     written(stream(), "stream", availableNow=True).awaitTermination(_SECONDS)
     again = written(stream(maxOffsetsPerTrigger="40"), "limited", processingTime="0 seconds")
     again.processAllAvailable()
     again.stop()
-    # two micro-batches' worth: Trigger.AvailableNow reads the first
+    # more records than one micro-batch may have: Trigger.AvailableNow reads only the first one
     more.options(**to_servers, topic=topic).save()
     short = written(stream(maxOffsetsPerTrigger="40"), "limited", availableNow=True)
     short.awaitTermination(_SECONDS)

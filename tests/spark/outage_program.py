@@ -1,7 +1,7 @@
-"""A query whose broker goes away and does not come back: python outage_program.py SERVERS TOPIC FOLDER.
+"""Query whose broker is killed and does not return: python outage_program.py SERVERS TOPIC FOLDER.
 
-Prints a line when the first records are written; then the broker may be killed. The last line of standard output is the
-query's error.
+It prints a line when the first records are written; the test then kills the broker. The last line of standard output
+is the query's error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The session of the streaming programs that tests kill."""
+"""Spark session of the streaming programs that tests kill."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 
 def main(run: Callable[[SparkSession, dict[str, Any]], None]) -> None:
-    """Run a program; its settings are a JSON object, the first argument of the command line.
+    """Run a program with the settings in the command line's first argument, a JSON object.
 
-    Those of the session are "master" (local[2,4]) and "confs".
+    The session uses "master" (default local[2,4]) and "confs".
     """
     given = json.loads(sys.argv[1])
     builder = (

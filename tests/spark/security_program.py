@@ -1,11 +1,12 @@
-"""A write, a batch read and a stream by several ways of authentication.
+"""Program with a write, a batch read and a stream for each of several ways of authentication.
 
-What test_kerberos.py starts, as Kerberos's settings are the process's, and test_security_kafka.py on `local-cluster`.
+test_kerberos.py runs it, as Kerberos's settings apply to a whole process, and test_security_kafka.py, to use
+`local-cluster`.
 
 python -m tests.spark.security_program MASTER FOLDER OPTIONS_BY_WAY(JSON)
 
-The topics WAY-written and WAY-streamed exist. FOLDER/found.json has the number of executors, and by way the values that
-were read from the two.
+The topics WAY-written and WAY-streamed must exist. It writes FOLDER/found.json: the number of executors, and for each
+way the values read from both topics.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pyspark.sql import SparkSession
 from .support import create_topic
 
 ROOT = Path(__file__).parents[2]
-#: What is written to each topic.
+#: The values written to each topic.
 VALUES = [str(number) for number in range(20)]
 _SECONDS = 480
 
@@ -32,7 +33,7 @@ def topics(way: str) -> tuple[str, str]:
 
 
 def write_read_and_stream(spark: SparkSession, way: str, options: dict[str, str], folder: Path) -> list[list[str]]:
-    """Write VALUES to the first topic, and copy them to the second one by a stream; what both have then."""
+    """Write VALUES to the first topic, copy them to the second one by a stream, and return the values of both."""
     written, streamed = topics(way)
     rows = spark.range(0, len(VALUES), 1, 1).selectExpr("cast(id as string) as value")
     rows.write.format("klog").options(**options).option("topic", written).mode("append").save()
@@ -56,9 +57,9 @@ def run(
     libraries: Sequence[Path] = (),
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, dict[str, list[list[str]]]]:
-    """Create the topics at `servers`, which take plain text, and run this program; what found.json has then.
+    """Create the topics at `servers` (plain text), run this program, and return the contents of found.json.
 
-    `libraries` are folders with further packages for all of its processes.
+    `libraries` are folders with further packages for the program's processes.
     """
     folder.mkdir()
     for way in ways:

@@ -1,4 +1,4 @@
-"""A standalone master of Spark with workers, each an executor's host to Spark."""
+"""Spark standalone master with workers; to Spark each worker is a host of its own."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ HOST = "127.0.0.1"
 
 
 def environment(python: Path | str) -> dict[str, str]:
-    """The environment of Spark's processes that run this Python."""
+    """The environment of Spark processes that use this Python."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
     return kept | {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python), "SPARK_LOCAL_IP": HOST}
 
 
 @contextmanager
 def standalone(folder: Path, hosts: Sequence[str] = (HOST,), cores: int = 2, memory: str = "2g") -> Iterator[str]:
-    """The URL of a master with a worker of so many cores on each of the loopback addresses."""
+    """Run a master, and a worker with `cores` cores on each loopback address; yield the master's URL."""
     port, web_port = _free_port(), _free_port()
     url = f"spark://{HOST}:{port}"
     deploy = "org.apache.spark.deploy"

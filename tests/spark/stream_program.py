@@ -1,7 +1,7 @@
-"""A streaming program as a user would write it, for tests that kill it: a topic to Parquet files, exactly once.
+"""Streaming program as a user would write it: copies a topic to Parquet files, exactly once. Tests kill it.
 
 python stream_program.py '{"servers": ..., "topic": ..., "group": ..., "output": ..., "checkpoint": ...,
-                           "records": records a micro-batch, null for all, "to_the_end": stop where the topic ends}'
+                           "records": most per micro-batch, or null, "to_the_end": stop at the end of the topic}'
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run(spark: SparkSession, given: dict[str, Any]) -> None:
     )
     if given["records"] is not None:
         reader = reader.option("maxOffsetsPerTrigger", str(given["records"]))
-        # Many small requests, so that a task is there long enough to be killed.
+        # Many small requests make tasks long enough to be killed.
         reader = reader.option("kafka.max.partition.fetch.bytes", "1")
     writer = reader.load().writeStream.format("parquet").option("path", given["output"])
     writer = writer.option("checkpointLocation", given["checkpoint"])

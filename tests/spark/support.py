@@ -1,4 +1,4 @@
-"""What the Spark tests share: Kafka's schema, data in and out by confluent-kafka, errors' texts, deadlines."""
+"""Helpers for the Spark tests: Kafka's schema, data in and out with confluent-kafka, error texts, deadlines."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from tests.support.topics import learn_topic
 
 from .impatient import ImpatientDataSource
 
-#: Before pyspark 4.2 Spark ends Trigger.AvailableNow and Trigger.Once after one micro-batch, whatever its limits.
+#: Before pyspark 4.2 Spark ends Trigger.AvailableNow and Trigger.Once after one micro-batch, whatever the limits.
 needs_admission_control = pytest.mark.skipif(not HAS_ADMISSION_CONTROL, reason="needs pyspark 4.2")
 
-#: Spark's KafkaRecordToRowConverter, written down from its documentation.
+#: The schema of Spark's KafkaRecordToRowConverter, copied from its documentation.
 KAFKA_SCHEMA = StructType(
     [
         StructField("key", BinaryType()),
@@ -67,7 +67,7 @@ class Sent(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A record that confluent-kafka has read."""
+    """A record read by confluent-kafka."""
 
     topic: str
     partition: int
@@ -80,7 +80,7 @@ class Seen(NamedTuple):
 
 
 def create_topic(servers: str, name: str, partitions: int = 1, replicas: int = 1, **configs: str) -> None:
-    """Create a topic by confluent-kafka and wait for its leaders."""
+    """Create a topic with confluent-kafka and wait for its leaders."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     topic = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=configs)
     admin.create_topics([topic])[name].result(timeout=30)
@@ -98,7 +98,7 @@ def delete_topic(servers: str, topic: str) -> None:
 
 
 def delete_records(servers: str, topic: str, before: Mapping[int, int]) -> None:
-    """Delete the records before an offset, by partition."""
+    """Delete the records before each partition's offset."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     wanted = [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
     for future in admin.delete_records(wanted).values():
@@ -115,9 +115,9 @@ def set_topic(servers: str, topic: str, name: str, value: str) -> None:
 
 
 def produce(servers: str, topic: str, records: Iterable[Sent], **settings: Any) -> None:
-    """Produce by confluent-kafka, each partition's records in the order given; all are acknowledged.
+    """Produce with confluent-kafka, in the given order within each partition; all records are acknowledged.
 
-    With a long `linger_ms` they are one batch a partition: the last flush does not wait for it.
+    With a long `linger_ms` each partition gets one record batch: the final flush does not wait for the linger time.
     """
     failures: list[Any] = []
     config = {"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0}
@@ -144,7 +144,7 @@ def produce(servers: str, topic: str, records: Iterable[Sent], **settings: Any) 
 
 
 def consume(servers: str, topic: str, **settings: str) -> list[Seen]:
-    """All that confluent-kafka reads from the topic up to its end now, by partition and offset."""
+    """The topic's records up to its current end, read by confluent-kafka, by partition and offset."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -191,7 +191,7 @@ def consume(servers: str, topic: str, **settings: str) -> list[Seen]:
 
 
 def expected_rows(topic: str, records: Iterable[Sent]) -> list[tuple[Any, ...]]:
-    """The rows, with headers, that reading the topic should give, by partition and offset."""
+    """The rows, with headers, that a read of the topic must return, by partition and offset."""
     offsets: Counter[int] = Counter()
     rows = []
     for record in records:
@@ -204,7 +204,7 @@ def expected_rows(topic: str, records: Iterable[Sent]) -> list[tuple[Any, ...]]:
 
 
 def read(spark: SparkSession, servers: str, **options: Any) -> DataFrame:
-    """A batch DataFrame of format klog, which nothing has registered."""
+    """A batch DataFrame of format klog; no test registers the format."""
     reader = spark.read.format("klog").option("kafka.bootstrap.servers", servers)
     return reader.options(**{name: str(value) for name, value in options.items()}).load()
 
@@ -217,7 +217,7 @@ def offsets_of(frame: DataFrame) -> list[tuple[str, int, int]]:
 
 
 def error_of(action: Callable[[], Any]) -> str:
-    """The text of the error that `action` ends with; Spark wraps ours in several of its own."""
+    """Run `action`, which must fail; return the error's text. Spark wraps our error in several of its own."""
     with pytest.raises((PySparkException, Py4JJavaError)) as caught:
         action()
     return str(caught.value)
@@ -226,7 +226,7 @@ def error_of(action: Callable[[], Any]) -> str:
 def wait_for(
     condition: Callable[[], bool], what: str, seconds: float = _SECONDS, query: StreamingQuery | None = None
 ) -> None:
-    """Wait until `condition` holds; fail at once when the query has failed, else when the time is over."""
+    """Wait until `condition` holds. Raise the query's error as soon as it fails; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         failure = query.exception() if query is not None else None
@@ -242,7 +242,7 @@ def values(count: int, start: int = 0, partitions: int = 1) -> Sequence[Sent]:
 
 
 def committed_offsets(checkpoint: Path) -> dict[tuple[str, int], int]:
-    """The offsets of the last micro-batch that a checkpoint has committed."""
+    """The end offsets of the last micro-batch that a checkpoint has committed."""
     done = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal()]
     if not done:
         return {}
@@ -256,7 +256,7 @@ def committed_offsets(checkpoint: Path) -> dict[tuple[str, int], int]:
 
 
 def reported_losses(query: StreamingQuery) -> list[dict[str, Any]]:
-    """The ranges that the progress records tell of as lost, each with the number of its `batch`."""
+    """The lost ranges in the query's progress records, each with the number of its micro-batch as `batch`."""
     lost = []
     for progress in query.recentProgress:
         latest = json.loads(progress["sources"][0]["latestOffset"] or "null") or {}
@@ -265,7 +265,7 @@ def reported_losses(query: StreamingQuery) -> list[dict[str, Any]]:
 
 
 class Group:
-    """A group's offsets at its coordinator, by confluent-kafka; partitions without are left out."""
+    """A group's committed offsets at its coordinator, read by confluent-kafka; omits partitions without one."""
 
     def __init__(self, servers: str, name: str, topic: str, partitions: int) -> None:
         self._consumer = Consumer({"bootstrap.servers": servers, "group.id": name, "log_level": 0})
@@ -277,7 +277,7 @@ class Group:
             try:
                 found = self._consumer.committed(self._wanted, timeout=10)
                 break
-            except KafkaException:  # where the machine has more to do than it can, or the coordinator is not there yet
+            except KafkaException:  # the machine is overloaded, or the coordinator is not ready yet
                 assert time.monotonic() < deadline
         return {(item.topic, item.partition): item.offset for item in found if item.offset >= 0}
 
@@ -286,7 +286,7 @@ class Group:
 
 
 class Job:
-    """A query from topics to Parquet files with a checkpoint, which may be run several times."""
+    """A query from topics to Parquet files, which may run several times with one checkpoint."""
 
     format = "klog"
 
@@ -303,7 +303,7 @@ class Job:
         return writer.option("checkpointLocation", str(self.checkpoint)).trigger(**trigger).start()
 
     def run(self) -> list[int]:
-        """Read what is there; returns the rows of each batch."""
+        """Read up to the current end; return the row counts of the micro-batches that are not empty."""
         query = self.start(availableNow=True)
         assert query.awaitTermination(_SECONDS)
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
@@ -318,7 +318,7 @@ class Job:
 
 
 class ImpatientJob(Job):
-    """A job whose source looks for partitions that are gone for a second only."""
+    """A job whose source looks for missing partitions for only 1 s."""
 
     format = ImpatientDataSource.name()
 

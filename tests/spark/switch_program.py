@@ -1,8 +1,8 @@
-"""What test_checkpoint_switch.py runs where Spark's own Kafka connector is: queries that change format between runs.
+"""Program that test_checkpoint_switch.py runs with Spark's own Kafka connector: queries change format between runs.
 
 python switch_program.py JARS BOOTSTRAP_SERVERS FOLDER    writes FOLDER/found.json
 
-Each query reads numbers from topics and keeps its checkpoint; between two runs come more records.
+Each query reads numbers from topics and keeps its checkpoint; more records arrive between two runs.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Queries:
         return frame.select(F.col("value").cast("string").cast("long").alias("number"))
 
     def run(self, name: str, frame: DataFrame, mode: str = "append", is_limited: bool = False) -> list[int]:
-        """The rows of each micro-batch."""
+        """Run a query up to the current end; return the row counts of the micro-batches that are not empty."""
 
         def write(batch: DataFrame, number: int) -> None:
             batch.coalesce(1).write.mode("overwrite").json(str(self.folder / name / "rows" / f"{number}"))
 
         writer = frame.writeStream.foreachBatch(write).outputMode(mode)
         writer = writer.option("checkpointLocation", str(self.folder / name / "checkpoint"))
-        if is_limited:  # before 4.2 a Python source has no Trigger.AvailableNow with limits
+        if is_limited:  # before pyspark 4.2 Trigger.AvailableNow ends after one micro-batch
             query = writer.trigger(processingTime="0 seconds").start()
             query.processAllAvailable()
             query.stop()
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def _follow(queries: Queries, admin: Admin, one: str, other: str, found: dict[str, Any]) -> None:
-    """Three runs, by one format and the other in turn; `one` is the first."""
+    """Run each query three times: with format `one`, with `other`, and with `one` again."""
     a, b, c, late = (f"{one}-{name}" for name in ("a", "b", "c", "late"))
     admin.create_topics([NewTopic(a, 2), NewTopic(b, 1), NewTopic(late, 1)]).check()
     queries.send(late, 7, 0)
@@ -96,13 +96,13 @@ def _follow(queries: Queries, admin: Admin, one: str, other: str, found: dict[st
         # stateless, two sources, one of them with a pattern
         both = queries.stream(form, subscribePattern=f"{one}-[ac]").union(queries.stream(form, subscribe=b))
         queries.run(f"{one}-stateless", both)
-        # stateful: the counts go on
+        # stateful: the counts continue
         counted = queries.stream(form, subscribe=f"{a},{b}").groupBy((F.col("number") % 3).alias("rest")).count()
         queries.run(f"{one}-stateful", counted, "complete")
-        # limits
+        # with a limit
         limited = queries.stream(form, subscribe=a, maxOffsetsPerTrigger=12)
         found["batches"] += queries.run(f"{one}-limited", limited, is_limited=True)
-        # the first run begins at the end: its start is in the checkpoint, too
+        # the first run starts at latest, and the checkpoint keeps that start
         queries.run(f"{one}-latest", queries.stream(form, subscribe=late, startingOffsets="latest"))
         queries.send(late, 3, 0)
 

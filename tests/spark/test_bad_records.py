@@ -1,4 +1,4 @@
-"""What the option badRecords does with a corrupt batch. Which ones are corrupt: tests/records/test_bad_batches.py."""
+"""The option badRecords for corrupt batches. tests/records/test_bad_batches.py tests which batches are corrupt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BAD = BadBatch(7, memoryview(BYTES), CorruptBatchError("the CRC is wrong"))
 
 
 def three_batches() -> tuple[list[bytes], bytes]:
-    """Batches at offsets 0, 2 and 4; the one in the middle is corrupt. (each, all of them)"""
+    """(each batch, all in one): batches at offsets 0, 2 and 4, of which the one at 2 is corrupt."""
     batches = []
     for offset in (0, 2, 4):
         data = make_batch([(b"k", b"%d" % at) for at in (offset, offset + 1)], [TIME, TIME])
@@ -40,7 +40,7 @@ def three_batches() -> tuple[list[bytes], bytes]:
 
 
 def offsets_read(bad_records: BadRecords, data: bytes, first: int = 0, end: int = 6) -> list[int]:
-    """As a task does it: through the decoder of the partition."""
+    """The offsets that a task reads, through the partition's decoder."""
     decoder = PartitionDecoder("t", 3, WITHOUT_HEADERS, on_bad=bad_records.take)
     found: list[pa.RecordBatch] = [*decoder.add(data, first, end), *decoder.finish()]
     return [offset for batch in found for offset in batch.column("offset").to_pylist()]
@@ -85,7 +85,7 @@ def test_deadletter_keeps_the_bytes(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("mode", ["skip", "deadletter"])
 def test_a_timestamp_without_microseconds(mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Only the record is left out, and its value kept."""
+    """Only the record with that timestamp is skipped; a dead letter keeps its value."""
     data = bytes(make_batch([(b"k", b"%d" % at) for at in range(3)], [TIME, 2**62, TIME]))
     options = BadRecordsOptions(mode, str(tmp_path) if mode == "deadletter" else None)
     assert offsets_read(BadRecords(options, "t", 3), data) == [0, 2]
@@ -112,7 +112,7 @@ def _uri(folder: Path) -> str:
 
 
 def _short_uri(folder: Path) -> str:
-    """As Hadoop writes it."""
+    """The form that Hadoop writes."""
     return f"file:{folder}"
 
 
@@ -174,7 +174,7 @@ def test_batches_that_claim_the_same_offset_are_kept_both_and_one_met_again_once
 
 
 def test_a_dead_letter_that_can_not_be_written_ends_the_task(tmp_path: Path) -> None:
-    """Else the bytes would be lost."""
+    """If the task went on, the bytes would be lost."""
     (tmp_path / "file").touch()
     bad_records = BadRecords(BadRecordsOptions("deadletter", str(tmp_path / "file" / "dead")), "t", 3)
     with pytest.raises(OSError, match="file/dead"):

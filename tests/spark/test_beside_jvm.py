@@ -1,6 +1,6 @@
-"""What format("klog") gives beside what Spark's own connector on the JVM, format("kafka"), gives of the same topics.
+"""Compare format("klog") with Spark's own connector on the JVM, format("kafka"), on the same topics.
 
-Two brokers: Kafka 3.9.1, which also serves logs of old formats that were put into its folder, and 0.10.2.2.
+Two brokers: Kafka 3.9.1, with logs of old formats copied into its data directory, and Kafka 0.10.2.2.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from tests.support.kafka import Kafka, Version
 
 from .support import Job, Sent, consume, create_topic, produce, read, wait_for
 
-# the first test's time includes two Kafkas and the connector's answers to all cases
+# the first test starts two Kafkas and waits for the JVM connector's answers to all cases
 pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DATA = Path(__file__).parent.parent / "data"
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 OLD_CODECS = CODECS[:4]
-#: By magic: the setting of a topic of 0.10.2.2.
+#: message.format.version of a topic of Kafka 0.10.2.2, by magic.
 FORMATS = {0: "0.9.0", 1: "0.10.2"}
 NOW = 1_700_000_000_000
 SECONDS = 60
 _PLACE = ["topic", "partition", "offset"]
-#: The connector's admin client can't list offsets at 0.10.2.2; its other way, by a consumer, can.
+#: The JVM connector's admin client can't list offsets at 0.10.2.2; its deprecated way, with a consumer, can.
 BY_CONSUMER = {"spark.sql.streaming.kafka.useDeprecatedOffsetFetching": "true"}
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
 
 
 class Case(NamedTuple):
-    """One read by both sides; `rows` is how many there are to be, so that nothing is not taken for equal."""
+    """A read for both sides; `rows` is the expected number, so that two empty results do not count as equal."""
 
     rows: int
     options: dict[str, str]
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 def _offsets(**partitions: Iterable[int]) -> str:
-    """Offsets by topic and partition as JSON; a "_" of a name stands for "-"."""
+    """Offsets by topic and partition as JSON; a "_" in a name stands for "-"."""
     return json.dumps(
         {
             topic.replace("_", "-"): {str(number): offset for number, offset in enumerate(offsets)}
@@ -128,7 +128,7 @@ CASES = {
             "startingOffsetsByTimestampStrategy": "latest",
         },
     ),
-    # __transaction_state is there, too, and is internal
+    # must not match __transaction_state, which is internal
     "pattern": Case(3, {"subscribePattern": "^(_.*|patt?ern.[a-z])$"}),
     "pattern, anywhere in a name": Case(5, {"subscribePattern": "_.*|att?ern.[a-z]"}),
     "assigned partitions": Case(200, {"assign": '{"range-a": [2], "range-b": [0]}'}),
@@ -164,7 +164,7 @@ CASES = {
     "magic 1, starting timestamp": Case(
         4 * 100, {"subscribe": "magic-1", "startingTimestamp": str(NOW + 100)}, "0.10.2.2", BY_CONSUMER
     ),
-    # magic 0 has no timestamps to look for
+    # records of magic 0 have no timestamps
     "magic 0, starting timestamp": Case(
         0,
         {"subscribe": "magic-0", "startingTimestamp": str(NOW), "startingOffsetsByTimestampStrategy": "latest"},
@@ -199,7 +199,7 @@ def _records(count: int, partition: int = 0, step: int = 1, with_headers: bool =
 
 
 def _fill(servers: str) -> None:
-    """The topics of Kafka 3.9.1."""
+    """Create and fill the topics of Kafka 3.9.1."""
     create_topic(servers, "codecs", len(CODECS))
     for partition, codec in enumerate(CODECS):
         produce(servers, "codecs", _records(200, partition, with_headers=True), compression_type=codec)
@@ -249,7 +249,7 @@ def _fill(servers: str) -> None:
 
 
 def _compact(servers: str) -> None:
-    """A topic where the cleaner has been: batches of ten keys of twenty, one or a few to a segment."""
+    """Create a topic and wait for the cleaner: batches of ten of the twenty keys, one or a few per segment."""
     settings = {"cleanup.policy": "compact", "segment.bytes": "700", "min.cleanable.dirty.ratio": "0.001"}
     create_topic(servers, "compacted", **settings)
     for start in range(0, 200, 10):
@@ -257,16 +257,16 @@ def _compact(servers: str) -> None:
             Sent(None if number == 190 else b"%d" % number * 10, b"%d" % (number % 20), timestamp=NOW + number)
             for number in range(start, start + 10)
         ]
-        # of an idempotent producer the cleaner leaves the last batch, without records
+        # the cleaner keeps an idempotent producer's last batch, without records
         codec = CODECS[start // 10 % len(CODECS)]
         produce(servers, "compacted", records, compression_type=codec, enable_idempotence=True)
-    # so big that it has a segment for itself: the cleaner leaves out the last one
+    # so large that it gets a segment of its own: the cleaner leaves out the last segment
     produce(servers, "compacted", [Sent(b"e" * 600, b"end")])
     wait_for(lambda: len(consume(servers, "compacted")) == 21, "the cleaner")
 
 
 def _transact(servers: str) -> list[Producer]:
-    """The topics with transactions; the producers are to be kept while one is open."""
+    """Create the topics with transactions; keep the returned producers, as one transaction stays open."""
     producers: list[Producer] = []
 
     def transaction(topic: str, end: str, count: int, partitions: int = 1) -> None:
@@ -300,7 +300,7 @@ def _transact(servers: str) -> list[Producer]:
 
 
 def _fill_old(servers: str) -> None:
-    """The topics of Kafka 0.10.2.2."""
+    """Create and fill the topics of Kafka 0.10.2.2."""
     for magic, version in FORMATS.items():
         create_topic(servers, f"magic-{magic}", len(OLD_CODECS), **{"message.format.version": version})
         for partition, codec in enumerate(OLD_CODECS):
@@ -308,7 +308,7 @@ def _fill_old(servers: str) -> None:
 
 
 def _put_old_logs(folder: Path) -> list[str]:
-    """Logs of magic 0 and 1, and one of all magics, for a broker that has not started yet; returns their topics."""
+    """Put logs of magic 0 and 1, and one of all magics, into the folder of a stopped broker; return their topics."""
     old, new = DATA / "kafka-0.10.2.2" / "logs", DATA / "kafka-3.9.1" / "logs"
     name = f"{0:020}.log"
     for path in old.iterdir():
@@ -318,7 +318,7 @@ def _put_old_logs(folder: Path) -> list[str]:
         data, position = bytearray((path / name).read_bytes()), 0
         while position < len(data):
             offset, length = struct.unpack_from(">qi", data, position)
-            struct.pack_into(">q", data, position, offset + 120 * number)  # outside of what the CRC covers
+            struct.pack_into(">q", data, position, offset + 120 * number)  # the CRC does not cover it
             position += 12 + length
         mixed += data
     (folder / "all-magics-0").mkdir()
@@ -327,7 +327,7 @@ def _put_old_logs(folder: Path) -> list[str]:
 
 
 class Sides(NamedTuple):
-    """Bootstrap servers by broker, and what the JVM connector has answered, with the folder of its Parquet files."""
+    """Bootstrap servers by broker, and the JVM connector's answers, with the folder of its Parquet files."""
 
     servers: dict[Version, str]
     answers: dict[str, dict[str, Any]]
@@ -364,12 +364,12 @@ def _options(case: Case, stream: bool) -> dict[str, str]:
 
 
 def _key(name: str, stream: bool) -> str:
-    """Of a case: its key in the answers, and its folder."""
+    """The key of a case in the answers, and the name of its folder."""
     return f"{'stream' if stream else 'batch'} {name}".replace(",", "").replace(" ", "-")
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:
-    """In the order of the log; timestamps in UTC, also those of INT96, which has no zone."""
+    """Rows in the order of the log, with timestamps in UTC, also those of INT96, which has no zone."""
     at = table.column("timestamp").cast(pa.timestamp("us", "UTC"))
     table = table.set_column(table.schema.get_field_index("timestamp"), "timestamp", at)
     found: list[dict[str, Any]] = table.sort_by([(name, "ascending") for name in _PLACE]).to_pylist()
@@ -377,7 +377,7 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def _parquet(folder: Path) -> list[dict[str, Any]]:
-    """The rows of Parquet files, by pyarrow: Spark would need several jobs for a comparison."""
+    """The rows of Parquet files, read by pyarrow: Spark would need several jobs for a comparison."""
     if not any(folder.glob("*.parquet")):
         return []
     return _rows(pq.read_table(folder, coerce_int96_timestamp_unit="us"))

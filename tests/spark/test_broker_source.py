@@ -1,4 +1,4 @@
-"""What subscriptions and places mean, asked of a cluster that is a dict of logs."""
+"""Subscriptions and offset specs, resolved against a fake cluster: a dict of logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A, B, C = ("a", 0), ("a", 1), ("b", 0)
 
 
 class Logs:
-    """Partitions with the timestamps of their records from the first offset on; in place of a cluster."""
+    """Fake cluster: for each partition the first offset, and the timestamps of the records from there on."""
 
     def __init__(self, logs: dict[TopicPartition, tuple[int, list[int]]]) -> None:
         self.config = client_config({"bootstrap.servers": "h:1,i:2"})
@@ -41,7 +41,7 @@ class Logs:
         return {name: partitions for name, partitions in found.items() if partitions}
 
     def list_offsets(self, cluster: object, times: Mapping[TopicPartition, int]) -> Offsets:
-        """As ListOffsets answers."""
+        """Answer as ListOffsets does."""
         assert cluster is self
         assert times, "nothing to ask for"
         self.asked.append(dict(times))
@@ -129,7 +129,7 @@ def test_other_errors_of_a_topic_are_passed_on(logs: Any) -> None:
         (OffsetSpec(-1), {A: 13, B: 1, C: 5}),
         (OffsetSpec(each=((A, 11), (B, -1), (C, -2))), {A: 11, B: 1, C: 5}),
         (OffsetSpec(each=((A, 0), (B, 99), (C, 0))), {A: 0, B: 99, C: 0}),
-        # the first record that late, though earlier ones follow; where there is none, the end
+        # the first record at or after the time, even if earlier ones follow; the end if there is none
         (TimeSpec(0), {A: 10, B: 0, C: 5}),
         (TimeSpec(101), {A: 11, B: 1, C: 5}),
         (TimeSpec(301), {A: 13, B: 1, C: 5}),
@@ -172,7 +172,7 @@ def test_a_strict_time_with_records(logs: Any) -> None:
 
 
 def test_where_a_group_is(logs: Any) -> None:
-    """Partitions that the group has not committed are read from their first record on."""
+    """Partitions without a committed offset are read from their first record on."""
     progress: Any = mock.Mock()
     progress.fetch.return_value = {A: 12}
     assert broker_source.resolve(logs, GroupSpec("g"), [A, B, C], "x", progress) == {A: 12, B: 0, C: 5}
@@ -199,7 +199,7 @@ def test_sizes_are_asked_for_only_where_they_count(logs: Any) -> None:
 
 
 def test_a_group_that_has_committed_nothing_is_told_of(logs: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A name that is misspelt reads everything, and so does a new group, as consumers of Kafka may be set to."""
+    """A misspelt group name reads everything, as a new group does: the source logs a warning."""
 
     class Nothing:
         def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:

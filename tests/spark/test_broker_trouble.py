@@ -1,4 +1,4 @@
-"""What a running query makes of brokers that stop, of leaders that move, and of a log that loses its oldest records."""
+"""A running query while brokers stop, leaders move, and logs lose their oldest records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .support import (
 pytestmark = pytest.mark.slow
 
 SECONDS = 120
-#: Retention looks at once and removes files at once; a killed broker is noticed as soon as ZooKeeper allows.
+#: Retention checks and deletes files at once; a killed broker is noticed as soon as ZooKeeper allows.
 _SETTINGS = {
     "log.retention.check.interval.ms": 200,
     "log.initial.task.delay.ms": 100,
@@ -51,7 +51,7 @@ Server = Kafka | KlogBroker
 
 
 class Waves(threading.Thread):
-    """Produces small waves of distinct records until it is told to stop."""
+    """Produces small waves of distinct records until `stop` is called."""
 
     def __init__(self, servers: str, topic: str, partitions: int) -> None:
         super().__init__(daemon=True)
@@ -76,7 +76,7 @@ class Waves(threading.Thread):
 
 
 def _goes_on(job: Job, query: StreamingQuery, waves: Waves, what: str) -> None:
-    """Records that are sent from now on are read."""
+    """Wait until the query has read records that are sent from now on."""
     goal = sum(job.committed().values()) + 200
     sent = waves.sent + 200
     wait_for(lambda: waves.sent >= sent and sum(job.committed().values()) >= goal, f"rows after {what}", SECONDS, query)
@@ -85,7 +85,7 @@ def _goes_on(job: Job, query: StreamingQuery, waves: Waves, what: str) -> None:
 def _all_read_once(
     job: Job, query: StreamingQuery, servers: str, topic: str, sent: int, group: Group | None = None
 ) -> None:
-    """What confluent-kafka finds is what the query has written, record by record, in the end."""
+    """Wait for the end and stop the query: it has written exactly the records that confluent-kafka reads."""
     there = consume(servers, topic)
     wait_for(lambda: sum(job.committed().values()) >= len(there), "the end", SECONDS, query)
     if group is not None:  # its offsets follow Spark's commit with the next trigger
@@ -94,11 +94,11 @@ def _all_read_once(
     query.stop()
     found = sorted((row.partition, row.offset, bytes(row.value)) for row in job.result.collect())
     assert found == [(record.partition, record.offset, record.value) for record in there]
-    # A producer that lost an answer sends again: what is there twice is so in the topic.
+    # A producer that lost a response sends again, so the topic itself may have duplicates.
     assert {value for *_, value in found} == {record.value for record in values(sent)}
 
 
-#: `test_a_leader_that_moves` stops and kills brokers of Kafka, too.
+#: `test_a_leader_that_moves` stops and kills brokers of Kafka in other runs, too.
 _soak = pytest.mark.skipif(os.environ.get("SPARK_KLOG_KAFKAS") != "all", reason="part of make soak")
 
 
@@ -120,7 +120,7 @@ def test_a_broker_that_stops_and_comes_back(spark: SparkSession, server: Server,
         _goes_on(job, query, waves, "the start")
         for end in (server.kill, server.stop):
             end()
-            time.sleep(1)  # the query notices that nobody is there
+            time.sleep(1)  # time for the query to notice
             server.start()
             _goes_on(job, query, waves, end.__name__)
         waves.stop()
@@ -131,7 +131,7 @@ def test_a_broker_that_stops_and_comes_back(spark: SparkSession, server: Server,
 
 @pytest.fixture(scope="module")
 def brokers(module_server_dir: Path) -> Iterator[tuple[Kafka, Kafka]]:
-    """Two brokers of Apache Kafka, one cluster."""
+    """A cluster of two Apache Kafka brokers."""
     with ExitStack() as stack:
         one = stack.enter_context(Kafka("3.9.1", module_server_dir / "one", _SETTINGS))
         yield one, stack.enter_context(Kafka("3.9.1", module_server_dir / "two", _SETTINGS, beside=one))
@@ -181,12 +181,12 @@ def test_a_leader_that_moves(spark: SparkSession, brokers: tuple[Kafka, Kafka], 
 
 
 def _delete_records(servers: str, topic: str) -> None:
-    """All before offset 700 of partition 0, and before 650 of partition 1."""
+    """Delete the records before offset 700 of partition 0 and before 650 of partition 1."""
     delete_records(servers, topic, {0: 700, 1: 650})
 
 
 def _expire(servers: str, topic: str) -> None:
-    """Retention takes the segments that hold old records only."""
+    """Let retention delete the segments that hold only old records."""
     set_topic(servers, topic, "retention.ms", "86400000")
 
 
@@ -203,7 +203,7 @@ def _available(servers: str, topic: str) -> dict[tuple[str, int], tuple[int, int
 
 
 def _wanted_and_available(error: str) -> dict[tuple[str, int], tuple[int, int, int, int]]:
-    """The ranges that an error lists, all of the cause "retention"."""
+    """The ranges that an error lists with the cause "retention"."""
     form = re.compile(r"([\w-]+)-(\d+): wanted \[(\d+), (\d+)\), available \[(\d+), (\d+)\) \(retention\)")
     found = {}
     for topic, partition, *numbers in form.findall(error):
@@ -239,7 +239,7 @@ def test_oldest_records_that_go_while_the_query_is_behind(
         query.stop()
     there = _available(servers, topic)
     assert all(low > 600 and high == 1000 for low, high in there.values()), there
-    # Found when the batch was planned or by one of its tasks: then it names that task's partition only.
+    # The plan or a task found the loss; a task names only its own partition.
     named = _wanted_and_available(error)
     assert named
     read = job.committed()
@@ -247,7 +247,7 @@ def test_oldest_records_that_go_while_the_query_is_behind(
         assert read[key] <= first < end <= low
         assert (low, high) == there[key]
 
-    # And again: nothing is skipped without being told to, and the first offset is the checkpoint's.
+    # The next run fails, too: it skips nothing by itself, and starts at the checkpoint's offsets.
     query = job.start(availableNow=True)
     error = error_of(lambda: query.awaitTermination(SECONDS))
     named = _wanted_and_available(error)

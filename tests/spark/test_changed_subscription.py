@@ -1,4 +1,4 @@
-"""A query that goes on with options that name less than before: said at once, and how to go on."""
+"""A restarted query whose options name fewer partitions than before fails at once, with advice on how to continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_klog.spark.versions import ReadAllAvailable
 
 from .support import create_topic, produce, values
 
-#: By option: what names all, what names less, and the partition that is missing then.
+#: Each option with a value that names all, one that names fewer, and the partition that is then missing.
 CHANGES = [
     ("subscribe", "{0}-a,{0}-b", "{0}-a", "{0}-b-1"),
     ("subscribePattern", "^{0}-[ab]$", "^{0}-a$", "{0}-b-1"),
@@ -24,7 +24,7 @@ CHANGES = [
 
 @pytest.fixture(autouse=True)
 def never_wait_for_what_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition that is looked for as if it were deleted would be looked for longer than the test may take."""
+    """If the reader looked for an unnamed partition as if it were deleted, the test would time out."""
     monkeypatch.setattr(stream, "_GONE_SECONDS", 3600.0)
 
 
@@ -64,10 +64,10 @@ def test_less_than_before(
     assert str(raised.value).startswith("[KLOG_DATA_LOSS.UNSUBSCRIBED] ")
     assert words in str(raised.value)
     assert "; name it again to continue with it, or set failOnDataLoss=false" in str(raised.value)
-    # and so does a batch that the run before has planned and not read
+    # a micro-batch that the previous run planned and did not read fails, too
     with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS\.UNSUBSCRIBED"):
         reader(cluster, option, less.format(topics)).partitions({}, end)
-    # with failOnDataLoss=false it goes on, and says so once
+    # with failOnDataLoss=false the query continues, and logs that once
     going_on = reader(cluster, option, less.format(topics), "false")
     with caplog.at_level(logging.WARNING, "spark_klog"):
         following = going_on.latestOffset(end, ReadAllAvailable())

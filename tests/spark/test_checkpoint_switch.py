@@ -1,6 +1,6 @@
-"""The same checkpoint by format("kafka") and format("klog") in turn, with Spark's own connector: each row once.
+"""One checkpoint used in turn by format("kafka"), Spark's own connector, and format("klog"): each row once.
 
-Stateless, stateful, several sources, partitions and topics added, limits, and a query that began at the end.
+Cases: stateless, stateful, several sources, added partitions and topics, limits, and a query that started at latest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LIMIT = 12
 
 @pytest.fixture(scope="module")
 def switched(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """(the folder of the queries, what the program says)."""
+    """(the folder of the queries, the program's report)."""
     folder, python, jars = tmp_path_factory.mktemp("switched"), with_connector(), connector_jars()
     environment = {**child_environment(python), "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
     if "SPARK_SUBMIT_OPTS" in os.environ:
@@ -83,7 +83,7 @@ def test_stateful(switched: tuple[Path, dict[str, Any]], first: str) -> None:
 def test_limits(switched: tuple[Path, dict[str, Any]], first: str) -> None:
     folder, found = switched
     assert _numbers(folder / f"{first}-limited") == sorted(found["sent"][f"{first}-a"])
-    assert max(found["batches"]) <= _LIMIT + 4  # a share below one record of a partition is rounded up
+    assert max(found["batches"]) <= _LIMIT + 4  # a partition's share below one record is rounded up
 
 
 @pytest.mark.parametrize("first", ["kafka", "klog"])

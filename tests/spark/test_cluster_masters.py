@@ -1,6 +1,6 @@
 """Executors in processes of their own: a standalone master with the package shipped to it, and local-cluster.
 
-Part of make soak, with SPARK_KLOG_MASTERS=all; `exactly_once/test_speculation.py` has a standalone master in each run.
+Part of make soak, with SPARK_KLOG_MASTERS=all. `exactly_once/test_speculation.py` uses a standalone master, too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SECONDS = 480
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python with all that the package needs, but without the package."""
+    """A Python with the package's dependencies, but without the package."""
     folder = tmp_path_factory.mktemp("bare") / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=_SECONDS)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -51,7 +51,7 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A standalone master with one worker of two cores: its URL."""
+    """The URL of a standalone master with one worker of two cores."""
     with standalone(tmp_path_factory.mktemp("standalone")) as url:
         yield url
 
@@ -59,7 +59,7 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def _submit(
     folder: Path, cluster: EmbeddedCluster, topic: str, python: Path | str, arguments: list[str], path: str = ""
 ) -> dict[str, Any]:
-    """Run the program; what it found, when what it wrote is in the topic, too."""
+    """Submit the program, check the records that it wrote, and return its report."""
     servers, output = cluster.bootstrap_servers, f"{topic}-out"
     create_topic(servers, topic, PARTITIONS)
     create_topic(servers, output, 1)
@@ -96,16 +96,16 @@ def test_local_cluster(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> 
 def test_standalone_with_a_wheel_by_py_files(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, master: str, wheel: Path, bare_python: Path
 ) -> None:
-    # Spark takes .zip, .egg and .py only; a wheel is a zip
+    # --py-files takes only .zip, .egg and .py; a wheel is a zip file
     archive = shutil.copy(wheel, tmp_path / "spark_klog.zip")
     arguments = ["--master", master, "--py-files", str(archive), "--executor-memory", "1g"]
     arguments += ["--executor-cores", "1", "--total-executor-cores", "2"]
     arguments += ["--conf", "spark.scheduler.minRegisteredResourcesRatio=1"]
     arguments += ["--conf", "spark.scheduler.maxRegisteredResourcesWaitingTime=120s"]
-    # the driver's JVM starts Python to find and to run sources, and gives it PYTHONPATH, but not --py-files
+    # the driver's JVM starts Python processes for data sources with PYTHONPATH, but without --py-files
     found = _submit(tmp_path, cluster, topic, bare_python, arguments, str(archive))
     assert found["executors"] == 2
-    # Python does not import native code from an archive
+    # Python can't import native code from an archive
     [(file, kernel)] = found["packages"]
     assert (Path(file).parent.parent.name, kernel) == ("spark_klog.zip", "reference")
 
@@ -135,7 +135,7 @@ def test_standalone_with_a_packed_environment(
 
 @pytest.mark.parametrize("kind", ["local-cluster", "standalone"])
 def test_a_load(cluster: EmbeddedCluster, topic: str, tmp_path: Path, master: str, kind: str) -> None:
-    """jobs/batch_load.py on executors in processes of their own, twice; what it wrote, as pyarrow reads it."""
+    """jobs/batch_load.py loads twice on executors in processes of their own; pyarrow reads all records back."""
     truth = Truth(cluster.bootstrap_servers)
     truth.create(topic, PARTITIONS)
     url = master if kind == "standalone" else "local-cluster[2,1,1024]"

@@ -1,6 +1,6 @@
 """Spark Connect: clients without a JVM use the connector, the load job and Declarative Pipelines at a server.
 
-The server is started in the session's JVM; each client is a process of its own.
+The server runs in the session's JVM; each client is a process of its own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def remote(spark: SparkSession) -> Iterator[str]:
 
 
 def _run(folder: Path, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a client in an environment that knows no Spark but the server's."""
+    """Run a client without this process's SPARK_ and PYSPARK_ variables."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
     return subprocess.run(
         [sys.executable, *command],

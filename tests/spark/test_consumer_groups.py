@@ -30,7 +30,7 @@ def test_offsets_and_lag_of_a_query(spark: SparkSession, kafka: Kafka, topic: st
     query = job.start(processingTime="100 milliseconds")
     try:
         wait_for(lambda: sum(job.committed().values()) == 600, "the end", query=query)
-        # Spark asks for the next offsets, and so tells of the last batch, at the next trigger.
+        # The last micro-batch's offsets are published when Spark asks for the next ones, at the next trigger.
         wait_for(
             lambda: seen_by_kafka(servers, group) == {(topic, partition): (200, 200, 0) for partition in range(3)},
             "the group at the end of the topic",
@@ -47,7 +47,7 @@ def test_offsets_and_lag_of_a_query(spark: SparkSession, kafka: Kafka, topic: st
         (topic, 2): (200, 205, 5),
     }
 
-    # A bounded run, of which the tool is asked after its end.
+    # A bounded run; the tool shows the group after its end.
     assert sum(job.run()) == 75
     ends = {(topic, 0): (200, 200, 0), (topic, 1): (270, 270, 0), (topic, 2): (205, 205, 0)}
     assert seen_by_kafka(servers, group) == ends

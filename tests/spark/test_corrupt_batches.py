@@ -1,4 +1,4 @@
-"""A segment with a flipped bit, read in Spark: fail, skip and deadletter, as batch and as stream."""
+"""Spark reads a segment with a flipped bit: badRecords fail, skip and deadletter, in batch queries and streams."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.batches import walk
 
 from .support import Job, create_topic, error_of, offsets_of, produce, read, values
 
-#: Records of a batch, and batches.
+#: Records per record batch, and number of record batches.
 EACH, COUNT = 20, 6
 CORRUPT = 2
 
 
 @pytest.fixture
 def corrupt(cluster: EmbeddedCluster, topic: str) -> bytes:
-    """Fills the topic's only partition; the bytes of its corrupt batch."""
+    """Fill the topic's only partition and corrupt one record batch; return that batch's bytes."""
     create_topic(cluster.bootstrap_servers, topic)
     for number in range(COUNT):
         produce(cluster.bootstrap_servers, topic, values(EACH, number * EACH), linger_ms=20_000)
@@ -66,5 +66,5 @@ def test_streams(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_
     job.options |= {"badRecords": "deadletter", "badRecordsPath": str(letters)}
     job.run()
     assert offsets_of(job.result) == rest(topic)
-    # micro-batches and tasks end within it: it was met several times
+    # micro-batches and tasks end within the corrupt batch, so it was read several times
     assert len(list(letters.glob(f"{topic}-0-{CORRUPT * EACH}-*.json"))) == len(list(letters.iterdir())) == 1

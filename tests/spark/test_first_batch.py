@@ -1,4 +1,4 @@
-"""Where a query starts: asked once, kept in the checkpoint, and what the log does not have of it."""
+"""A query's start is resolved once and kept in the checkpoint; records that the log no longer has are reported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rows(topic: str, first: int, end: int, partition: int = 0) -> list[tuple[str
 
 
 class FailingJob(Job):
-    """Its tasks fail as long as a file is there."""
+    """A job whose tasks fail while a file exists."""
 
     def __init__(self, spark: SparkSession, servers: str, folder: Path, **options: Any) -> None:
         super().__init__(spark, servers, folder, **options)
@@ -69,7 +69,7 @@ class FailingJob(Job):
         return frame.mapInArrow(stumble, frame.schema)
 
     def fail(self) -> None:
-        """Run, with a first batch that ends in its tasks."""
+        """Run the query until a task of its first micro-batch fails."""
         self.stumbling_block.touch()
         with pytest.raises(StreamingQueryException, match="stumbled"):
             self.run()
@@ -77,7 +77,7 @@ class FailingJob(Job):
 
 
 def logged(job: Job, number: int) -> dict[str, dict[str, int]]:
-    """What the checkpoint has of a batch."""
+    """The offsets of a micro-batch in the checkpoint."""
     found: dict[str, dict[str, int]] = json.loads(
         (job.checkpoint / "offsets" / str(number)).read_text().splitlines()[2]
     )
@@ -85,7 +85,7 @@ def logged(job: Job, number: int) -> dict[str, dict[str, int]]:
 
 
 def run_and_report(job: Job) -> tuple[StreamingQuery, list[dict[str, Any]]]:
-    """(the query, the lost ranges of its progress records with the numbers of their batches)."""
+    """Run up to the current end; return the query and its `reported_losses`."""
     query = job.start(availableNow=True)
     assert query.awaitTermination(SECONDS)
     return query, reported_losses(query)
@@ -95,7 +95,7 @@ def run_and_report(job: Job) -> tuple[StreamingQuery, list[dict[str, Any]]]:
 def test_a_first_batch_that_failed_starts_again_where_it_started(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
-    """Three records before the end, or the latest one, would be others by then."""
+    """The repeated micro-batch keeps its start: "-3" would mean other records by then."""
     create_topic(servers, topic)
     produce(servers, topic, values(10))
     job = FailingJob(spark, servers, tmp_path, subscribe=topic, startingOffsets="-3")
@@ -118,7 +118,7 @@ def test_a_checkpoint_says_no_more_than_it_must(spark: SparkSession, servers: st
 
 
 def test_no_batch_follows_where_nothing_has_come(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """Though its end is written in another way than that of the first one."""
+    """No micro-batch follows without new records, although its entry would differ: the first has the query's start."""
     create_topic(servers, topic)
     produce(servers, topic, values(10))
     job = Job(spark, servers, tmp_path, subscribe=topic, startingOffsets="latest")
@@ -147,7 +147,7 @@ def test_what_retention_takes_of_a_first_batch_is_told(
     job.options["failOnDataLoss"] = "report"
     produce(servers, topic, values(1, 10))
     _, lost = run_and_report(job)
-    # Spark shows no latest offset of a batch that it runs again: the next record has it
+    # Spark shows no latest offset of a micro-batch that it repeats: the next progress record has the loss
     assert [(item["batch"], item["start"], item["end"], item["cause"]) for item in lost] == [(1, 0, 4, "retention")]
     assert offsets_of(job.result) == rows(topic, 4, 11)
 
@@ -257,7 +257,7 @@ def ranges_of(partitions: Sequence[InputPartition]) -> list[tuple[int, int]]:
 
 @needs_admission_control
 def test_latest_offsets_are_those_of_topics(servers: str, topic: str) -> None:
-    """Monitors read them as numbers; an estimate has to be asked for, and its name can't be a topic's."""
+    """Monitors read latest offsets as numbers; the estimate is optional, and its key can't be a topic's name."""
     create_topic(servers, topic)
     produce(servers, topic, values(5))
     latest = {topic: {"0": 5}}
@@ -272,7 +272,7 @@ def test_latest_offsets_are_those_of_topics(servers: str, topic: str) -> None:
 @pytest.mark.parametrize("records", [3, 5, 9])
 @needs_admission_control
 def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: str, topic: str, records: int) -> None:
-    """Another process does not know that it was made anew: the checkpoint says where the batch starts."""
+    """A restarted process can't know that the topic was created again: the checkpoint has the micro-batch's start."""
     create_topic(servers, topic)
     produce(servers, topic, values(5))
     options = {"startingOffsets": "earliest", "failOnDataLoss": "report", "fetchOffset.retryIntervalMs": "10"}
@@ -295,7 +295,7 @@ def test_a_batch_of_a_topic_made_anew_is_the_same_when_it_is_run_again(servers: 
 
 @needs_admission_control
 def test_a_deleted_topic_is_looked_for_with_pauses(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the options say: it is looked for as long as a broker that has just started may not know it."""
+    """Look-ups last `_GONE_SECONDS`, whatever the options say: a broker that just started may not know the topic."""
     create_topic(servers, topic)
     produce(servers, topic, values(5))
     options = {"startingOffsets": "earliest", "failOnDataLoss": "report"}
@@ -321,7 +321,7 @@ def test_a_deleted_topic_is_looked_for_with_pauses(servers: str, topic: str, mon
 
 @needs_admission_control
 def test_available_now_reads_no_further_than_a_topic_made_anew(servers: str, topic: str) -> None:
-    """Else the checkpoint would be ahead of the log, and what is written up to there would never be read."""
+    """If it did, the checkpoint would be ahead of the new log, and records up to there would never be read."""
     create_topic(servers, topic)
     produce(servers, topic, values(100))
     options = {"startingOffsets": "earliest", "failOnDataLoss": "report", "maxOffsetsPerTrigger": "50"}
@@ -342,7 +342,7 @@ def test_available_now_reads_no_further_than_a_topic_made_anew(servers: str, top
 def test_a_broker_that_lags_behind_makes_no_topic_anew(
     servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It still tells the id of the topic that was deleted."""
+    """A broker that lags behind answers with the deleted topic's id; the reader must not take it for a new topic."""
     create_topic(servers, topic)
     produce(servers, topic, values(5))
     options = {"startingOffsets": "earliest", "failOnDataLoss": "report", "fetchOffset.retryIntervalMs": "10"}
@@ -371,7 +371,7 @@ def test_a_broker_that_lags_behind_makes_no_topic_anew(
 
 @needs_admission_control
 def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a broker, or a rule about who may see what, does not show it for a time."""
+    """A broker or an ACL may hide a partition for a while; then the query continues where it was."""
     monkeypatch.setattr(stream, "_GONE_SECONDS", 0.0)
     create_topic(servers, topic, 2)
     produce(servers, topic, values(10, partitions=2))
@@ -398,7 +398,7 @@ def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypa
 
 
 def test_all_topics_may_go(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """The checkpoint then says that there was a batch: who starts at the latest offset would skip what comes."""
+    """The checkpoint still shows a micro-batch: a query that started at latest again would skip new topics' records."""
     create_topic(servers, f"{topic}-1")
     produce(servers, f"{topic}-1", values(5))
     options = {"failOnDataLoss": "false", "startingOffsets": "latest"}
@@ -414,7 +414,7 @@ def test_all_topics_may_go(spark: SparkSession, servers: str, topic: str, tmp_pa
 
 
 def five_records_and_an_open_one(servers: str, topic: str) -> Producer:
-    """The producer of the transaction that is open."""
+    """Produce five records, and one in a transaction that stays open; return its producer."""
     create_topic(servers, topic)
     produce(servers, topic, values(5))
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
@@ -426,7 +426,7 @@ def five_records_and_an_open_one(servers: str, topic: str) -> Producer:
 
 
 def test_an_open_transaction_is_no_shorter_log(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """A query that was read_uncommitted has read on: read_committed ends before the transaction."""
+    """After a switch from read_uncommitted the query is ahead of read_committed's end: that is no truncation."""
     producer = five_records_and_an_open_one(servers, topic)
     job = Job(spark, servers, tmp_path, subscribe=topic)
     assert job.run() == [6]
@@ -446,7 +446,7 @@ def test_an_open_transaction_is_no_shorter_log(spark: SparkSession, servers: str
 def test_a_planned_micro_batch_waits_for_an_open_transaction(
     servers: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A query that was read_uncommitted has planned it: its records are not lost, and not left out."""
+    """A read_uncommitted run planned the micro-batch: with read_committed no record of it is lost or skipped."""
     producer = five_records_and_an_open_one(servers, topic)
     options = {"startingOffsets": "earliest", "failOnDataLoss": "false", "kafkaConsumer.pollTimeoutMs": "60000"}
     before = stream_reader(servers, topic, **options)
@@ -465,7 +465,7 @@ def test_a_planned_micro_batch_waits_for_an_open_transaction(
 
 @pytest.mark.parametrize(("start", "is_lost"), [(6, False), (7, True)])
 def test_a_batch_query_that_starts_in_an_open_transaction(servers: str, topic: str, start: int, is_lost: bool) -> None:
-    """A group that was read_uncommitted has committed such an offset: nothing is lost before the log's end."""
+    """A read_uncommitted group may have committed such an offset; only a start after the log's end is a loss."""
     producer = five_records_and_an_open_one(servers, topic)
     options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "kafka.isolation.level": "read_committed"}
     options["startingOffsets"] = json.dumps({topic: {"0": start}})

@@ -1,4 +1,4 @@
-"""A query's progress as a group's offsets: what is written where, again after errors, and read from where."""
+"""A query's progress as a group's offsets: the stores to write to, retries after errors, and the store to read from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COORDINATOR, ONE, OTHER = "the coordinator", "one", "other"
 
 
 class Stores:
-    """A coordinator and trees in memory, by name. Each may fail; what is written is noted."""
+    """Fake stores by name: a coordinator and trees in memory. Each may fail or hang."""
 
     def __init__(self) -> None:
         self.kept: Offsets = {}
@@ -55,12 +55,12 @@ class Stores:
         return self
 
     def partitions(self, topics: Collection[str], *, missing_ok: bool) -> dict[str, Collection[int]]:
-        """Of the coordinator's cluster, in which all topics exist."""
+        """The partitions in the coordinator's cluster, where every topic exists."""
         self._check(COORDINATOR)
         return {topic: range(12) for topic in topics}
 
     def close(self) -> None:
-        """The coordinator's connection."""
+        """Close the coordinator's connection: nothing to do."""
 
     def _check(self, name: str) -> None:
         if name in self.hanging:
@@ -69,7 +69,7 @@ class Stores:
             raise self.failing[name]
 
     def offsets(self, name: str, group: str = "g") -> Offsets:
-        """What is there to see."""
+        """The group's offsets in a store."""
         if name == COORDINATOR:
             return dict(self.kept)
         tree, top = self.trees.get(name, MemoryTree()), f"/consumers/{group}/offsets"
@@ -81,7 +81,7 @@ class Stores:
 
 
 class _Session:
-    """A tree that may fail."""
+    """A session of a tree that may fail."""
 
     def __init__(self, stores: Stores, name: str, tree: MemoryTree) -> None:
         self._stores, self._name, self._tree = stores, name, tree
@@ -100,7 +100,7 @@ class _Session:
 
 
 class FakeGroupOffsets:
-    """In place of `client.offsets.GroupOffsets`; its cluster is the stores."""
+    """Fake of `client.offsets.GroupOffsets`; its cluster is `Stores`."""
 
     def __init__(self, cluster: Stores, group: str) -> None:
         assert group == "g"
@@ -122,7 +122,7 @@ def in_place(stores: Stores) -> Any:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that is not down is waited for, and one that was down is tried again soon."""
+    """Wait long for stores that work, and retry soon after a failure."""
     monkeypatch.setattr(group_offsets, "_PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(publisher, "_FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(publisher, "_LONGEST_PAUSE_SECONDS", 0.02)
@@ -150,7 +150,7 @@ def test_all_stores_are_written(stores: Stores) -> None:
 def test_offsets_of_deleted_topics_hold_up_nobody(
     cluster: EmbeddedCluster, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A restarted query begins with the offsets of its last micro-batch, and some of the topics may be gone."""
+    """A restarted query first publishes its last micro-batch's offsets; some of the topics may be deleted by then."""
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     settings = {"bootstrap.servers": servers, "request.timeout.ms": "2000"}
@@ -227,14 +227,14 @@ def test_a_store_that_is_not_there_at_first(stores: Stores, name: str, caplog: p
     wait_for(lambda: stores.opened.count(name) > 3, "more attempts")
     assert len(caplog.messages) == 1
     stores.failing.clear()
-    # nobody has to come with a next batch
+    # the retry needs no further call of `publish`
     wait_for(lambda: stores.offsets(name) == {A: 1}, "the end of the outage")
     wait_for(lambda: len(caplog.messages) == 2, "a line about it")
     assert caplog.messages[1].startswith(f"offsets of group g are written to {name} again after ")
 
 
 def test_a_store_that_hangs_holds_up_nobody(stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
-    """As a ZooKeeper that does not answer: the others are written, and so are the newest offsets when it does."""
+    """While a store hangs, as a silent ZooKeeper, others are written; it gets the newest offsets when it answers."""
     with mock.patch.object(group_offsets, "_PATIENCE_SECONDS", 0.05):
         shown = progress(stores, True, ONE)
         hanging = stores.hanging[ONE] = threading.Event()
@@ -283,7 +283,7 @@ def test_a_name_that_can_not_be_stored_does_not_end_the_query(tmp_path: Path, ca
     )
 )
 def test_every_store_catches_up(steps: list[tuple[Offsets, set[str]]]) -> None:
-    """Whatever fails in between: a store that can be written holds the newest offsets after each step."""
+    """After each step every working store holds the newest offsets, whatever failed before."""
     stores = Stores()
     with in_place(stores):
         shown = progress(stores, True, ONE, OTHER)
@@ -321,14 +321,14 @@ def test_fetch_while_a_group_moves(stores: Stores) -> None:
 
 @pytest.mark.parametrize("name", [COORDINATOR, ONE])
 def test_fetch_fails_where_the_store_does(stores: Stores, name: str) -> None:
-    """Reading on from the wrong place would be worse than not to read."""
+    """A query that fails is better than one that continues at a wrong offset."""
     stores.failing[name] = ConnectionFailed("nobody there")
     with pytest.raises(ConnectionFailed, match="nobody there"):
         progress(stores, name == COORDINATOR, ONE).fetch([A])
 
 
 def test_what_was_fetched_is_written_all_the_same(stores: Stores) -> None:
-    """Others may have changed it since."""
+    """Another client may have changed the offset since the fetch."""
     stores.kept = {A: 7}
     shown = progress(stores, True)
     assert shown.fetch([A]) == {A: 7}
@@ -361,7 +361,7 @@ def test_it_is_pickled_without_its_connections(stores: Stores) -> None:
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
 def test_plain_files(tmp_path: Path, form: str) -> None:
-    """As it is documented: anyone can read them."""
+    """The documented format: a file per partition with its offset as text."""
     no_cluster: Any = None
     options = GroupOffsetsOptions("g", False, (form.format(tmp_path / "tree"),))
     shown = GroupProgress(options, no_cluster)

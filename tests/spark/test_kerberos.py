@@ -1,6 +1,6 @@
-"""Spark by GSSAPI with a keytab, with and without TLS: batch, stream and write at Kafka, with a KDC of its own.
+"""Spark with GSSAPI and a keytab, with and without TLS: batch, stream and write at Kafka, with a KDC of the test.
 
-Without TLS and on `local-cluster` as part of make soak.
+The cases without TLS and those on `local-cluster` are part of make soak.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A partition without a leader: the others are read on, it waits, and the query ends when that is too long."""
+"""A partition without a leader waits while the query reads the others; the query fails if that takes too long."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_others_go_on(
     assert 1 <= len(said) <= 3, said
     assert all(f"{topic}-{partition}" in said[0] for partition in by_partition if partition not in led)
 
-    # a query that has waited long enough ends, and says how long and by which setting
+    # a query that has waited too long fails, and its error names the time and the setting
     impatient = reader(cluster, topic, **{"kafka.request.timeout.ms": "1500"})
 
     def ask_for_ever() -> None:
@@ -83,7 +83,7 @@ def test_the_others_go_on(
 
 
 def test_available_now_reads_all(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:
-    """It would end without the records of such a partition."""
+    """AvailableNow fails: if it left the partition out, it would end without its records."""
     cluster = make_cluster(brokers=2)
     create_topic(cluster.bootstrap_servers, topic, 2)
     produce(cluster.bootstrap_servers, topic, [Sent(b"x", partition=partition) for partition in range(2)])
@@ -109,7 +109,7 @@ def test_a_batch_that_is_run_again_needs_no_leader_of_what_it_does_not_read() ->
 
 
 def test_two_short_outages_are_not_one_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a long trigger nobody asks between them."""
+    """With a long trigger interval the reader makes no request between two outages."""
     waited = 0.0
     monkeypatch.setattr(
         leaders_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited, sleep=time.sleep)

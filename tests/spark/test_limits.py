@@ -1,4 +1,4 @@
-"""How much a micro-batch and a task take: properties of the pure functions."""
+"""Limits of micro-batches and tasks: properties of the pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_klog.spark.planning.ranges import OffsetRange, limit_bytes, limit_row
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
 Partitions = dict[tuple[str, int], tuple[int, int]]
 
-#: partition: (start, records that wait)
+#: partition: (start, unread records)
 some_partitions = st.dictionaries(
     st.tuples(st.sampled_from("ab"), st.integers(0, 5)),
     st.tuples(st.integers(0, 1000), st.integers(0, 5000)),
@@ -30,7 +30,7 @@ def start_and_latest(partitions: Partitions) -> tuple[Offsets, Offsets]:
 
 
 def check_progress(start: Offsets, latest: Offsets, end: Offsets) -> None:
-    """Never back, never beyond the log; no partition that has records is left out."""
+    """No end lies before the start or after the log's end, and every partition with unread records advances."""
     assert end.keys() == latest.keys()
     assert all(start[key] <= end[key] <= latest[key] for key in start)
     assert all(end[key] > start[key] for key in start if latest[key] > start[key])
@@ -44,7 +44,7 @@ def test_limit_rows(partitions: Partitions, rows: int) -> None:
     taken = {key: end[key] - start[key] for key in start}
     total = sum(latest.values()) - sum(start.values())
     busy = [key for key in start if latest[key] > start[key]]
-    # In sum `rows` but for rounding: up below one record each, down above.
+    # The sum is `rows` except for rounding: shares below one record are rounded up, others down.
     if total <= rows:
         assert end == latest
     else:
@@ -83,11 +83,11 @@ def test_limit_rows_goes_back_where_the_log_has() -> None:
         ({A: 10.0, B: 10.0}, 1000, {A: 25, B: 75}),
         ({A: 10.0, B: 10.0}, 4000, {A: 100, B: 300}),
         ({A: 10.0, B: 10.0}, 3999, {A: 99, B: 299}),
-        # each gives a quarter of what waits there, however large its records are
+        # a quarter of each partition's unread records, however large they are
         ({A: 30.0, B: 10.0}, 1500, {A: 25, B: 75}),
-        # one record at least
+        # at least one record each
         ({A: 1e9, B: 1e9}, 1, {A: 1, B: 1}),
-        # of what nothing is known nothing is counted
+        # records of unknown size do not count
         ({A: 10.0}, 500, {A: 50, B: 150}),
         ({}, 1, {A: 100, B: 300}),
     ],
@@ -127,7 +127,7 @@ def test_limit_bytes_gets_to_the_end(data: st.DataObject, partitions: Partitions
 
 @given(some_partitions, st.integers(1, 20_000), st.integers(1, 10_000_000))
 def test_both_limits_one_after_the_other(partitions: Partitions, rows: int, size: int) -> None:
-    """As the stream applies them: bytes of what the limit of records has left."""
+    """The stream applies the byte limit to the end that the record limit gives."""
     start, latest = start_and_latest(partitions)
     by_rows = limit_rows(start, latest, rows)
     end = limit_bytes(start, by_rows, size, dict.fromkeys(start, 100.0))
@@ -154,14 +154,14 @@ def split_one(count: int, limits: SplitLimits, size: float | None = None) -> lis
         (3, SplitLimits(max_records=1), None, [(100, 101), (101, 102), (102, 103)]),
         (10, SplitLimits(max_bytes=500), 100.0, [(100, 105), (105, 110)]),
         (10, SplitLimits(max_bytes=499), 100.0, [(100, 103), (103, 106), (106, 110)]),
-        # three of size 3 do not go into 8, though that is what an even share would be
+        # three records of 3 bytes do not fit into 8 bytes
         (6, SplitLimits(max_bytes=8), 3.0, [(100, 102), (102, 104), (104, 106)]),
         (4, SplitLimits(max_bytes=4), 3.0, [(100, 101), (101, 102), (102, 103), (103, 104)]),
         # a record is not split
         (2, SplitLimits(max_bytes=1), 1e6, [(100, 101), (101, 102)]),
-        # of what nothing is known nothing is counted
+        # records of unknown size do not count
         (10, SplitLimits(max_bytes=1), None, [(100, 110)]),
-        # the strictest one counts
+        # the strictest limit wins
         (10, SplitLimits(2, 4, 200), 100.0, [(100 + at, 102 + at) for at in range(0, 10, 2)]),
         (10, SplitLimits(2, 4, 10_000), 100.0, [(100, 103), (103, 106), (106, 110)]),
         (10, SplitLimits(5, 4, 10_000), 100.0, [(100 + at, 102 + at) for at in range(0, 10, 2)]),
@@ -209,26 +209,26 @@ def test_pieces(
     assert list(by_partition) == [item[:2] for item in wanted], "in order, a partition's side by side"
     for item in wanted:
         mine = by_partition[item[:2]]
-        # cover it exactly
+        # the pieces cover the range exactly
         assert (mine[0].start, mine[-1].end) == (item.start, item.end)
         assert all(before.end == after.start for before, after in pairwise(mine))
-        # evenly, none empty
+        # they are even, and none is empty
         counts = [piece.end - piece.start for piece in mine]
         assert min(counts) >= 1
         assert max(counts) - min(counts) <= 1
-        # within the limits
+        # they are within the limits
         if max_records:
             assert max(counts) <= max_records
         if max_bytes and item[:2] in sizes:
             assert max(counts) == 1 or max(counts) * sizes[item[:2]] <= max_bytes * (1 + 1e-9)
-    # so many tasks, where there are so many records
+    # at least min_partitions tasks, if there are as many records
     total = sum(item.end - item.start for item in wanted)
     assert len(pieces) >= min(min_partitions or 0, total)
 
 
 @given(some_ranges, st.integers(1, 200))
 def test_least_number_of_pieces(wanted: list[OffsetRange], min_partitions: int) -> None:
-    """With no other limit there are no more pieces than asked for, and they are about as large as each other."""
+    """Without other limits there are no more pieces than requested, and their sizes are about equal."""
     assume(wanted)
     pieces = split(wanted, SplitLimits(min_partitions=min_partitions), {})
     total = sum(item.end - item.start for item in wanted)
@@ -236,7 +236,7 @@ def test_least_number_of_pieces(wanted: list[OffsetRange], min_partitions: int) 
     parts = {item[:2]: len([piece for piece in pieces if piece[:2] == item[:2]]) for item in wanted}
     counts = {item[:2]: item.end - item.start for item in wanted}
     largest = max(counts[key] / parts[key] for key in parts)
-    # no partition is split further than the largest piece asks for
+    # no partition is split further than the largest piece requires
     assert all(counts[key] / (parts[key] - 1) >= largest for key in parts if parts[key] > 1)
 
 
@@ -253,7 +253,7 @@ def many(count: int, records: int) -> list[OffsetRange]:
         (many(200, 25), SplitLimits(min_partitions=200), 200),
         (many(200, 25), SplitLimits(max_records=25), 200),
         (many(200, 25), SplitLimits(max_records=50), 100),
-        (many(200, 25), SplitLimits(max_bytes=10_000_000), 200),  # they are as many as the user's bytes make them
+        (many(200, 25), SplitLimits(max_bytes=10_000_000), 200),  # with maxBytesPerPartition ranges are not packed
         (many(200, 9_000), SplitLimits(), 200),
         (many(1_000, 1_000), SplitLimits(), 100),
         ([*many(100, 10), OffsetRange(*A, 0, 1_000_000)], SplitLimits(), 1 + 34),

@@ -1,4 +1,4 @@
-"""The listener: what it says of a query that runs, and of the progress records that it is made of."""
+"""The progress listener: figures of progress records, and of a running query."""
 
 from __future__ import annotations
 
@@ -102,10 +102,10 @@ def test_a_query(
     assert [item.rows for item in batches] == rows
     for key, count in ((f"{topic}-0", 200), (f"{topic}-1", 300)):
         assert sum(item.records[key] for item in batches) == count
-        # a record of 1,000 bytes takes some more, with its share of a batch's header
+        # a value of 1,000 bytes makes a slightly larger record, with its share of the batch header
         assert count * 1000 < sum(item.bytes[key] for item in batches) < count * 1100
     first = batches[0]
-    # AvailableNow is behind the offsets seen at its start
+    # AvailableNow's lag is relative to the offsets seen at its start
     left = [200 - first.records[f"{topic}-0"], 300 - first.records[f"{topic}-1"]]
     assert first.max_offsets_behind_latest == max(left)
     assert first.min_offsets_behind_latest == min(left)
@@ -124,6 +124,6 @@ def test_a_query(
             for sample in family.samples
             if sample.labels["query"] == first.query
         }
-    if samples:  # those of a query end with it
+    if samples:  # the listener removes a query's samples when it ends
         assert samples["klog_query_rows_total", None] == 500
         assert samples["klog_query_lag_records", "0"] == samples["klog_query_lag_records", "1"] == 0

@@ -1,4 +1,4 @@
-"""What a load has written, as Spark and DuckDB read it: the folder of a topic, the whole output, a list of files."""
+"""Spark and DuckDB read the output of a load: a topic's folder, the whole output, a list of files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Row = tuple[Any, ...]
 
 
 def _sent(topic: str) -> tuple[list[Sent], list[Row]]:
-    """Records of three hours in two partitions, and as readers must give them."""
+    """Records of three hours in two partitions, and the rows that readers must return."""
     sent, rows, offsets = [], [], [0, 0]
     for number in range(_COUNT):
         headers = (("n", b"%d" % number), ("none", None)) if number % 3 == 1 else ()
@@ -84,7 +84,7 @@ def test_as_spark_and_duckdb_read_it(
 
 
 def _check_an_hour(folder: DataFrame, output: Path, rows: list[Row]) -> None:
-    """The columns of the folders pick the files: those of an hour are read, no others."""
+    """A filter on the folders' columns, an hour, reads only the files of that hour."""
     assert set(folder.columns) >= {"date", "hour"}
     hour = folder.where((F.col("date") == "2023-11-14") & (F.col("hour") == 23))
     wanted = [row for row in rows if row[5] == _TIME + _HOUR_MS]

@@ -1,4 +1,4 @@
-"""Upper bounds of time that are pushed down: only where they leave nothing out."""
+"""Upper bounds of time are pushed down only if that leaves no record out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _pushdown(spark: SparkSession) -> Iterator[None]:
     ids="-".join,
 )
 def test_a_topic_that_is_switched(spark: SparkSession, servers: str, topic: str, kinds: list[str]) -> None:
-    """Records of create time are from long ago, and from the far future before that."""
+    """Records with create time have timestamps of the far future first, then of the distant past."""
     create_topic(servers, topic)
     for number, kind in enumerate(kinds):
         set_topic(servers, topic, "message.timestamp.type", kind)
@@ -42,7 +42,7 @@ def test_a_topic_that_is_switched(spark: SparkSession, servers: str, topic: str,
         time.sleep(0.01)
     seen = consume(servers, topic)
     bounds = {record.timestamp for record in seen} | {LONG_AGO + 1}
-    if len(kinds) == 3:  # docs/reference/reading.md: what lies between two times of log append time is not looked at
+    if len(kinds) == 3:  # docs/reference/reading.md: create times between log append times may be left out
         bounds = {FAR, FAR + 1}
     for bound in sorted(bounds):
         moment = datetime.fromtimestamp(bound / 1000, timezone.utc)

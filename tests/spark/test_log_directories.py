@@ -1,4 +1,4 @@
-"""Data directories read without a broker, beside the same topics read through one."""
+"""Data directories read without a broker, compared with the same topics read through a broker."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from .support import (
 
 NOW = 1_700_000_000_000
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-#: Small segments; the records are years old.
+#: Small segments, and no retention: the records are years old.
 SMALL = {"log.segment.bytes": "12000", "log.index.interval.bytes": "500", "log.retention.ms": "-1"}
 GOLDEN = Path(__file__).parent.parent / "data"
 
@@ -74,7 +74,7 @@ def records(count: int, partition: int, start: int = 0) -> list[Sent]:
 
 
 def same(spark: SparkSession, path: Path | str, servers: str, **options: Any) -> int:
-    """Both ways give the same rows; how many."""
+    """Check that directory and broker give the same rows; return their number."""
     stored, fetched = load(spark, path, **options), read(spark, servers, **options)
     assert stored.schema == fetched.schema
     order = ["topic", "partition", "offset"]
@@ -102,7 +102,7 @@ def ours(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture(scope="module")
 def folder(ours: EmbeddedCluster) -> Path:
-    """Its data directory, which it goes on to use."""
+    """The data directory of the broker, which keeps running."""
     return Path(ours.data_dir) / "broker-0"
 
 
@@ -168,7 +168,7 @@ def test_after_the_broker_has_stopped_or_was_killed(
 
 
 def test_while_a_broker_writes(spark: SparkSession, ours: EmbeddedCluster, folder: Path, topic: str) -> None:
-    """Every read gives a beginning of the log, in order, and never a part of a record."""
+    """Every read returns a prefix of the log, in order and without partial records."""
     create_topic(ours.bootstrap_servers, topic)
     stop = threading.Event()
     written = [0]
@@ -236,7 +236,7 @@ def test_addresses_of_directories(spark: SparkSession, folder: Path, tmp_path: P
 
 
 def test_any_file_system_of_pyarrow(folder: Path) -> None:
-    """Those that Spark's option has no address for: a folder within another, and one in memory."""
+    """File systems that the option path can't address: a subtree of another one, and one in memory."""
     inside = pafs.SubTreeFileSystem(str(folder.parent), pafs.LocalFileSystem())
     memory, _ = pafs.FileSystem.from_uri("mock:///")
     memory.create_dir("backup/more-1")
@@ -299,7 +299,7 @@ def test_streams_and_writes_are_refused(spark: SparkSession, folder: Path, tmp_p
 
 
 def large_partition(place: Path, batches: int = 110, size: int = 1_000_000) -> Path:
-    """A partition of batches with one record each, in two segments, with the indexes that Kafka would write."""
+    """Write a partition of record batches with one record each, in two segments with indexes as Kafka writes them."""
     place.mkdir(parents=True)
     offset = 0
     for count in (batches // 2, batches - batches // 2):
@@ -444,7 +444,7 @@ def test_golden_directories(spark: SparkSession, version: str) -> None:
 
 
 def test_a_directory_of_kafka_07(spark: SparkSession, tmp_path: Path) -> None:
-    """Offsets are byte positions; those of a compressed set share its own. There are no keys and no times."""
+    """Offsets are byte positions; messages of a compressed set share its offset. There are no keys or timestamps."""
 
     def message(payload: bytes, codec: int = 0) -> bytes:
         content = bytes([1, codec]) + struct.pack(">I", zlib.crc32(payload)) + payload
@@ -516,7 +516,7 @@ def test_codecs_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
 @pytest.mark.peer
 @pytest.mark.slow
 def test_transactions_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
-    """Committed, aborted, and one that stays open; over many segments, so that snapshots count."""
+    """Committed and aborted transactions, and an open one, over many segments, so that producer snapshots matter."""
     kafka.create_topic(topic, 2)
     producers: list[Producer] = []
 
@@ -579,7 +579,7 @@ def test_a_compacted_topic_of_kafka(spark: SparkSession, kafka: Kafka, topic: st
 
 
 def _settled(spark: SparkSession, kafka: Kafka, topic: str, options: dict[str, Any]) -> bool:
-    """The cleaner may work between the two reads: then they are done again."""
+    """Whether both ways give the same rows; False also if the cleaner ran between the reads."""
     before = offsets_of(read(spark, kafka.bootstrap_servers, subscribe=topic, **options))
     stored = load(spark, kafka.log_dir, subscribe=topic, **options).orderBy("offset").collect()
     fetched = read(spark, kafka.bootstrap_servers, subscribe=topic, **options).orderBy("offset").collect()
@@ -591,7 +591,7 @@ def _settled(spark: SparkSession, kafka: Kafka, topic: str, options: dict[str, A
 @pytest.mark.peer
 @pytest.mark.slow
 def test_records_that_kafka_has_deleted(spark: SparkSession, kafka: Kafka, topic: str) -> None:
-    """DeleteRecords: the segment is still there; the checkpoint of a stopped broker says where the log begins."""
+    """After DeleteRecords the segment still exists; a stopped broker's checkpoint file has the log start offset."""
     kafka.create_topic(topic)
     produce(kafka.bootstrap_servers, topic, values(30))
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

@@ -1,4 +1,4 @@
-"""What becomes of lost ranges: the option failOnDataLoss."""
+"""The option failOnDataLoss: lost ranges fail the query, are logged, or are reported."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_range_is_a_line_of_the_log(mode: str, caplog: pytest.LogCaptureFix
 def test_report_keeps_the_ranges_of_the_batch() -> None:
     losses = LossReporter("report")
     losses.report([ONE])
-    losses.begin_micro_batch()  # nothing has shown them yet
+    losses.begin_micro_batch()  # no progress record has shown them yet
     losses.report([ONE, OTHER])
     assert losses.show() == [
         {

@@ -1,6 +1,6 @@
-"""Offsets from ZooKeeper to Kafka and back, by the steps of Kafka's documentation; and out of a checkpoint.
+"""Move offsets from ZooKeeper to Kafka and back, by the steps of Kafka's documentation; and copy a checkpoint's.
 
-Source: 1.0 documentation, "Migrating offsets from ZooKeeper to Kafka".
+Source: Kafka 1.0 documentation, "Migrating offsets from ZooKeeper to Kafka".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STORAGE, DUAL = "kafka.offsets.storage", "kafka.dual.commit.enabled"
 BEFORE = {STORAGE: "zookeeper"}
 TO_KAFKA, IN_KAFKA = {STORAGE: "kafka", DUAL: "true"}, {STORAGE: "kafka", DUAL: "false"}
 TO_ZOOKEEPER, IN_ZOOKEEPER = {STORAGE: "zookeeper", DUAL: "true"}, {STORAGE: "zookeeper", DUAL: "false"}
-#: What the group's two consumers are configured with, from one bounce to the next.
+#: The configurations of the group's two consumers, bounce by bounce.
 ROLL = [
     (BEFORE, BEFORE),
     (TO_KAFKA, BEFORE),
@@ -47,7 +47,7 @@ def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
 
 
 class Place:
-    """A topic of two partitions, and what a group has of it in ZooKeeper and at its coordinator."""
+    """A topic of two partitions, and a group's offsets in ZooKeeper and at its coordinator."""
 
     def __init__(self, cluster: EmbeddedCluster, topic: str) -> None:
         self.servers, self.topic = cluster.bootstrap_servers, topic
@@ -56,7 +56,7 @@ class Place:
         self._group = Group(self.servers, topic, topic, 2)
         self._zookeeper = KazooClient(cluster.zookeeper_connect)
         self._zookeeper.start()
-        #: A query has no memory but the group's offsets: each one is given a new checkpoint.
+        #: Queries know only the group's offsets: each has a new checkpoint.
         self.options = {
             "kafka.bootstrap.servers": self.servers,
             "kafka.zookeeper.connect": str(cluster.zookeeper_connect),
@@ -69,11 +69,11 @@ class Place:
         self.end += 3
 
     def check_seen(self, seen: Sequence[tuple[int, int]]) -> None:
-        """Each record once."""
+        """Check that each record was seen once."""
         assert sorted(seen) == [(partition, offset) for partition in range(2) for offset in range(self.end)]
 
     def check_stored(self, config: Config) -> None:
-        """After all consumers have read to the end with `config`."""
+        """Check the stored offsets after all consumers have read to the end with `config`."""
         top = f"/consumers/{self.topic}/offsets/{self.topic}"
         in_zookeeper = {number: int(self._zookeeper.get(f"{top}/{number}")[0]) for number in range(2)}
         in_kafka = {number: offset for (_, number), offset in self._group.offsets().items()}
@@ -101,7 +101,7 @@ def place(cluster: EmbeddedCluster, topic: str) -> Iterator[Place]:
 
 
 def read(options: Config) -> Iterator[tuple[int, int]]:
-    """(partition, offset) of what is there, by the reader of a stream, asked in the order in which Spark asks."""
+    """(partition, offset) of the records up to the end, from a stream reader called in Spark's order."""
     source = KlogDataSource(options)
     reader = source.streamReader(source.schema())
     start = reader.initialOffset()
@@ -116,7 +116,7 @@ def read(options: Config) -> Iterator[tuple[int, int]]:
 
 
 def test_a_rolling_bounce_and_one_back(place: Place) -> None:
-    """In each bounce the consumers take over each other's partition: one reads on where another config ended."""
+    """In each bounce the consumers swap their partitions, so one continues where another config ended."""
     seen: list[tuple[int, int]] = []
     for bounce, configs in enumerate(ROLL):
         place.produce()
@@ -157,7 +157,7 @@ def test_a_checkpoint_gives_a_group_its_offsets(
     assert job.committed() == {(topic, 0): 5, (topic, 1): 5}
     shown = klog_lines("offsets", "show", "--group", "new", "--from", source)
     assert {(line["topic"], line["partition"]): line["offset"] for line in shown} == job.committed()
-    # planned and not done: the query would read the batch again, and so must who goes on for it
+    # a planned micro-batch that is not committed: the query would read it again, and so must its successor
     batches = sorted(int(path.name) for path in (job.checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal())
     (job.checkpoint / "commits" / str(batches[-1])).unlink()
     move = ("offsets", "copy", "--group", "new", "--from", source, "--to", coordinator)

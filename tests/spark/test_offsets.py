@@ -1,4 +1,4 @@
-"""Offsets as text: every form of a place, what is refused, and the JSON of a checkpoint."""
+"""Offsets as text: every form of an offset spec, refused texts, and the JSON of a checkpoint."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_group(text: str) -> None:
     ["1970-01-01", "1969-12-31T23:59:59.999Z", "1969-12-31T23:59:59.998Z", "0001-01-01", "-9999w", f"-{'9' * 18}d"],
 )
 def test_no_time_is_before_the_epoch(text: str) -> None:
-    """-1 and -2 ms would be latest and earliest to ListOffsets, and INT64 has an end."""
+    """Such times become 0: ListOffsets takes -1 and -2 ms for latest and earliest, and INT64 may overflow."""
     assert parse(text) == TimeSpec(0)
 
 
@@ -107,7 +107,7 @@ ANY_FORM = "earliest, latest, .* a time before now .* records before the end .* 
         "[1]",
         "latest!",
         "1700000000000",
-        "20261121",  # a time for datetime from Python 3.11 on, and so are the next three
+        "20261121",  # from Python 3.11 on datetime accepts this and the next three
         "20261121T120000Z",
         "2026-W47-6",
         "2026112112",
@@ -202,7 +202,7 @@ moments = st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=s
 
 @given(moments, st.integers(-14 * 60, 14 * 60))
 def test_iso_times(moment: datetime, minutes: int) -> None:
-    """The same moment in any zone; from microseconds to milliseconds."""
+    """The same moment in any time zone; microseconds become milliseconds."""
     exact = (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) / timedelta(milliseconds=1)
     there = moment.astimezone(timezone(timedelta(minutes=minutes)))
     for text in (moment.isoformat(), there.isoformat(), moment.replace(tzinfo=None).isoformat()):
@@ -268,7 +268,7 @@ def test_a_start_is_left_out_where_it_goes_without_saying() -> None:
 
 
 def test_the_start_of_a_query_is_not_that_of_a_later_batch() -> None:
-    """Before pyspark 4.2 a restarted query is not told where it goes on when it is asked for an end."""
+    """Before pyspark 4.2 Spark does not pass the start when it asks a restarted query for an end."""
     value = with_start({("t", 0): 9}, {("t", 0): 7}, {}, is_first=True)
     assert start_in(value, {("t", 0): 4}, is_first=False) == {("t", 0): 4}
 
@@ -287,6 +287,6 @@ def test_a_damaged_start(text: str) -> None:
 
 
 def test_json_is_in_order() -> None:
-    """A checkpoint does not depend on the order in which a broker names partitions."""
+    """A checkpoint does not depend on the order in which a broker lists partitions."""
     assert list(to_json({("b", 0): 1, ("a", 10): 2, ("a", 9): 3})) == ["a", "b"]
     assert list(to_json({("a", 10): 2, ("a", 9): 3})["a"]) == ["9", "10"]

@@ -1,4 +1,4 @@
-"""Source and sink against Apache Kafka 0.10.2.2, which stores message sets of magic 0 or 1, beside confluent-kafka."""
+"""Source and sink at Apache Kafka 0.10.2.2, which stores message sets of magic 0 or 1, checked by confluent-kafka."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .support import (
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 
 CODECS = ["none", "gzip", "snappy", "lz4"]
-#: By magic: the setting of a topic.
+#: message.format.version of a topic, by magic.
 FORMATS = {0: "0.9.0", 1: "0.10.2"}
 SECONDS = 60
 

@@ -1,6 +1,6 @@
-"""The oldest Python that is here, with the lower bound of each dependency: read, write, streams, the main job.
+"""The oldest Python on this machine with the lower bound of each dependency: read, write, streams, the main job.
 
-Part of `make matrix`, as is Spark 4.1 with the newest of the others; that runs the suites of this folder, too.
+Part of `make matrix`, as is Spark 4.1 with the newest other dependencies; it also runs suites of this folder.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_main_job_reads_writes_and_streams(
     # a share below one record is rounded up
     assert sum(batches) == len(every)
     assert max(batches) <= LIMIT + PARTITIONS
-    # Spark ends Trigger.AvailableNow after one micro-batch, also from a checkpoint: the source warns, and loses nothing
+    # Spark ends Trigger.AvailableNow after one micro-batch, also after a restart: the source warns, and loses nothing
     (short,) = [rows for rows in found["available_now"] if rows]
     assert 0 < short <= LIMIT + PARTITIONS
     assert len(copied("limited")) == len(every) + short
@@ -97,7 +97,7 @@ def test_main_job_reads_writes_and_streams(
 
 @_OF_MATRIX
 def test_all_modules_compile_and_the_broker_starts(tmp_path: Path) -> None:
-    """Some syntax is new in Python 3.11, and an editor's or a linter's target version does not tell all of it."""
+    """Some syntax is new in Python 3.11, and a linter with an older target version does not find all of it."""
     python = pyspark_versions.oldest()
     program = tmp_path / "program.py"
     program.write_text(_COMPILE)
@@ -123,7 +123,7 @@ def test_lower_bounds(requirement: str, bound: str) -> None:
 
 
 def test_pairs_whose_python_is_not_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has a pyspark which no other pair has takes the tests' Python; the others are left out, and named."""
+    """The tests' Python replaces a missing one if no other pair has its pyspark; else the pair is skipped and named."""
     monkeypatch.setattr(pyspark_versions, "_on_machine", lambda version: None)
     monkeypatch.setattr(pyspark_versions, "_environment", lambda name, python, packages: (packages[0], python))
     ours = sys.executable

@@ -1,6 +1,6 @@
-"""Options by tables: names, defaults, client settings, subscriptions, what the sink takes; refusals by their messages.
+"""Tables of options: names, defaults, client settings, subscriptions, sink options, and messages of refusals.
 
-What options of a read mean one by one is in test_options_of_reads.py.
+test_options_of_reads.py tests the options of reads one by one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spark_klog.spark.options.writes import sink_options
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 BASE = SERVERS | {"subscribe": "t"}
 
-#: Every option that is for reading only, with a value that is right in a batch query, except for subscriptions.
+#: Every option for reading only, except subscriptions, with a value that is valid in a batch query.
 READING = {
     "startingTimestamp": "1",
     "startingOffsetsByTimestamp": '{"t":{"0":1}}',
@@ -49,7 +49,7 @@ READING = {
     "kafkaConsumer.pollTimeoutMs": "1",
     "groupIdPrefix": "p",
 }
-#: And those that need another one.
+#: Options for reading that need another option.
 READING_WITH_ANOTHER = {
     "badRecordsPath": {"badRecordsPath": "/x", "badRecords": "deadletter"},
     "offsetsPath": {"offsetsPath": "/x", "kafka.group.id": "g"},

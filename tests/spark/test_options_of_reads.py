@@ -1,4 +1,4 @@
-"""Options of a read by tables: places, precedence, limits, losses, bad records, group offsets; refusals by message."""
+"""Tables of read options: offset specs, precedence, limits, losses, bad records, group offsets, and refusals."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ PLACES: list[tuple[dict[str, str], Spec]] = [
     ({"Offsets": "earliest"}, OffsetSpec(-2)),
     ({"Offsets": " Latest "}, OffsetSpec(-1)),
     ({"Offsets": '{"t":{"0":7}}'}, OffsetSpec(each=EACH)),
-    # a topic, not a secret
+    # the name of a topic, not of a secret
     ({"Offsets": '{"user.password": {"0":7}}'}, OffsetSpec(each=((("user.password", 0), 7),))),
     ({"Offsets": "-1000"}, BeforeEndSpec(1000)),
     ({"Offsets": ISO}, TimeSpec(ISO_MS)),
     ({"OffsetsByTimestamp": '{"t":{"0":7}}'}, TimeSpec(each=EACH)),
     ({"Timestamp": "7"}, TimeSpec(7)),
-    # a timestamp for all goes before one for each, that goes before offsets; what does not count is not looked at
+    # precedence: a timestamp for all partitions, one for each, offsets; overridden options are not parsed
     ({"OffsetsByTimestamp": '{"t":{"0":7}}', "Offsets": "nonsense"}, TimeSpec(each=EACH)),
     ({"Timestamp": "7", "Offsets": "-10m"}, TimeSpec(7)),
     ({"Timestamp": "7", "OffsetsByTimestamp": "nonsense", "Offsets": "nonsense"}, TimeSpec(7)),
@@ -66,7 +66,7 @@ def test_where_to_start_and_end(places: dict[str, str], expected: Spec) -> None:
     assert stream(**starting).starting == start
     if expected != OffsetSpec(-1):
         assert batch(**starting).starting == start
-    # with no record that late, an end is always the end of the partition
+    # without a record at or after the time, the end is always the partition's end
     if expected != OffsetSpec(-2):
         assert batch(**ending).ending == expected
 
@@ -234,7 +234,7 @@ def test_limits_of_tasks(options: dict[str, str], limits: SplitLimits) -> None:
     assert batch(**options).split == stream(**options).split == limits
 
 
-#: Of streams; batch queries say that they have no effect.
+#: Options of streams; batch queries log that they have no effect.
 TRIGGER_COUNTS = {"maxOffsetsPerTrigger": 1, "maxBytesPerTrigger": 1, "minOffsetsPerTrigger": 1}
 COUNTS = {
     **TRIGGER_COUNTS,
@@ -390,7 +390,7 @@ def test_refused_group_offsets(options: dict[str, str], message: str) -> None:
 
 
 def test_an_error_of_a_streams_options_is_not_hidden() -> None:
-    """Spark's runner ends in an UnboundLocalError of its own if a reader can't be made."""
+    """If `streamReader` raised the error, Spark's runner would hide it behind an UnboundLocalError of its own."""
     source = KlogDataSource({"kafka.bootstrap.servers": "h:1", "subscribe": "t", "endingOffsets": "latest"})
     reader = source.streamReader(source.schema())
     try:

@@ -1,4 +1,4 @@
-"""What a driver's standard error and the final error say of a broker that goes away."""
+"""A driver's standard error, and the query's final error, when a broker goes away."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_log_names_the_time_waited_and_the_setting(server_dir: Path, topic: 
             broker.kill()
             output, _ = process.communicate(timeout=120)
     port = broker.bootstrap_servers.rpartition(":")[2]
-    # says so while it waits, with what it waits for and until when
+    # while the query waits, the log has the time waited, the time left, the setting and the broker
     assert re.search(
         rf"still trying after [1-5] s, giving up in [1-5] s \(kafka\.[a-z.]+\.ms\): .*{port}", log.read_text()
     )

@@ -1,4 +1,4 @@
-"""Producers kept between tasks: rows are there once whatever happens in between, and few producer ids are taken."""
+"""Producers kept between tasks: each row is written once whatever happens in between, with few producer ids."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _empty_cache() -> Iterator[None]:
 
 
 def task(servers: str, rows: list[tuple[Key, bytes]], failure: Exception | None = None, **settings: str) -> None:
-    """A task of Spark's that writes rows as batches of ten; with a `failure` Spark's own side ends it after them."""
+    """Run a Spark task that writes rows in batches of ten; Spark's side raises `failure` after them."""
     options = {"kafka.bootstrap.servers": servers, "kafka.retry.backoff.ms": "1"}
     options |= {f"kafka.{name.replace('_', '.')}": value for name, value in settings.items()}
 
@@ -63,14 +63,14 @@ def task(servers: str, rows: list[tuple[Key, bytes]], failure: Exception | None 
 
 
 class Story:
-    """Tasks with a random event before each, against brokers that are a model; what must be in the logs."""
+    """Tasks with a random event before each, against model brokers; keeps the expected logs."""
 
     def __init__(self, seed: int, brokers: ModelCluster) -> None:
         self.draw = random.Random(seed)
         self.brokers = brokers
         self.wanted: dict[Key, list[bytes]] = {key: [] for key in brokers.log}
         self.unsure: set[bytes] = set()
-        #: Events after which a producer must not be used again.
+        #: Producers so far: the first one, and one after each event that ends a producer.
         self.ends = 1
         self.count = 0
 
@@ -124,7 +124,7 @@ class Story:
             self.brokers.leaders[self.draw.choice(sorted(self.wanted))] = self.draw.randrange(2)
 
     def fail(self) -> None:
-        """Spark ends a task when some of its rows are sent, others are not."""
+        """Let Spark end a task after some of its rows were sent."""
         rows = self.rows()
         self.unsure |= {value for _, value in rows}
         with pytest.raises(EOFError):
@@ -141,7 +141,7 @@ class Story:
         self.ends += 1
 
     def become_another_cluster(self) -> None:
-        """Other brokers at the same addresses: producer ids begin again."""
+        """Become another cluster at the same addresses, which knows no producers."""
         self.brokers.cluster_id += "+"
         self.brokers.forget_producers()
         self.ends += 1
@@ -181,7 +181,7 @@ def test_idle_producers_are_few_and_not_old() -> None:
         taken = brokers.inits
         use("c1")
         assert brokers.inits == taken
-        use("c0")  # closed when one more came
+        use("c0")  # closed when the cache was full
         assert brokers.inits == taken + 1
         now += producer_cache._IDLE_SECONDS
         use("c0")
@@ -259,7 +259,7 @@ def test_a_row_that_is_no_record_is_counted_from_the_tasks_first(columns: dict[s
 def test_a_topic_that_is_still_being_deleted_is_created_as_the_option_says(
     make_cluster: Callable[..., EmbeddedCluster], topic: str
 ) -> None:
-    """CreateTopics says for a while that it exists; a look-up by the producer would have it auto-created."""
+    """CreateTopics first answers that it exists; meanwhile the producer's metadata requests must not auto-create it."""
     cluster = make_cluster(faults=[Fault(ErrorAnswer("TOPIC_ALREADY_EXISTS"), api="CreateTopics", count=2)])
     servers = cluster.bootstrap_servers
     with PRODUCERS.borrow({"bootstrap.servers": servers, "retry.backoff.ms": "1"}) as producer:
@@ -283,7 +283,7 @@ def test_a_topic_deleted_while_a_task_waits_for_its_rows_is_not_auto_created(
     with PRODUCERS.borrow(settings) as producer:
         delete_topic(servers, topic)
         wait_for(lambda: topic not in admin.list_topics(timeout=30).topics, "deleted")
-        time.sleep(0.01)  # what the producer knows is older than metadata.max.age.ms
+        time.sleep(0.01)  # the producer's metadata is now older than metadata.max.age.ms
         if create is None:
             with pytest.raises(ProtocolError, match=f"{topic} .option createTopics"):
                 producer.send_arrow(row, topic, create, 0)
@@ -323,7 +323,7 @@ def test_passwords_are_not_in_an_entrys_repr() -> None:
 
 
 def producer_ids(servers: str, topic: str, partitions: int) -> set[int]:
-    """Those that the brokers know, asked by kafka-python."""
+    """The producer ids that the brokers know, requested by kafka-python."""
     admin = KafkaAdminClient(bootstrap_servers=servers)
     try:
         found = admin.describe_producers([TopicPartition(topic, number) for number in range(partitions)])
@@ -356,12 +356,12 @@ def test_micro_batches_use_few_producer_ids(
     assert query.lastProgress is not None
     assert query.lastProgress["batchId"] >= 5
     assert sorted(record.value or b"" for record in consume(servers, topic)) == sorted(written)
-    # of 12 tasks, two at a time
+    # 12 tasks ran, two at a time
     assert 1 <= len(producer_ids(servers, topic, 3)) <= 4
 
 
 def _between_tasks(servers: str, topic: str, restart: Callable[[], None]) -> None:
-    """The broker is killed, partitions are added, the topic is made anew: all with one producer id."""
+    """Tasks write after a broker kill, to new partitions and to a topic created again: all with one producer id."""
     wanted: Counter[bytes | None] = Counter()
 
     def write(name: str, partitions: int) -> None:
@@ -389,7 +389,7 @@ def _between_tasks(servers: str, topic: str, restart: Callable[[], None]) -> Non
 
 
 def _is_created(servers: str, topic: str) -> bool:
-    """Create a topic; False while Kafka still deletes the one before."""
+    """Create a topic; False while Kafka still deletes the old one of that name."""
     try:
         create_topic(servers, topic, 2)
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""Planning: which ranges are read and which are lost, by tables and by their properties. Limits: test_limits.py."""
+"""Planning of ranges that are read and that are lost, by tables and by properties. Limits are in test_limits.py."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_clip(wanted: Any, available: Any, kept: Any, cause: str | None) -> None
     assert found == ([OffsetRange(*A, *kept)] if kept else [], [lost] if cause else [])
 
 
-#: (start, end) of a range that is not empty, (first, end) of the log
+#: (start, size) of a range that is not empty, (first offset, size) of the log
 logs = st.tuples(st.integers(0, 60), st.integers(1, 60), st.integers(0, 60), st.integers(0, 60))
 
 
@@ -196,31 +196,31 @@ T = "a"
 @pytest.mark.parametrize(
     ("start", "end", "low", "is_recreated", "wanted", "lost"),
     [
-        # as it should be
+        # nothing is lost
         (2, 8, 0, False, (2, 8), None),
         (2, 2, 0, False, None, None),
         (2, 8, 2, False, (2, 8), None),
-        # retention was faster, by a part or all
+        # retention deleted a part or all
         (2, 8, 5, False, (5, 8), (2, 5, 5, 8, RETENTION)),
         (2, 8, 8, False, None, (2, 8, 8, 8, RETENTION)),
         (2, 8, 20, False, None, (2, 8, 20, 8, RETENTION)),
-        # nothing was wanted: what retention deletes behind the batch is told of with the next one
+        # an empty range: the next micro-batch reports what retention deleted after it
         (2, 2, 5, False, None, None),
-        # the log is shorter than what was read of it; what has come since is old, or is it
+        # the log ends before offsets already read: none of its records count as new
         (8, 5, 0, False, None, (8, 8, 0, 5, TRUNCATED)),
         (8, 5, 6, False, None, (8, 8, 6, 5, TRUNCATED)),
-        # another topic of that name: it is read from its beginning, however long it is
+        # a new topic of that name is read from its start, however long it is
         (8, 5, 0, True, (0, 5), (8, 8, 0, 5, RECREATED)),
         (8, 12, 0, True, (0, 12), (8, 12, 0, 12, RECREATED)),
         (8, 8, 0, True, (0, 8), (8, 8, 0, 8, RECREATED)),
         (8, 5, 3, True, (3, 5), (8, 8, 3, 5, RECREATED)),
         (8, 0, 0, True, None, (8, 8, 0, 0, RECREATED)),
-        # a partition that appeared since
+        # a new partition
         (None, 8, 0, False, (0, 8), None),
         (None, 8, 3, False, (3, 8), (0, 3, 3, 8, RETENTION)),
         (None, 0, 0, False, None, None),
         (None, 8, 0, True, (0, 8), None),
-        # deleted before it was read, after the end was known or before
+        # deleted before it was read, after or before the end was known
         (2, 8, None, False, None, (2, 8, -1, -1, DELETED)),
         (8, 5, None, False, None, None),
         (2, 8, None, True, None, (2, 8, -1, -1, DELETED)),
@@ -272,7 +272,7 @@ def test_plan_batch_accounts_for_every_offset(
             assert read.get(key, set()) == set(range(earliest[key], end[key]))
             assert gone[key] == wanted
         else:
-            # exactly one of the two: read, or named as lost
+            # each offset is either read or lost
             assert read.get(key, set()) | gone.get(key, set()) == wanted
             assert not read.get(key, set()) & gone.get(key, set())
         is_there = key in end and key in earliest

@@ -1,4 +1,4 @@
-"""Source and sink against real Apache Kafka, with confluent-kafka on the other side."""
+"""Source and sink at Apache Kafka, with confluent-kafka on the other side."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_transactions(spark: SparkSession, servers: str, topic: str) -> None:
         assert ours == theirs
         kinds = Counter(value.split(b"-")[0] for _, _, value in ours)
         aborted = {b"abort": 100, b"open": 25} if level == "read_uncommitted" else {}
-        plain = 10 if level == "read_uncommitted" else 8  # the last ones lie behind the open transaction
+        plain = 10 if level == "read_uncommitted" else 8  # the last ones come after the open transaction
         assert kinds == {b"commit": 100, b"plain": plain, **aborted}
 
     producers[-1].commit_transaction(SECONDS)
@@ -184,7 +184,7 @@ def test_deleted_records(spark: SparkSession, servers: str, topic: str, tmp_path
     for future in admin.delete_records([TopicPartition(topic, 0, 15)]).values():
         future.result(timeout=30)
 
-    # A batch begins where the log does, unless told otherwise.
+    # A batch query starts at the log's start by default.
     assert offsets_of(read(spark, servers, subscribe=topic)) == [(topic, 0, offset) for offset in range(15, 30)]
     old = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 3}})}
     lost = f"{topic}-0: wanted [3, 30), available [15, 30)"
@@ -208,7 +208,7 @@ def test_deleted_records(spark: SparkSession, servers: str, topic: str, tmp_path
 def test_an_upper_bound_of_time_counts_with_log_append_time(
     spark: SparkSession, servers: str, topic: str, kind: str, end: int
 ) -> None:
-    """Create times may go back: a record of before the bound may follow one of after it."""
+    """With create time a record before the bound may follow one after it, so the range is not cut."""
     create_topic(servers, topic, **{"message.timestamp.type": kind})
     for wave in range(3):
         now = time.time_ns() // 1_000_000

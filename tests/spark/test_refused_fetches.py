@@ -1,4 +1,4 @@
-"""Fetches that are refused with OFFSET_OUT_OF_RANGE for a moment: only what is truly gone is given up."""
+"""Fetches that fail with OFFSET_OUT_OF_RANGE for a moment: only records that are really gone count as lost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_what_is_gone_is_given_up(faulty: EmbeddedCluster, topic: str, capl
     delete_records(faulty.bootstrap_servers, topic, {0: 35})
     faulty.inject(Fault(REFUSED, api="Fetch", topic=topic, skip=2, count=2))
     with caplog.at_level(logging.WARNING, "spark_klog"):
-        # the log ends at 100: there is no more to be had of [100, 120)
+        # the log ends at 100, so [100, 120) counts as lost
         assert offsets(faulty, topic, 120, failOnDataLoss="false") == list(range(35, 100))
     faulty.clear_faults()
     told = [message.partition("true): ")[2] for message in caplog.messages]

@@ -1,5 +1,7 @@
-"""Queries whose brokers answer late, double, empty, throttled, with errors or nonsense: each record once, or a typed
-error, within `SECONDS`. A slice of the cases; all of them with SPARK_KLOG_SCRIPTED=full.
+"""Queries at brokers whose answers are late, doubled, empty, throttled, errors or nonsense.
+
+Within `SECONDS` each record is there once, or the query fails with a typed error. SPARK_KLOG_SCRIPTED=full runs all
+cases instead of a slice.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from .support import Job, error_of
 SECONDS = 90
 TOPIC = "t"
 COUNT = 300
-#: Of what passes a query must not notice anything.
+#: Faults that pass: a query must not notice them.
 PASSES: dict[str, Callable[[], Fault]] = {
     "late": lambda: late(0.3),
     "empty": empty,
@@ -49,7 +51,7 @@ PASSES: dict[str, Callable[[], Fault]] = {
     "lost": lost,
     "silent": silent,
 }
-#: What no broker does: the query may end, by a typed error.
+#: Answers that no broker gives: the query may fail with a typed error.
 NONSENSE: dict[str, Callable[[], Fault]] = {
     "empty": empty,
     "double": double,
@@ -64,12 +66,12 @@ READ_APIS, WRITE_APIS = ("Metadata", "ListOffsets", "Fetch"), ("Metadata", "Init
 
 
 def of_each(apis: tuple[str, ...]) -> list[tuple[tuple[str, ...], str]]:
-    """(APIs that are answered so, fault): all APIs at once, or one after the other."""
+    """(APIs with the fault, name of the fault): all APIs at once, or with FULL one at a time."""
     return [(asked, name) for asked in ([(api,) for api in apis] if FULL else [apis]) for name in PASSES]
 
 
 def takes(api: str, name: str) -> bool:
-    """Whether a broker may give such an answer, and the call has time to ask again."""
+    """Whether a broker may give this answer to the API, and the client has time to retry."""
     if name.isupper():
         return api in ("ListOffsets", "Fetch", "Produce")
     return name not in ("silent", "empty") or api in ("Fetch", "Produce")
@@ -134,7 +136,7 @@ def test_a_write_does_not_notice_what_passes(
 
 
 def outcome(action: Callable[[], object]) -> str:
-    """The text of the error, empty without one."""
+    """Run `action`; return the text of its error, or an empty string."""
     try:
         action()
     except (PySparkException, Py4JJavaError) as failure:
@@ -161,7 +163,7 @@ def test_nonsense_is_a_typed_error_or_unnoticed(
     assert is_typed(text) or found == EXPECTED, text
 
 
-#: What never passes, and what the query's end says.
+#: Faults that never pass, with a pattern of the query's error.
 LASTING: dict[str, tuple[Callable[[], Fault], str]] = {
     "silent": (silent, "RequestTimedOut|ConnectionFailed"),
     "dropped": (dropped, "ConnectionFailed|RequestTimedOut"),
@@ -187,7 +189,7 @@ def test_what_lasts_is_a_typed_error(spark: SparkSession, brokers: ScriptedClust
     text = error_of(lambda: run(spark, brokers, **SOON))
     assert is_typed(text), text
     assert re.search(words, text), text
-    assert "SASL" not in text  # brokers of this cluster have answered without it
+    assert "SASL" not in text  # no hint at SASL: these brokers have answered without it
 
 
 @pytest.mark.timeout(SECONDS)

@@ -1,4 +1,4 @@
-"""Spark over TLS and SASL: batch, stream and write; and nothing that Spark shows or keeps has a secret in it."""
+"""Spark over TLS and SASL: batch, stream and write; nothing that Spark shows or stores contains a secret."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _options(broker: SecureBroker, password: str = PASSWORDS["alice"]) -> dict[s
 
 
 def _shown(spark: SparkSession) -> str:
-    """What Spark's UI and its event log have of all queries: plans, with their options, and settings."""
+    """What Spark's UI and event log show of all queries: plans with their options, and settings."""
     executions = spark._jsparkSession.sharedState().statusStore().executionsList()
     parts = []
     for number in range(executions.size()):
@@ -94,7 +94,7 @@ def test_batch_stream_and_write(spark: SparkSession, spark_log: SparkLog, broker
 
 
 def test_a_named_cluster(spark: SparkSession, spark_log: SparkLog, broker: SecureBroker, tmp_path: Path) -> None:
-    """Read and written by name; tasks have the secret from where the file refers to."""
+    """A query reads and writes by the cluster's name; tasks get the secret from the file that KLOG_CONFIG refers to."""
     topic, secret = "spark-named", tmp_path / "secret"
     secret.write_text(PASSWORDS["alice"] + "\n")
     create_topic(broker.servers("PLAINTEXT"), topic)
@@ -130,7 +130,7 @@ def test_a_named_cluster(spark: SparkSession, spark_log: SparkLog, broker: Secur
 
 
 def test_a_wrong_password(spark: SparkSession, spark_log: SparkLog, broker: SecureBroker, tmp_path: Path) -> None:
-    """On the driver for reading, in a task for writing: the error says what was refused."""
+    """The error, on the driver for reads and in a task for writes, names the refused mechanism."""
     options = _options(broker, "wrong-secret")
 
     def read() -> None:

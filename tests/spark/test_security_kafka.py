@@ -1,12 +1,12 @@
-"""Spark by TLS and SASL at Apache Kafka: batch, stream and write, on the driver's machine and on `local-cluster`.
+"""Spark over TLS and SASL at Apache Kafka: batch, stream and write, on the driver's machine and on `local-cluster`.
 
-What each protocol and mechanism is tested with, and where (s: make soak only):
+The tests of each protocol and mechanism (s: make soak only):
 
     at                     Python                     Spark, local[2]            Spark, local-cluster
     our broker             test_tls_and_sasl.py:      test_security.py:          here, s: SSL with client certificates,
                            all that it has            SASL_SSL + SCRAM-512       SASL_SSL with each mechanism
     Kafka 4.1.0, 3.9.1     test_security_kafka.py:    here: client certificates  here, s: all that Python is tested with
-    (one of them: s)       SSL, client certificates,  and SASL_SSL + SCRAM-512;
+    (one of the two: s)    SSL, client certificates,  and SASL_SSL + SCRAM-512;
                            SASL_PLAINTEXT, SASL_SSL   the others: s
                            with PLAIN, SCRAM-256,
                            SCRAM-512, OAUTHBEARER
@@ -14,7 +14,7 @@ What each protocol and mechanism is tested with, and where (s: make soak only):
                            SASL_PLAINTEXT, SASL_SSL   SASL_SSL; the other: s
     Kafka 0.10.2.2         test_sasl_of_old_kafka.py: PLAIN, SCRAM by SASL_PLAINTEXT; test_kerberos.py, s: GSSAPI
 
-Our broker has no OAUTHBEARER and no GSSAPI. Refusals: tests/client/test_security_kafka.py has each of them.
+Our broker has no OAUTHBEARER and no GSSAPI. tests/client/test_security_kafka.py tests each refusal.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_executors_at_our_broker(module_server_dir: Path, tmp_path: Path) -> Non
 
 @pytest.mark.peer
 def test_a_wrong_password_makes_no_storm(spark: SparkSession, kafka: SecureKafka, tmp_path: Path) -> None:
-    """One connection of the driver for a batch or a stream; a write has one for each of its task's four attempts."""
+    """A batch query or stream makes one connection, on the driver; a write one for each of its task's four attempts."""
     port = free_port()
     options = _options(
         kafka.client("SASL_SSL", "SCRAM-SHA-512", "wrong-secret") | {"bootstrap.servers": f"{HOST}:{port}"}

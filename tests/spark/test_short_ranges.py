@@ -1,4 +1,4 @@
-"""Many short ranges of a task are fetched together; what such an answer does not hold is read as before."""
+"""A task fetches many short ranges together; ranges that such responses do not hold are read one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTITIONS, RECORDS = 40, 10
 
 
 def _fill(servers: str, topic: str, sizes: Callable[[int], int] = lambda partition: 10) -> list[bytes]:
-    """Values in all partitions, which have RECORDS records of `sizes` bytes and the partition's number."""
+    """Produce RECORDS records with `sizes(partition)` more bytes to each partition; return all values."""
     producer = ConfluentProducer({"bootstrap.servers": servers, "linger.ms": 50})
     values = []
     for number in range(RECORDS):
@@ -60,7 +60,7 @@ def test_one_request_reads_them_all() -> None:
     ids=["1", "5", "5 or 10", "10 but for one"],
 )
 def test_requests_grow_until_they_hold_whole_ranges(size: int, per_batch: Callable[[int], int]) -> None:
-    """A first answer is cut off within ranges, many or few; it shows how much to ask for, nothing is fetched alone."""
+    """A first response that ends within ranges shows how many bytes to request; no range is fetched alone."""
     with ScriptedCluster({"t": PARTITIONS}) as brokers:
         values = []
         for partition in range(PARTITIONS):
@@ -72,7 +72,7 @@ def test_requests_grow_until_they_hold_whole_ranges(size: int, per_batch: Callab
 
 
 def test_they_share_an_arrow_batch() -> None:
-    """One for each of thousands of partitions costs more than their records."""
+    """An Arrow batch for each of thousands of partitions would cost more than their records."""
     with ScriptedCluster({"t": PARTITIONS}) as brokers:
         values = _fill(brokers.bootstrap_servers, "t")
         options = {"kafka.bootstrap.servers": brokers.bootstrap_servers, "subscribe": "t"}

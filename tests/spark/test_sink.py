@@ -138,7 +138,7 @@ def test_keys_go_where_librdkafka_puts_them(spark: SparkSession, servers: str, t
 
 
 def test_timestamp_column(spark: SparkSession, servers: str, topic: str) -> None:
-    """In milliseconds, whatever the session's time zone; a null is the time of writing."""
+    """Timestamps become milliseconds, whatever the session's time zone; null becomes the time of writing."""
     create_topic(servers, topic)
     before = time.time_ns() // 1_000_000
     frame = spark.sql(
@@ -156,14 +156,14 @@ def test_timestamp_column(spark: SparkSession, servers: str, topic: str) -> None
 
 
 def test_unknown_topics(spark: SparkSession, servers: str, topic: str) -> None:
-    """The broker creates topics for producers that ask for them; the sink does not ask."""
+    """The broker creates topics if a producer's metadata request allows it; the sink's requests do not."""
     names = [f"{topic}-{letter}" for letter in "ab"]
     frame = spark.createDataFrame([(names[n % 2], f"{n}") for n in range(20)], "topic string, value string")
     text = error_of(lambda: write(frame.coalesce(1), servers))
     assert "UNKNOWN_TOPIC_OR_PARTITION" in text
     assert f"topics {names[0]}, {names[1]}" in text
     assert not set(names) & set(AdminClient({"bootstrap.servers": servers}).list_topics(timeout=30).topics)
-    for _ in range(2):  # the tasks may race for it, and it may be there
+    for _ in range(2):  # tasks may race to create the topics; the second write finds them
         write(frame.repartition(4), servers, createTopics="3")
     for name, start in zip(names, (0, 1), strict=True):
         found = AdminClient({"bootstrap.servers": servers}).list_topics(name, timeout=30).topics[name]
@@ -323,7 +323,7 @@ def test_values_of_other_types_can_be_cast(spark: SparkSession, servers: str, to
 
 
 def test_answers_that_are_lost_and_errors_that_pass_write_no_row_twice(spark: SparkSession, topic: str) -> None:
-    """Rows without keys, too, go to all partitions."""
+    """Rows without keys still reach all partitions."""
     faults = [Fault(Drop(after=True), api="Produce", skip=skip, count=1) for skip in (2, 30, 90)]
     faults += [Fault(ErrorAnswer("NOT_LEADER_OR_FOLLOWER"), api="Produce", skip=skip, count=1) for skip in (10, 50)]
     with EmbeddedCluster(brokers=2, faults=faults) as cluster:
@@ -335,5 +335,5 @@ def test_answers_that_are_lost_and_errors_that_pass_write_no_row_twice(spark: Sp
         there = consume(servers, topic)
     assert Counter(record.value for record in there) == {b"%0100d" % n: 1 for n in range(20_000)}
     placed = Counter(record.partition for record in there)
-    # how even they are depends on time: a partition gets no rows while its leader is looked for
+    # the distribution depends on timing: a partition gets no rows while its leader is unknown
     assert len(placed) == 4, placed

@@ -1,4 +1,4 @@
-"""What a sink has written, by topic, as Spark shows it: in logs of its Python processes, and in progress records."""
+"""Figures of a sink's writes by topic: in the logs of Spark's Python processes, and in progress records."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def size_of(record: Seen) -> int:
 
 
 def consumed(servers: str, *topics: str) -> Figures:
-    """What librdkafka reads."""
+    """(records, bytes) of each topic, read by librdkafka."""
     records = {topic: consume(servers, topic) for topic in topics}
     return {topic: (len(found), sum(map(size_of, found))) for topic, found in records.items()}
 
@@ -55,7 +55,7 @@ def test_counts() -> None:
 
 @pytest.fixture
 def logging_spark(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session of its own: Spark keeps the logs of each."""
+    """A session of its own, as Spark keeps the logs of each session."""
     made = spark.newSession()
     made.conf.set(_LOGGING, "true")
     yield made
@@ -63,7 +63,7 @@ def logging_spark(spark: SparkSession) -> Iterator[SparkSession]:
 
 
 def logged(spark: SparkSession) -> list[tuple[str | None, str, int, int]]:
-    """(micro-batch, topic, records, bytes) of the sink's lines."""
+    """(micro-batch, topic, records, bytes) of the sink's log lines."""
     found = spark.tvf.python_worker_logs().where("logger = 'spark_klog.spark.sink_progress'").select("context")
     rows = [row[0] for row in found.collect()]
     return [(row.get("batch_id"), row["topic"], int(row["records"]), int(row["bytes"])) for row in rows]
@@ -123,7 +123,7 @@ def test_what_can_be_observed(spark: SparkSession) -> None:
 
 
 def test_micro_batches(caplog: pytest.LogCaptureFixture) -> None:
-    """Spark keeps the logs of a stream in the stream's own session."""
+    """Call the writer without Spark, which keeps the logs of a stream in the stream's own session."""
     options = sink_options({"kafka.bootstrap.servers": "127.0.0.1:9", "topic": "t"}, streaming=True)
     writer = StreamWriter(options, StructType([StructField("value", StringType())]))
     writer.commit([Written({"b": (1, 20)}), None, Written({"b": (2, 30), "a": (3, 40)}), Written({})], 7)

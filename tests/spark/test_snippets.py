@@ -1,7 +1,7 @@
-"""Every snippet of README and docs, run in the order of its page: Python in one namespace, commands of klog for real.
+"""Run every snippet of README and docs in the order of its page: Python in one namespace, klog commands for real.
 
-Each page has a cluster of its own, or starts the broker that it speaks of. 127.0.0.1:9092 and the folders of the page
-are replaced by free ports and folders of the test. What is not run has a test of its own, which `_ELSEWHERE` names.
+Each page has a cluster of its own, or starts the broker that it describes. Free ports and the test's folders replace
+127.0.0.1:9092 and the page's folders. `_ELSEWHERE` names the tests of commands that do not run here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support import papers
 from tests.support.klog import klog, klog_command
 from tests.support.papers import ROOT, Snippet
 
-#: The tests of commands that are not run here, by how a command line begins.
+#: Tests of the commands that do not run here, by the beginning of a command line.
 _ELSEWHERE = {
     ".": "tests/jobs/test_packaging.py",
     "PYTHONPATH": "tests/jobs/test_packaging.py",
@@ -44,7 +44,7 @@ _ELSEWHERE = {
 }
 _LANGUAGES = ("python", "bash")
 _WITH_ZOOKEEPER = ("docs/recipes/zookeeper-to-kafka.md", "docs/explanation/systems.md")
-#: Pages that create their topics.
+#: Pages that create their own topics.
 _EMPTY = ("docs/recipes/records.md", "docs/reference/admin.md")
 _FOLDERS = re.compile(r"/(?:data|mnt|backup|tmp)/")
 _READY_SECONDS = 60
@@ -58,7 +58,7 @@ _PAGES = [page for page in papers.pages() if _runnable(page)]
 
 
 class _Reader:
-    """Runs a page as its reader does."""
+    """Runs a page as its reader would."""
 
     def __init__(self, spark: SparkSession, folder: Path, servers: str, zookeeper: str) -> None:
         self.folder = folder
@@ -125,7 +125,7 @@ def _elsewhere(words: list[str]) -> str | None:
 
 
 def _fill(servers: str) -> None:
-    """The topics that pages read: three records in each partition."""
+    """Create the topics that pages read, with three records in each partition except clicks-eu."""
     with Admin({"bootstrap.servers": servers}) as admin:
         for name, partitions in {"clicks": 3, "clicks-eu": 1, "views": 1, "orders": 1}.items():
             admin.create_topic(name, partitions)
@@ -186,7 +186,7 @@ _AFTER: dict[str, Callable[[_Reader], None]] = {
 
 
 def _end_queries(spark: SparkSession) -> None:
-    """Streams have done what there is to do; idle ones would ask the broker all the time."""
+    """Let streams read everything, then stop them: idle ones would poll the broker all the time."""
     for query in spark.streams.active:
         query.processAllAvailable()
         query.stop()

@@ -1,4 +1,4 @@
-"""Batch reads of what confluent-kafka has produced."""
+"""Batch reads of records that confluent-kafka produced."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_an_empty_topic(spark: SparkSession, servers: str, topic: str) -> None:
 
 
 BEYOND = [
-    # (startingOffsets, endingOffsets of batch-b, which has [0, 3)), what is wanted, what remains
+    # start and end offset in batch-b, which has [0, 3); the range that the error names; the readable rows
     ("9", "12", "[9, 12)", []),
     ("1", "12", "[1, 12)", part("batch-b", 0, 1, 3)),
     ("9", "-1", "offset 9", []),
@@ -309,7 +309,7 @@ def test_no_broker(spark: SparkSession) -> None:
     text = error_of(lambda: read(spark, address, subscribe="t").collect())
     assert address in text
     assert "ConnectionFailed" in text
-    assert time.monotonic() - began < 20  # ten seconds of trying, and Spark's own
+    assert time.monotonic() - began < 20  # 10 s of attempts, and Spark's own time
 
 
 @pytest.mark.parametrize("ending", ["latest", "json"])
@@ -360,7 +360,7 @@ def test_a_corrupt_batch_names_its_offsets(spark: SparkSession, server_dir: Path
         wanted = rf"CorruptBatchError: {topic}-0: batch of offsets {bad.base_offset}-{bad.last_offset}: CRC 0x"
         assert re.search(wanted, text)
 
-        # What lies before and behind it can be read.
+        # The records before and after the batch can be read.
         for start, end in [(0, bad.base_offset), (bad.last_offset + 1, 30)]:
             options = {
                 "startingOffsets": json.dumps({topic: {"0": start}}),

@@ -1,4 +1,4 @@
-"""Streams: triggers, checkpoints, what appears and what goes, and servers and workers that are killed."""
+"""Streams: triggers, checkpoints, topics that appear and go, group offsets, killed brokers and workers."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_processing_time_stop_and_restart(spark: SparkSession, servers: str, top
             wait_for(lambda: job.output.exists(), "the first output", query=query)
             wait_for(lambda wave=wave: job.result.count() > 100 * wave, "rows of the wave", query=query)
     finally:
-        query.stop()  # wherever it is
+        query.stop()  # at any point of a micro-batch
     assert max(progress["numInputRows"] for progress in query.recentProgress) <= 42
     job.run()
     assert offsets_of(job.result) == all_of(topic, 2, 100)
@@ -203,7 +203,7 @@ def test_a_log_that_became_shorter(
         wait_for(lambda: job.committed() == {(topic, 0): 12}, "the end", query=query)
     finally:
         query.stop()
-    # Whether the new log is another one is not known after a restart: what it has had by then is not read.
+    # After a restart the query can't know that the topic is new: it skips the records that the log had by then.
     assert sorted(offsets_of(job.result)) == sorted(all_of(topic, 1, 10) + all_of(topic, 1, 12)[4:])
 
 
@@ -245,7 +245,7 @@ Group = dict[tuple[str, int], int]
 
 
 def watch_group(job: Job, topic: str, servers: str, group: Callable[[], Group]) -> None:
-    """Run in waves; the group's offsets follow the checkpoint, never lead it, and get to the end."""
+    """Produce in waves: the group's offsets are never ahead of the checkpoint, and reach the end."""
     query = job.start(processingTime="100 milliseconds")
     end = 0
 
@@ -285,7 +285,7 @@ def test_group_offsets_in_zookeeper(
 
         watch_group(job, topic, cluster.bootstrap_servers, group)
 
-        # What the last run did not get to say, the next one says.
+        # The next run publishes offsets that the last one did not.
         client.delete("/consumers/g-1", recursive=True)
         job.run()
         assert group() == {(topic, 0): 90, (topic, 1): 90}
@@ -304,7 +304,7 @@ def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str
     job = Job(spark, servers, tmp_path, subscribe=topic, **{"kafka.group.id": "g", "offsetsPath": path})
 
     def group() -> Group:
-        # Read by the package's own tree: the files' form is for tests/directories.
+        # Read with the package's own tree: tests/directories tests the format of the files.
         from spark_klog.directories.offsets import OffsetDirectory
         from spark_klog.directories.trees.opening import open_tree
 
@@ -316,7 +316,7 @@ def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str
 
     watch_group(job, topic, servers, group)
     produce(servers, topic, values(20, 180, partitions=2))
-    assert job.run() == [20]  # one batch, after which there is none to tell of it
+    assert job.run() == [20]  # one micro-batch, and no later one that publishes its offsets
     assert group() == {(topic, 0): 100, (topic, 1): 100}
 
 
@@ -390,7 +390,7 @@ def test_workers_that_are_killed(
 ) -> None:
     create_topic(servers, topic, 4)
     produce(servers, topic, values(200_000, partitions=4), batch_num_messages=5)
-    # Many small requests, so that there is something to interrupt.
+    # Many small requests make tasks long enough to be killed.
     frame = read(spark, servers, subscribe=topic, **{"kafka.max.partition.fetch.bytes": 1})
     jvm = spark.sparkContext._gateway.proc.pid
     failures: list[BaseException] = []
@@ -418,7 +418,7 @@ def test_workers_that_are_killed(
                 time.sleep(0.05)
                 continue
             before = failed_tasks()
-            time.sleep(0.3)  # by then they read
+            time.sleep(0.3)  # by then the workers read
             for pid in workers(jvm):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The connector by SQL: temporary views, options with dots, a write from a view; sources with a name."""
+"""The connector in SQL: temporary views, options with dots, a write from a view; and sources with a name."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_options_that_are_wrong(spark: SparkSession) -> None:
         spark.catalog.dropTempView("clicks")
 
 
-#: 4.2 has the method, but no setting that makes Spark keep names in checkpoints.
+#: pyspark 4.2 has the method, but no setting that makes Spark keep names in checkpoints.
 _HAS_NAMES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
 
 
 @pytest.mark.skipif(not _HAS_NAMES, reason="needs pyspark 4.3")
 def test_a_source_with_a_name(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
-    """A query goes on from the source of that name although another one is before it now."""
+    """A restarted query finds each source's offsets by its name, although the order of the sources changed."""
     servers = cluster.bootstrap_servers
     names = [f"{topic}-{number}" for number in range(2)]
     for name in names:

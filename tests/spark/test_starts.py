@@ -1,4 +1,4 @@
-"""Where a query starts and ends, how it is split, and which filters reach the log: against records with known times."""
+"""A query's start and end, its tasks, and its pushed filters, against records with known timestamps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .support import Job, Sent, create_topic, error_of, offsets_of, produce, rea
 
 TOPIC = "starts"
 TIME = 1_700_000_000_000
-#: Partition 0 has ten records, a minute apart; partition 1 three of them, which are all older.
+#: Partition 0 has ten records, a minute apart; partition 1 has three older ones.
 RECORDS = [
     *(Sent(b"a%d" % number, partition=0, timestamp=TIME + 60_000 * number) for number in range(10)),
     *(Sent(b"b%d" % number, partition=1, timestamp=TIME - 60_000 * (3 - number)) for number in range(3)),
@@ -50,7 +50,7 @@ STARTS: list[tuple[dict[str, Any], range, range]] = [
     ({"startingTimestamp": FOURTH} | LATEST, range(4, 10), range(0)),
     ({"startingTimestamp": FOURTH - 1, "startingOffsets": "earliest"} | LATEST, range(4, 10), range(0)),
     ({"startingOffsetsByTimestamp": both(FOURTH + 1, TIME - 100_000)}, range(5, 10), range(2, 3)),
-    # a timestamp for all comes before one for each, and that before offsets
+    # precedence: a timestamp for all partitions, one for each, offsets
     ({"startingTimestamp": 0, "startingOffsetsByTimestamp": both(FOURTH, FOURTH)}, range(10), range(3)),
     ({"startingOffsetsByTimestamp": both(0, 0), "startingOffsets": both(9, 2)}, range(10), range(3)),
     ({"startingOffsets": both(7, -2)}, range(7, 10), range(3)),
@@ -97,7 +97,7 @@ def test_a_stream_has_no_end(spark: SparkSession, servers: str, tmp_path: Path, 
 
 
 def committed(servers: str, group: str) -> dict[int, int]:
-    """What confluent-kafka sees of the group's offsets of TOPIC, by partition."""
+    """The group's committed offsets of TOPIC by partition, read by confluent-kafka."""
     consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "log_level": 0})
     try:
         found = consumer.committed([TopicPartition(TOPIC, partition) for partition in range(2)], timeout=30)
@@ -113,7 +113,7 @@ def test_the_groups_offsets_at_the_coordinator(spark: SparkSession, servers: str
     while committed(servers, "query") != {0: 10, 1: 3}:
         assert time.monotonic() < deadline, committed(servers, "query")
         time.sleep(0.1)
-    # and another query starts where a group is, here one that another client has set
+    # another query starts at a group's offsets, which another client has committed
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "other", "log_level": 0})
     consumer.commit(offsets=[TopicPartition(TOPIC, 0, 6)], asynchronous=False)
     consumer.close()
@@ -159,7 +159,7 @@ def at(milliseconds: int) -> datetime:
 
 
 FILTERS: list[tuple[Any, range, range, int]] = [
-    # condition, rows of both partitions, tasks that are left to read
+    # condition, offsets that pass in both partitions, number of tasks
     (lambda: col("partition") == 1, range(0), range(3), 1),
     (lambda: col("partition").isin(0, 7), range(10), range(0), 1),
     (lambda: (col("offset") >= 2) & (col("offset") < 4), range(2, 4), range(2, 3), 2),

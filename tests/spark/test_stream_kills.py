@@ -1,6 +1,6 @@
-"""A streaming program whose processes are killed at any moment: each record once in its Parquet files.
+"""Kill processes of a streaming program at any moment: its Parquet files must have each record once.
 
-SPARK_KLOG_KILLS says how many kills are made (2), SPARK_KLOG_SEED which ones.
+SPARK_KLOG_KILLS is the number of kills (default 2), SPARK_KLOG_SEED the random seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.jobs.support import Running, kill, named
 from . import stream_program
 from .support import Group, committed_offsets, consume, create_topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its deadline
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its own deadline
 
 PARTITIONS = 3
 RECORDS_A_BATCH = 200
@@ -37,7 +37,7 @@ Offsets = dict[tuple[str, int], int]
 
 
 def _workers(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that pyspark.daemon has forked."""
+    """The processes that pyspark.daemon forked."""
     daemons = named(processes, "pyspark.daemon")
     pids = {daemon.pid for daemon in daemons}
     return [process for process in daemons if _parent(process) in pids]
@@ -50,7 +50,7 @@ def _parent(process: psutil.Process) -> int:
         return -1
 
 
-#: Whom to kill, by the processes of the program: its own, which is the first, then those below it.
+#: Choose the processes to kill from all processes of the program, of which the first is its own.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "a worker": lambda tree: _workers(tree)[-1:],
     "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
@@ -59,14 +59,14 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "all workers": lambda tree: named(tree, "pyspark.daemon"),
     "everything": lambda tree: tree,
 }
-#: Spark runs their tasks again; whatever else is killed ends the program.
+#: Spark repeats the tasks of killed workers; any other kill ends the program.
 _WORKERS = ("a worker", "all workers")
-#: What Spark says when pyspark.daemon ends while it starts: it starts none again then.
+#: Spark's error if pyspark.daemon ends during its start; Spark does not start it again then.
 _STARTING = "while reading the port number from pyspark.daemon"
 
 
 class Writer(threading.Thread):
-    """Keeps on producing small batches, until it is told to stop."""
+    """Produces small record batches until `stop` is called."""
 
     def __init__(self, servers: str, topic: str, seed: int) -> None:
         super().__init__(daemon=True)
@@ -90,7 +90,7 @@ class Writer(threading.Thread):
             self._failures.append(error)
 
     def stop(self) -> None:
-        """Returns when all is acknowledged."""
+        """Stop, and wait until all records are acknowledged."""
         self._done.set()
         self.join()
         assert self._producer.flush(_SECONDS) == 0
@@ -127,7 +127,7 @@ class Stream:
         return self._running
 
     def run_to_the_end(self, spark: SparkSession) -> None:
-        """The program's query in this process, until it has read all."""
+        """Run the program's query in this process until it has read everything."""
         with ThreadPoolExecutor(1) as pool:
             ran = pool.submit(stream_program.run, spark, self._settings(to_the_end=True))
             try:
@@ -138,7 +138,7 @@ class Stream:
             ran.result()
 
     def end(self) -> int:
-        """Wait until all its processes have ended; its exit code."""
+        """Wait until all processes of the program have ended; return its exit code."""
         running = self._running
         assert running is not None
         self.check_group_until(lambda: running.ended, "the end")
@@ -151,23 +151,23 @@ class Stream:
         self._group.close()
 
     def lost_tasks(self) -> int:
-        """How many tasks have failed, all runs together."""
+        """The number of failed tasks in all runs."""
         return sum(path.read_text(errors="replace").count("Lost task") for path in self._folder.glob("run-*.stderr"))
 
     def errors(self) -> str:
-        """What the last run wrote to standard error."""
+        """The standard error of the last run."""
         return (self._folder / f"run-{self._runs - 1}.stderr").read_text(errors="replace")
 
     def committed(self) -> Offsets:
         return committed_offsets(self.checkpoint)
 
     def last_batch(self) -> int:
-        """The last one that is committed, -1 before there is one."""
+        """The number of the last committed micro-batch, or -1."""
         names = [path.name for path in (self.checkpoint / "commits").glob("[0-9]*")]
         return max((int(name) for name in names if name.isdecimal()), default=-1)
 
     def check_group(self) -> Offsets:
-        """The group's offsets, which must not be ahead of the checkpoint, nor go back."""
+        """Return the group's offsets; they must not be ahead of the checkpoint, or go back."""
         shown = self._group.offsets()
         committed = self.committed()  # read after the group's offsets: it can only have grown
         ahead = {key: offset for key, offset in shown.items() if offset > committed.get(key, -1)}
@@ -190,7 +190,7 @@ class Stream:
         self.check_group_until(lambda: running.ended or self.last_batch() >= number, f"batch {number}")
 
     def wait_for_a_moment(self, chance: random.Random) -> None:
-        """Some time after some more batches, or, as one of five, some time from now: it may be starting."""
+        """Wait for 1 to 3 more micro-batches and up to 0.5 s; one time in five only up to 8 s, perhaps in the start."""
         seconds = chance.uniform(0, 8)
         if chance.random() < 0.8:
             self.wait_for_batch(self.last_batch() + chance.randint(1, 3))
@@ -204,7 +204,7 @@ class Stream:
 
 @pytest.fixture
 def stream(servers: str, topic: str, server_dir: Path) -> Iterator[Stream]:
-    """What runs of it at the test's end is killed."""
+    """The program; processes that still run at the test's end are killed."""
     create_topic(servers, topic, PARTITIONS)
     made = Stream(servers, topic, server_dir)
     yield made
@@ -220,7 +220,7 @@ def writer(servers: str, topic: str, stream: Stream) -> Iterator[Writer]:
 
 
 def _kill_in_a_task(stream: Stream, running: Running, target: str, chance: random.Random) -> bool:
-    """Kill workers until a task was hit: between tasks nobody misses them. False where that takes too often."""
+    """Kill workers until a task fails or the run ends; kills between tasks have no effect. False after 20 attempts."""
     before = stream.lost_tasks()
     for _ in range(20):
         kill(_TARGETS[target](running.tree()))
@@ -249,9 +249,9 @@ def test_killed_at_any_moment(
         stream.wait_for_a_moment(chance)
         assert not running.ended, "the program ended by itself"
         if target in _WORKERS:
-            stream.wait_for_batch(stream.last_batch() + 1)  # while it starts nobody runs their work again
+            stream.wait_for_batch(stream.last_batch() + 1)  # during the start Spark does not repeat their work
             killed[target] += _kill_in_a_task(stream, running, target, chance)
-            stream.wait_for_batch(stream.last_batch() + 2)  # the next one may have been past its tasks
+            stream.wait_for_batch(stream.last_batch() + 2)  # the next one may have finished its tasks already
             if running.ended:
                 assert _STARTING in stream.errors(), f"the program ended as {target} was killed"
         elif kill(_TARGETS[target](running.tree())):
@@ -262,7 +262,7 @@ def test_killed_at_any_moment(
         stream.end()
 
     writer.stop()
-    spark: SparkSession = request.getfixturevalue("spark")  # only now: it is one more JVM
+    spark: SparkSession = request.getfixturevalue("spark")  # not earlier: it is one more JVM
     stream.run_to_the_end(spark)
     wanted = [(record.partition, record.offset, record.value) for record in consume(servers, topic)]
     assert sorted(str(value) for *_, value in wanted) == sorted(

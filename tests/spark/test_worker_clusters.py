@@ -32,7 +32,7 @@ def rows(brokers: ScriptedCluster, **settings: str) -> Iterator[int]:
 
 
 def connections(brokers: ScriptedCluster) -> set[int]:
-    """Those that fetches have come on."""
+    """The connections that fetches used."""
     return {asked.connection for asked in brokers.asked if asked.name == "Fetch"}
 
 

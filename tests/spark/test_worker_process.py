@@ -1,4 +1,4 @@
-"""What a worker of Spark's does about waits: options of its connections, found among its open files, and garbage."""
+"""How a Spark worker avoids delays: TCP options of its connections, found among its open files, and frozen objects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_both_ends_of_a_connection_answer_at_once(stack: ExitStack) -> None:
 
 def test_a_socket_of_which_only_the_file_is_left(stack: ExitStack) -> None:
     client, server = connection(stack)
-    with os.fdopen(os.dup(client.fileno()), "wb") as outfile:  # pyspark.daemon's way
+    with os.fdopen(os.dup(client.fileno()), "wb") as outfile:  # as pyspark.daemon does
         stack.callback(os.close, client.detach())
         set_on_connections(socket.TCP_NODELAY)
         with socket.socket(fileno=os.dup(outfile.fileno())) as seen:

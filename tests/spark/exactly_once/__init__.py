@@ -1,1 +1,1 @@
-"""The model of exactly-once writes."""
+"""Tests of exactly-once writes."""

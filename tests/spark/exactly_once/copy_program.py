@@ -1,9 +1,9 @@
-"""A streaming program as a user would write it, for tests that kill it: a topic to another topic, exactly once.
+"""Streaming program as a user would write it: copies a topic to another one, exactly once. Tests kill it.
 
-python copy_program.py '{"servers": ..., "from": ..., "to": ..., "checkpoint": ..., "tasks": of a micro-batch, at least,
-                         "records": of a micro-batch, null for all, "to_the_end": stop where the topic ends,
-                         "master": local[2,4] if left out, "confs": of Spark,
-                         "markers": folder, for stragglers: see `straggling`}'
+python copy_program.py '{"servers": ..., "from": TOPIC, "to": TOPIC, "checkpoint": ..., "tasks": least per micro-batch,
+                         "records": most per micro-batch, or null, "to_the_end": stop at the end of the topic,
+                         "master": default local[2,4], "confs": settings of Spark,
+                         "markers": folder for `straggling`}'
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SECONDS = 120.0
 
 
 def straggling(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Pass rows on; the first attempt of a stage's task 0 ends only when a copy of it has all rows, and says so."""
+    """Pass rows on. Attempt 0 of a stage's task 0 waits until a later attempt has passed all rows on (its marker)."""
 
     def run(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()

@@ -1,7 +1,7 @@
-"""Spark, brokers and checkpoint as a state machine around the protocol's programs, and a search of all its states.
+"""State machine of Spark, brokers and checkpoint around the protocol's programs, and a search of all its states.
 
-Spark's part: runs of one query, one of which may go on when the next has begun; tasks that differ from run to run;
-copies of tasks that begin and report at any time, also after their run is gone. Any step may be the last of a run.
+The modelled Spark runs one query several times. A run may stop after any step, or continue after the next run has
+begun. Each run splits rows into tasks in its own way. Copies of tasks write at any time, also after their run ended.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from spark_klog.spark.exactly_once.protocol import (
     Transaction,
 )
 
-#: How each run in turn splits the three rows of a micro-batch into tasks.
+#: Ways to split the three rows of a micro-batch into tasks; the runs use them in turn.
 PARTITIONINGS = (((0,), (1,), (2,)), ((0, 1), (2,)), ((0, 1, 2),))
 OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 
 
 class Violation(AssertionError):
-    """Rows are there twice, missing, or said to be lost though no transaction timed out."""
+    """Rows are duplicated, missing, or reported lost without a timeout; or transactions stay open."""
 
 
 @dataclass(frozen=True)
 class Producer:
-    """The coordinator's state of a transactional id, and the claim that its worker used it for last."""
+    """The coordinator's state of a transactional id, and the last claim that its worker used it for."""
 
     epoch: int
     state: str
@@ -47,7 +47,7 @@ class Producer:
 
 @dataclass(frozen=True)
 class Copy:
-    """Another attempt of a task; `transaction` when it has begun to write."""
+    """Another attempt of a task; `transaction` is set once it has written."""
 
     run: int
     begun: Begun
@@ -62,9 +62,9 @@ _NOT_BEGUN = Begun(0, -1)
 
 @dataclass(frozen=True)
 class Run:
-    """A run of the query. `results` are those of the actions of the phase's program until now.
+    """A run of the query. `results` holds the results of the actions of the phase's program so far.
 
-    `part` has those of an action under way that ends transactions, None for each that has not ended.
+    `part` holds the results of a `Commit` or `Abort` under way, one per transaction: None until it has ended.
     """
 
     number: int
@@ -78,7 +78,7 @@ class Run:
 
 @dataclass(frozen=True)
 class World:
-    """A state of all. `copies_left` etc. bound the search."""
+    """A state of the model. `copies_left` etc. bound the search."""
 
     log: tuple[Entry, ...] = ()
     producers: tuple[Producer, ...] = ()
@@ -97,7 +97,7 @@ class World:
 
 @dataclass(frozen=True)
 class Design:
-    """The protocol, and what its surroundings promise; tests plant faults here."""
+    """The protocol's programs, and the guarantees that they rely on; tests plant faults here."""
 
     begin: Callable[[], Program[Begun]] = protocol.begin
     finish: Callable[[Begun, int, tuple[Transaction, ...]], Program[None]] = protocol.finish
@@ -107,7 +107,7 @@ class Design:
 
 @dataclass
 class Search:
-    """Visit every state that can be reached; `Violation` with the way to it if one is wrong."""
+    """Visit every reachable state. A wrong one raises `Violation` with the steps that lead to it."""
 
     design: Design = field(default_factory=Design)
     batches: int = 3
@@ -216,7 +216,7 @@ class Search:
                     yield f"{name}: {what}", replace(done, runs=tuple(runs))
 
     def _actions(self, world: World, run: Run, action: protocol.Action) -> Iterator[tuple[Any, World, dict[str, Any]]]:
-        """(what, the world after it, what changes in the run): each order in which brokers may end transactions."""
+        """Yield (step, world after it, changes of the run): brokers may end transactions in any order."""
         if not isinstance(action, Commit | Abort):
             done, result = self._act(world, action)
             yield action, done, {"results": (*run.results, result)}
@@ -245,7 +245,7 @@ class Search:
                     yield f"copy of task {copy.task} reports", replace(world, copies=others, runs=tuple(runs))
 
     def _write(self, world: World, begun: Begun, task: int, rows: tuple[int, ...]) -> tuple[World, Transaction]:
-        """InitProducerId and all rows."""
+        """Call InitProducerId and write all rows."""
         producers = list(world.producers)
         place = len(producers)
         if self.design.has_ids_by_task:
@@ -272,7 +272,7 @@ class Search:
         return replace(world, log=(*world.log, action.entry)), True
 
     def _end(self, world: World, one: Transaction, *, commits: bool) -> tuple[World, bool]:
-        """EndTxn; whether the transaction has ended so."""
+        """Call EndTxn. Return whether it ended the transaction; for a commit also True if it was committed before."""
         place = one.producer_id
         producer = world.producers[place]
         is_same = producer.epoch == one.epoch

@@ -1,4 +1,4 @@
-"""What the tests of exactly-once streams share: numbers in TOPIC-from, and how often each of them is in the topic."""
+"""Helpers for exactly-once tests: produce numbers to TOPIC-from, and count each number in a topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of the driver's steps: kept for the next step with the same settings, closed after errors."""
+"""Admin clients of the driver's steps: reused by the next step with the same settings, closed after errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kept() -> Iterator[Clients]:
 
 
 def step(kept: Clients, brokers: ScriptedCluster, **more: str) -> int:
-    """Ask for metadata; the number of the connection that was used."""
+    """Request metadata; return the number of the connection used."""
     with kept.borrow({"bootstrap.servers": brokers.bootstrap_servers, **more}) as admin:
         admin.cluster.metadata([])
         return brokers.asked[-1].connection

@@ -1,4 +1,4 @@
-"""The decision log in a checkpoint: one driver a number, whatever the others do and whenever they die."""
+"""The decision log in a checkpoint: only one driver gets each number, whatever others do and whenever they die."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_number_is_taken_once_and_never_again(tmp_path: Path) -> None:
     fill(log, DECISION, Ended(), Claim(), DECISION)
     assert log.read().first == 5
     assert entries(tmp_path) == ["5"]
-    for number in range(6):  # their files are removed
+    for number in range(6):  # also numbers whose files are removed
         assert not late.append(number, DECISION)
     assert log.read() == Log((DECISION,), 5)
     assert entries(tmp_path) == ["5"]
@@ -85,7 +85,7 @@ def test_a_restart_with_another_prefix_is_refused(tmp_path: Path) -> None:
     again = DecisionLog(tmp_path, Identity("team-a."))
     fill(again, Claim())
     assert again.identity == log.identity
-    for path in (tmp_path / "klog_sink").iterdir():  # as the error says
+    for path in (tmp_path / "klog_sink").iterdir():  # the error advises this
         path.unlink()
     fill(DecisionLog(tmp_path, Identity("team-b.")), Claim())
 
@@ -157,7 +157,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
     fill(log, DECISION, Ended(), Claim(), Claim())
     path = tmp_path / "klog_sink" / "2"
     for text in ("", "{", "[]", '{"version": 2}', '{"version": 1, "entry": "decision", "log": "x"}'):
-        path.unlink()  # entries share their file
+        path.unlink()  # not overwritten: both claims are links to one file
         path.write_text(text)
         with pytest.raises(DecodeError, match=r"klog_sink/2 is not an entry of a decision log"):
             log.read()
@@ -171,14 +171,14 @@ def test_a_shared_file_that_is_damaged_is_written_again(tmp_path: Path) -> None:
     fill(log, Claim(), Claim())
     for path in (tmp_path / "klog_sink").iterdir():
         path.write_text("{")
-    for number in range(2):  # what a user restores
+    for number in range(2):  # a user removes the damaged entries
         (tmp_path / "klog_sink" / str(number)).unlink()
     fill(log, Claim())
     assert DecisionLog(tmp_path, Identity()).read() == Log((Claim(),))
 
 
 def test_a_shared_file_has_few_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query that is restarted again and again without a decision adds a claim each time."""
+    """Every restart without a decision adds a claim; file systems limit a file's links."""
     monkeypatch.setattr(decision_log, "_MOST_LINKS", 4)
     log = DecisionLog(tmp_path, Identity())
     for _ in range(10):
@@ -193,7 +193,7 @@ def test_a_shared_file_has_few_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three times for each micro-batch, and before anything relies on it."""
+    """A micro-batch flushes the decision's file, and the folder after the decision and after its end."""
     log = DecisionLog(tmp_path, Identity())
     fill(log, Claim(), Decision(0, ()), Ended())
     flushed: list[str] = []
@@ -234,7 +234,7 @@ def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None
 
 
 def test_locations(tmp_path: Path) -> None:
-    """As Hadoop's Path, which does not decode: Spark makes a folder a%20b of file:///a%20b."""
+    """Locations are not decoded, as in Hadoop's Path: Spark creates the folder a%20b for file:///a%20b."""
     name = "a b%20c#d?e"
     folder = tmp_path / name
     folder.mkdir()

@@ -1,6 +1,6 @@
-"""Drivers that use one decision log at a time, in all orders of their file operations with few changes of turn.
+"""Concurrent drivers of one decision log: all orders of their file operations with few switches between drivers.
 
-`SPARK_KLOG_EXACTLY_ONCE=full` (make soak) lets three drivers take turns more often.
+`SPARK_KLOG_EXACTLY_ONCE=full` (make soak) adds a third driver and more switches.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry
 
 FULL = os.environ.get("SPARK_KLOG_EXACTLY_ONCE") == "full"
 IDENTITY = Identity(log="6ba7b810-9dad-11d1-80b4-00c04fd430c8")
-#: In the log before the drivers begin.
+#: The log's entries before the drivers start.
 BEFORE: tuple[Entry, ...] = (Claim(), Decision(0, ()), Ended(), Claim())
 _SECONDS = 60
 
 
 class Violation(AssertionError):
-    """What no order of whole reads and appends explains."""
+    """A result that no order of atomic reads and appends explains."""
 
 
 @dataclass
 class Driver:
-    """A program of reads and appends. `appended` has the entries that count, `seen` those that it went on from."""
+    """A program of reads and appends. `appended` holds the entries it won, `seen` those it continued from."""
 
     run: Callable[[Driver, DecisionLog], None]
     turn: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -50,7 +50,7 @@ class Driver:
 
 
 def micro_batches(count: int, first: int) -> Callable[[Driver, DecisionLog], None]:
-    """A run of the query: claims, decisions of `first` and the following, until another one has claimed."""
+    """A run of the query: claims, decides and ends micro-batches from `first` on, until another run claims."""
 
     def run(driver: Driver, log: DecisionLog) -> None:
         for batch in range(first, first + count):
@@ -67,13 +67,13 @@ def micro_batches(count: int, first: int) -> Callable[[Driver, DecisionLog], Non
 
 
 def late_decision(driver: Driver, log: DecisionLog) -> None:
-    """A driver that has claimed before the others began."""
-    os.listdir(log._folder)  # another one's turn may come here
+    """Decide as a driver that claimed before the others started."""
+    os.listdir(log._folder)  # a step: another driver may run here
     driver.append(log, len(BEFORE), Decision(99, ()))
 
 
 class Turns:
-    """Runs drivers, one at a time. At the operations numbered in `switches` it is another one's turn."""
+    """Runs drivers one at a time, and switches to another driver at the operations numbered in `switches`."""
 
     def __init__(self, drivers: list[Driver], logs: list[DecisionLog], switches: dict[int, int]) -> None:
         self._drivers, self._logs, self._switches = drivers, logs, switches
@@ -97,8 +97,8 @@ class Turns:
         try:
             driver.run(driver, log)
         except DecodeError:
-            pass  # it has to stop; `check` looks at what it leaves
-        except BaseException as error:  # of a thread: `check` raises it
+            pass  # the driver stops; `check` examines the log that it leaves
+        except BaseException as error:  # `check` raises it in the main thread
             driver.error = error
         driver.ended = True
         left = [other for other in self._drivers if not other.ended]
@@ -109,7 +109,7 @@ class Turns:
             self._done.release()
 
     def step(self) -> None:
-        """Called before each file operation of the current driver."""
+        """Note a file operation of the current driver; run another driver before it if `switches` says so."""
         target = self._switches.get(len(self.order))
         self.order.append(self._current)
         if target is None or self._drivers[target].ended:
@@ -121,7 +121,7 @@ class Turns:
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
-    """The one that runs, if any, is the last; every file operation of the log takes a step of it."""
+    """Stack of `Turns`. Every file operation of a log takes a step of the last one, if there is one."""
     running: list[Turns] = []
 
     def stepping(owner: Any, name: str) -> None:
@@ -143,7 +143,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
 
 
 class Exploration:
-    """All orders of some drivers' operations with at most `most` changes of turn."""
+    """Runs all orders of the drivers' operations with at most `most` switches."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Exploration:
 
 
 def check(drivers: list[Driver], log: DecisionLog) -> None:
-    """Each number has one entry, which all who go on from it know; the log can be read, and has what counts."""
+    """Each number has one entry, the same for all drivers that saw it; the log is readable and has all won entries."""
     entries: dict[int, Entry] = dict(enumerate(BEFORE))
     for driver in drivers:
         if driver.error is not None:
@@ -203,7 +203,7 @@ def check(drivers: list[Driver], log: DecisionLog) -> None:
     read = dict(enumerate(found.entries, found.first))
     for known in (read, *(driver.seen for driver in drivers)):
         for number, entry in known.items():
-            # a driver that lost its turn after the link leaves an entry without knowing it
+            # an append that returned False after its link has left an entry
             if entries.setdefault(number, entry) != entry:
                 raise Violation(f"{number} is {entries[number]} and {entry}")
     if missing := [number for number in entries if number >= found.end]:
@@ -220,13 +220,13 @@ def check(drivers: list[Driver], log: DecisionLog) -> None:
 def test_two_drivers(tmp_path: Path, turns: list[Turns], programs: tuple[Any, ...]) -> None:
     exploration = Exploration(tmp_path, turns, *programs)
     exploration.run(2)
-    assert len(exploration.winners) > 2  # the drivers get in each other's way
+    assert len(exploration.winners) > 2  # the drivers interfere with each other
 
 
 def test_two_drivers_that_replace_the_shared_file(
     tmp_path: Path, turns: list[Turns], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decision_log, "_MOST_LINKS", 2)  # each claim begins a new one
+    monkeypatch.setattr(decision_log, "_MOST_LINKS", 2)  # each claim starts a new shared file
     exploration = Exploration(tmp_path, turns, micro_batches(1, 1), micro_batches(1, 10))
     exploration.run(2 if FULL else 1)
     assert len(exploration.winners) > 1
@@ -238,7 +238,7 @@ def test_three_drivers(tmp_path: Path, turns: list[Turns]) -> None:
 
 
 class TakingBack(DecisionLog):
-    """Removes its link again if there is a higher number."""
+    """Removes its link again if a higher number exists."""
 
     def _link(self, file: Path, number: int) -> bool:
         is_linked = super()._link(file, number)
@@ -249,7 +249,7 @@ class TakingBack(DecisionLog):
 
 
 class NotLooking(DecisionLog):
-    """Does not look for other drivers' entries after its link."""
+    """Does not check for other drivers' entries after its link."""
 
     _is_appending = False
 
@@ -268,11 +268,11 @@ class NotLooking(DecisionLog):
 
 
 class LookingBefore(NotLooking):
-    """Looks for other drivers' entries, but before its link."""
+    """Checks for other drivers' entries before its link instead of after it."""
 
     def append(self, number: int, entry: Entry) -> bool:
         is_free = self._last() < number and self._is_mine(number - 1)
-        os.listdir(self._folder)  # and here
+        os.listdir(self._folder)  # a step between check and link
         return is_free and super().append(number, entry)
 
 

@@ -1,6 +1,6 @@
-"""The driver's part at our broker and Kafka: claims, decisions, restarts between any two steps, and what times out.
+"""The driver's steps against our broker and Kafka: claims, decisions, restarts between steps, timeouts.
 
-Tasks are producers of this process; the results are what librdkafka reads with read_committed.
+Tasks are producers of this process; librdkafka reads the results with read_committed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafk
 
 
 class Query:
-    """A query with one partition to write to."""
+    """A query that writes to one partition."""
 
     def __init__(self, servers: str, topic: str, checkpoint: Path) -> None:
         self.topic, self.prefix = topic, "klog-"
@@ -57,7 +57,7 @@ class Query:
         return claim(self.settings, self._checkpoint, self.prefix)
 
     def task(self, claimed: Claimed, number: int, *values: bytes) -> Transaction:
-        """A task whose worker is new."""
+        """Write values in the transaction of a task, with a new worker's transactional id."""
         name = f"{claimed.identity.id_prefix}{number}-{time.time_ns()}"
         producer = Producer({**self.settings, "transactional.id": name})
         self.producers.append(producer)
@@ -73,7 +73,7 @@ class Query:
         decide(self.settings, self._checkpoint, claimed, batch, transactions)
 
     def append_decision(self, claimed: Claimed, *transactions: Transaction) -> None:
-        """Decide micro-batch 0, and die."""
+        """Append the decision of micro-batch 0 and do no more, as a driver that dies there."""
         log = DecisionLog(self._checkpoint, claimed.identity)
         assert log.append(claimed.begun.number, Decision(0, transactions))
 
@@ -85,7 +85,7 @@ class Query:
             return admin.describe_transactions([one.transactional_id]).check()[one.transactional_id].state
 
     def read_until(self, *values: str) -> None:
-        """Wait until these are committed, and all that is in the topic has ended: the last record is `end`."""
+        """Commit a last record `end` and wait until it is readable; then only it and `values` must be committed."""
         claimed = self.claim()
         end = self.task(claimed, 0, b"end")
         decide(self.settings, self._checkpoint, claimed, claimed.begun.decided + 1, [end])
@@ -141,7 +141,7 @@ def test_a_driver_that_dies_after_its_decision(query: Query) -> None:
     query.append_decision(claimed, *tasks)
     again = query.claim()
     assert again.begun.decided == 0
-    query.decide(again, 0)  # tasks have written nothing
+    query.decide(again, 0)  # the tasks of a decided micro-batch write nothing
     assert query.claim().begun.decided == 0
     query.read_until("a", "b")
 
@@ -152,18 +152,18 @@ def test_two_runs_of_a_checkpoint(query: Query) -> None:
     new = query.claim()
     written = query.task(new, 0, b"new")
     with pytest.raises(NotDecided, match="the transaction of task 0 is over"):
-        query.decide(old, 0, task)  # it was aborted
+        query.decide(old, 0, task)  # the new claim aborted it
     late = query.task(old, 0, b"late")
     with pytest.raises(Superseded):
         query.decide(old, 0, late)
-    query.settle(old)  # touches nothing
+    query.settle(old)  # leaves the new run's transaction open
     assert query.state(written) == "Ongoing"
     query.decide(new, 0, written)
     query.read_until("new")
 
 
 def test_a_decision_log_that_is_emptied_while_a_run_is_alive(query: Query, tmp_path: Path) -> None:
-    """The run does not take the log of the next one for its own."""
+    """The old run does not mistake the next run's log for its own."""
     old = query.claim()
     late = query.task(old, 0, b"late")
     for path in (tmp_path / "klog_sink").glob("[0-9]*"):
@@ -178,13 +178,13 @@ def test_a_decision_log_that_is_emptied_while_a_run_is_alive(query: Query, tmp_p
     assert sorted(path.name for path in (tmp_path / "klog_sink").glob("[0-9]*")) == entries
     assert query.state(written) == "Ongoing"
     query.decide(new, 0, written)
-    with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:  # nobody can know of it
+    with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:  # no log has this transaction
         admin.end_transactions([_prepared(late)], commits=False).check()
     query.read_until("new")
 
 
 def _ended(query: Query, one: Transaction, *, commits: bool) -> str:
-    """The name of the broker's error, or an empty text."""
+    """End a transaction; return the name of the broker's error, or an empty string."""
     with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:
         error = admin.end_transactions([_prepared(one)], commits=commits).failures.get(_prepared(one))
     if error is None:
@@ -194,7 +194,7 @@ def _ended(query: Query, one: Transaction, *, commits: bool) -> str:
 
 
 def test_ends_that_are_repeated(query: Query) -> None:
-    """With transaction.version 2, too (Kafka 4.1.0): only the transaction's own producer and epoch end it."""
+    """Only a transaction's own producer id and epoch can end it, also with transaction.version 2 (Kafka 4.1.0)."""
     claimed = query.claim()
     first = query.task(claimed, 0, b"a")
     assert [_ended(query, first, commits=True) for _ in range(3)] == ["", "", ""]
@@ -225,7 +225,7 @@ def test_a_topic_that_is_created_again_between_decision_and_commits(query: Query
             error = admin.create_topics([NewTopic(query.topic, 1)]).failures.get(query.topic)
             if error is None:
                 break
-            assert time.monotonic() < deadline, error  # Kafka deletes it bit by bit
+            assert time.monotonic() < deadline, error  # Kafka may still be deleting the old topic
             time.sleep(0.1)
     again = query.claim()
     assert again.begun.decided == 0
@@ -234,7 +234,7 @@ def test_a_topic_that_is_created_again_between_decision_and_commits(query: Query
 
 
 def test_a_copy_of_a_checkpoint_beside_it(query: Query, tmp_path: Path) -> None:
-    """Both have the same log, so each aborts what the other has open, and that is an error."""
+    """Both copies have the same log id: each aborts the other's open transactions, and a decision on them fails."""
     query.decide(query.claim(), 0)
     shutil.copytree(tmp_path / "klog_sink", tmp_path / "copy" / "klog_sink")
     claimed = query.claim()
@@ -259,7 +259,7 @@ def test_a_micro_batch_that_spark_gives_up(query: Query) -> None:
     claimed = query.claim()
     task = query.task(claimed, 0, b"decided")
     query.append_decision(claimed, task)
-    query.settle(claimed)  # commits what is decided
+    query.settle(claimed)  # commits decided transactions
     assert query.state(task) in ("PrepareCommit", "CompleteCommit")
     query.read_until("decided")
 
@@ -311,12 +311,12 @@ def test_transactions_that_time_out_after_the_decision(query: Query, tmp_path: P
     late = query.task(claimed, 1, b"late")
     query.append_decision(claimed, in_time, late)
     _wait_for_abort(query, late)
-    for _ in range(2):  # until someone has decided what to do
+    for _ in range(2):  # the error stays until the log is emptied
         with pytest.raises(DecidedButAborted, match=r"micro-batch 0: the rows of task 1 are not written.*klog_sink"):
             query.claim()
     assert query.state(in_time) in ("PrepareCommit", "CompleteCommit")
     query.settings |= {"transaction.timeout.ms": "60000"}
-    for path in (tmp_path / "klog_sink").glob("[0-9]*"):  # as the error says
+    for path in (tmp_path / "klog_sink").glob("[0-9]*"):  # the error advises this
         path.unlink()
     claimed = query.claim()
     assert claimed.begun.decided == -1

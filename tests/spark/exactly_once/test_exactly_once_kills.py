@@ -1,6 +1,6 @@
-"""Programs and brokers that are killed at any moment: a read_committed consumer finds each row once.
+"""Kill programs and brokers at any moment: a read_committed consumer must find each row once.
 
-SPARK_KLOG_KILLS says how many kills are made (2), SPARK_KLOG_SEED which ones.
+SPARK_KLOG_KILLS is the number of kills (default 2), SPARK_KLOG_SEED the random seed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tests.spark.support import Sent, create_topic, produce
 from tests.support.kafka import Kafka
 from tests.support.transactional.readers import by_confluent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its deadline
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its own deadline
 
 KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
 PARTITIONS = 3
 RECORDS_A_BATCH = 30
-#: More than are copied between the kills.
+#: More records than the program copies between the kills.
 RECORDS = 3000 * KILLS
 _PROGRAM = Path(__file__).with_name("copy_program.py")
 _SECONDS = 600.0
-#: A killed worker may end its run, and so the next one.
+#: Runs to start until one is alive at the chosen moment: a killed worker may end its run.
 _STARTS = 5
 _BROKER = "broker"
 
 
 def _workers(tree: list[psutil.Process]) -> list[psutil.Process]:
-    """Those that pyspark.daemon has forked: tasks, and the driver's steps of the sink."""
+    """The processes that pyspark.daemon forked: tasks, and the sink's steps on the driver."""
     return [child for daemon in named(tree, "pyspark.daemon") for child in _children(daemon)]
 
 
@@ -50,7 +50,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-#: Those first that a short test kills: the broker's end takes no JVM with it.
+#: In the order of the kills: a short test makes only the first ones. Killing the broker does not end the JVM.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     _BROKER: lambda tree: [],
     "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
@@ -101,7 +101,7 @@ def brokers(request: pytest.FixtureRequest, server_dir: Path) -> Iterator[Broker
 
 
 class Copy:
-    """The program, and its checkpoint."""
+    """The copy program and its checkpoint."""
 
     def __init__(self, servers: str, topic: str, folder: Path, chance: random.Random) -> None:
         self._settings = {"servers": servers, "from": f"{topic}-from", "to": topic}
@@ -122,12 +122,12 @@ class Copy:
         return Running([sys.executable, str(_PROGRAM), json.dumps(given)], self._folder, self.runs)
 
     def begun(self) -> int:
-        """The last micro-batch that has begun, -1 before there is one."""
+        """The number of the last micro-batch that has begun, or -1."""
         names = [path.name for path in (self._checkpoint / "offsets").glob("[0-9]*")]
         return max((int(name) for name in names if name.isdecimal()), default=-1)
 
     def at_a_moment(self, running: Running) -> Running:
-        """Wait until some time after some more micro-batches have begun; if the run ends, start another one."""
+        """Wait until 1 to 3 more micro-batches have begun, and up to 1 s longer; start another run if this one ends."""
         for _ in range(_STARTS):
             wanted = self.begun() + self._chance.randint(1, 3)
             _wait(lambda: running.ended or self.begun() >= wanted, f"micro-batch {wanted}")  # noqa: B023 - called here
@@ -182,7 +182,7 @@ def test_every_row_once(brokers: Brokers, topic: str, server_dir: Path) -> None:
     wanted = Counter(str(n) for n in range(RECORDS))
     deadline = time.monotonic() + 30
     while (found := _read(brokers.servers, topic)) != wanted and time.monotonic() < deadline:
-        time.sleep(0.5)  # coordinators answer before the markers are written
+        time.sleep(0.5)  # coordinators answer EndTxn before they write the markers
     assert sorted((found - wanted).items())[:10] == []
     assert sorted((wanted - found).items())[:10] == []
     print(f"killed {dict(killed)} in {copy.runs} runs, after {copy.begun()} micro-batches, {len(seen)} rows")  # noqa: T201

@@ -1,4 +1,4 @@
-"""Every row once or an error that says which are lost: over all interleavings, and planted faults are found.
+"""All interleavings write each row once or report the lost ones; and the model finds planted faults.
 
 `SPARK_KLOG_EXACTLY_ONCE=full` (make soak) searches with more restarts, copies and timeouts.
 """

@@ -1,4 +1,4 @@
-"""At Kafka with ACLs an exactly-once query needs the rules of docs/recipes/exactly-once.md, for its prefix of ids."""
+"""The ACLs of docs/recipes/exactly-once.md suffice at Kafka, and only for their prefix of transactional ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes that can't be exactly once are refused by name, before anything is asked of brokers or written."""
+"""Writes that can't be exactly once fail with the reason, before any request to a broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_klog.spark.source import KlogDataSource
 from tests.spark.support import error_of
 
 SCHEMA = StructType([StructField("value", StringType())])
-#: Nobody listens there.
+#: No broker listens at this address.
 OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "deliveryGuarantee": "exactly-once"}
 _SECONDS = 300
 
@@ -40,19 +40,19 @@ def test_stores(location: str) -> None:
 
 
 def refusal(spark: SparkSession, location: str) -> str:
-    """The error of a stream with a checkpoint that Spark takes."""
+    """The error of a stream with a checkpoint location that Spark accepts."""
     rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
     query = rows.writeStream.format("klog").options(**OPTIONS).option("checkpointLocation", location).start()
     return config_error(error_of(lambda: query.awaitTermination(_SECONDS)))
 
 
 def config_error(text: str) -> str:
-    """The line of our error: it is not hidden in one of pickling."""
+    """The line of our `ConfigError`; fails if Spark shows an error of pickling instead."""
     return text.split("\nspark_klog.errors.ConfigError: ")[1].splitlines()[0]
 
 
 def test_streams_with_checkpoints_elsewhere(spark: SparkSession, tmp_path: Path) -> None:
-    """A view of a folder is a file system of its own to Spark; with it as the default one a path misleads."""
+    """A viewfs mount is not a local folder; if viewfs is Spark's default file system, a plain path is not either."""
     mounted, there = tmp_path / "mounted", tmp_path / "there"
     (mounted / "b").mkdir(parents=True)
     spark.conf.set(f"fs.viewfs.mounttable.klog.link.{mounted}", f"file://{there}")
@@ -76,7 +76,7 @@ def test_batch_writes(spark: SparkSession) -> None:
 
 
 def test_a_micro_batch_that_does_not_follow_the_last_decision() -> None:
-    """An empty klog_sink helps a query that has written at-least-once; beside another run it would double rows."""
+    """Emptying klog_sink is right after at-least-once writes; beside another run it would duplicate rows."""
     behind, ahead = str(CheckpointMismatch(3, 10)), str(CheckpointMismatch(12, 10))
     assert "Stop one of two runs, and start this one again if it is the other. Only if there was no other," in behind
     assert "the rows of micro-batches 3 to 10 are there already, and are written again" in behind

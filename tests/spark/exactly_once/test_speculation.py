@@ -1,7 +1,7 @@
 """Exactly once with speculation: in each micro-batch two attempts of a task write all of its rows.
 
-Part of make soak (SPARK_KLOG_EXACTLY_ONCE=full): three JVMs. Spark starts no copy on the host of the first attempt, and
-the executors of local-cluster are on one; those of a standalone master's workers on two loopback addresses are not.
+Part of make soak (SPARK_KLOG_EXACTLY_ONCE=full). Spark starts no copy on the host of the first attempt, and the
+executors of local-cluster share one host. So a standalone master has workers on two loopback addresses: three JVMs.
 """
 
 from __future__ import annotations

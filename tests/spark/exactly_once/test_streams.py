@@ -1,4 +1,4 @@
-"""Exactly-once streams, topic to Spark to topic, read by librdkafka with read_committed; and what is refused."""
+"""Exactly-once streams from topic to topic, read by librdkafka with read_committed; and refused queries."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(
     rows: str = "10",
     **more: str,
 ) -> StreamingQuery:
-    """Copy TOPIC-from to the topic, or to another one, ten records a micro-batch, or `rows`."""
+    """Start a query that copies TOPIC-from to the topic, or to `to`, with `rows` records per micro-batch."""
     stream = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers)
     stream = stream.option("subscribe", f"{topic}-from").option("startingOffsets", "earliest")
     writer = stream.option("maxOffsetsPerTrigger", rows).load().select("key", "value").writeStream.format("klog")
@@ -64,14 +64,14 @@ def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str,
     copy(spark, servers, topic, f"file://{tmp_path}/checkpoint", **prefix)
     assert read(servers, topic) == read(servers, topic, committed=False) == once(60)
     names = [path.name for path in (tmp_path / "checkpoint" / "klog_sink").glob("[0-9]*")]
-    assert len(names) <= 5  # a decision, its end, and the next
+    assert len(names) <= 5  # the decision before the last, and all entries after it
     last = json.loads(
         max((tmp_path / "checkpoint" / "klog_sink").glob("[0-9]*"), key=lambda path: int(path.name)).read_text()
     )
     with Admin({"bootstrap.servers": servers}) as admin:
         ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(f"team-a.{last['log']}-")]
     assert {one.state for one in ids} == {"CompleteCommit"}
-    assert len(ids) <= 2 * PARTITIONS + 2  # of 18 tasks: workers use their ids again
+    assert len(ids) <= 2 * PARTITIONS + 2  # 18 tasks: workers reuse their ids
 
 
 def forget_last(checkpoint: Path, *folders: str) -> int:
@@ -84,16 +84,16 @@ def forget_last(checkpoint: Path, *folders: str) -> int:
 
 
 def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """Spark repeats the micro-batch: its tasks write nothing. Micro-batches before it are refused."""
+    """Spark repeats the micro-batch, and its tasks write nothing. The sink refuses earlier micro-batches."""
     prepare(servers, topic, 20)
     copy(spark, servers, topic, tmp_path)
     assert read(servers, topic) == once(20)
-    forget_last(tmp_path, "commits")  # as if the run had ended just before
+    forget_last(tmp_path, "commits")  # as if the run had ended before Spark's commit
     fill(servers, topic, 20, 30)
     copy(spark, servers, topic, tmp_path)
     assert read(servers, topic) == read(servers, topic, committed=False) == once(30)
 
-    for folder in ("commits", "offsets"):  # a checkpoint that went back
+    for folder in ("commits", "offsets"):  # an older checkpoint: only micro-batch 0 is left
         for path in (tmp_path / folder).iterdir():
             if path.name.strip(".").split(".")[0] != "0":
                 path.unlink()
@@ -107,11 +107,11 @@ def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, 
 def test_a_checkpoint_that_went_back_by_a_micro_batch(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
-    """A power failure, or who repairs a checkpoint, takes the newest file of `offsets`: Spark plans more rows."""
+    """If the newest file of `offsets` is lost (power failure, repair), Spark plans the micro-batch with more rows."""
     prepare(servers, topic, 20)
     copy(spark, servers, topic, tmp_path)
     last = forget_last(tmp_path, "offsets", "commits")
-    copy(spark, servers, topic, tmp_path)  # the same rows, which are there
+    copy(spark, servers, topic, tmp_path)  # plans the same rows, which are written already
     assert read(servers, topic) == once(20)
     assert forget_last(tmp_path, "offsets", "commits") == last
     fill(servers, topic, 20, 26)
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: st
 
 
 def test_a_checkpoint_that_is_deleted(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """A new query: nothing tells it from a first one."""
+    """Without its checkpoint the query counts as a new one and writes all rows again."""
     prepare(servers, topic, 10)
     for runs in (1, 2):
         copy(spark, servers, topic, tmp_path / "checkpoint")

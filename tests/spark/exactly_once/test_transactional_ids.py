@@ -1,4 +1,4 @@
-"""Transactional ids of a worker: used again, but not within the micro-batch that they were used in."""
+"""A worker reuses its transactional ids, but not within the same micro-batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ids_of_claims(cluster: EmbeddedCluster, topic: str, cache: ProducerCach
         for claim in (3, 6, 9):
             found = [task(cache, servers, topic, claim, f"{claim} {n}") for n in range(TASKS)]
             names.append({one.transactional_id for one in found})
-            admin.end_transactions(found, commits=True).check()  # also of producers that are closed
+            admin.end_transactions(found, commits=True).check()  # also those of closed producers
         assert names == [names[0]] * 3
         assert len(names[0]) == TASKS
         with pytest.raises(EOFError):
