@@ -9,8 +9,8 @@ from pathlib import Path
 
 from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.producer_state import SNAPSHOT
-from spark_klog.log.recovery import DELETED
 from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.segment_files import DELETED
 
 _log = logging.getLogger(__name__)
 _RETRY_MS = 60_000

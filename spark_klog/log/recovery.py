@@ -28,11 +28,19 @@ from spark_klog.log.producer_state import SNAPSHOT, ProducerState, load_snapshot
 from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.log.segments.scan import headers
 from spark_klog.log.segments.segment import Segment
-from spark_klog.log.segments.segment_files import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, segment_name
+from spark_klog.log.segments.segment_files import (
+    CLEANED,
+    DELETED,
+    INDEX,
+    LOG,
+    SWAP,
+    TIME_INDEX,
+    TRANSACTION_INDEX,
+    segment_name,
+)
 from spark_klog.records.formats.batch_v2 import BatchHeader
 
 _log = logging.getLogger(__name__)
-CLEANED, SWAP, DELETED = ".cleaned", ".swap", ".deleted"
 
 
 class Opened(NamedTuple):

@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ from hypothesis import given, settings, strategies as st
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, OffsetOutOfRange
 from spark_klog.log.stored import files as stored_files, segment as stored_segment
 from spark_klog.log.stored.directory import Directory, StoredDirectories
-from spark_klog.log.stored.files import Entry
 from spark_klog.log.stored.listed import GONE
 from spark_klog.log.stored.partition import StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
@@ -28,52 +26,13 @@ from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
 from spark_klog.wire.checksums import crc32c
 from spark_klog.wire.codecs import codec_by_name
+from tests.log.memory_files import MemoryFiles
 from tests.support.batches import make_batch, read_records, walk
+from tests.support.log_07 import GZIP, message as message_07
 
 GOLDEN = Path(__file__).parent.parent / "data"
 NOW = 1_700_000_000_000
 FOLDER = "logs/t-0"
-
-
-class MemoryFiles:
-    """Files by path, in place of a file system; an open file keeps its content."""
-
-    def __init__(self, files: dict[str, bytes] | None = None) -> None:
-        self.files = dict(files or {})
-        self.opened: list[str] = []
-        self.read_bytes = 0
-
-    @classmethod
-    def of(cls, folder: Path) -> MemoryFiles:
-        return cls({str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()})
-
-    def entries(self, folder: str) -> list[Entry]:
-        prefix = f"{folder.rstrip('/')}/"
-        inside = [(path.removeprefix(prefix), data) for path, data in self.files.items() if path.startswith(prefix)]
-        if not inside:
-            raise FileNotFoundError(folder)
-        found = {name.split("/")[0]: Entry(name.split("/")[0], 0, True) for name, _ in inside if "/" in name}
-        return [*found.values(), *(Entry(name, len(data), False) for name, data in inside if "/" not in name)]
-
-    def open(self, path: str) -> Any:
-        if path not in self.files:
-            raise FileNotFoundError(path)
-        self.opened.append(path)
-        data, files = self.files[path], self
-
-        class Open:
-            size = len(data)
-
-            def read(self, position: int, size: int) -> bytes:
-                assert position >= 0
-                assert size >= 0
-                files.read_bytes += size
-                return data[position : position + size]
-
-            def close(self) -> None:
-                pass
-
-        return Open()
 
 
 def small_blocks() -> Any:
@@ -178,7 +137,7 @@ def logs(draw: st.DrawFn) -> Log:
             if damaged is not None:
                 log.files[stem + suffix] = damaged
         if draw(st.booleans()):
-            log.files[f"{stem}.log.deleted"] = log.files[f"{base:020d}.swap"] = b"not looked at"
+            log.files[f"{stem}.log.deleted"] = log.files[f"{stem}.log.swap"] = b"not looked at"
     tail = draw(st.sampled_from(["", "partial", "header", "zeros"]))
     if tail:
         following = batch_bytes("v2-none", [Record(log.end, NOW, 0, b"k", b"v" * 50, ())])
@@ -634,11 +593,6 @@ def test_a_damaged_transaction_index(size: int) -> None:
 # ----- Kafka 0.7
 
 
-def message_07(payload: bytes, codec: int = 0) -> bytes:
-    content = bytes([1, codec]) + struct.pack(">I", zlib.crc32(payload)) + payload
-    return struct.pack(">i", len(content)) + content
-
-
 class Old(NamedTuple):
     files: MemoryFiles
     records: list[tuple[int, bytes | None]]
@@ -654,7 +608,7 @@ def old_log(base: int = 0) -> Old:
             values = [b"%d-%d-%d" % (number, index, inner) for inner in range(3 if index % 5 == 0 else 1)]
             message = message_07(values[0])
             if len(values) > 1:
-                message = message_07(gzip.compress(b"".join(map(message_07, values))), 1)
+                message = message_07(gzip.compress(b"".join(map(message_07, values))), attributes=GZIP)
             records += [(offset, value) for value in values]
             content += message
             offset += len(message)

@@ -30,9 +30,9 @@ from spark_klog.log.compaction.plan import (
 from spark_klog.log.files.file_system import File, FileInfo, write_all
 from spark_klog.log.flushing import Flush
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.recovery import CLEANED, SWAP
 from spark_klog.log.segments.scan import IndexEntries, headers, index_entries
 from spark_klog.log.segments.segment import Segment
+from spark_klog.log.segments.segment_files import CLEANED, SWAP
 from spark_klog.log.segments.transaction_index import AbortedTransaction, encode_transaction_index
 from spark_klog.records.formats.batch import Header
 

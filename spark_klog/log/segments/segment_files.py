@@ -22,6 +22,8 @@ from spark_klog.log.segments.index_memory import IndexMemory
 from spark_klog.log.segments.transaction_index import TransactionIndex
 
 LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX = ".log", ".index", ".timeindex", ".txnindex"
+#: Appended to names while segments are replaced or deleted, see recovery.py.
+CLEANED, SWAP, DELETED = ".cleaned", ".swap", ".deleted"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@
     OFFSET.txnindex                 aborted transactions that end in the segment, see transaction_index.py
     OFFSET.snapshot                 see producer_state.py
 
-Other files are ignored: *.deleted no longer belong to the log, *.cleaned and *.swap not yet.
+    OFFSET.log.swap (and indexes)   a compacted segment; it replaces those within its offsets, see recovery.py
+
+Other files are ignored: *.deleted no longer belong to the log, *.cleaned not yet.
 
 The log ends with its last complete batch; the files do not tell whether it was replicated. For read_committed it ends
 before the first open transaction. Open transactions are found by a walk over headers from the newest valid producer
@@ -20,9 +22,9 @@ from typing import NamedTuple, TypeVar
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
-from spark_klog.log.segments.segment_files import LOG
+from spark_klog.log.segments.segment_files import CLEANED, DELETED, LOG, SWAP
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.log.stored.files import LogFiles, read_whole
+from spark_klog.log.stored.files import Entry, LogFiles, read_whole
 from spark_klog.log.stored.listed import GONE, ListedPartition
 from spark_klog.log.stored.segment import Block, StoredSegment, Tail
 from spark_klog.records.formats.batch_v2 import BatchHeader
@@ -71,18 +73,42 @@ class StoredPartition(ListedPartition):
 
     def _list(self) -> None:
         names: dict[str, dict[str, int]] = {}
-        for name, size, is_folder in self._files.entries(self._folder):
-            stem, dot, suffix = name.rpartition(".")
+        swaps: dict[str, dict[str, int]] = {}
+        for name, size, is_folder in self._entries():
+            stem, dot, suffix = name.removesuffix(SWAP).rpartition(".")
             if not is_folder and stem.isdecimal():
-                names.setdefault(stem, {})[dot + suffix] = size
+                (swaps if name.endswith(SWAP) else names).setdefault(stem, {})[dot + suffix] = size
         stems = sorted(names, key=int)
-        self._segments = [
+        segments = [
             StoredSegment(self._files, self._folder, stem, names[stem]) for stem in stems if LOG in names[stem]
         ]
+        for stem in swaps:
+            if LOG in swaps[stem]:
+                compacted = StoredSegment(self._files, self._folder, stem, swaps[stem], SWAP)
+                try:
+                    last = compacted.last_offset()
+                except FileNotFoundError:  # the swap is complete by now
+                    self._list()
+                    return
+                first = compacted.base_offset
+                segments = [segment for segment in segments if not first <= segment.base_offset <= last]
+                segments.append(compacted)
+        self._segments = sorted(segments, key=lambda segment: segment.base_offset)
         self._bases = [segment.base_offset for segment in self._segments]
         self._snapshots = [stem for stem in stems if SNAPSHOT in names[stem]]
         self._tail: Tail | None = None
         self._stable: int | None = None
+
+    def _entries(self) -> list[Entry]:
+        """List the folder. During a compaction list it until nothing has changed: a listing may miss renamed files."""
+        found = self._files.entries(self._folder)
+        for _ in range(_LISTINGS):
+            if not any(entry.name.endswith((CLEANED, SWAP, DELETED)) for entry in found):
+                break
+            before, found = found, self._files.entries(self._folder)
+            if {entry.name for entry in before} == {entry.name for entry in found}:
+                break
+        return found
 
     def _again(self, ask: Callable[[], T]) -> T:
         """Call `ask`; list the folder again if retention or compaction has removed a file since the listing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple
 
@@ -57,14 +58,14 @@ class Tail(NamedTuple):
 
 
 class StoredSegment:
-    """The files `folder`/`stem` with suffixes; `sizes` maps suffixes to bytes."""
+    """The files `folder`/`stem` with suffixes; `sizes` maps suffixes to bytes. `end` is what all names end with."""
 
-    def __init__(self, files: LogFiles, folder: str, stem: str, sizes: Mapping[str, int]) -> None:
+    def __init__(self, files: LogFiles, folder: str, stem: str, sizes: Mapping[str, int], end: str = "") -> None:
         self.base_offset = int(stem)
-        self.path = f"{folder}/{stem}{LOG}"
         self.size = sizes[LOG]
         self._files = files
-        self._prefix = f"{folder}/{stem}"
+        self._paths = {suffix: f"{folder}/{stem}{suffix}{end}" for suffix in sizes}
+        self.path = self._paths[LOG]
         self._sizes = sizes
 
     # ----- indexes
@@ -73,7 +74,7 @@ class StoredSegment:
         if self._sizes.get(suffix, 0) < entry.size:
             return None
         try:
-            with opened(self._files, self._prefix + suffix) as file:
+            with opened(self._files, self._paths[suffix]) as file:
                 return index_floor(file, entry, field, value)
         except FileNotFoundError:
             return None  # if the whole segment is gone, opening its log fails
@@ -101,10 +102,18 @@ class StoredSegment:
         """The entries of the transaction index; `DecodeError` if it is damaged."""
         if not self._sizes.get(TRANSACTION_INDEX):
             return []
-        path = self._prefix + TRANSACTION_INDEX
+        path = self._paths[TRANSACTION_INDEX]
         return parse_transaction_index(read_whole(self._files, path), path)
 
     # ----- positions
+
+    def last_offset(self) -> int:
+        """The last offset of the batches before any damage; the base offset if there are none."""
+        last = self.base_offset
+        with opened(self._files, self.path) as file, suppress(DecodeError):
+            for _, header in headers(file):
+                last = header.last_offset
+        return last
 
     def _start(self, file: OpenFile, offset: int) -> int:
         """The position of a batch that starts at or before `offset`."""
