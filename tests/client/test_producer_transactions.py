@@ -108,7 +108,9 @@ def test_all_or_nothing(servers: str, topic: str) -> None:
     assert committed(servers, topic) == expected  # close has aborted the open transaction
 
 
-def test_another_producer_fences(servers: str, topic: str) -> None:
+@pytest.mark.parametrize("is_known", [False, True], ids=["found by the commit", "known before"])
+def test_another_producer_fences(servers: str, topic: str, is_known: bool) -> None:
+    """The commit raises the record's error, whether or not the producer's thread has met it before."""
     make_topic(servers, topic, PARTITIONS)
     first = connect(servers, topic)
     first.init_transactions()
@@ -119,7 +121,12 @@ def test_another_producer_fences(servers: str, topic: str) -> None:
         second.init_transactions()
         second.begin_transaction()
         send(second, topic, b"second", b"second too")
-        send(first, topic, b"late")
+        late = first.send(topic, b"late")
+        if is_known:
+            with pytest.raises((ProducerFenced, ProtocolError)):
+                late.result(_SECONDS)
+            with pytest.raises((ProducerFenced, ProtocolError)):
+                first.send_offsets_to_transaction({(topic, 0): 1}, "g")
         with pytest.raises((ProducerFenced, ProtocolError)):
             first.commit_transaction()
         with pytest.raises(KlogError):

@@ -35,6 +35,13 @@ class TransactionCalls:
             raise ConfigError(f"{self._cluster.config.named('transactional.id')} is not set: it names the transactions")
         return self._transactions
 
+    def _in_transaction(self, call: str) -> Transactions:
+        """The transactions, of which one is open; raises the error of an earlier record first, as `send` does."""
+        transactions = self._transactional(call)
+        self._sender.check()
+        transactions.check_open(call)
+        return transactions
+
     def init_transactions(self) -> None:
         """Fence other producers with this transactional.id and abort their transactions.
 
@@ -63,7 +70,7 @@ class TransactionCalls:
         """
         found = GroupMetadata(group) if isinstance(group, str) else group
         with self._turns:
-            transactions = self._transactional("send_offsets_to_transaction")
+            transactions = self._in_transaction("send_offsets_to_transaction")
             transactions.send_offsets(offsets, found.group, found.generation, found.member, found.instance)
 
     def commit_transaction(self) -> None:
@@ -72,7 +79,7 @@ class TransactionCalls:
             with self._turns:
                 transactions = self._transactional("commit_transaction")
                 if not transactions.is_ending:
-                    transactions.check_open("commit_transaction")
+                    self._in_transaction("commit_transaction")
                     self._flush()
                 transactions.commit()
         finally:
@@ -87,8 +94,7 @@ class TransactionCalls:
         """
         try:
             with self._turns:
-                transactions = self._transactional("prepare_transaction")
-                transactions.check_open("prepare_transaction")
+                transactions = self._in_transaction("prepare_transaction")
                 self._flush()
                 return transactions.prepare()
         finally:
