@@ -178,18 +178,41 @@ def test_produce_lines(servers: str, topic: str) -> None:
     ]
 
 
+def _partitions_by_librdkafka(servers: str, topic: str, partitioner: str) -> dict[int, int]:
+    """The partition, of two, that librdkafka chooses for each key from 0 to 49,999."""
+    make_topic(servers, topic, 2)
+    found: dict[int, int] = {}
+
+    def note(error: object, message: confluent_kafka.Message) -> None:
+        assert error is None
+        found[int(message.key() or b"")] = message.partition() or 0
+
+    settings = {"queue.buffering.max.messages": 100_000, "partitioner": partitioner, "log_level": 0}
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, **settings})
+    for number in range(50_000):
+        producer.produce(topic, None, b"%d" % number, on_delivery=note)
+    assert producer.flush(60) == 0
+    return found
+
+
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_produce_many_lines(servers: str, tmp_path: Path, codec: str) -> None:
     topic = f"many-{codec}"
     make_topic(servers, topic, 2)
     file = tmp_path / "lines"
     file.write_bytes(b"".join(b"%d=%d\n" % (number, number * number) for number in range(50_000)))
-    klog("produce", servers, topic, "-l", str(file), "-K", "=", "-z", codec)
+    # the default is that of Java's clients; librdkafka has another one
+    partitioner, option = (
+        ("murmur2_random", []) if codec == "none" else ("consistent_random", ["-X", "partitioner=consistent_random"])
+    )
+    klog("produce", servers, topic, "-l", str(file), "-K", "=", "-z", codec, *option)
     found = read(servers, topic)
     assert sorted(int(key) for _, key, _, _ in found) == list(range(50_000))
     for partition in (0, 1):  # each partition is in order
         keys = [int(key) for number, key, _, _ in found if number == partition]
         assert keys == sorted(keys)
+    expected = _partitions_by_librdkafka(servers, f"{topic}-theirs", partitioner)
+    assert {int(key): number for number, key, _, _ in found} == expected
     assert all(int(value) == int(key) ** 2 for _, key, value, _ in found)
 
 
