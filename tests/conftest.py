@@ -18,7 +18,7 @@ from _pytest.terminal import TerminalReporter
 from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.maven import RegistryUnreachable
+from tests.support.registries import RegistryUnreachable
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.spark_home import make_spark_home
 from tests.support.wheel import wheel_of_run

@@ -214,11 +214,11 @@ def test_bent_requests_harm_nobody(broker: KlogBroker) -> None:
                 count += len(frames)
                 log = broker.log.read_text()
                 if "Traceback" in log or "a request failed" in log:
-                    trace = log[log.index("Traceback") :][:3000]
+                    trace = log[max(0, log.find("Traceback")) :][:3000]
                     pytest.fail(f"{api.name}: {[frame.hex() for frame in frames]}\n{trace}")
     assert neighbour.error is None
     assert neighbour.asked > 10
-    assert neighbour.slowest < 5
+    assert neighbour.slowest * 1000 < ANSWER_MS
     assert count >= 20 * len(served)
     assert broker.rss_bytes() - before < MORE_MEMORY
 

@@ -20,7 +20,7 @@ from kafka.record import default_records
 from spark_klog.client.producer import Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.tools import ToolFailed, kcat
-from tests.support.trees import wait_until
+from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NOW = 1_700_000_000_000

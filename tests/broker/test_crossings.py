@@ -52,10 +52,10 @@ from tests.support.loop_broker import (
     running,
     send,
     synced_in_threads,
-    until,
 )
 from tests.support.producer_batches import batch, marker
 from tests.support.raw_client import error_codes
+from tests.support.waiting import until
 
 #: ms; never too old for retention.
 _FAR = 4_000_000_000_000

@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from tests.support.broker import KlogBroker
 from tests.support.kafka_python_wire import KafkaPythonWire, Message, encode, make_records, read_records
-from tests.support.tools import program
+from tests.support.registries import program
 
 NOW = 1_700_000_000_000
 NONE, OUT_OF_RANGE, CORRUPT, UNKNOWN_PARTITION, TOO_LARGE, INVALID_ACKS, INVALID_RECORD = 0, 1, 2, 3, 10, 21, 87

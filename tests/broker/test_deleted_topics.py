@@ -24,8 +24,8 @@ from tests.support.loop_broker import (
     new_producer,
     offsets_of,
     running,
-    until,
 )
+from tests.support.waiting import until
 
 
 def _check_offsets(broker: Broker, wanted: dict[str, int]) -> None:

@@ -20,7 +20,8 @@ from spark_klog.directories import paths
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import PartitionLog
-from tests.support.loop_broker import append_value, client_request, commit, offsets_of, running_as, until
+from tests.support.loop_broker import append_value, client_request, commit, offsets_of, running_as
+from tests.support.waiting import until
 
 REQUEST = client_request(5)
 NODE, REQUESTED = "/brokers/topics/t", "/admin/delete_topics/t"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 import mmap
 import os
 import struct
@@ -48,8 +47,8 @@ from tests.support.loop_broker import (
     running,
     send,
     synced_in_threads,
-    until,
 )
+from tests.support.waiting import until
 
 
 def noted_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, note: Callable[..., object]) -> list[Any]:
@@ -174,13 +173,11 @@ def test_a_log_with_trouble_does_not_end_the_care_of_the_others(
     assert "bad-0: housekeeping failed" in caplog.text
     assert "bad-0 can't be closed" in caplog.text
     assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()
-    caplog.clear()
 
     async def next_life() -> None:
         async with running(tmp_path) as broker:
             assert [broker.logs.logs[topic, 0].end_offset for topic in ("a", "bad", "c")] == [10, 5, 10]
 
-    caplog.set_level(logging.INFO)
     asyncio.run(next_life())
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.directories.paths import Endpoint
 from tests.support.batches import make_batch
+from tests.support.waiting import until
 
 #: ApiVersions version 0, correlation id 1, no client id.
 API_VERSIONS = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
@@ -33,13 +33,6 @@ def without_collections() -> Iterator[None]:
     yield
     gc.enable()
     gc.unfreeze()
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.001)
 
 
 def started_broker(tmp_path: Path) -> Broker:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.commits import commit_offsets
 from tests.support.raw_client import CLIENT_ID, RawClient
+from tests.support.waiting import wait_until
 
 PLACE = ("t", 0)
 NOW = 1_700_000_000_000
@@ -58,13 +59,6 @@ def test_a_member_of_an_unknown_group_is_told_so(broker: KlogBroker, version: in
     with RawClient(broker.port) as client:
         answer = client.request(JOIN_GROUP, version, _join(version, "member-of-before"))
     assert (answer["error_code"], answer["member_id"]) == (ErrorCode.UNKNOWN_MEMBER_ID, "member-of-before")
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _members(broker: KlogBroker) -> list[str]:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tests.support.broker import KlogBroker
 from tests.support.commits import commit_offsets
 from tests.support.dump import dump_files
 from tests.support.kafka import Kafka, Version
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.peer
 
@@ -220,13 +221,6 @@ def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
         assigned = found.assignment.topic_partitions
         assert sorted((place.topic, place.partition) for place in assigned) == [("t", number) for number in range(3)]
     member.close()
-
-
-def wait_until(is_so: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 @both

@@ -20,7 +20,8 @@ from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from tests.support.commits import commit_offsets
-from tests.support.loop_broker import client_request, new_producer, running, until
+from tests.support.loop_broker import client_request, new_producer, running
+from tests.support.waiting import until
 
 #: Enough records that the broker reads them in a thread.
 _MANY = 600

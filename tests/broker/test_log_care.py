@@ -6,8 +6,6 @@ import json
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from tests.support.dump import dump_files
 from tests.support.kafka import Kafka
 from tests.support.tools import kcat
 from tests.support.topics import learn_topic
+from tests.support.waiting import wait_until
 
 Line = tuple[int, str, "str | None"]
 QUICK = {
@@ -64,13 +63,6 @@ def consume(servers: str, topic: str) -> list[Line]:
     )
     lines = [json.loads(line) for line in output.splitlines()]
     return [(line["offset"], line["key"], line["payload"]) for line in lines]
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def is_clean(folder: Path) -> bool:

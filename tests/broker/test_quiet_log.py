@@ -9,12 +9,9 @@ import re
 import socket
 import ssl
 import struct
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,8 +23,6 @@ from spark_klog.broker.network.acceptor import Acceptor
 from spark_klog.broker.network.server import Server
 from spark_klog.broker.network.watchdog import watch
 from spark_klog.broker.security.config import PLAINTEXT, Listener
-from spark_klog.broker.settings.config import BrokerConfig
-from spark_klog.directories.paths import Endpoint
 from spark_klog.errors import LogRetired
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
@@ -35,22 +30,12 @@ from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch
 from tests.support.certificates import make_certificates
+from tests.support.loop_broker import running
+from tests.support.waiting import until
 
 _HOST = "127.0.0.1"
 _AT_ONCE_RESET = struct.pack("ii", 1, 0)
 _INDEXED = LogConfig(index_interval_bytes=1)
-
-
-@asynccontextmanager
-async def running(tmp_path: Path, **settings: Any) -> AsyncIterator[Broker]:
-    broker = Broker(replace(BrokerConfig(_HOST, 1000, tmp_path / "data"), **settings))
-    try:
-        broker.start([Endpoint("PLAINTEXT", "PLAINTEXT", _HOST, 1000)])
-        broker.follower.watch()
-        yield broker
-        await broker.changes_ended()
-    finally:
-        broker.close()
 
 
 @asynccontextmanager
@@ -62,13 +47,6 @@ async def listening(broker: Broker, tls: ssl.SSLContext | None = None) -> AsyncI
         acceptor = Acceptor(server, Listener("L", "SSL" if tls else PLAINTEXT, _HOST, port), opened, tls)
         yield server, port
         acceptor.close()
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.001)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

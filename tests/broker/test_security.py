@@ -38,13 +38,8 @@ MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 WAYS = [
     ("PLAINTEXT", None),
     ("SSL", None),
-    *(
-        (protocol, name)
-        for protocol in ("SASL_PLAINTEXT", "SASL_SSL")
-        for name in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-    ),
+    *((protocol, name) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for name in MECHANISMS),
 ]
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 QUICK = ("-X", "topic.metadata.propagation.max.ms=500", "-X", "message.timeout.ms=5000")
 
 

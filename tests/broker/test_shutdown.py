@@ -7,7 +7,6 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from tests.support.kafka import HOST, free_port
 from tests.support.raw_client import RawClient
 from tests.support.secure_broker import SecureBroker
 from tests.support.tools import kcat
+from tests.support.waiting import wait_until
 
 #: Longer than a stop waits for requests under way (5 s), shorter than a fetch or a member waits.
 _SECONDS = 20.0
@@ -33,13 +33,6 @@ def wait_request(offset: int) -> bytes:
     partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1000}
     message = {"max_wait_ms": 30_000, "min_bytes": 1, "topics": [{"topic": "t", "partitions": [partition]}]}
     return encode_request(FETCH, 4, 7, "waits", message).to_bytes()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def state_of_group(client: RawClient) -> str:

@@ -35,7 +35,8 @@ from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
-from tests.support.loop_broker import append_value, running_as, until
+from tests.support.loop_broker import append_value, running_as
+from tests.support.waiting import until
 
 
 def _with(name: str, value: str, before: Mapping[str, str]) -> dict[str, str]:
@@ -477,11 +478,6 @@ def test_a_log_that_can_not_be_made_is_logged_once(
 
     caplog.set_level("INFO", "spark_klog.broker")
     asyncio.run(run())
-
-
-def _delete(registry: Registry, name: str, topic_id: UUID | None = None) -> None:
-    if registry.begin_deletion(name, topic_id):
-        assert registry.deletions.finish(name)
 
 
 def test_settings_that_two_brokers_alter_one_after_the_other_are_both_kept(tmp_path: Path) -> None:

@@ -718,7 +718,7 @@ def _write_txn_markers(asked: Asked, version: int) -> None:
     (answer,) = asked.ask("WriteTxnMarkers", version, {"markers": [marker]})["markers"]
     _has(answer, producer_id=5)
     (topic,) = answer["topics"]
-    _has(topic["partitions"][0], partition_index=0)
+    _has(topic["partitions"][0], partition_index=0, error_code=NONE)
 
 
 CHECKS: dict[str, Callable[[Asked, int], None]] = {

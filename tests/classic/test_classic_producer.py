@@ -15,7 +15,7 @@ from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ConnectionFailed, ProducerClosed, QueueFull
 from tests.support.kafka import HOST, free_port
-from tests.support.shared_tree import wait_for
+from tests.support.waiting import wait_until
 
 
 def make(cluster: EmbeddedCluster, topic: str, partitions: int) -> None:
@@ -104,7 +104,7 @@ def test_async_batches_and_callbacks(cluster: EmbeddedCluster) -> None:
     with Producer({**settings, "queue.time": 600_000}, callback_handler=hooks) as producer:
         for number in range(7):
             producer.send(KeyedMessage(messages_topic, b"%d" % number))
-        wait_for(lambda: hooks.calls.count("send 3") == 2)
+        wait_until(lambda: hooks.calls.count("send 3") == 2)
         assert [value for _, _, value in read(cluster, messages_topic, 6)] == [b"%d!" % n for n in range(6)]
     assert [value for _, _, value in read(cluster, messages_topic, 8)][6:] == [b"6!", b"last"]
     assert [call for call in hooks.calls if call[0].isdigit()] == [f"{n}! True" for n in range(7)]
@@ -171,7 +171,7 @@ def test_a_broker_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
         producer.send(KeyedMessage("t", b"v"))
     with Producer({**settings, "producer.type": "async", "batch.size": 2}) as producer:
         producer.send(KeyedMessage("t", b"v"), KeyedMessage("t", b"w"))
-        wait_for(lambda: producer.failed == 2)
+        wait_until(lambda: producer.failed == 2)
     assert "2 messages are not sent (2 so far)" in caplog.text
 
 

@@ -21,7 +21,8 @@ from spark_klog.errors import (
 from tests.support.kafka import HOST, free_port
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
-from tests.support.shared_tree import create_topic, wait_for
+from tests.support.shared_tree import create_topic
+from tests.support.waiting import wait_until
 
 #: Topics of this module only, since the brokers are shared.
 _T, _SEGMENTS = "simple-consumer", "simple-consumer-segments"
@@ -43,7 +44,7 @@ def place(
     with serving(request.param, module_server_dir, shared_kafkas) as servers:
         create_topic(servers, _T, 2)
         create_topic(servers, _SEGMENTS, 1, {"segment.bytes": "2000"})
-        wait_for(lambda: _is_there(servers, _T, 1) and _is_there(servers, _SEGMENTS, 0))
+        wait_until(lambda: _is_there(servers, _T, 1) and _is_there(servers, _SEGMENTS, 0))
         producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
         for number in range(30):
             value = None if number == 7 else b"value %d" % number * 20
@@ -151,7 +152,7 @@ def test_kafka_4(shared_kafkas: SharedKafkas) -> None:
     """Kafka 4 has no Fetch before version 4 and no ListOffsets 0."""
     servers = shared_kafkas.get("4.1.0").bootstrap_servers
     create_topic(servers, _T, 1)
-    wait_for(lambda: _is_there(servers, _T, 0))
+    wait_until(lambda: _is_there(servers, _T, 0))
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
     for number in range(30):
         value = None if number == 7 else b"value %d" % number * 20
@@ -176,7 +177,7 @@ def test_markers_of_transactions_hide_no_message(place: tuple[str, str]) -> None
         return  # it has no transactions
     topic = f"{_T}-transactions"
     create_topic(servers, topic, 1)
-    wait_for(lambda: _is_there(servers, topic, 0))
+    wait_until(lambda: _is_there(servers, topic, 0))
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "log_level": 0})
     producer.init_transactions(20)
     for value in (b"small", b"x" * 300_000):
@@ -185,7 +186,7 @@ def test_markers_of_transactions_hide_no_message(place: tuple[str, str]) -> None
         producer.commit_transaction(20)
     with _consumer(servers) as consumer, _consumer(servers, buffer_size=100_000) as small:
         # Kafka writes the last marker after it has answered the commit
-        wait_for(lambda: consumer.get_offsets_before(topic, 0, LATEST_TIME) == [4])
+        wait_until(lambda: consumer.get_offsets_before(topic, 0, LATEST_TIME) == [4])
         for version in range(_LAST[kind][0] + 1):
             # the response has a marker and the beginning of the large message
             found = consumer.fetch(topic, 0, 1, 1000, version=version)
@@ -232,7 +233,7 @@ def test_records_of_transactions_by_isolation_level(place: tuple[str, str]) -> N
                 consumer.get_offsets_before(_T, 0, LATEST_TIME)
         return
     create_topic(servers, _TRANSACTIONS, 1)
-    wait_for(lambda: _is_there(servers, _TRANSACTIONS, 0))
+    wait_until(lambda: _is_there(servers, _TRANSACTIONS, 0))
     producer = Producer({"bootstrap.servers": servers, "transactional.id": _TRANSACTIONS, "log_level": 0})
     producer.init_transactions(60)
     for value, end in (

@@ -10,9 +10,10 @@ from confluent_kafka.admin import AdminClient
 
 from spark_klog.client import Admin, Committed
 from spark_klog.client.admin.groups import DEAD
-from spark_klog.errors import ErrorCode, ProtocolError, UnsupportedVersionError
-from tests.support.admins import wait_until
+from spark_klog.errors import ErrorCode, UnsupportedVersionError
+from tests.support.admins import error_code
 from tests.support.consumers import SECONDS, Server
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -40,11 +41,6 @@ def _committed(server: Server, group: str, topic: str, count: int) -> dict[int, 
     return {one.partition: one.offset for one in found if one.offset >= 0}
 
 
-def _code(result: object) -> ErrorCode:
-    assert isinstance(result, ProtocolError)
-    return result.code
-
-
 def test_a_group_with_a_member(server: Server, admin: Admin, theirs: AdminClient, group: str) -> None:
     topic = server.topic(2)
     consumer = _confluent(server, group)
@@ -65,7 +61,7 @@ def test_a_group_with_a_member(server: Server, admin: Admin, theirs: AdminClient
         listed = {one.group: one for one in admin.list_groups()}
         assert (listed[group].state, listed[group].protocol_type) == ("Stable", "consumer")
         refused = admin.alter_group_offsets(group, {(topic, 0): 3})
-        assert _code(refused[topic, 0]) == ErrorCode.UNKNOWN_MEMBER_ID
+        assert error_code(refused[topic, 0]) == ErrorCode.UNKNOWN_MEMBER_ID
         if server.is_old:
             with pytest.raises(UnsupportedVersionError, match=r"DeleteGroups.*Kafka 1\.1"):
                 admin.delete_group(group)
@@ -73,10 +69,10 @@ def test_a_group_with_a_member(server: Server, admin: Admin, theirs: AdminClient
                 admin.delete_group_offsets(group, [(topic, 0)])
             return
         deleted = admin.delete_groups([group, f"{group}-no"])
-        assert _code(deleted[group]) == ErrorCode.NON_EMPTY_GROUP
-        assert _code(deleted[f"{group}-no"]) == ErrorCode.GROUP_ID_NOT_FOUND
+        assert error_code(deleted[group]) == ErrorCode.NON_EMPTY_GROUP
+        assert error_code(deleted[f"{group}-no"]) == ErrorCode.GROUP_ID_NOT_FOUND
         kept = admin.delete_group_offsets(group, [(topic, 0)])
-        assert _code(kept[topic, 0]) == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        assert error_code(kept[topic, 0]) == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
     finally:
         consumer.close()
 
@@ -95,7 +91,7 @@ def test_offsets_of_a_group(server: Server, admin: Admin, theirs: AdminClient, g
     assert missing[topic, 0] is None
     if server.is_old:  # it does not check that the partition exists
         return
-    assert _code(missing[topic, 77]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert error_code(missing[topic, 77]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     deleted = admin.delete_group_offsets(group, [(topic, 1), (topic, 77)])
     assert deleted[topic, 1] is None
     (future,) = theirs.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()

@@ -10,15 +10,11 @@ import pytest
 from kafka.admin import KafkaAdminClient
 
 from spark_klog.client import Admin, NewTopic
-from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, UnsupportedVersionError
-from tests.support.admins import wait_until
+from spark_klog.errors import ConfigError, ErrorCode, UnsupportedVersionError
+from tests.support.admins import error_code
 from tests.support.consumers import SECONDS, Line, Server
 from tests.support.kafka import Kafka
-
-
-def _code(result: object) -> ErrorCode:
-    assert isinstance(result, ProtocolError)
-    return result.code
+from tests.support.waiting import wait_until
 
 
 def test_a_broker_alone(server: Server, admin: Admin) -> None:
@@ -32,14 +28,14 @@ def test_a_broker_alone(server: Server, admin: Admin) -> None:
     for unclean in (False, True):
         found = admin.elect_leaders([(topic, 0), (topic, 1), (f"{topic}-no", 0)], unclean=unclean)
         assert (found[topic, 0], found[topic, 1]) == (False, False)
-        assert _code(found[f"{topic}-no", 0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert error_code(found[f"{topic}-no", 0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert admin.elect_leaders() == {}
     node = admin.describe_cluster().brokers[0].node
     moved = admin.alter_partition_reassignments({(topic, 0): [node], (topic, 1): [4711], (f"{topic}-no", 0): [node]})
     assert moved[topic, 0] is None
-    assert _code(moved[topic, 1]) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
-    assert _code(moved[f"{topic}-no", 0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert _code(admin.alter_partition_reassignments({(topic, 0): None})[topic, 0]) == (
+    assert error_code(moved[topic, 1]) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert error_code(moved[f"{topic}-no", 0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert error_code(admin.alter_partition_reassignments({(topic, 0): None})[topic, 0]) == (
         ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
     )
     assert admin.list_partition_reassignments() == {}
@@ -77,7 +73,7 @@ def test_two_brokers(pair: tuple[Kafka, Kafka]) -> None:
 
         two.stop()
         wait_until(lambda: seen("t")[0] == 1)
-        assert _code(admin.elect_leaders([("t", 0)])["t", 0]) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+        assert error_code(admin.elect_leaders([("t", 0)])["t", 0]) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
         two.start()
         wait_until(lambda: seen("t") == (1, (2, 1), (1, 2)))
         assert admin.elect_leaders() == {("t", 0): True}

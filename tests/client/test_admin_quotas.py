@@ -10,9 +10,9 @@ import pytest
 from spark_klog.client import Admin, QuotaEntity
 from spark_klog.client.admin.quotas import ANY, DEFAULT
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, UnsupportedVersionError
-from tests.support.admins import wait_until
 from tests.support.consumers import Server
 from tests.support.kafka import kafka_libs
+from tests.support.waiting import wait_until
 
 ALICE, PAIR, ALL_USERS = (
     QuotaEntity(user="alice"),

@@ -10,13 +10,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from spark_klog.client import Admin, Consumer
 from spark_klog.errors import ErrorCode, ProtocolError, UnsupportedVersionError
-from tests.support.admins import wait_until
+from tests.support.admins import error_code
 from tests.support.consumers import NOW, SECONDS, Line, Server, short
-
-
-def _code(result: object) -> ErrorCode:
-    assert isinstance(result, ProtocolError)
-    return result.code
+from tests.support.waiting import wait_until
 
 
 def _their_offset(theirs: AdminClient, topic: str, spec: OffsetSpec) -> int:
@@ -51,7 +47,7 @@ def test_offsets_by_time(server: Server, admin: Admin, theirs: AdminClient) -> N
     assert found(NOW + 9000) == (None, None)
     several = admin.list_offsets({key: "latest", (topic, 1): "latest", (f"{topic}-no", 0): "latest"})
     assert {one: found.offset for one, found in several.successes.items()} == {key: 3, (topic, 1): 0}
-    assert _code(several[f"{topic}-no", 0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert error_code(several[f"{topic}-no", 0]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if server.is_old:
         with pytest.raises(UnsupportedVersionError, match=r"ListOffsets by max-timestamp needs Kafka 3\.0"):
             admin.list_offsets({key: "max-timestamp"})
@@ -70,7 +66,7 @@ def test_deleting_records(server: Server, admin: Admin, theirs: AdminClient) -> 
     assert _their_offset(theirs, topic, OffsetSpec.earliest()) == 4
     outcomes = admin.delete_records({(topic, 0): -1, (topic, 1): 5})
     assert outcomes[topic, 0] == 10
-    assert _code(outcomes[topic, 1]) == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert error_code(outcomes[topic, 1]) == ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 def test_log_directories(server: Server, admin: Admin) -> None:
@@ -82,7 +78,7 @@ def test_log_directories(server: Server, admin: Admin) -> None:
         return
     node = admin.describe_cluster().brokers[0].node
     found = admin.describe_log_dirs([node, 4711], [(topic, 0), (topic, 1)])
-    assert _code(found[4711]) == ErrorCode.BROKER_NOT_AVAILABLE
+    assert error_code(found[4711]) == ErrorCode.BROKER_NOT_AVAILABLE
     ((path, directory),) = found.successes[node].items()
     assert path
     assert directory.error is None
@@ -112,7 +108,7 @@ def test_transactions(server: Server, admin: Admin) -> None:
     listed = {one.transactional_id: one for one in admin.list_transactions()}
     assert listed[name].state == "Ongoing"
     described = admin.describe_transactions([name, f"{name}-no"])
-    assert _code(described[f"{name}-no"]) == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    assert error_code(described[f"{name}-no"]) == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     ours = described.successes[name]
     assert (ours.state, ours.partitions, ours.producer_id) == ("Ongoing", ((topic, 0),), listed[name].producer_id)
     assert ours.started is not None

@@ -18,10 +18,11 @@ from confluent_kafka.admin import (
 from spark_klog.client import Admin
 from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, ScramDeletion
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, SaslError, UnsupportedVersionError
-from tests.support.admins import wait_until
+from tests.support.admins import error_code
 from tests.support.certificates import make_certificates
 from tests.support.consumers import SECONDS, Server
 from tests.support.secure_broker import SecureBroker
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +32,6 @@ def secure(module_server_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     broker.users.write_text(broker.users.read_text().replace("[user alice]", "[user alice]\nadmin = true"))
     with broker:
         yield broker
-
-
-def _code(result: object) -> ErrorCode:
-    assert isinstance(result, ProtocolError)
-    return result.code
 
 
 def test_a_secure_broker(secure: SecureBroker) -> None:
@@ -51,13 +47,13 @@ def test_a_secure_broker(secure: SecureBroker) -> None:
         with Admin(carol | {"sasl.password": "carol's secret"}) as hers:
             assert [topic.name for topic in hers.list_topics()] == ["secured"]
             refused = hers.delete_topics(["secured"])
-            assert _code(refused["secured"]) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert error_code(refused["secured"]) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         with pytest.raises(SaslError):
             Admin(carol | {"sasl.password": "wrong"})
         assert admin.delete_acls([AclFilter("topic", "secured")]).check() == {AclFilter("topic", "secured"): [acl]}
         admin.alter_scram_credentials([ScramDeletion("carol", "SCRAM-SHA-512")]).check()
         gone = admin.describe_scram_credentials(["carol", "alice"])
-        assert _code(gone["carol"]) == ErrorCode.RESOURCE_NOT_FOUND
+        assert error_code(gone["carol"]) == ErrorCode.RESOURCE_NOT_FOUND
         assert set(gone.successes["alice"]) == {"SCRAM-SHA-256", "SCRAM-SHA-512"}
 
 
@@ -72,7 +68,7 @@ def test_credentials(server: Server, admin: Admin, theirs: AdminClient) -> None:
     missing = ScramDeletion("nobody", "SCRAM-SHA-256")
     outcomes = admin.alter_scram_credentials([*changes, missing])
     assert (outcomes["dora"], outcomes["eve"]) == (None, None)
-    assert _code(outcomes["nobody"]) == ErrorCode.RESOURCE_NOT_FOUND
+    assert error_code(outcomes["nobody"]) == ErrorCode.RESOURCE_NOT_FOUND
     wait_until(lambda: set(admin.describe_scram_credentials()) == {"dora", "eve"})
     assert admin.describe_scram_credentials().check() == {
         "dora": {"SCRAM-SHA-256": 4096},

@@ -12,8 +12,9 @@ from spark_klog.client import Admin, NewTopic
 from spark_klog.client.admin.configs import Append, ConfigResource, Subtract
 from spark_klog.client.admin.topics import CreatedTopic
 from spark_klog.errors import ErrorCode, ItemsFailed, ProtocolError, UnsupportedVersionError
-from tests.support.admins import wait_until
+from tests.support.admins import error_code
 from tests.support.consumers import SECONDS, Server
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -29,11 +30,6 @@ def _their_partitions(theirs: AdminClient, name: str) -> list[tuple[int, int, li
 def _their_config(theirs: AdminClient, kind: ResourceType, name: str) -> dict[str, str | None]:
     (future,) = theirs.describe_configs([TheirResource(kind, name)]).values()
     return {entry.name: entry.value for entry in future.result(SECONDS).values()}
-
-
-def _code(result: object) -> ErrorCode:
-    assert isinstance(result, ProtocolError)
-    return result.code
 
 
 def test_topics_from_creation_to_deletion(server: Server, admin: Admin, theirs: AdminClient, name: str) -> None:
@@ -68,19 +64,19 @@ def test_each_topic_has_an_outcome_of_its_own(admin: Admin, name: str) -> None:
     )
     assert list(made) == [name, new, wide, "bad name"]
     assert isinstance(made[new], CreatedTopic)
-    assert _code(made[name]) == ErrorCode.TOPIC_ALREADY_EXISTS
-    assert _code(made[wide]) == ErrorCode.INVALID_REPLICATION_FACTOR
-    assert _code(made["bad name"]) == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert error_code(made[name]) == ErrorCode.TOPIC_ALREADY_EXISTS
+    assert error_code(made[wide]) == ErrorCode.INVALID_REPLICATION_FACTOR
+    assert error_code(made["bad name"]) == ErrorCode.INVALID_TOPIC_EXCEPTION
     with pytest.raises(ItemsFailed, match="3 of 4 items failed") as failed:
         made.check()
     assert set(failed.value.failures) == {name, wide, "bad name"}
     described = admin.describe_topics([new, wide, name])
     assert list(described) == [new, wide, name]
-    assert _code(described[wide]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert error_code(described[wide]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert {key: len(one.partitions) for key, one in described.successes.items()} == {new: 2, name: 1}
     deleted = admin.delete_topics([new, wide])
     assert deleted[new] is None
-    assert _code(deleted[wide]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert error_code(deleted[wide]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_validation_creates_nothing(admin: Admin, theirs: AdminClient, name: str) -> None:
@@ -114,7 +110,7 @@ def test_more_partitions(server: Server, admin: Admin, theirs: AdminClient, name
     admin.create_partitions({name: 9}, validate_only=True).check()
     grown = admin.create_partitions({name: 4, f"{name}-no": 2})
     assert grown[name] is None
-    assert _code(grown[f"{name}-no"]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert error_code(grown[f"{name}-no"]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert [one[0] for one in _their_partitions(theirs, name)] == [0, 1, 2, 3]
     with pytest.raises(ProtocolError, match="INVALID_PARTITIONS"):
         admin.create_partitions({name: 2}).check()
@@ -144,8 +140,8 @@ def test_settings_of_topics(server: Server, admin: Admin, theirs: AdminClient, n
     admin.alter_configs({("topic", name): {"cleanup.policy": Subtract("delete")}}).check()
     assert _their_config(theirs, ResourceType.TOPIC, name)["cleanup.policy"] == "compact"
     refused = admin.alter_configs({topic: {"segment.ms": "soon"}, ("topic", f"{name}-no"): {"segment.ms": "777"}})
-    assert _code(refused[topic]) == ErrorCode.INVALID_CONFIG
-    assert _code(refused[ConfigResource("topic", f"{name}-no")]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert error_code(refused[topic]) == ErrorCode.INVALID_CONFIG
+    assert error_code(refused[ConfigResource("topic", f"{name}-no")]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_settings_of_brokers(server: Server, admin: Admin, theirs: AdminClient) -> None:
@@ -154,7 +150,7 @@ def test_settings_of_brokers(server: Server, admin: Admin, theirs: AdminClient) 
     node = str(admin.cluster.nodes[0])
     broker, other = ConfigResource("broker", node), ConfigResource("broker", "4711")
     found = admin.describe_configs([broker, other])
-    assert _code(found[other]) == ErrorCode.BROKER_NOT_AVAILABLE
+    assert error_code(found[other]) == ErrorCode.BROKER_NOT_AVAILABLE
     ours = found.successes[broker]
     expected = _their_config(theirs, ResourceType.BROKER, node)
     assert {entry.name: entry.value for entry in ours.values()} == expected

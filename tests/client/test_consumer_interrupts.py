@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from spark_klog.client import Consumer
 from tests.support.consumers import SECONDS
+from tests.support.interrupts import Interrupt
 from tests.support.scripted_broker import ScriptedCluster
 
 _MODULES = tuple(f"consumer/{name}.py" for name in ("consumer", "guard", "handover", "fetching", "records", "arrow"))
@@ -18,24 +17,6 @@ _MODULES = tuple(f"consumer/{name}.py" for name in ("consumer", "guard", "handov
 _OUTSIDE = ("poll", "poll_arrow", "used", "_next", "begin")
 #: Each round interrupts this many lines later than the one before.
 _STEP = 7
-
-
-class _Interrupt:
-    """Raise KeyboardInterrupt at the `at`-th line that runs in the consumer's modules; `is_over` if fewer run."""
-
-    def __init__(self, at: int) -> None:
-        self._at = at
-        self.is_over = True
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        is_ours = code.co_filename.endswith(_MODULES) and code.co_name not in _OUTSIDE
-        if event == "line" and is_ours:
-            self._at -= 1
-            if self._at == 0:
-                self.is_over = False
-                raise KeyboardInterrupt
-        return self if is_ours else None
 
 
 @pytest.mark.parametrize("is_arrow", [False, True])
@@ -50,13 +31,13 @@ def test_an_interrupt_at_many_lines(is_arrow: bool) -> None:
             while not is_over:
                 at += _STEP
                 consumer.seek("t", 0, 0)
-                interrupt = _Interrupt(at)
+                interrupt = Interrupt(at, _MODULES, outside=_OUTSIDE)
                 assert _read(consumer, is_arrow, interrupt, len(values)) == list(enumerate(values)), at
                 is_over = interrupt.is_over
     assert at > 100, at
 
 
-def _read(consumer: Consumer, is_arrow: bool, interrupt: _Interrupt, count: int) -> list[tuple[int, bytes | None]]:
+def _read(consumer: Consumer, is_arrow: bool, interrupt: Interrupt, count: int) -> list[tuple[int, bytes | None]]:
     found: list[tuple[int, bytes | None]] = []
     before = sys.gettrace()
     deadline = time.monotonic() + SECONDS

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from types import FrameType
-from typing import Any
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer import Producer
 from spark_klog.errors import KlogError
 from spark_klog.protocol.apis import METADATA
 from tests.support.faults import dropped, late
+from tests.support.interrupts import Interrupt
 from tests.support.scripted_broker import ScriptedCluster
 
 _MODULES = ("client/network/connection.py", "client/network/frame_stream.py")
@@ -28,26 +27,7 @@ _PROCESSING_FUNCTIONS = (
 )
 
 
-class _Interrupt:
-    """Raise KeyboardInterrupt at the `at`-th line that runs in the modules; `is_over` if fewer run."""
-
-    def __init__(self, at: int, modules: tuple[str, ...] = _MODULES, functions: tuple[str, ...] = ()) -> None:
-        self._at, self._modules, self._functions = at, modules, functions
-        self.is_over = True
-
-    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        name = frame.f_code.co_name
-        is_inside = name in self._functions if self._functions else name not in _OUTSIDE
-        is_ours = is_inside and frame.f_code.co_filename.endswith(self._modules)
-        if event == "line" and is_ours:
-            self._at -= 1
-            if self._at == 0:
-                self.is_over = False
-                raise KeyboardInterrupt
-        return self if is_ours else None
-
-
-def _flush(producer: Producer, interrupt: _Interrupt) -> None:
+def _flush(producer: Producer, interrupt: Interrupt) -> None:
     """Flush, and ignore the interrupt that may end the flush."""
     before = sys.gettrace()
     sys.settrace(interrupt)
@@ -70,7 +50,7 @@ def test_an_interrupt_at_each_line_of_a_request() -> None:
             at, is_over = 0, False
             while not is_over:
                 at += 1
-                interrupt = _Interrupt(at)
+                interrupt = Interrupt(at, _MODULES, outside=_OUTSIDE)
                 before = sys.gettrace()
                 sys.settrace(interrupt)
                 try:
@@ -97,7 +77,7 @@ def test_an_interrupt_at_each_line_that_queues_records() -> None:
             values = [b"%d %d" % (at, number) for number in range(3)]
             for value in values:
                 producer.send("t", value)
-            interrupt = _Interrupt(at, _QUEUEING, _QUEUEING_FUNCTIONS)
+            interrupt = Interrupt(at, _QUEUEING, _QUEUEING_FUNCTIONS)
             _flush(producer, interrupt)
             is_over = interrupt.is_over
             failure = ""
@@ -129,7 +109,7 @@ def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
                 for value in values[partition]:
                     producer.send("t", value, partition=partition)
             brokers.on("Produce", dropped())
-            interrupt = _Interrupt(at, _PROCESSING, _PROCESSING_FUNCTIONS)
+            interrupt = Interrupt(at, _PROCESSING, _PROCESSING_FUNCTIONS)
             _flush(producer, interrupt)
             is_over = interrupt.is_over
             begin, failure = time.monotonic(), ""
@@ -165,7 +145,7 @@ def test_an_interrupt_at_each_line_that_waits_for_requests_of_an_aborted_transac
             while brokers.count("Produce") < before + 2:
                 for partition in range(2):
                     producer.send("t", b"", partition=partition)
-            interrupt = _Interrupt(at, ("delivery/in_flight.py",), ("drain",))
+            interrupt = Interrupt(at, ("delivery/in_flight.py",), ("drain",))
             tracing = sys.gettrace()
             sys.settrace(interrupt)
             try:

@@ -26,6 +26,7 @@ from spark_klog.errors import (
     UnsupportedVersionError,
 )
 from tests.support.model_cluster import Fate, Key, ModelCluster
+from tests.support.waiting import wait_until
 
 RETRIED, RENUMBERED, CONFIRMED, FINAL = "retried", "renumbered", "confirmed", "final"
 #: The producer's reaction to a partition's error in a Produce response, by Kafka's table of error codes (which are
@@ -251,14 +252,6 @@ def test_idempotence_that_the_settings_rule_out_is_refused() -> None:
         client_config({"bootstrap.servers": "a:1", "acks": "1", "enable.idempotence": "true"})
     with pytest.raises(ConfigError, match=r"enable\.idempotence=yes"):
         client_config({"bootstrap.servers": "a:1", "enable.idempotence": "yes"})
-
-
-def wait_until(condition: object, seconds: float = 20) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def _name_of(fate: Fate) -> str:

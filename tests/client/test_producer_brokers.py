@@ -21,7 +21,7 @@ from spark_klog.client.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from tests.spark.support import consume, create_topic
 from tests.support.kafka import Kafka
-from tests.support.shared_tree import wait_for
+from tests.support.waiting import wait_until
 
 _IS_SOAK = "SPARK_KLOG_PRODUCER_SECONDS" in os.environ
 ROWS, PARTITIONS, BATCH = 20_000 if _IS_SOAK else 8_000, 4, 100
@@ -83,7 +83,7 @@ def test_a_leader_of_kafkas_that_moves(tmp_path: Path) -> None:
 
         assert leaders() == {one.broker_id, two.broker_id}
         _write(servers, {ROWS // 5 * 2: two.kill})
-        wait_for(lambda: leaders() == {one.broker_id})
+        wait_until(lambda: leaders() == {one.broker_id})
         _check(servers)
 
 

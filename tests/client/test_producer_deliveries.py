@@ -35,6 +35,7 @@ from tests.support.model_cluster import Fate, ModelCluster
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import make_topic
+from tests.support.waiting import wait_until
 
 SECONDS = 60
 A, B = ("t", 0), ("t", 1)
@@ -55,13 +56,6 @@ def producing(servers: str, **more: str) -> Iterator[Producer]:
         yield producer
     finally:
         producer.abort()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def threads() -> list[threading.Thread]:

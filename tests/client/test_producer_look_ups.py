@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -27,18 +27,12 @@ from spark_klog.errors import (
 from tests.support.faults import Fault, dropped, error, late, lost, silent
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
+from tests.support.waiting import wait_until
 
 SECONDS = 60
 #: Seconds: far longer than a test takes, so that a wait for the response would show.
 LATE = 100
 LONG = {"request.timeout.ms": "100000", "delivery.timeout.ms": "100000", "linger.ms": "0"}
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -15,15 +13,9 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ConnectionFailed
 from spark_klog.protocol.apis import METADATA
 from tests.support.model_cluster import ModelCluster
+from tests.support.waiting import wait_until
 
 ALWAYS = {"metadata.max.age.ms": "1"}
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def _sends_to(producer: Producer, partition: int) -> bool:

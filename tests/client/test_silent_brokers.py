@@ -19,7 +19,7 @@ from spark_klog.errors import ConnectionFailed, RequestTimedOut
 from spark_klog.protocol.tables.list_offsets import LATEST
 from tests.support.kafka import HOST
 from tests.support.scripted_broker import ScriptedCluster
-from tests.support.shared_tree import wait_for
+from tests.support.waiting import wait_until
 
 DEAD, SOUND = 0, 1
 #: Far longer than a test takes, so that a wait for the silent broker would show.
@@ -134,7 +134,7 @@ def test_a_producer_goes_on_with_the_others(brokers: ScriptedCluster, port: Port
             real, brokers.ports[DEAD] = brokers.ports[DEAD], number
             thread = threading.Thread(target=_write, args=(cluster, failures))
             thread.start()
-            wait_for(lambda: brokers.values("t", SOUND) == VALUES, 30)
+            wait_until(lambda: brokers.values("t", SOUND) == VALUES)
             assert thread.is_alive() or acks == "0"
             brokers.ports[DEAD] = real
         thread.join(60)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -281,12 +281,11 @@ def test_a_certificate_that_is_renewed_counts_at_once(
 
 
 class _Silent:
-    """A server that accepts connections, calls `greet` with each, and then keeps it open in silence."""
+    """A server that accepts connections and keeps them open in silence."""
 
-    def __init__(self, greet: Callable[[socket.socket], None] = lambda peer: None) -> None:
+    def __init__(self) -> None:
         self._listener = socket.create_server((HOST, 0))
         self._taken: list[socket.socket] = []
-        self._greet = greet
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -297,7 +296,6 @@ class _Silent:
             except OSError:
                 return
             self._taken.append(peer)
-            self._greet(peer)
 
     def close(self) -> None:
         for taken in (self._listener, *self._taken):

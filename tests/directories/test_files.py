@@ -16,7 +16,8 @@ from spark_klog.directories.trees.local_files import LocalFiles
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.directories.trees.tree import NodeExists
 from spark_klog.errors import ConfigError, DirectoryError
-from tests.support.trees import SECONDS, Background, wait_until
+from tests.support.trees import SECONDS, Background
+from tests.support.waiting import wait_until
 
 
 class TestFiles:

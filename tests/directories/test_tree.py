@@ -12,7 +12,8 @@ import pytest
 from spark_klog.directories.offsets import OffsetDirectory
 from spark_klog.directories.trees.tree import NodeExists, Tree
 from spark_klog.errors import ConfigError, DirectoryError
-from tests.support.trees import SECONDS, Background, Open, creator, skip_without_ephemerals, wait_until
+from tests.support.trees import SECONDS, Background, Open, creator, skip_without_ephemerals
+from tests.support.waiting import wait_until
 
 
 class TestContract:

@@ -17,7 +17,8 @@ from spark_klog.directories.trees.zookeeper import ZooKeeperTree
 from spark_klog.directories.trees.zookeeper_session import Operation
 from spark_klog.errors import DirectoryError
 from tests.support.kafka import ZooKeeperServer, free_port
-from tests.support.trees import SECONDS, expire, wait_until
+from tests.support.trees import SECONDS, expire
+from tests.support.waiting import wait_until
 
 
 class TestZooKeeper:

@@ -10,14 +10,15 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
+
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
 BATCH_LOAD = ROOT / "jobs" / "batch_load.py"
@@ -316,20 +317,13 @@ def rows_of(output: Path) -> list[tuple[Any, ...]]:
     return sorted(zip(*columns, times, headers, strict=True), key=lambda row: row[2:5])
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 480.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds:g} s"
-        time.sleep(0.02)
-
-
 def wait_for_the_moment(running: Running, load: Load, chance: random.Random) -> None:
     """Wait for a random time after the start, or after some tasks are done; return early if the run ends."""
     if chance.random() < 0.2:
         running.ends_within(chance.uniform(0, 8))
         return
     planned = len(load.planned())
-    wait_until(lambda: running.ended or len(load.planned()) > planned or planned > len(load.committed()), "a plan")
+    wait_until(lambda: running.ended or len(load.planned()) > planned or planned > len(load.committed()), "a plan", 480)
     goal = len(load.tasks()) + chance.randint(0, 20)
-    wait_until(lambda: running.ended or len(load.tasks()) >= goal, "some tasks are done")
+    wait_until(lambda: running.ended or len(load.tasks()) >= goal, "some tasks are done", 480)
     running.ends_within(chance.uniform(0, 0.2))

@@ -14,12 +14,13 @@ from confluent_kafka.admin import AdminClient
 from spark_klog.cli.jobs.batch_load import _arguments as arguments_of_load, main as batch_load
 from spark_klog.cli.jobs.running import exit_code
 from spark_klog.embedded import EmbeddedCluster
-from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Driver, Load, environment, rows_of, wait_until
+from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Driver, Load, environment, rows_of
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
 from tests.spark.support import create_topic, produce, values
 from tests.support.certificates import make_certificates
 from tests.support.kafka import free_port
 from tests.support.secure_broker import PASSWORDS, SecureBroker
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(900)
 _GIVEN = ("--topics", "t", "--output", "o")
@@ -248,7 +249,7 @@ def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: s
     load = make_load(topic)
     small = ("--json", "--max-file-records", "10")
     other = load.start(*small)
-    wait_until(lambda: other.ended or load.planned() != [], "the other run has its plan")
+    wait_until(lambda: other.ended or load.planned() != [], "the other run has its plan", 480)
     ran = load.run(*small)
     assert ran.code in (DONE, NOTHING_NEW) or "is under way" in ran.complaint()
     check_each_once(load)

@@ -124,6 +124,10 @@ class Killed(BaseException):
     """Stands for SIGKILL where the process must live on."""
 
 
+def die() -> None:
+    raise Killed
+
+
 @contextmanager
 def failing(store: type[LocalStore | ArrowStore], number: int, end: Callable[[], None]) -> Iterator[list[int]]:
     """Call `end` before change `number` (from 1) of the stores of this class, or after change -`number` if negative.

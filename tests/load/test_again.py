@@ -17,7 +17,7 @@ from spark_klog.load.journal.store import LocalStore
 from spark_klog.load.places import AtRun, AtTime, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.settings import WriteSettings
-from tests.load.support import Killed, by_duckdb, by_pyarrow, expected, failing, run
+from tests.load.support import Killed, by_duckdb, by_pyarrow, die, expected, failing, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce
 from tests.support.klog import klog
 
@@ -151,7 +151,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
             run(servers, output, topic, **_SMALL)
         again: dict[str, Any] = {"start": AtRun(2), "max_task_records": 12}
         try:
-            with failing(LocalStore, side * number, _die):
+            with failing(LocalStore, side * number, die):
                 run(servers, output, topic, **again)
             died = False
         except Killed:
@@ -163,10 +163,6 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
         run(servers, output, topic, **again)
         _check(output, whole)
     assert number > 8
-
-
-def _die() -> None:
-    raise Killed
 
 
 @pytest.mark.parametrize(
@@ -265,7 +261,7 @@ def test_what_the_log_has_lost_since_a_kill_stays(
     servers = cluster.bootstrap_servers
     _runs(servers, topic, tmp_path)
     before = by_duckdb(tmp_path)
-    with pytest.raises(Killed), failing(LocalStore, -1, _die):
+    with pytest.raises(Killed), failing(LocalStore, -1, die):
         run(servers, tmp_path, topic, start=AtRun(1))
     assert status(str(tmp_path)).unfinished
     if recreated:

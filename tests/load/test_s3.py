@@ -19,7 +19,7 @@ from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task
 from tests.load.buckets import bucket, committed, seen
-from tests.load.support import InProcess, Killed, TwinFails, expected, failing, kills, run, send_batch
+from tests.load.support import InProcess, Killed, TwinFails, die, expected, failing, kills, run, send_batch
 from tests.spark.support import create_topic, delete_records, produce, values
 from tests.support.kafka import free_port
 
@@ -36,10 +36,6 @@ def s3() -> Iterator[str]:
     server.stop()
 
 
-def _die() -> None:
-    raise Killed
-
-
 @pytest.mark.parametrize("side", [1, -1], ids=["before", "after"])
 def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, side: int) -> None:
     servers = cluster.bootstrap_servers
@@ -51,7 +47,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
         number += 1 if kills() else 4
         uri = bucket(s3, f"b{number}{'ab'[side > 0]}")
         try:
-            with failing(ArrowStore, side * number, _die):
+            with failing(ArrowStore, side * number, die):
                 run(servers, uri, topic, max_task_records=40)
             died = False
         except Killed:
@@ -99,7 +95,7 @@ def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str
 
     def create(store: ArrowStore, path: str, content: bytes) -> bool:
         if "offsets-" in path:
-            _die()
+            die()
         return real(store, path, content)
 
     real = ArrowStore.create
@@ -142,7 +138,7 @@ def _not_the_pointer(run_number: int) -> Callable[..., None]:
 
     def write(store: ArrowStore, path: str, content: bytes) -> None:
         if path == LATEST and run_name(run_number).encode() in content:
-            _die()
+            die()
         real(store, path, content)
 
     return write

@@ -38,11 +38,6 @@ def batch_of(number: int, records: int, size: int = 20) -> bytes:
     return bytes(make_batch(pairs, [NOW + number] * records))
 
 
-def stored(batch: bytes, offset: int) -> bytes:
-    """The batch as the log should store it: the broker sets base offset and leader epoch."""
-    return struct.pack(">q", offset) + batch[8:12] + struct.pack(">i", 0) + batch[16:]
-
-
 def content(log: PartitionLog) -> list[tuple[int, bytes]]:
     """(base offset, bytes) of every batch, read from the log's start to its end."""
     found = []

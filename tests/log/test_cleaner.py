@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -156,16 +157,20 @@ def test_a_swap_with_a_call_that_fails_leaves_no_index_of_other_records(operatio
     assert failing > 3
 
 
+def _append(
+    log: PartitionLog, pair: tuple[bytes, bytes | None], producer: int = -1, attributes: int = 0, sequence: int = 0
+) -> None:
+    epoch, sequence = (-1, -1) if producer < 0 else (0, sequence)
+    batch = encoded([pair], [NOW], producer=producer, epoch=epoch, sequence=sequence, attributes=attributes)
+    log.append(memoryview(bytearray(batch)))
+
+
 def test_an_aborted_transaction_that_ends_beyond_the_cleanable_part_supersedes_nothing() -> None:
     """The abort marker, and so the transaction index entry, comes after the start of another open transaction."""
     config = replace(CONFIG, segment_bytes=1)
     log = PartitionLog(FOLDER, config, files=FaultyFiles(), now_ms=Clock())
 
-    def append(pair: tuple[bytes, bytes | None], producer: int = -1, attributes: int = 0, sequence: int = 0) -> None:
-        epoch, sequence = (-1, -1) if producer < 0 else (0, sequence)
-        batch = encoded([pair], [NOW], producer=producer, epoch=epoch, sequence=sequence, attributes=attributes)
-        log.append(memoryview(bytearray(batch)))
-
+    append = partial(_append, log)
     append((b"a", b"committed"))
     append((b"a", b"aborted"), 1, TRANSACTIONAL)
     append((b"b", b"open"), 2, TRANSACTIONAL)
@@ -185,11 +190,7 @@ def test_what_a_transaction_supersedes_goes_when_its_commit_is_on_the_disk() -> 
     files = FaultyFiles()
     log = PartitionLog(FOLDER, CONFIG, files=files, now_ms=Clock())
 
-    def append(pair: tuple[bytes, bytes | None], producer: int = -1, attributes: int = 0, sequence: int = 0) -> None:
-        epoch, sequence = (-1, -1) if producer < 0 else (0, sequence)
-        batch = encoded([pair], [NOW], producer=producer, epoch=epoch, sequence=sequence, attributes=attributes)
-        log.append(memoryview(bytearray(batch)))
-
+    append = partial(_append, log)
     append((b"a", b"first"))
     append((b"a", b"second"), 1, TRANSACTIONAL)
     log.roll()

@@ -19,6 +19,7 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from spark_klog.log.tools.dump import Damage, Dumped, dump
+from tests.support.log_07 import message as message_07
 
 DATA = Path(__file__).parent.parent / "data"
 NEW = DATA / "kafka-3.9.1"
@@ -213,20 +214,15 @@ def test_batches_with_log_append_time_and_a_delete_horizon(tmp_path: Path) -> No
 # ----- Kafka 0.7
 
 
-def _message_07(payload: bytes, attributes: int = 0) -> bytes:
-    content = bytes([1, attributes]) + struct.pack(">I", zlib.crc32(payload)) + payload
-    return struct.pack(">i", len(content)) + content
-
-
 def _line_07(offset: int, payload: bytes) -> dict[str, Any]:
     value = base64.b64encode(payload).decode()
     return {"offset": offset, "timestamp": None, "timestampType": -1, "key": None, "value": value, "headers": []}
 
 
 def test_a_file_of_kafka_07_is_named_by_its_first_offset(tmp_path: Path) -> None:
-    wrapper = _message_07(gzip.compress(_message_07(b"a") + _message_07(b"b")), GZIP)
+    wrapper = message_07(gzip.compress(message_07(b"a") + message_07(b"b")), attributes=GZIP)
     path = tmp_path / "00000001000.kafka"
-    path.write_bytes(_message_07(b"first") + wrapper + _message_07(gzip.compress(b""), GZIP) + _message_07(b""))
+    path.write_bytes(message_07(b"first") + wrapper + message_07(gzip.compress(b""), attributes=GZIP) + message_07(b""))
     empty = 1015 + len(wrapper)
     last = path.stat().st_size + 1000 - 10
     expected = [_line_07(1000, b"first"), _line_07(1015, b"a"), _line_07(1015, b"b"), _line_07(last, b"")]
@@ -243,8 +239,8 @@ def test_a_file_of_kafka_07_is_named_by_its_first_offset(tmp_path: Path) -> None
 
 
 def test_damage_in_a_file_of_kafka_07(tmp_path: Path) -> None:
-    good, bad = _message_07(b"good"), _message_07(b"bad")[:-1] + b"D"
-    inside = _message_07(gzip.compress(bad), GZIP)
+    good, bad = message_07(b"good"), message_07(b"bad")[:-1] + b"D"
+    inside = message_07(gzip.compress(bad), attributes=GZIP)
     path = tmp_path / "00000000050.kafka"
     path.write_bytes(good + bad + good + inside + good + b"\x00\x00\x00\x09\x02 no message")
     end = 3 * len(good) + len(bad) + len(inside)
@@ -262,7 +258,7 @@ def test_damage_in_a_file_of_kafka_07(tmp_path: Path) -> None:
 
 def test_a_file_of_kafka_07_whose_name_is_no_offset(tmp_path: Path) -> None:
     path = tmp_path / "messages.kafka"
-    path.write_bytes(_message_07(b"good"))
+    path.write_bytes(message_07(b"good"))
     done = _run(path, NEW / "logs" / "v2-none-0" / f"{0:020}.log")
     assert done.returncode == 1
     assert done.stderr.startswith(f"{path}: position 0, 14 bytes: ")

@@ -23,7 +23,8 @@ from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.log.tools.repair import repair
 from spark_klog.records.reading.control import ABORT
 from tests.log.faulty_files import Faults, FaultyFiles
-from tests.log.faulty_logs import FOLDER, SMALL, Clock, batch_of, content, open_log, stored
+from tests.log.faulty_logs import FOLDER, SMALL, Clock, batch_of, content, open_log
+from tests.support.log_model import stored
 from tests.support.producer_batches import batch, marker
 
 

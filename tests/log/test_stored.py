@@ -137,7 +137,7 @@ def logs(draw: st.DrawFn) -> Log:
             if damaged is not None:
                 log.files[stem + suffix] = damaged
         if draw(st.booleans()):
-            log.files[f"{stem}.log.deleted"] = log.files[f"{stem}.log.swap"] = b"not looked at"
+            log.files[f"{stem}.log.deleted"] = log.files[f"{stem}.log.cleaned"] = b"not looked at"
     tail = draw(st.sampled_from(["", "partial", "header", "zeros"]))
     if tail:
         following = batch_bytes("v2-none", [Record(log.end, NOW, 0, b"k", b"v" * 50, ())])

@@ -22,19 +22,13 @@ from spark_klog.spark.source_progress import SourceProgress
 from tests.support.klog import klog, klog_command, klog_refusal
 from tests.support.samples import Samples, parsed, scrape
 from tests.support.topics import make_topic
+from tests.support.waiting import wait_until
 
 HOUR_MS = 3_600_000
 
 
 def value(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((name, frozenset(labels.items())))
-
-
-def wait_for(look: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def produce(servers: str, topic: str, count: int, partition: int, timestamp: int) -> None:
@@ -86,7 +80,7 @@ def test_lag_of_all_groups(cluster: EmbeddedCluster, topic: str) -> None:
         assert value(samples, "klog_topic_latest_offset", topic=topic, partition="0") == 10
         assert value(samples, "klog_group_members", group=two) == 0
         produce(servers, topic, 5, 0, now)
-        wait_for(lambda: value(scrape(address), "klog_group_lag_records", group=two, **place) == 5)
+        wait_until(lambda: value(scrape(address), "klog_group_lag_records", group=two, **place) == 5)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr is not None
@@ -105,7 +99,7 @@ def test_an_outage_keeps_the_last_figures(
     config.write_text("default.api.timeout.ms=2000\nrequest.timeout.ms=2000\n")
     with lag_server(topic, "-b", servers, "--command-config", str(config)) as (address, _):
         cluster.kill(0)
-        wait_for(lambda: bool(value(scrape(address), "klog_group_lag_refresh_failures_total")))
+        wait_until(lambda: bool(value(scrape(address), "klog_group_lag_refresh_failures_total")))
         place = {"topic": topic, "partition": "0", "store": "kafka"}
         assert value(scrape(address), "klog_group_lag_records", group=topic, **place) == 2
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,13 +28,6 @@ def _send(servers: str, topic: str, values: list[bytes], partition: int = 0) -> 
     for value in values:
         producer.produce(topic, value, None, partition)
     assert producer.flush(SECONDS) == 0
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _name() -> str:

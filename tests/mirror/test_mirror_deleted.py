@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import MirroredTopics
 from tests.support.mirrors import SECONDS, read_topic
 from tests.support.topics import make_topic
+from tests.support.waiting import wait_until
 
 _PARTITIONS = 2
 
@@ -41,20 +41,13 @@ def _delete(servers: str, topic: str) -> None:
     """Delete a topic, and wait until it is gone."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.delete_topic(topic)
-        _until(lambda: all(one.name != topic for one in admin.list_topics()))
+        wait_until(lambda: all(one.name != topic for one in admin.list_topics()))
 
 
 def _make_again(servers: str, topic: str, count: int) -> list[list[bytes]]:
     _delete(servers, topic)
     make_topic(servers, topic, _PARTITIONS)
     return _write(servers, topic, "new", count)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def _copied(target: EmbeddedCluster, topic: str) -> list[list[bytes | None]]:
@@ -102,11 +95,11 @@ def test_others_are_copied_on(topics: _Topics, target: EmbeddedCluster) -> None:
     mirror = topics.mirror()
     thread = threading.Thread(target=mirror.run, daemon=True)
     thread.start()
-    _until(lambda: mirror.totals.records == 40)
+    wait_until(lambda: mirror.totals.records == 40)
     _delete(topics.source, topics.goes)
     more = _write(topics.source, topics.stays, "more", 20)
-    _until(lambda: mirror.totals.records == 60)
-    _until(lambda: mirror.totals.partitions == _PARTITIONS)  # at once, not at the next refresh
+    wait_until(lambda: mirror.totals.records == 60)
+    wait_until(lambda: mirror.totals.partitions == _PARTITIONS)  # at once, not at the next refresh
     mirror.stop()
     thread.join(SECONDS)
     assert not thread.is_alive()
@@ -205,7 +198,7 @@ def test_deleted_while_the_mirror_makes_topics(
     mirror = topics.mirror()
     thread = threading.Thread(target=mirror.run, daemon=True)
     thread.start()
-    _until(lambda: mirror.totals.records == 20)
+    wait_until(lambda: mirror.totals.records == 20)
     mirror.stop()
     thread.join(SECONDS)
     assert not thread.is_alive()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from spark_klog.mirror.session import Session
 from spark_klog.mirror.settings import MirrorSettings
 from tests.support.mirrors import SECONDS, read_topic
 from tests.support.topics import make_topic
+from tests.support.waiting import wait_until
 
 _PARTITIONS = 2
 _PART = 200
@@ -42,13 +42,6 @@ def _send(servers: str, topic: str, first: int) -> None:
     with Producer({"bootstrap.servers": servers}) as producer:
         for number in range(first, first + _PART):
             producer.send(topic, b"%d" % number, partition=number % _PARTITIONS)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 class _Running(threading.Thread):
@@ -91,12 +84,12 @@ def test_brokers_that_die_in_the_middle_of_a_transaction(source: EmbeddedCluster
     running.start()
     sent = _PART
     for side in (target, source):
-        _until(lambda: running.has(sent))  # noqa: B023 - called at once
+        wait_until(lambda: running.has(sent))  # noqa: B023 - called at once
         side.kill(0)
         side.restart(0)
         _send(source.bootstrap_servers, topic, sent)
         sent += _PART
-    _until(lambda: running.has(sent))
+    wait_until(lambda: running.has(sent))
     running.finish()
     before = read_topic(source.bootstrap_servers, topic, _PARTITIONS)
     assert sum(map(len, before)) == sent
@@ -118,10 +111,10 @@ def test_a_partition_without_a_leader_when_the_mirror_begins(server_dir: Path, t
         second = {"bootstrap.servers": target.bootstrap_servers}
         running = _Running(MirrorSettings(first, second, name=topic, topics=re.compile(topic), refresh_seconds=3600))
         running.start()
-        _until(lambda: running.has(_PART // 2))
+        wait_until(lambda: running.has(_PART // 2))
         assert running.mirror.totals.partitions == 1
         two.restart(1)
-        _until(lambda: running.has(_PART))
+        wait_until(lambda: running.has(_PART))
         running.finish()
         assert running.mirror.totals.restarts == 0
         before = read_topic(servers, topic, _PARTITIONS)
@@ -147,14 +140,16 @@ def test_a_transaction_that_lasted_too_long(
     def commit_late(session: Session) -> None:
         if not was_late.is_set() and session.totals.records:
             with Admin({"bootstrap.servers": target.bootstrap_servers}) as admin:
-                _until(lambda: admin.describe_transactions([transaction]).check()[transaction].state == "CompleteAbort")
+                wait_until(
+                    lambda: admin.describe_transactions([transaction]).check()[transaction].state == "CompleteAbort"
+                )
             was_late.set()
         real(session)
 
     monkeypatch.setattr(Session, "_commit", commit_late)
     running = _Running(settings)
     running.start()
-    _until(lambda: running.has(2 * _PART))  # the count includes aborted records
+    wait_until(lambda: running.has(2 * _PART))  # the count includes aborted records
     running.finish()
     assert running.mirror.totals.restarts
     assert read_topic(target.bootstrap_servers, topic, _PARTITIONS) == read_topic(

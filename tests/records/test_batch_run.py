@@ -18,7 +18,7 @@ START = IndexState()
 BASE = 1000
 
 
-def batches(sizes: list[tuple[int, int, int]], producer: int = -1) -> bytearray:
+def batches(sizes: list[tuple[int, int, int]]) -> bytearray:
     """One batch for each (records, bytes of a value, timestamp); offsets from BASE on, with a gap after each batch."""
     data, offset = bytearray(), BASE
     for records, size, timestamp in sizes:

@@ -241,6 +241,28 @@ def values(count: int, start: int = 0, partitions: int = 1) -> Sequence[Sent]:
     return [Sent(b"v%d" % number, partition=number % partitions) for number in range(start, start + count)]
 
 
+def mixed_values(
+    count: int,
+    partition: int = 0,
+    first_time: int = 1_700_000_000_000,
+    *,
+    start: int = 0,
+    step: int = 1,
+    with_headers: bool = True,
+) -> list[Sent]:
+    """Records of a partition, `step` ms apart: some without a key or value, keys that repeat, up to three headers."""
+    return [
+        Sent(
+            None if number % 7 == 0 else b"value-%d " % number * (number % 20),
+            None if number % 3 == 0 else b"key-%d" % (number % 10),
+            partition,
+            first_time + number * step,
+            (("h", b"x"), ("ü", None), ("h", b""))[: number % 4] if with_headers else (),
+        )
+        for number in range(start, start + count)
+    ]
+
+
 def committed_offsets(checkpoint: Path) -> dict[tuple[str, int], int]:
     """The end offsets of the last micro-batch that a checkpoint has committed."""
     done = [int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdecimal()]

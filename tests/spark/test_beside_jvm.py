@@ -15,15 +15,14 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from tests.support.jvm_connector import JvmReader
 from tests.support.kafka import Kafka, Version
 
-from .support import Job, Sent, consume, create_topic, produce, read, wait_for
+from .support import Job, Sent, consume, create_topic, delete_records, mixed_values, produce, read, wait_for
 
 # the first test starts two Kafkas and waits for the JVM connector's answers to all cases
 pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -185,24 +184,11 @@ STREAMS = {
 }
 
 
-def _records(count: int, partition: int = 0, step: int = 1, with_headers: bool = False) -> list[Sent]:
-    return [
-        Sent(
-            None if number % 7 == 0 else b"value-%d " % number * (number % 20),
-            None if number % 3 == 0 else b"key-%d" % (number % 10),
-            partition,
-            NOW + number * step,
-            (("h", b"x"), ("ü", None), ("h", b""))[: number % 4] if with_headers else (),
-        )
-        for number in range(count)
-    ]
-
-
 def _fill(servers: str) -> None:
     """Create and fill the topics of Kafka 3.9.1."""
     create_topic(servers, "codecs", len(CODECS))
     for partition, codec in enumerate(CODECS):
-        produce(servers, "codecs", _records(200, partition, with_headers=True), compression_type=codec)
+        produce(servers, "codecs", mixed_values(200, partition), compression_type=codec)
 
     create_topic(servers, "values", 2)
     contents = [None, b"", b"\0", bytes(range(256)), b"v" * 200_000, b"long " * 180_000]
@@ -228,22 +214,20 @@ def _fill(servers: str) -> None:
 
     create_topic(servers, "append-time", 2, **{"message.timestamp.type": "LogAppendTime"})
     for partition, codec in enumerate(("none", "lz4")):
-        produce(servers, "append-time", _records(30, partition), compression_type=codec)
+        produce(servers, "append-time", mixed_values(30, partition, with_headers=False), compression_type=codec)
 
     for topic, partitions in (("range-a", 3), ("range-b", 2)):
         create_topic(servers, topic, partitions)
         for partition in range(partitions):
-            produce(servers, topic, _records(100, partition, step=10))
+            produce(servers, topic, mixed_values(100, partition, step=10, with_headers=False))
     for topic in ("_hidden", "pattern.a", "pattern-b", "pattern.a.not", "not.pattern-b"):
         create_topic(servers, topic)
         produce(servers, topic, [Sent(topic.encode())])
     create_topic(servers, "empty", 2)
 
     create_topic(servers, "deleted")
-    produce(servers, "deleted", _records(30))
-    admin = AdminClient({"bootstrap.servers": servers})
-    for future in admin.delete_records([TopicPartition("deleted", 0, 15)]).values():
-        future.result(timeout=30)
+    produce(servers, "deleted", mixed_values(30, with_headers=False))
+    delete_records(servers, "deleted", {0: 15})
 
     _compact(servers)
 
@@ -304,7 +288,7 @@ def _fill_old(servers: str) -> None:
     for magic, version in FORMATS.items():
         create_topic(servers, f"magic-{magic}", len(OLD_CODECS), **{"message.format.version": version})
         for partition, codec in enumerate(OLD_CODECS):
-            produce(servers, f"magic-{magic}", _records(200, partition), compression_type=codec)
+            produce(servers, f"magic-{magic}", mixed_values(200, partition, with_headers=False), compression_type=codec)
 
 
 def _put_old_logs(folder: Path) -> list[str]:

@@ -86,6 +86,17 @@ def listener(spark: SparkSession) -> Iterator[ProgressListener]:
     made.close()
 
 
+def _samples(listener: ProgressListener, query: str) -> dict[tuple[str, str | None], float]:
+    with urllib.request.urlopen(f"http://{listener.metrics_address}/metrics", timeout=20) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    return {
+        (sample.name, sample.labels.get("partition")): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.labels["query"] == query
+    }
+
+
 def test_a_query(
     spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path, listener: ProgressListener
 ) -> None:
@@ -94,7 +105,14 @@ def test_a_query(
     produce(servers, topic, [Sent(b"x" * 1000, partition=number % 2) for number in range(400)])
     produce(servers, topic, [Sent(b"x" * 1000, partition=1) for _ in range(100)])
     found: list[SourceProgress] = []
-    listener._on_progress = found.append
+    scraped: list[dict[tuple[str, str | None], float]] = []
+
+    def note(progress: SourceProgress) -> None:
+        """Runs while the query does: the listener removes a query's samples when it ends."""
+        scraped.append(_samples(listener, progress.query))
+        found.append(progress)
+
+    listener._on_progress = note
     job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="250", estimateRecordBytes="true")
     rows = job.run()
     wait_for(lambda: sum(item.rows for item in found) == 500, "progress of all rows")
@@ -116,14 +134,5 @@ def test_a_query(
     assert isinstance(show, io.StringIO)
     assert show.getvalue() == "".join(f"{item}\n" for item in found)
     assert "\x1b" not in show.getvalue()
-    assert listener.metrics_address is not None
-    with urllib.request.urlopen(f"http://{listener.metrics_address}/metrics", timeout=20) as response:
-        samples = {
-            (sample.name, sample.labels.get("partition")): sample.value
-            for family in text_string_to_metric_families(response.read().decode())
-            for sample in family.samples
-            if sample.labels["query"] == first.query
-        }
-    if samples:  # the listener removes a query's samples when it ends
-        assert samples["klog_query_rows_total", None] == 500
-        assert samples["klog_query_lag_records", "0"] == samples["klog_query_lag_records", "1"] == 0
+    assert scraped[-1]["klog_query_rows_total", None] == 500
+    assert scraped[-1]["klog_query_lag_records", "0"] == scraped[-1]["klog_query_lag_records", "1"] == 0

@@ -40,6 +40,7 @@ from .support import (
     Sent,
     create_topic,
     error_of,
+    mixed_values,
     offsets_of,
     produce,
     read,
@@ -58,19 +59,6 @@ def load(spark: SparkSession, path: Path | str, **options: Any) -> DataFrame:
     """A DataFrame over a data directory."""
     reader = spark.read.format("klog").options(**{name: str(value) for name, value in options.items()})
     return reader.load(str(path))
-
-
-def records(count: int, partition: int, start: int = 0) -> list[Sent]:
-    return [
-        Sent(
-            None if number % 7 == 0 else b"value-%d " % number * (number % 20),
-            None if number % 3 == 0 else b"key-%d" % (number % 10),
-            partition,
-            NOW + 10 * number,
-            (("h", b"x"), ("ü", None), ("h", b""))[: number % 4],
-        )
-        for number in range(start, start + count)
-    ]
 
 
 def same(spark: SparkSession, path: Path | str, servers: str, **options: Any) -> int:
@@ -93,7 +81,7 @@ def ours(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
         create_topic(cluster.bootstrap_servers, "codecs", len(CODECS))
         for partition, codec in enumerate(CODECS):
             for start in range(0, 600, 50):
-                sent = records(50, partition, start)
+                sent = mixed_values(50, partition, start=start, step=10)
                 produce(cluster.bootstrap_servers, "codecs", sent, compression_type=codec)
         create_topic(cluster.bootstrap_servers, "more", 2)
         produce(cluster.bootstrap_servers, "more", values(20, partitions=2))
@@ -156,7 +144,7 @@ def test_after_the_broker_has_stopped_or_was_killed(
     cluster = make_cluster(settings=SMALL)
     create_topic(cluster.bootstrap_servers, topic)
     for start in range(0, 600, 50):
-        produce(cluster.bootstrap_servers, topic, records(50, 0, start))
+        produce(cluster.bootstrap_servers, topic, mixed_values(50, 0, start=start, step=10))
     read(spark, cluster.bootstrap_servers, subscribe=topic, includeHeaders=True).write.parquet(str(tmp_path / "all"))
     expected = spark.read.parquet(str(tmp_path / "all")).orderBy("offset")
     folder = Path(cluster.data_dir) / "broker-0"
@@ -503,7 +491,12 @@ def test_codecs_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     kafka.create_topic(topic, len(CODECS))
     for partition, codec in enumerate(CODECS):
         for start in range(0, 600, 50):
-            produce(kafka.bootstrap_servers, topic, records(50, partition, start), compression_type=codec)
+            produce(
+                kafka.bootstrap_servers,
+                topic,
+                mixed_values(50, partition, start=start, step=10),
+                compression_type=codec,
+            )
     for options in (
         {"includeHeaders": True},
         {"minPartitions": 9},

@@ -20,6 +20,7 @@ from .support import (
     create_topic,
     error_of,
     expected_rows,
+    mixed_values,
     offsets_of,
     produce,
     read,
@@ -49,15 +50,7 @@ def test_batch_round_trip(spark: SparkSession, servers: str, topic: str, magic: 
     create_topic(servers, topic, len(CODECS), **format_version)
     sent: list[Sent] = []
     for partition, codec in enumerate(CODECS):
-        records = [
-            Sent(
-                None if number % 7 == 0 else b"value-%d " % number * (number % 20),
-                None if number % 3 == 0 else b"key-%d" % (number % 10),
-                partition,
-                1_700_000_000_000 + number,
-            )
-            for number in range(200)
-        ]
+        records = mixed_values(200, partition, with_headers=False)
         produce(servers, topic, records, compression_type=codec)
         sent += records
     kept = sent if magic else [record._replace(timestamp=-1) for record in sent]

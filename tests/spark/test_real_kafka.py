@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from chispa import assert_df_equality
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.errors import StreamingQueryException
@@ -31,8 +31,10 @@ from .support import (
     Sent,
     consume,
     create_topic,
+    delete_records,
     error_of,
     expected_rows,
+    mixed_values,
     offsets_of,
     produce,
     read,
@@ -56,16 +58,7 @@ def test_batch_round_trip(spark: SparkSession, servers: str, topic: str) -> None
     create_topic(servers, topic, len(CODECS))
     sent: list[Sent] = []
     for partition, codec in enumerate(CODECS):
-        records = [
-            Sent(
-                None if number % 7 == 0 else b"value-%d " % number * (number % 20),
-                None if number % 3 == 0 else b"key-%d" % (number % 10),
-                partition,
-                1_700_000_000_000 + number,
-                (("h", b"x"), ("ü", None), ("h", b""))[: number % 4],
-            )
-            for number in range(200)
-        ]
+        records = mixed_values(200, partition)
         produce(servers, topic, records, compression_type=codec)
         sent += records
     found = read(spark, servers, subscribe=topic, includeHeaders=True)
@@ -180,9 +173,7 @@ def test_deleted_records(spark: SparkSession, servers: str, topic: str, tmp_path
 
     run()
     produce(servers, topic, values(20, 10))
-    admin = AdminClient({"bootstrap.servers": servers})
-    for future in admin.delete_records([TopicPartition(topic, 0, 15)]).values():
-        future.result(timeout=30)
+    delete_records(servers, topic, {0: 15})
 
     # A batch query starts at the log's start by default.
     assert offsets_of(read(spark, servers, subscribe=topic)) == [(topic, 0, offset) for offset in range(15, 30)]

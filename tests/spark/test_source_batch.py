@@ -37,6 +37,7 @@ from .support import (
     delete_topic,
     error_of,
     expected_rows,
+    mixed_values,
     offsets_of,
     produce,
     read,
@@ -81,16 +82,7 @@ def test_what_was_produced_with_every_codec(spark: SparkSession, servers: str, t
     create_topic(servers, topic, len(CODECS))
     sent: list[Sent] = []
     for partition, codec in enumerate(CODECS):
-        records = [
-            Sent(
-                None if number % 7 == 0 else b"value-%d " % number * (number % 20),
-                None if number % 3 == 0 else b"key-%d" % (number % 10),
-                partition,
-                NOW + 1000 * partition + number,
-                (("h", b"x"), ("ü", None), ("h", b""))[: number % 4],
-            )
-            for number in range(300)
-        ]
+        records = mixed_values(300, partition, NOW + 1000 * partition)
         produce(servers, topic, records, compression_type=codec)
         sent += records
     wanted = spark.createDataFrame(expected_rows(topic, sent), KAFKA_SCHEMA_WITH_HEADERS)

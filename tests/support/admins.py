@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from spark_klog.client import Admin
+from spark_klog.errors import ErrorCode, ProtocolError
 from tests.support.broker import KlogBroker
-from tests.support.consumers import SECONDS, Server
+from tests.support.consumers import Server
 from tests.support.kafka import versions
 from tests.support.shared_kafka import SharedKafkas
 
@@ -41,13 +41,12 @@ def admin(server: Server) -> Iterator[Admin]:
         yield there
 
 
+def error_code(result: object) -> ErrorCode:
+    """The code of an item's error; fails if the item has another outcome."""
+    assert isinstance(result, ProtocolError)
+    return result.code
+
+
 @pytest.fixture
 def theirs(server: Server) -> AdminClient:
     return AdminClient({"bootstrap.servers": server.servers, "log_level": 0})
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -16,8 +16,8 @@ from spark_klog.wire.primitives import Buffer
 Pair = tuple["bytes | None", "bytes | None"]
 
 
-def make_batch(pairs: Sequence[Pair], timestamps: Sequence[int], codec: str = "none") -> bytearray:
-    """A batch of (key, value) pairs with create times in ms and offsets from 0."""
+def make_batch(pairs: Sequence[Pair], timestamps: Sequence[int], codec: str = "none", **fields: int) -> bytearray:
+    """A batch of (key, value) pairs with create times in ms and offsets from 0; `fields` as of `build_batch`."""
     body = bytearray()
     for delta, ((key, value), timestamp) in enumerate(zip(pairs, timestamps, strict=True)):
         append_record(body, timestamp - timestamps[0], delta, key, value)
@@ -27,6 +27,7 @@ def make_batch(pairs: Sequence[Pair], timestamps: Sequence[int], codec: str = "n
         base_timestamp=timestamps[0],
         max_timestamp=max(timestamps),
         codec=codec_by_name(codec),
+        **fields,
     )
     return bytearray(batch)
 

@@ -14,10 +14,10 @@ from types import TracebackType
 from unittest import mock
 
 from .certificates import Certificates
-from .clients.build import built, download
+from .clients.build import built
 from .kafka import HOST, Kafka, ServerStartError, Version, free_port
+from .registries import download, program
 from .secure_kafka import tls_properties
-from .tools import program
 
 REALM = "KLOG.TEST"
 MODULE = "com.sun.security.auth.module.Krb5LoginModule"
@@ -57,7 +57,7 @@ def gssapi_path() -> Path:
     def build(folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         quick = ("env", "CFLAGS=-O0 -g0")  # halves the CPU time
-        download([*quick, *command, "--target", str(folder), "gssapi"], folder)
+        download("gssapi", [*quick, *command, "--target", str(folder), "gssapi"], cwd=folder)
 
     return built(f"gssapi-{sys.version_info[0]}.{sys.version_info[1]}", [marker], build)
 

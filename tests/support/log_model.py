@@ -8,10 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spark_klog.records.formats.batch_v2 import build_batch
-from spark_klog.records.kernels.reference import append_record
-from spark_klog.wire.codecs import codec_by_name
-from tests.support.batches import walk
+from tests.support.batches import make_batch, walk
 
 ABORT, COMMIT = 0, 1
 TRANSACTIONAL, CONTROL = 0x10, 0x20
@@ -58,13 +55,8 @@ def encoded(
     attributes: int = 0,
 ) -> bytes:
     """Encode a batch as a producer sends it, or with CONTROL as a broker writes it."""
-    body = bytearray()
-    for delta, ((key, value), timestamp) in enumerate(zip(pairs, timestamps, strict=True)):
-        append_record(body, timestamp - timestamps[0], delta, key, value)
-    return build_batch(
-        body, len(pairs), base_timestamp=timestamps[0], max_timestamp=max(timestamps), codec=codec_by_name(codec),
-        attributes=attributes, producer_id=producer, producer_epoch=epoch, base_sequence=sequence,
-    )  # fmt: skip
+    fields = {"producer_id": producer, "producer_epoch": epoch, "base_sequence": sequence, "attributes": attributes}
+    return bytes(make_batch(pairs, timestamps, codec, **fields))
 
 
 def marker_pair(kind: int) -> tuple[bytes, bytes]:

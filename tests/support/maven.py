@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import shutil
-import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-_ATTEMPTS = 5
-_FIRST_PAUSE_SECONDS = 2.0
-_ATTEMPT_TIMEOUT_SECONDS = 900
+from .registries import cache_root, download, program
+
 # Written last, before the folder gets its name; a folder without it is not from `resolve`.
 _MARKER = ".artifacts"
-
-
-class RegistryUnreachable(Exception):
-    """The registry did not deliver the artifacts; the text ends with the last output of mvn."""
-
-
-def cache_root() -> Path:
-    """`$SPARK_KLOG_CACHE`, else `~/.cache/spark_klog`."""
-    configured = os.environ.get("SPARK_KLOG_CACHE")
-    return Path(configured).absolute() if configured else Path.home() / ".cache" / "spark_klog"
 
 
 def resolve(name: str, artifacts: Sequence[str], dependencies: bool = True) -> Path:
@@ -87,7 +73,7 @@ def _pom(artifacts: Sequence[str], dependencies: bool) -> str:
 
 
 def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
-    mvn = _find_mvn()
+    mvn = program(("mvn",), "maven")
     for left_by_a_killed_process in folder.parent.glob(".download-*"):  # no other process uses it: the lock is held
         shutil.rmtree(left_by_a_killed_process, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".download-", dir=folder.parent))
@@ -103,60 +89,9 @@ def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
             f"-DoutputDirectory={jars}",
             "-DincludeScope=runtime",
         ]
-        pause = _FIRST_PAUSE_SECONDS
-        for attempt in range(1, _ATTEMPTS + 1):
-            status, output = run(command, cwd=work)
-            if status == 0 and any(jars.glob("*.jar")):
-                break
-            if attempt == _ATTEMPTS:
-                wanted = ", ".join(artifacts)
-                raise RegistryUnreachable(
-                    f"mvn could not fetch {wanted} in {_ATTEMPTS} attempts; its last output:\n{output}"
-                )
-            time.sleep(pause)
-            pause *= 2
+        download(", ".join(artifacts), command, cwd=work)
         (jars / _MARKER).write_text(_marker_text(artifacts))
         shutil.rmtree(folder, ignore_errors=True)
         jars.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-def run(
-    command: Sequence[str],
-    cwd: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    seconds: float = _ATTEMPT_TIMEOUT_SECONDS,
-) -> tuple[int, str]:
-    """Run a command; return its exit code (-1 after a timeout) and the tail of standard output and error."""
-    try:
-        done = subprocess.run(
-            command,
-            cwd=cwd,
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return -1, f"{command[0]} did not end in {seconds} s"
-    return done.returncode, done.stdout[-4000:]
-
-
-def _find_mvn() -> str:
-    mvn = shutil.which("mvn")
-    if mvn is not None:
-        return mvn
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise RegistryUnreachable("mvn is not on PATH, and installing it takes root and apt-get")
-    output = ""
-    # Ignore a failed update: the existing lists may suffice.
-    for command in (["apt-get", "update"], ["apt-get", "install", "-y", "maven"]):
-        _, output = run(command)
-    mvn = shutil.which("mvn")
-    if mvn is None:
-        raise RegistryUnreachable(f"mvn is not on PATH, and apt-get install maven failed:\n{output}")
-    return mvn

@@ -12,12 +12,11 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from importlib.metadata import requires
 from pathlib import Path
 
-from .maven import RegistryUnreachable, cache_root
+from .registries import cache_root, download
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +24,6 @@ log = logging.getLogger(__name__)
 WITH_CONNECTOR = "4.1.1"
 #: (Python, pyspark) pairs of `make matrix`, in addition to `oldest` and `with_connector`.
 _NEWER = (("3.12", "4.2.1"), ("3.13", "4.3.0"), ("3.14", "4.3.0"))
-_ATTEMPTS = 5
-_FIRST_PAUSE_SECONDS = 2.0
 _INSTALL_SECONDS = 900
 
 
@@ -107,36 +104,11 @@ def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
         if not (python.exists() and complete.exists() and complete.read_text() == content):
             log.info("installing %s into %s", packages[0], folder)
             subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True, timeout=_INSTALL_SECONDS)
-            _pip_install(python, packages)
+            # -I: without PYTHONPATH
+            command = [str(python), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+            download(packages[0], command)
             complete.write_text(content)
     return python
-
-
-def _pip_install(python: Path, packages: Sequence[str]) -> None:
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-    output = ""
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
-        try:
-            done = subprocess.run(
-                command,
-                env=child_environment(python),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=_INSTALL_SECONDS,
-            )
-        except subprocess.TimeoutExpired:
-            output = f"pip did not end in {_INSTALL_SECONDS} s"
-            continue
-        if done.returncode == 0:
-            return
-        output = done.stdout[-4000:]
-    what = f"pip could not install {packages[0]} in {_ATTEMPTS} attempts"
-    raise RegistryUnreachable(f"{what}; its last output:\n{output}")
 
 
 def child_environment(python: Path | str) -> dict[str, str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
-from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka.admin import AdminClient
@@ -13,14 +11,6 @@ from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
 from .kafka import kafka_libs
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Wait until `condition` is true; AssertionError after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.05)
 
 
 def admin(servers: str) -> AdminClient:

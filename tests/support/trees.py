@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,16 +17,10 @@ from spark_klog.directories.trees.arrow_files import ArrowFiles
 from spark_klog.directories.trees.tree import Tree
 from spark_klog.directories.trees.zookeeper import ZooKeeperTree
 from tests.support.kafka import ZooKeeperServer
+from tests.support.waiting import wait_until
 
 SECONDS = 30.0
 Open = Callable[[], Tree]
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
 
 
 class Background:

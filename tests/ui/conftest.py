@@ -9,7 +9,7 @@ import pytest
 from selenium import webdriver
 
 from tests.support.clients.build import built, copy_into, download
-from tests.support.tools import program
+from tests.support.registries import program
 from tests.ui.browser import chromium
 
 

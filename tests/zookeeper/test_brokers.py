@@ -21,7 +21,8 @@ from spark_klog.protocol.apis import DELETE_TOPICS, FETCH, METADATA, PRODUCE
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, free_port
-from tests.support.shared_tree import admin, create_topic, delete_topic, known_brokers, leaders, node, wait_for
+from tests.support.shared_tree import admin, create_topic, delete_topic, known_brokers, leaders, node
+from tests.support.waiting import wait_until
 
 # kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
@@ -101,15 +102,15 @@ def test_a_killed_broker_can_start_again_at_once(tree: KazooClient, make_broker:
 def test_two_brokers_share_the_partitions(make_broker: Callable[[int], KlogBroker]) -> None:
     first, second = make_broker(0), make_broker(1)
     for broker in (first, second):
-        wait_for(lambda: known_brokers(broker.bootstrap_servers) == 2)  # noqa: B023
+        wait_until(lambda: known_brokers(broker.bootstrap_servers) == 2)  # noqa: B023
     create_topic(first.bootstrap_servers, "t", 4)
     for broker in (first, second):
-        wait_for(lambda: len(leaders(broker.bootstrap_servers, "t")) == 4)  # noqa: B023
+        wait_until(lambda: len(leaders(broker.bootstrap_servers, "t")) == 4)  # noqa: B023
         led = leaders(broker.bootstrap_servers, "t")
         assert sorted(led.values()) == [0, 0, 1, 1]
     for broker, number in ((first, 0), (second, 1)):
         mine = {f"t-{partition}" for partition, leader in led.items() if leader == number}
-        wait_for(lambda: {path.name for path in broker.data_dir.glob("t-*")} == mine)  # noqa: B023
+        wait_until(lambda: {path.name for path in broker.data_dir.glob("t-*")} == mine)  # noqa: B023
 
     producer = Producer({"bootstrap.servers": second.bootstrap_servers, "acks": "all", "log_level": 0})
     for number in range(400):
@@ -144,20 +145,20 @@ def test_two_brokers_share_the_partitions(make_broker: Callable[[int], KlogBroke
 
     # if one broker stops, its partitions have no leader, and the others are still served
     second.stop()
-    wait_for(lambda: sorted(leaders(first.bootstrap_servers, "t").values()) == [-1, -1, 0, 0])
+    wait_until(lambda: sorted(leaders(first.bootstrap_servers, "t").values()) == [-1, -1, 0, 0])
     second.start()
-    wait_for(lambda: sorted(leaders(first.bootstrap_servers, "t").values()) == [0, 0, 1, 1])
+    wait_until(lambda: sorted(leaders(first.bootstrap_servers, "t").values()) == [0, 0, 1, 1])
 
     # a topic deleted at one broker is deleted at the other too
     delete_topic(first.bootstrap_servers, "t")
     for broker in (first, second):
-        wait_for(lambda: not list(broker.data_dir.glob("t-*")))  # noqa: B023
+        wait_until(lambda: not list(broker.data_dir.glob("t-*")))  # noqa: B023
 
 
 def test_a_topic_that_was_made_again_has_no_old_records(make_broker: Callable[[int], KlogBroker]) -> None:
     """Also on the broker that does not handle the requests but learns of them from ZooKeeper."""
     first, second = make_broker(0), make_broker(1)
-    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    wait_until(lambda: known_brokers(first.bootstrap_servers) == 2)
     servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
     for round_ in range(4):
         create_topic(first.bootstrap_servers, "t", 2)
@@ -197,9 +198,9 @@ def test_no_zookeeper_is_a_clear_error(server_dir: Path) -> None:
 def test_a_deletion_waits_for_a_leader_that_stands_still(make_broker: Callable[[int], KlogBroker]) -> None:
     """It waits until that broker's session ends; a broker that waits can be stopped."""
     brokers = first, second = make_broker(0), make_broker(1)
-    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    wait_until(lambda: known_brokers(first.bootstrap_servers) == 2)
     create_topic(first.bootstrap_servers, "t", 2)
-    wait_for(lambda: set(leaders(second.bootstrap_servers, "t").values()) == {0, 1})
+    wait_until(lambda: set(leaders(second.bootstrap_servers, "t").values()) == {0, 1})
     os.kill(second.pid, signal.SIGSTOP)
     try:
         with Connection(HOST, first.port, client_config({"bootstrap.servers": first.bootstrap_servers})) as connection:
@@ -215,5 +216,5 @@ def test_a_deletion_waits_for_a_leader_that_stands_still(make_broker: Callable[[
     finally:
         os.kill(second.pid, signal.SIGCONT)
     brokers[0].start()
-    wait_for(lambda: not (brokers[0].data_dir / "t-0").exists() and not (brokers[1].data_dir / "t-1").exists())
+    wait_until(lambda: not (brokers[0].data_dir / "t-0").exists() and not (brokers[1].data_dir / "t-1").exists())
     create_topic(first.bootstrap_servers, "t", 2)

@@ -29,7 +29,8 @@ from spark_klog.classic import (
 from spark_klog.errors import ConfigError, ConsumerClosed, ConsumerTimeout, DirectoryError, NoOffsetForPartition
 from tests.support.broker import KlogBroker
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
-from tests.support.shared_tree import create_topic, expire_session, leaders, node, wait_for
+from tests.support.shared_tree import create_topic, expire_session, leaders, node
+from tests.support.waiting import wait_until
 
 # kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
@@ -70,7 +71,7 @@ def connect(zookeeper: ZooKeeperServer, broker: KlogBroker, topic: str) -> Itera
 
 def make_topic(broker: KlogBroker, topic: str, partitions: int) -> None:
     create_topic(broker.bootstrap_servers, topic, partitions)
-    wait_for(lambda: len(leaders(broker.bootstrap_servers, topic)) == partitions)
+    wait_until(lambda: len(leaders(broker.bootstrap_servers, topic)) == partitions)
 
 
 def produce(broker: KlogBroker, topic: str, partitions: int, numbers: range) -> None:
@@ -211,14 +212,14 @@ def test_members_share_and_take_over(
         members.append(connector)
         readers.append(Reader(connector.create_message_streams({topic: 1})[topic]))
         produce(broker, topic, 10, range(100 * number, 100 * number + 100))
-        wait_for(lambda: len(set(owners(shared, topic, topic).values())) == len(members))
-        wait_for(lambda: sorted(Counter(owners(shared, topic, topic).values()).values()) == shares(len(members)))
-    wait_for(lambda: len({n for reader in readers for n in reader.numbers()}) == 300)
+        wait_until(lambda: len(set(owners(shared, topic, topic).values())) == len(members))
+        wait_until(lambda: sorted(Counter(owners(shared, topic, topic).values()).values()) == shares(len(members)))
+    wait_until(lambda: len({n for reader in readers for n in reader.numbers()}) == 300)
     members[0].shutdown()
     readers[0].join()
-    wait_for(lambda: sorted(Counter(owners(shared, topic, topic).values()).values()) == [5, 5])
+    wait_until(lambda: sorted(Counter(owners(shared, topic, topic).values()).values()) == [5, 5])
     produce(broker, topic, 10, range(300, 400))
-    wait_for(lambda: {n for reader in readers for n in reader.numbers()} == set(range(400)))
+    wait_until(lambda: {n for reader in readers for n in reader.numbers()} == set(range(400)))
     for connector in members[1:]:
         connector.shutdown()
     stored = {n: int(shared.get(f"/consumers/{topic}/offsets/{topic}/{n}")[0]) for n in range(10)}
@@ -251,15 +252,15 @@ def test_filters_and_new_topics_and_partitions(
     make_topic(broker, f"{topic}.b", 1)
     produce(broker, f"{topic}.b", 1, range(10, 20))
     create_topic(broker.bootstrap_servers, f"{topic}x", 1)
-    wait_for(lambda: reader.numbers() == list(range(20)))
-    wait_for(lambda: others.numbers() == list(range(10)))
+    wait_until(lambda: reader.numbers() == list(range(20)))
+    wait_until(lambda: others.numbers() == list(range(10)))
     shared.set(
         f"/brokers/topics/{topic}.b",
         json.dumps(node(shared, f"/brokers/topics/{topic}.b") | {"partitions": {"0": [0], "1": [0]}}).encode(),
     )
-    wait_for(lambda: len(leaders(broker.bootstrap_servers, f"{topic}.b")) == 2)
+    wait_until(lambda: len(leaders(broker.bootstrap_servers, f"{topic}.b")) == 2)
     produce(broker, f"{topic}.b", 2, range(21, 22))  # to the new partition
-    wait_for(lambda: 21 in reader.numbers())
+    wait_until(lambda: 21 in reader.numbers())
 
 
 def test_sessions_that_expire(
@@ -268,17 +269,17 @@ def test_sessions_that_expire(
     make_topic(broker, topic, 4)
     first, second = connect(), connect()
     readers = [Reader(member.create_message_streams({topic: 1})[topic]) for member in (first, second)]
-    wait_for(lambda: sorted(Counter(owners(shared, topic, topic).values()).values()) == [2, 2])
+    wait_until(lambda: sorted(Counter(owners(shared, topic, topic).values()).values()) == [2, 2])
     before = owners(shared, topic, topic)
     produce(broker, topic, 4, range(40))
-    wait_for(lambda: {n for reader in readers for n in reader.numbers()} == set(range(40)))
+    wait_until(lambda: {n for reader in readers for n in reader.numbers()} == set(range(40)))
     path = f"/consumers/{topic}/ids/{first.consumer_id}"
     session = shared.get(path)[1].ephemeralOwner
     expire_session(shared, path)
-    wait_for(lambda: shared.exists(path) and shared.get(path)[1].ephemeralOwner not in (0, session))
-    wait_for(lambda: owners(shared, topic, topic) == before)
+    wait_until(lambda: shared.exists(path) and shared.get(path)[1].ephemeralOwner not in (0, session))
+    wait_until(lambda: owners(shared, topic, topic) == before)
     produce(broker, topic, 4, range(40, 80))
-    wait_for(lambda: {n for reader in readers for n in reader.numbers()} == set(range(80)))
+    wait_until(lambda: {n for reader in readers for n in reader.numbers()} == set(range(80)))
     for partition in range(4):  # each partition is still owned by the member that owned it before
         stored = shared.get(f"/consumers/{topic}/owners/{topic}/{partition}")
         assert stored[1].ephemeralOwner
@@ -332,7 +333,7 @@ def test_auto_commit_and_at_most_once(
     connector = connect({"autocommit.interval.ms": 50})
     (stream,) = connector.create_message_streams({topic: 1})[topic]
     assert [next(stream).offset for _ in range(3)] == [0, 1, 2]
-    wait_for(lambda: shared.exists(path) and shared.get(path)[0] == b"2")  # the third message is in progress
+    wait_until(lambda: shared.exists(path) and shared.get(path)[0] == b"2")  # the third message is in progress
     connector.shutdown()
     assert shared.get(path)[0] == b"3"
     with connect(at_most_once=True) as connector:
@@ -369,7 +370,7 @@ def test_a_listener_and_a_slow_stream(
     assert listener.calls == [("start", {topic: [0, 1, 2]})]
     # the second connector's id sorts last, so it gets the last partition, and each stream of the first keeps one
     connect().create_message_streams({topic: 1})
-    wait_for(lambda: len(listener.calls) > 2)
+    wait_until(lambda: len(listener.calls) > 2)
     assert listener.calls[1:] == [("release", {topic: [1, 2]}), ("start", {topic: [0, 1]})]
     connector.shutdown()
     assert listener.calls[3:] == [("release", {topic: [0, 1]})]
@@ -408,13 +409,13 @@ def test_a_producer_follows_brokers_and_partitions(
         producer.send(KeyedMessage("t", b"0", b"k"))
         topic = json.dumps(node(tree, "/brokers/topics/t") | {"partitions": {"0": [0], "1": [0]}})
         tree.set("/brokers/topics/t", topic.encode())
-        wait_for(lambda: len(leaders(broker.bootstrap_servers, "t")) == 2)
+        wait_until(lambda: len(leaders(broker.bootstrap_servers, "t")) == 2)
 
         def reaches_the_new_partition() -> bool:
             producer.send(KeyedMessage("t", b"1", b"k"))
             return end_of(broker, "t", 1) > 0
 
-        wait_for(reaches_the_new_partition)
+        wait_until(reaches_the_new_partition)
         broker.stop()
         broker.port = free_port()
         broker.start()

@@ -18,7 +18,8 @@ from spark_klog.classic import ConsumerConnector, KafkaStream
 from tests.support.broker import KlogBroker
 from tests.support.kafka import ZooKeeperServer, kafka_libs, versions
 from tests.support.shared_kafka import SharedKafkas
-from tests.support.shared_tree import create_topic, leaders, old_tool, wait_for
+from tests.support.shared_tree import create_topic, leaders, old_tool
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]
 
@@ -105,8 +106,8 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
     """The names of topic and group are unique to the test, since the brokers are shared."""
     servers, connect = place
     create_topic(servers, topic, _PARTITIONS)
-    wait_for(lambda: sorted(leaders(servers, topic)) == list(range(_PARTITIONS)))
-    wait_for(lambda: min(leaders(servers, topic).values()) >= 0)
+    wait_until(lambda: sorted(leaders(servers, topic)) == list(range(_PARTITIONS)))
+    wait_until(lambda: min(leaders(servers, topic).values()) >= 0)
     tree = KazooClient(connect)
     tree.start(20)
 
@@ -123,16 +124,16 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
     settings |= {"rebalance.backoff.ms": "5000"}
     try:
         with console_consumer(connect, topic, server_dir / "theirs.log", "--from-beginning") as theirs:
-            wait_for(lambda: sum(owners().values()) == _PARTITIONS, 60)
+            wait_until(lambda: sum(owners().values()) == _PARTITIONS)
             produce(servers, topic, range(60))
-            wait_for(lambda: sorted(theirs.read) == list(range(60)), 60)
+            wait_until(lambda: sorted(theirs.read) == list(range(60)))
             # ours joins: the two share the partitions, and ours goes on where the other one committed
             with ConsumerConnector(settings) as connector:
                 ours = Ours(connector.create_message_streams({topic: 1})[topic][0])
-                wait_for(lambda: sorted(owners().values()) == [3, 3], 60)
+                wait_until(lambda: sorted(owners().values()) == [3, 3])
                 assert {owner.rpartition("-")[0] for owner in owners()} > {connector.consumer_id}
                 produce(servers, topic, range(60, 120))
-                wait_for(lambda: sorted(theirs.read + ours.read) == list(range(120)), 60)
+                wait_until(lambda: sorted(theirs.read + ours.read) == list(range(120)))
                 assert len(ours.read) == len(theirs.read) - 60 == 30
                 connector.commit_offsets()
                 # Kafka's tools describe the group
@@ -149,16 +150,16 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
                     assert found[number] == ("20", "20", "0", f"{connector.consumer_id}-0"), checked
                 # theirs leaves, and ours gets all partitions
                 theirs.stop()
-                wait_for(lambda: owners() == {f"{connector.consumer_id}-0": _PARTITIONS}, 60)
+                wait_until(lambda: owners() == {f"{connector.consumer_id}-0": _PARTITIONS})
                 produce(servers, topic, range(120, 180))
-                wait_for(lambda: sorted(theirs.read + ours.read) == list(range(180)), 60)
+                wait_until(lambda: sorted(theirs.read + ours.read) == list(range(180)))
             ours.join()
         stored = [tree.get(f"/consumers/{topic}/offsets/{topic}/{number}")[0] for number in range(_PARTITIONS)]
         assert stored == [b"30"] * _PARTITIONS
         # theirs goes on where ours committed
         with console_consumer(connect, topic, server_dir / "theirs.log") as again:
             produce(servers, topic, range(180, 200))
-            wait_for(lambda: sorted(again.read) == list(range(180, 200)), 60)
+            wait_until(lambda: sorted(again.read) == list(range(180, 200)))
     finally:
         tree.stop()
         tree.close()

@@ -18,7 +18,8 @@ from kazoo.exceptions import NoNodeError
 
 from tests.support.broker import KlogBroker
 from tests.support.kafka import ZooKeeperServer
-from tests.support.shared_tree import create_topic, leaders, wait_for
+from tests.support.shared_tree import create_topic, leaders
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
 
@@ -79,7 +80,7 @@ def test_killed_while_it_rebalances(zookeeper: ZooKeeperServer, server_dir: Path
     arguments = ["--broker-id", "0", "--zookeeper", connect, "--set", "auto.create.topics.enable=false"]
     with KlogBroker(server_dir, *arguments) as broker:
         create_topic(broker.bootstrap_servers, "t", _PARTITIONS)
-        wait_for(lambda: len(leaders(broker.bootstrap_servers, "t")) == _PARTITIONS)
+        wait_until(lambda: len(leaders(broker.bootstrap_servers, "t")) == _PARTITIONS)
         tree = KazooClient(connect)
         tree.start(20)
         producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "acks": "all", "log_level": 0})
@@ -93,16 +94,16 @@ def test_killed_while_it_rebalances(zookeeper: ZooKeeperServer, server_dir: Path
                     producer.produce("t", str(sent), partition=sent % _PARTITIONS)
                     sent += 1
                 assert producer.flush(20) == 0
-                wait_for(lambda: all(member.name for member in members), 60)
+                wait_until(lambda: all(member.name for member in members))
                 # kill one member while another one joins: both change the ownership
                 newcomer = Process(connect, "g", "t", log)
                 everybody.append(newcomer)
                 if rng.random() < 0.5:
-                    wait_for(lambda: newcomer.name, 60)  # noqa: B023
+                    wait_until(lambda: newcomer.name)  # noqa: B023
                 victim = members.pop(rng.randrange(len(members)))
                 victim.end(kill=True)
                 members.append(newcomer)
-            wait_for(lambda: all(member.name for member in members), 60)
+            wait_until(lambda: all(member.name for member in members))
 
             def owned() -> dict[str, int]:
                 found: Counter[str] = Counter()
@@ -114,9 +115,9 @@ def test_killed_while_it_rebalances(zookeeper: ZooKeeperServer, server_dir: Path
                 return dict(found)
 
             expected = {member.name: _PARTITIONS // _MEMBERS for member in members}
-            wait_for(lambda: owned() == expected, 60)
-            wait_for(
-                lambda: {value for each in everybody for value in each.read.values()} >= set(map(str, range(sent))), 60
+            wait_until(lambda: owned() == expected)
+            wait_until(
+                lambda: {value for each in everybody for value in each.read.values()} >= set(map(str, range(sent)))
             )
             for each in everybody:  # every message was read at the offset where it was written
                 for (partition, offset), value in each.read.items():

@@ -17,7 +17,8 @@ from tests.support.broker import KlogBroker
 from tests.support.klog import klog, klog_lines, klog_refusal
 from tests.support.raw_client import RawClient
 from tests.support.shared_kafka import SharedKafkas
-from tests.support.shared_tree import create_topic, known_brokers, old_tool, wait_for
+from tests.support.shared_tree import create_topic, known_brokers, old_tool
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]
 
@@ -91,7 +92,7 @@ def test_requests_of_version_0(place: tuple[str, KazooClient], topic: str) -> No
 def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
     """Follow the steps of Kafka 1.0's documentation, with the consumer of Kafka 0.10.2.2, which has these settings."""
     servers = make_broker(0).bootstrap_servers
-    wait_for(lambda: known_brokers(servers) == 1)
+    wait_until(lambda: known_brokers(servers) == 1)
     create_topic(servers, "t", 1)
     producer = Producer({"bootstrap.servers": servers, "log_level": 0})
     for number in range(20):
@@ -129,7 +130,7 @@ def test_files_of_kafkas_export_and_import(
     tree: KazooClient, chroot: str, make_broker: MakeBroker, tmp_path: Path
 ) -> None:
     servers = make_broker(0).bootstrap_servers
-    wait_for(lambda: known_brokers(servers) == 1)
+    wait_until(lambda: known_brokers(servers) == 1)
     create_topic(servers, "t", 2)
     for number, offset in enumerate((b"0", b"17")):
         tree.create(f"/consumers/theirs/offsets/t/{number}", offset, makepath=True)

@@ -18,8 +18,8 @@ from tests.support.shared_tree import (
     leaders,
     node,
     old_tool,
-    wait_for,
 )
+from tests.support.waiting import wait_until
 
 # kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]
@@ -55,7 +55,7 @@ def check_records(servers: str, topic: str, partitions: int) -> None:
 
 def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
     first, second = make_broker(0), make_broker(1)
-    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    wait_until(lambda: known_brokers(first.bootstrap_servers) == 2)
     create_topic(first.bootstrap_servers, "ours", 3, {"retention.ms": "1234567"})
     create_topic(first.bootstrap_servers, "other", 1)
     assert old_tool("kafka.admin.TopicCommand", chroot, "--list").split() == ["other", "ours"]
@@ -75,17 +75,19 @@ def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
         assert all((leader, replicas, isr) == (-1, [1], [1]) for _, leader, replicas, isr in found)
         return [number for number, *_ in found]
 
-    wait_for(lambda: sorted(n for n, leader in leaders(first.bootstrap_servers, "ours").items() if leader < 0) == gone)
-    wait_for(lambda: unavailable() == gone)
+    wait_until(
+        lambda: sorted(n for n, leader in leaders(first.bootstrap_servers, "ours").items() if leader < 0) == gone
+    )
+    wait_until(lambda: unavailable() == gone)
 
 
 def test_their_consumer_reads(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
     """Kafka's consumer finds brokers, partitions and leaders in ZooKeeper, and stores its offsets there."""
     first, second = make_broker(0), make_broker(1)
-    wait_for(lambda: known_brokers(second.bootstrap_servers) == 2)
+    wait_until(lambda: known_brokers(second.bootstrap_servers) == 2)
     create_topic(second.bootstrap_servers, "t", 4)
     servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
-    wait_for(lambda: len(leaders(first.bootstrap_servers, "t")) == 4)
+    wait_until(lambda: len(leaders(first.bootstrap_servers, "t")) == 4)
     roundtrip(servers, "t", 4)
     arguments = ["--topic", "t", "--from-beginning", "--max-messages", "4", "--consumer-property", "group.id=old"]
     said = old_tool("kafka.tools.ConsoleConsumer", chroot, *arguments)
@@ -99,7 +101,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     first, second = make_broker(0), make_broker(1)
     brokers = {0: first, 1: second}
     servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
-    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    wait_until(lambda: known_brokers(first.bootstrap_servers) == 2)
     settings = ["retention.ms=-1", "segment.bytes=4000", "min.insync.replicas=1", "message.format.version=0.10.2"]
     settings.append("preallocate=true")  # not supported here, and must break nothing
     configs = [word for setting in settings for word in ("--config", setting)]
@@ -107,11 +109,11 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     said = old_tool("kafka.admin.TopicCommand", chroot, "--create", "--topic", "theirs", *arguments)
     assert 'Created topic "theirs"' in said
     for broker in brokers.values():
-        wait_for(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 3)  # noqa: B023
+        wait_until(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 3)  # noqa: B023
     led = leaders(first.bootstrap_servers, "theirs")
     assert set(led.values()) == {0, 1}
     # nodes that the tools leave to the controller
-    wait_for(lambda: all(tree.exists(f"/brokers/topics/theirs/partitions/{number}/state") for number in range(3)))
+    wait_until(lambda: all(tree.exists(f"/brokers/topics/theirs/partitions/{number}/state") for number in range(3)))
     for number, leader in led.items():
         state = node(tree, f"/brokers/topics/theirs/partitions/{number}/state")
         assert state == {"version": 1, "leader": leader, "isr": [leader], "leader_epoch": 0, "controller_epoch": 1}
@@ -119,7 +121,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     assert (registered["version"], len(registered["topic_id"])) == (3, 22)
     for number, leader in led.items():
         folder = brokers[leader].data_dir / f"theirs-{number}"
-        wait_for((folder / "klog.json").exists)
+        wait_until((folder / "klog.json").exists)
         assert json.loads((folder / "klog.json").read_text()) == {"retention_ms": -1, "segment_bytes": 4000}
         assert f"topic_id: {registered['topic_id']}\n" in (folder / "partition.metadata").read_text()
     first.wait_for_log("topic theirs: setting preallocate=true: only false is supported; it is ignored")
@@ -133,7 +135,7 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
     assert "Completed" in said or "Updated" in said
     for number, leader in led.items():
         path = brokers[leader].data_dir / f"theirs-{number}" / "klog.json"
-        wait_for(lambda: json.loads(path.read_text()).get("max_message_bytes") == 300)  # noqa: B023
+        wait_until(lambda: json.loads(path.read_text()).get("max_message_bytes") == 300)  # noqa: B023
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})
     codes = []
     for partition in range(3):
@@ -141,22 +143,22 @@ def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker
         producer.produce("theirs", b"v" * 1000, partition=partition, on_delivery=callback)
     producer.flush(20)
     assert codes == ["MSG_SIZE_TOO_LARGE"] * 3
-    wait_for(lambda: tree.get_children("/config/changes") == [])
+    wait_until(lambda: tree.get_children("/config/changes") == [])
 
     # more partitions; the node that the tool writes has no topic id, but the topic keeps its id
     said = old_tool("kafka.admin.TopicCommand", chroot, "--alter", "--topic", "theirs", "--partitions", "5")
     assert "Adding partitions succeeded" in said
     for broker in brokers.values():
-        wait_for(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 5)  # noqa: B023
-    wait_for(lambda: node(tree, "/brokers/topics/theirs").get("topic_id") == registered["topic_id"])
-    wait_for(lambda: tree.exists("/brokers/topics/theirs/partitions/4/state"))
+        wait_until(lambda: len(leaders(broker.bootstrap_servers, "theirs")) == 5)  # noqa: B023
+    wait_until(lambda: node(tree, "/brokers/topics/theirs").get("topic_id") == registered["topic_id"])
+    wait_until(lambda: tree.exists("/brokers/topics/theirs/partitions/4/state"))
     check_records(servers, "theirs", 3)
 
     said = old_tool("kafka.admin.TopicCommand", chroot, "--delete", "--topic", "theirs")
     assert "marked for deletion" in said
     for broker in brokers.values():
-        wait_for(lambda: not list(broker.data_dir.glob("theirs-*")))  # noqa: B023
-        wait_for(lambda: "theirs" not in admin(broker.bootstrap_servers).list_topics(timeout=10).topics)  # noqa: B023
+        wait_until(lambda: not list(broker.data_dir.glob("theirs-*")))  # noqa: B023
+        wait_until(lambda: "theirs" not in admin(broker.bootstrap_servers).list_topics(timeout=10).topics)  # noqa: B023
     for path in ("/brokers/topics/theirs", "/config/topics/theirs", "/admin/delete_topics/theirs"):
-        wait_for(lambda: tree.exists(path) is None)  # noqa: B023
+        wait_until(lambda: tree.exists(path) is None)  # noqa: B023
     assert "theirs" not in old_tool("kafka.admin.TopicCommand", chroot, "--list")

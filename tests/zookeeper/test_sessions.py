@@ -14,7 +14,8 @@ from kazoo.client import KazooClient
 
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
-from tests.support.shared_tree import create_topic, expire_session, known_brokers, leaders, node, wait_for
+from tests.support.shared_tree import create_topic, expire_session, known_brokers, leaders, node
+from tests.support.waiting import wait_until
 
 # kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
@@ -47,7 +48,7 @@ class Producing:
     def more(self) -> None:
         """Wait until ten more records are acknowledged."""
         goal = self.acknowledged + 10
-        wait_for(lambda: self.acknowledged >= goal)
+        wait_until(lambda: self.acknowledged >= goal)
 
     def __enter__(self) -> Producing:
         self._thread.start()
@@ -71,29 +72,29 @@ def consumed(servers: str, topic: str, count: int) -> list[bytes | None]:
 
 def test_a_broker_registers_again_and_serves_on(tree: KazooClient, make_broker: MakeBroker) -> None:
     first, second = make_broker(0), make_broker(1)
-    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    wait_until(lambda: known_brokers(first.bootstrap_servers) == 2)
     create_topic(first.bootstrap_servers, "t", 2)
-    wait_for(lambda: len(leaders(second.bootstrap_servers, "t")) == 2)
+    wait_until(lambda: len(leaders(second.bootstrap_servers, "t")) == 2)
     servers = f"{first.bootstrap_servers},{second.bootstrap_servers}"
     with Producing(servers, "t") as producing:
         for broker_id, broker in enumerate((first, second)):
             before, stat = tree.get(f"/brokers/ids/{broker_id}")
             expire_session(tree, f"/brokers/ids/{broker_id}")
             broker.wait_for_log("session with ZooKeeper")
-            wait_for(lambda: tree.exists(f"/brokers/ids/{broker_id}"))  # noqa: B023
+            wait_until(lambda: tree.exists(f"/brokers/ids/{broker_id}"))  # noqa: B023
             again, now = tree.get(f"/brokers/ids/{broker_id}")
             assert again == before
             assert now.ephemeralOwner not in (0, stat.ephemeralOwner)
-            wait_for(lambda: tree.exists(f"/brokers/topics/t/{broker_id}"))  # noqa: B023
+            wait_until(lambda: tree.exists(f"/brokers/topics/t/{broker_id}"))  # noqa: B023
             producing.more()
         # there is a controller and watches are set: both brokers serve a topic that a tool registers
-        wait_for(lambda: tree.exists("/controller"))
+        wait_until(lambda: tree.exists("/controller"))
         assignment = b'{"version":1,"partitions":{"0":[0],"1":[1]}}'
         tree.create("/brokers/topics/late", assignment)
         for broker in (first, second):
-            wait_for(lambda: leaders(broker.bootstrap_servers, "late") == {0: 0, 1: 1})  # noqa: B023
-        wait_for((first.data_dir / "late-0").exists)
-        wait_for((second.data_dir / "late-1").exists)
+            wait_until(lambda: leaders(broker.bootstrap_servers, "late") == {0: 0, 1: 1})  # noqa: B023
+        wait_until((first.data_dir / "late-0").exists)
+        wait_until((second.data_dir / "late-1").exists)
         producing.more()
     assert consumed(servers, "t", producing.acknowledged) == [b"%d" % n for n in range(producing.acknowledged)]
 
@@ -117,12 +118,12 @@ def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path)
                 zookeeper.start()
                 tree = KazooClient(zookeeper.connect)
                 tree.start(20)
-                wait_for(lambda: tree.exists("/brokers/ids/0"))
+                wait_until(lambda: tree.exists("/brokers/ids/0"))
                 tree.create("/config/topics/late", b'{"version":1,"config":{"retention.ms":"77"}}')
                 tree.create("/brokers/topics/late", b'{"version":1,"partitions":{"0":[0]}}')
-                wait_for(lambda: leaders(servers, "late") == {0: 0})
+                wait_until(lambda: leaders(servers, "late") == {0: 0})
                 path = broker.data_dir / "late-0" / "klog.json"
-                wait_for(path.exists)
+                wait_until(path.exists)
                 assert json.loads(path.read_text()) == {"retention_ms": 77}
                 producing.more()
                 tree.stop()
@@ -157,16 +158,16 @@ def test_the_id_of_a_broker_that_lives_and_cannot_be_reached(tree: KazooClient, 
 
 def test_the_nodes_of_0_7(tree: KazooClient, make_broker: MakeBroker) -> None:
     first, second = make_broker(0), make_broker(1, "klog.zookeeper.paths.0.7=false")
-    wait_for(lambda: known_brokers(first.bootstrap_servers) == 2)
+    wait_until(lambda: known_brokers(first.bootstrap_servers) == 2)
     create_topic(first.bootstrap_servers, "t", 4)
-    wait_for(lambda: tree.exists("/brokers/topics/t/0"))
+    wait_until(lambda: tree.exists("/brokers/topics/t/0"))
     value, stat = tree.get("/brokers/topics/t/0")
     assert value == b"2"
     assert stat.ephemeralOwner == tree.get("/brokers/ids/0")[1].ephemeralOwner != 0
     assert sorted(tree.get_children("/brokers/topics/t")) == ["0", "partitions"]
     # a tool adds partitions
     tree.set("/brokers/topics/t", json.dumps({"version": 1, "partitions": {str(n): [0] for n in range(7)}}).encode())
-    wait_for(lambda: tree.get("/brokers/topics/t/0")[0] == b"7")
+    wait_until(lambda: tree.get("/brokers/topics/t/0")[0] == b"7")
     first.stop()
     assert tree.get_children("/brokers/topics/t") == ["partitions"]
     assert second.stop() == 0
@@ -199,9 +200,9 @@ def test_nodes_that_are_not_as_they_should_be(tree: KazooClient, make_broker: Ma
         tree.set("/brokers/topics/t", b"]")  # a bad node is no reason to delete the topic's log
         broker.wait_for_log("/brokers/topics/t:")
         tree.create("/brokers/topics/good", b'{"version":1,"partitions":{"0":[0],"1":[7],"2":[]}}')
-        wait_for(lambda: leaders(servers, "good") == {0: 0, 1: -1, 2: -1})
-        wait_for(lambda: tree.exists("/admin/delete_topics/unknown") is None)
-        wait_for(lambda: tree.exists("/brokers/topics/empty") is None)
+        wait_until(lambda: leaders(servers, "good") == {0: 0, 1: -1, 2: -1})
+        wait_until(lambda: tree.exists("/admin/delete_topics/unknown") is None)
+        wait_until(lambda: tree.exists("/brokers/topics/empty") is None)
         producing.more()
     assert len(consumed(servers, "t", producing.acknowledged)) == producing.acknowledged
     assert "Traceback" not in broker.log.read_text()

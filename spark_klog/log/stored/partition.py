@@ -79,9 +79,7 @@ class StoredPartition(ListedPartition):
             if not is_folder and stem.isdecimal():
                 (swaps if name.endswith(SWAP) else names).setdefault(stem, {})[dot + suffix] = size
         stems = sorted(names, key=int)
-        segments = [
-            StoredSegment(self._files, self._folder, stem, names[stem]) for stem in stems if LOG in names[stem]
-        ]
+        segments = [StoredSegment(self._files, self._folder, stem, names[stem]) for stem in stems if LOG in names[stem]]
         for stem in swaps:
             if LOG in swaps[stem]:
                 compacted = StoredSegment(self._files, self._folder, stem, swaps[stem], SWAP)

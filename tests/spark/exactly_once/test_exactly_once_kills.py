@@ -20,14 +20,14 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import Running, kill, named
-from tests.spark.support import Sent, create_topic, produce
+from tests.spark.exactly_once.support import PARTITIONS, fill, once, read
+from tests.spark.support import create_topic
 from tests.support.kafka import Kafka
-from tests.support.transactional.readers import by_confluent
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its own deadline
 
 KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
-PARTITIONS = 3
 RECORDS_A_BATCH = 30
 #: More records than the program copies between the kills.
 RECORDS = 3000 * KILLS
@@ -130,23 +130,12 @@ class Copy:
         """Wait until 1 to 3 more micro-batches have begun, and up to 1 s longer; start another run if this one ends."""
         for _ in range(_STARTS):
             wanted = self.begun() + self._chance.randint(1, 3)
-            _wait(lambda: running.ended or self.begun() >= wanted, f"micro-batch {wanted}")  # noqa: B023 - called here
+            wait_until(lambda: running.ended or self.begun() >= wanted, "the micro-batch", _SECONDS)  # noqa: B023 - called here
             time.sleep(self._chance.uniform(0, 1))
             if not running.ended:
                 return running
             running = self.start()
         raise AssertionError(f"{_STARTS} runs ended by themselves")
-
-
-def _wait(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {_SECONDS:g} s"
-        time.sleep(0.02)
-
-
-def _read(servers: str, topic: str) -> Counter[str]:
-    return Counter(value for n in range(PARTITIONS) for value in by_confluent(servers, topic, n))
 
 
 def test_every_row_once(brokers: Brokers, topic: str, server_dir: Path) -> None:
@@ -155,7 +144,7 @@ def test_every_row_once(brokers: Brokers, topic: str, server_dir: Path) -> None:
     chance = random.Random(seed)
     create_topic(brokers.servers, f"{topic}-from", PARTITIONS)
     create_topic(brokers.servers, topic, PARTITIONS)
-    produce(brokers.servers, f"{topic}-from", [Sent(b"%d" % n, partition=n % PARTITIONS) for n in range(RECORDS)])
+    fill(brokers.servers, topic, 0, RECORDS)
     copy = Copy(brokers.servers, topic, server_dir, chance)
     killed: Counter[str] = Counter()
     running = copy.start()
@@ -173,15 +162,15 @@ def test_every_row_once(brokers: Brokers, topic: str, server_dir: Path) -> None:
             if target in ("jvm", "python driver", "everything"):
                 assert running.ends_within(_SECONDS)
         running.kill()
-        seen = _read(brokers.servers, topic)
+        seen = read(brokers.servers, topic)
         assert max(seen.values(), default=0) <= 1
         running = copy.start(records=None, to_the_end=True)
         assert running.result(_SECONDS).code == 0
     finally:
         running.kill()
-    wanted = Counter(str(n) for n in range(RECORDS))
+    wanted = once(RECORDS)
     deadline = time.monotonic() + 30
-    while (found := _read(brokers.servers, topic)) != wanted and time.monotonic() < deadline:
+    while (found := read(brokers.servers, topic)) != wanted and time.monotonic() < deadline:
         time.sleep(0.5)  # coordinators answer EndTxn before they write the markers
     assert sorted((found - wanted).items())[:10] == []
     assert sorted((wanted - found).items())[:10] == []

@@ -12,9 +12,9 @@ from spark_klog.client.producer import Producer
 from spark_klog.errors import ProtocolError
 from spark_klog.spark.exactly_once.driver import Claimed, claim, decide
 from spark_klog.spark.exactly_once.protocol import Transaction
-from tests.support.admins import wait_until
 from tests.support.kafka import HOST, Kafka
 from tests.support.transactional.readers import by_confluent
+from tests.support.waiting import wait_until
 
 TOPIC = "t"
 PROPERTIES = {

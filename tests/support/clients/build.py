@@ -6,15 +6,10 @@ import fcntl
 import hashlib
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.support.maven import RegistryUnreachable, cache_root, run
-
-_ATTEMPTS = 4
-_FIRST_PAUSE_SECONDS = 2.0
-_SECONDS = 300
+from tests.support.registries import cache_root, run
 
 
 class BuildFailed(Exception):
@@ -42,20 +37,9 @@ def built(name: str, sources: Sequence[Path], build: Callable[[Path], None]) -> 
     return folder
 
 
-def download(command: Sequence[str], folder: Path) -> None:
-    """Run a package manager; `RegistryUnreachable` if it fails repeatedly."""
-    for attempt in range(_ATTEMPTS):
-        if attempt:
-            time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
-        status, output = run(command, folder, seconds=_SECONDS)
-        if status == 0:
-            return
-    raise RegistryUnreachable(f"{' '.join(command)} failed in {_ATTEMPTS} attempts; its last output:\n{output}")
-
-
 def compile_program(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
     """Run a compiler, which needs no network; `BuildFailed` if it fails."""
-    status, output = run(command, folder, environment, _SECONDS)
+    status, output = run(command, folder, environment)
     if status:
         raise BuildFailed(f"{' '.join(command)} ended with {status}:\n{output}")
 

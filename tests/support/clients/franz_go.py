@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.clients.build import built, compile_program, copy_into, download
+from tests.support.clients.build import built, compile_program, copy_into
 from tests.support.clients.process import ProcessClient, sources
-from tests.support.tools import program
+from tests.support.registries import download, program
 
 
 class FranzGo(ProcessClient):
@@ -20,7 +20,7 @@ class FranzGo(ProcessClient):
 
         def build(folder: Path) -> None:
             copy_into(folder, files)
-            download([go, "mod", "download"], folder)
+            download("the modules of franz-go", [go, "mod", "download"], cwd=folder)
             # Stripped and without cgo: saves a minute of CPU.
             offline = {"GOPROXY": "off", "CGO_ENABLED": "0"}
             compile_program([go, "build", "-ldflags=-s -w", "-o", "driver", "."], folder, offline)

@@ -9,9 +9,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.clients.build import built, copy_into, download
+from tests.support.clients.build import built, copy_into
 from tests.support.clients.process import ProcessClient, sources
-from tests.support.tools import program
+from tests.support.registries import download, program
 
 
 class KafkaJs(ProcessClient):
@@ -26,7 +26,7 @@ class KafkaJs(ProcessClient):
         def install(work: Path) -> None:
             copy_into(work, files)
             npm = program(("npm",), "npm")
-            download([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], work)
+            download("kafkajs", [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=work)
 
         modules = built("kafkajs", files, install) / "node_modules"
         environment = {"NODE_PATH": str(modules), "KAFKAJS_NO_PARTITIONER_WARNING": "1"}

@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.support.clients.client import SECONDS, SESSION_MS, Client, Member, Record, Seen
-from tests.support.maven import RegistryUnreachable
 
 #: Longer than the clients' own timeouts, so that they time out first.
 _ANSWER_SECONDS = 2 * SECONDS
@@ -36,10 +35,9 @@ class ClientFailed(Exception):
 
 
 class ProcessClient(Client):
-    """A client whose process starts with the first command. If the registry fails, it is not asked again."""
+    """A client whose process starts with the first command."""
 
     _process: subprocess.Popen[bytes] | None = None
-    _unreachable: RegistryUnreachable | None = None
 
     @abstractmethod
     def command(self) -> tuple[list[str], Mapping[str, str]]:
@@ -100,13 +98,7 @@ class ProcessClient(Client):
         return answer[1:]
 
     def _start(self) -> subprocess.Popen[bytes]:
-        if self._unreachable is not None:
-            raise self._unreachable
-        try:
-            command, environment = self.command()
-        except RegistryUnreachable as error:
-            self._unreachable = error
-            raise
+        command, environment = self.command()
         self._process = subprocess.Popen(
             [*command, self.servers],
             stdin=subprocess.PIPE,
