@@ -18,7 +18,7 @@ demo: $(VENV)/demo.installed
 	$(BIN)/python jobs/demo.py
 
 test: $(VENV)/test.installed
-	$(BIN)/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=30 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=30 $(ARGS)
 
 # The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
 soak: $(VENV)/test.installed
