@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from selenium import webdriver
 
-from tests.support.clients.build import built, copy_into, download
-from tests.support.registries import program
+from tests.support.clients.build import built, copy_into
+from tests.support.registries import download, program
 from tests.ui.browser import chromium
 
 
@@ -29,6 +29,6 @@ def axe() -> str:
     def install(work: Path) -> None:
         copy_into(work, files)
         npm = program(("npm",), "npm")
-        download([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], work)
+        download("axe", [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=work)
 
     return (built("axe", files, install) / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
