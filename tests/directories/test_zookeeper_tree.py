@@ -118,7 +118,8 @@ class TestZooKeeper:
             waiting = threading.Thread(target=tree.put, args=("/a", b"2"))
             waiting.start()
             server.start()
-            waiting.join(SECONDS)
+            # a server that starts may swallow the handshake, which kazoo then awaits for the session timeout
+            waiting.join(tree._session.operation_seconds)
             assert not waiting.is_alive()
             assert tree.get("/a") == b"2"
             assert tree.get("/ids/1") == b"one"
