@@ -94,7 +94,7 @@ def test_a_cluster_on_ports_of_choice(tmp_path: Path) -> None:
         client.close()
         admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
         # at first the topic has no leader yet
-        wait_until(lambda: len(admin.list_topics("made", timeout=30).topics["made"].partitions) == 3)
+        wait_until(lambda: len(admin.list_topics("made", timeout=30).topics["made"].partitions) == 3, seconds=60)
         (broker,) = [
             pid for pid in _children(process) if f"{tmp_path}/c/broker-1" in Path(f"/proc/{pid}/cmdline").read_text()
         ]

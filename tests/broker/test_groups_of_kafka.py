@@ -210,7 +210,7 @@ def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
         (copy / "partition.metadata").unlink()  # Kafka gives the topic an id of its own
     with kafka:
         kafka.create_topic("t", PARTITIONS)
-        wait_until(lambda: _offsets(kafka.bootstrap_servers, "g") == [4, 10, -1001], "Kafka's offsets")
+        wait_until(lambda: _offsets(kafka.bootstrap_servers, "g") == [4, 10, -1001], "Kafka's offsets", seconds=30)
         assert _offsets(kafka.bootstrap_servers, "simple") == [-1001, -1001, 1]
         assert _offsets(kafka.bootstrap_servers, "deleted") == [-1001] * 3
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})

@@ -72,13 +72,18 @@ def test_properties(members: dict[str, Registration], partitions: dict[str, list
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 50))
 def test_a_member_that_leaves_moves_no_more_than_ranges_must(members: int, count: int) -> None:
-    """If the last member leaves, partitions stay or move to an earlier member; nothing moves if nothing changes."""
+    """If the last member leaves, partitions stay or move to an earlier member, and no other member gets fewer.
+
+    Nothing moves if nothing changes.
+    """
     names = [f"m{number:02}" for number in range(members + 1)]
     partitions = {"t": range(count)}
     before = assign({"t": names}, partitions)
     assert assign({"t": names}, partitions) == before
     after = assign({"t": names[:-1]}, partitions)
     assert all(after[partition] <= before[partition] for partition in before)
+    sizes_before, sizes_after = Counter(before.values()), Counter(after.values())
+    assert all(sizes_after[name] >= sizes_before[name] for name in names[:-1])
 
 
 def test_the_order_is_that_of_java() -> None:

@@ -45,7 +45,7 @@ def test_a_group_with_a_member(server: Server, admin: Admin, theirs: AdminClient
     topic = server.topic(2)
     consumer = _confluent(server, group)
     consumer.subscribe([topic])
-    wait_until(lambda: not consumer.poll(0.1) and len(consumer.assignment()) == 2)
+    wait_until(lambda: not consumer.poll(0.1) and len(consumer.assignment()) == 2, seconds=30)
     try:
         found = admin.describe_groups([group, f"{group}-no"]).check()
         described = found[group]

@@ -63,7 +63,7 @@ def test_two_brokers(pair: tuple[Kafka, Kafka]) -> None:
     one, two = pair
     servers = f"{one.bootstrap_servers},{two.bootstrap_servers}"
     with Admin({"bootstrap.servers": servers}) as admin:
-        wait_until(lambda: len(admin.describe_cluster().brokers) == 2)
+        wait_until(lambda: len(admin.describe_cluster().brokers) == 2, seconds=30)
         admin.create_topics([NewTopic("t", assignments=[[2, 1]]), NewTopic("moved", assignments=[[1]])]).check()
         Server(servers, "3.9.1").send("moved", [Line(0, None, bytes(100_000), ())] * 20)
 
@@ -72,16 +72,16 @@ def test_two_brokers(pair: tuple[Kafka, Kafka]) -> None:
             return partition.leader, partition.replicas, tuple(sorted(partition.in_sync))
 
         two.stop()
-        wait_until(lambda: seen("t")[0] == 1)
+        wait_until(lambda: seen("t")[0] == 1, seconds=30)
         assert error_code(admin.elect_leaders([("t", 0)])["t", 0]) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
         two.start()
-        wait_until(lambda: seen("t") == (1, (2, 1), (1, 2)))
+        wait_until(lambda: seen("t") == (1, (2, 1), (1, 2)), seconds=30)
         assert admin.elect_leaders() == {("t", 0): True}
-        wait_until(lambda: seen("t")[0] == 2)
+        wait_until(lambda: seen("t")[0] == 2, seconds=30)
         assert admin.elect_leaders([("t", 0)]) == {("t", 0): False}
 
         admin.alter_partition_reassignments({("moved", 0): [2]}).check()
-        wait_until(lambda: seen("moved") == (2, (2,), (2,)) and not admin.list_partition_reassignments())
+        wait_until(lambda: seen("moved") == (2, (2,), (2,)) and not admin.list_partition_reassignments(), seconds=30)
         theirs = KafkaAdminClient(bootstrap_servers=servers, request_timeout_ms=int(1000 * SECONDS))
         try:
 
@@ -89,11 +89,11 @@ def test_two_brokers(pair: tuple[Kafka, Kafka]) -> None:
                 (described,) = theirs.describe_topics(["moved"])
                 return [entry["replica_nodes"] for entry in described["partitions"]]
 
-            wait_until(lambda: replicas() == [[2]])  # it may ask the broker that learns of the move last
+            wait_until(lambda: replicas() == [[2]], seconds=30)  # it may ask the broker that learns of the move last
         finally:
             theirs.close()
         # a reassignment that only removes a stopped replica completes
         two.stop()
         admin.alter_partition_reassignments({("t", 0): [1]}).check()
-        wait_until(lambda: seen("t")[1] == (1,))
+        wait_until(lambda: seen("t")[1] == (1,), seconds=30)
         two.start()

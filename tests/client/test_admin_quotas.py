@@ -52,7 +52,7 @@ def test_quotas(server: Server, admin: Admin) -> None:
     admin.alter_client_quotas(wanted, validate_only=True).check()
     assert admin.describe_client_quotas() == {}
     admin.alter_client_quotas(wanted).check()
-    wait_until(lambda: admin.describe_client_quotas() == wanted)
+    wait_until(lambda: admin.describe_client_quotas() == wanted, seconds=30)
     said = _by_tool(server.servers, "--entity-type", "users", "--entity-type", "clients", "--entity-name", "alice",
                     "--entity-name", "c 1")  # fmt: skip
     assert re.search(r"user-principal 'alice', client-id 'c 1' are consumer_byte_rate=2000000\.0", said), said
@@ -69,9 +69,11 @@ def test_quotas(server: Server, admin: Admin) -> None:
     assert outcomes[ALICE] is None
     assert isinstance(outcomes[PAIR], ProtocolError)
     assert outcomes[PAIR].code == ErrorCode.INVALID_REQUEST
-    wait_until(lambda: admin.describe_client_quotas(ALICE, strict=True) == {ALICE: {"producer_byte_rate": 1e6}})
+    wait_until(
+        lambda: admin.describe_client_quotas(ALICE, strict=True) == {ALICE: {"producer_byte_rate": 1e6}}, seconds=30
+    )
     admin.alter_client_quotas({entity: dict.fromkeys(quotas) for entity, quotas in wanted.items()}).check()
-    wait_until(lambda: admin.describe_client_quotas() == {})
+    wait_until(lambda: admin.describe_client_quotas() == {}, seconds=30)
 
 
 def test_arguments(admin: Admin) -> None:

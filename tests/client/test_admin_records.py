@@ -125,11 +125,11 @@ def test_transactions(server: Server, admin: Admin) -> None:
             admin.abort_transaction((topic, 0), state.producer_id + 1000, 0)
         assert server_end(admin, topic) == 1
         admin.abort_transaction((topic, 0), state.producer_id, state.producer_epoch, state.coordinator_epoch)
-        wait_until(lambda: reader.list_offsets({(topic, 0): "latest"}).check()[topic, 0].offset == 2)
+        wait_until(lambda: reader.list_offsets({(topic, 0): "latest"}).check()[topic, 0].offset == 2, seconds=30)
         server.send(topic, short(1))
         consumer.assign([(topic, 0)])
         values: list[bytes | None] = []
-        wait_until(lambda: bool(values.extend(record.value for record in consumer.poll(0.2)) or values))
+        wait_until(lambda: bool(values.extend(record.value for record in consumer.poll(0.2)) or values), seconds=30)
         assert values == [b"0"]
     (after,) = [
         one for one in admin.describe_producers([(topic, 0)]).check()[topic, 0] if one.producer_id == ours.producer_id

@@ -69,7 +69,7 @@ def test_credentials(server: Server, admin: Admin, theirs: AdminClient) -> None:
     outcomes = admin.alter_scram_credentials([*changes, missing])
     assert (outcomes["dora"], outcomes["eve"]) == (None, None)
     assert error_code(outcomes["nobody"]) == ErrorCode.RESOURCE_NOT_FOUND
-    wait_until(lambda: set(admin.describe_scram_credentials()) == {"dora", "eve"})
+    wait_until(lambda: set(admin.describe_scram_credentials()) == {"dora", "eve"}, seconds=30)
     assert admin.describe_scram_credentials().check() == {
         "dora": {"SCRAM-SHA-256": 4096},
         "eve": {"SCRAM-SHA-512": 5000},
@@ -92,7 +92,7 @@ def test_acls(server: Server, admin: Admin, theirs: AdminClient) -> None:
     deny = Acl("group", "g-", "User:bob", "all", "prefixed", "deny", "127.0.0.1")
     assert admin.create_acls([read, deny]).check() == {read: None, deny: None}
     mine = AclFilter(principal="User:bob")
-    wait_until(lambda: set(admin.describe_acls(mine)) == {read, deny})
+    wait_until(lambda: set(admin.describe_acls(mine)) == {read, deny}, seconds=30)
     their_filter = AclBindingFilter(
         *(ResourceType.ANY, None, ResourcePatternType.ANY, "User:bob", None, AclOperation.ANY, AclPermissionType.ANY)
     )
@@ -104,7 +104,7 @@ def test_acls(server: Server, admin: Admin, theirs: AdminClient) -> None:
     assert admin.describe_acls(AclFilter("group", "g-7", pattern="match")) == [deny]
     nothing, topics = AclFilter("user"), AclFilter("topic", principal="User:bob")
     assert admin.delete_acls([nothing, topics]).check() == {nothing: [], topics: [read]}
-    wait_until(lambda: admin.describe_acls(mine) == [deny])
+    wait_until(lambda: admin.describe_acls(mine) == [deny], seconds=30)
 
 
 def test_arguments_that_are_refused(admin: Admin) -> None:

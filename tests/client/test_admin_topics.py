@@ -47,13 +47,13 @@ def test_topics_from_creation_to_deletion(server: Server, admin: Admin, theirs: 
         theirs.list_topics(timeout=SECONDS).topics
     )
     admin.delete_topic(name)
-    wait_until(lambda: name not in {one.name for one in admin.list_topics()})
+    wait_until(lambda: name not in {one.name for one in admin.list_topics()}, seconds=30)
     with pytest.raises(ProtocolError, match=f"topic {name}: UNKNOWN_TOPIC_OR_PARTITION"):
         admin.describe_topic(name)
     with pytest.raises(ProtocolError, match=f"deleting topic {name}.*UNKNOWN_TOPIC_OR_PARTITION"):
         admin.delete_topic(name)
     # the failed calls have not created the topic
-    wait_until(lambda: name not in theirs.list_topics(timeout=SECONDS).topics)
+    wait_until(lambda: name not in theirs.list_topics(timeout=SECONDS).topics, seconds=30)
 
 
 def test_each_topic_has_an_outcome_of_its_own(admin: Admin, name: str) -> None:

@@ -82,7 +82,7 @@ def test_deliveries_without_a_flush(servers: str, topic: str) -> None:
             (topic, 0, True),
             (topic, 1, True),
         ]
-        wait_until(lambda: len(told) == 200)
+        wait_until(lambda: len(told) == 200, seconds=SECONDS)
     assert sorted(found) == sorted(metadata for error, metadata in told if metadata and error is None)
     there = {(record.partition, record.offset): record for record in consume(servers, topic)}
     for number, metadata in enumerate(found):
@@ -173,7 +173,7 @@ def test_an_error_that_the_thread_meets() -> None:
         delivery = producer.send("t", b"a", on_delivery=lambda *x: told.append(x))
         error = delivery.exception(SECONDS)
         assert isinstance(error, ProtocolError)
-        wait_until(lambda: told)
+        wait_until(lambda: told, seconds=SECONDS)
         with pytest.raises(ProtocolError, match="TOPIC_AUTHORIZATION_FAILED"):
             producer.send("t", b"b")
         assert len(brokers.requests) == 1
@@ -196,9 +196,9 @@ def test_callbacks_may_send_and_their_errors_are_logged(caplog: pytest.LogCaptur
             raise ValueError("my mistake")
 
         producer.send("t", b"a", on_delivery=send_on)
-        wait_until(lambda: second)
+        wait_until(lambda: second, seconds=SECONDS)
         assert second[0].result(SECONDS).offset == 1
-        wait_until(lambda: "my mistake" in caplog.text)
+        wait_until(lambda: "my mistake" in caplog.text, seconds=SECONDS)
         assert brokers.log[A] == [b"a", b"b"]
 
 
@@ -280,7 +280,7 @@ def test_no_thread_uses_a_cluster_of_the_caller() -> None:
         told: list[Told] = []
         delivery = producer.send("t", b"a", on_delivery=lambda *x: told.append(x))
         assert not threads()
-        wait_until(lambda: producer.send("t", b"b") and brokers.log[A])
+        wait_until(lambda: producer.send("t", b"b") and brokers.log[A], seconds=SECONDS)
         producer.flush()
         assert told == [(None, delivery.result(0))]
         producer.close()
@@ -353,7 +353,7 @@ def test_a_callback_that_exits_does_not_end_the_thread() -> None:
         told: list[Told] = []
         producer.send("t", b"a", on_delivery=lambda *_: sys.exit(1)).result(SECONDS)
         producer.send("t", b"b", on_delivery=lambda *x: told.append(x)).result(SECONDS)
-        wait_until(lambda: told)
+        wait_until(lambda: told, seconds=SECONDS)
 
 
 def test_an_unknown_error_of_the_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def _asked_for(brokers: ScriptedCluster, topic: str) -> int:
 def test_while_a_call_looks_up_a_topic(brokers: ScriptedCluster, producer: Producer, as_arrow: bool) -> None:
     brokers.always("Metadata", late(LATE))
     sending = _Sending(producer, "late", as_arrow=as_arrow)
-    wait_until(lambda: _asked_for(brokers, "late"))
+    wait_until(lambda: _asked_for(brokers, "late"), seconds=SECONDS)
     for number in range(1, 20):
         producer.send("known", b"%d" % number).result(SECONDS)
     assert sending.is_alive()
@@ -100,7 +100,7 @@ def test_while_the_thread_looks_for_a_leader(brokers: ScriptedCluster, producer:
     brokers.always("Metadata", late(LATE))
     brokers.on("Produce", error(ErrorCode.NOT_LEADER_OR_FOLLOWER))
     waiting = producer.send("late", b"1")
-    wait_until(lambda: _asked_for(brokers, "late") > before)
+    wait_until(lambda: _asked_for(brokers, "late") > before, seconds=SECONDS)
     for number in range(1, 20):
         producer.send("known", b"%d" % number).result(SECONDS)
     assert not waiting.done()
@@ -144,7 +144,7 @@ def test_while_the_thread_asks_for_a_producer_id(brokers: ScriptedCluster) -> No
     try:
         assert [producer.partitions(topic) for topic in ("known", "late")] == [1, 1]
         deliveries = [producer.send("known", b"0")]
-        wait_until(lambda: brokers.count("InitProducerId"))
+        wait_until(lambda: brokers.count("InitProducerId"), seconds=SECONDS)
         for number in range(1, 50):  # several batches
             deliveries += [producer.send(topic, b"%d" % number) for topic in ("known", "late")]
         assert not any(delivery.done() for delivery in deliveries)
@@ -197,7 +197,7 @@ def test_while_the_thread_adds_partitions_to_a_transaction(brokers: ScriptedClus
     transactional.send("known", b"0").result(SECONDS)
     brokers.on("AddPartitionsToTxn", silent())
     lost = [transactional.send("late", b"lost")]
-    wait_until(lambda: brokers.count("AddPartitionsToTxn") == 2)
+    wait_until(lambda: brokers.count("AddPartitionsToTxn") == 2, seconds=SECONDS)
     for number in range(1, 50):
         delivery = transactional.send("known", b"%d" % number)
         lost.append(transactional.send("late", b"lost"))

@@ -33,11 +33,11 @@ def test_records_reach_a_new_partition() -> None:
             producer.send("t", b"first")
             assert not _sends_to(producer, 1)
             brokers.add_partitions("t", 1)
-            wait_until(lambda: _sends_to(producer, 1))
+            wait_until(lambda: _sends_to(producer, 1), seconds=60)
             for _ in range(4):
                 producer.send("t", b"turns" + bytes(100))
             brokers.add_partitions("t", 1)
-            wait_until(lambda: producer.partitions("t") == 3)
+            wait_until(lambda: producer.partitions("t") == 3, seconds=60)
             rows = {"value": [b"row"], "partition": pa.array([2], pa.int32())}
             producer.send_arrow(pa.table(rows), "t")
         written = {number: [value.rstrip(b"\0") for value in brokers.log["t", number]] for number in range(3)}
@@ -66,7 +66,7 @@ def test_metadata_that_can_not_be_had_are_no_error(monkeypatch: pytest.MonkeyPat
 
             with monkeypatch.context() as broken:
                 broken.setattr(producer._cluster, "metadata", fail)
-                wait_until(lambda: producer.partitions("t") == 1 and len(asked) > 1)
+                wait_until(lambda: producer.partitions("t") == 1 and len(asked) > 1, seconds=60)
                 producer.send("t", b"1")
                 producer.flush()
             missing = brokers.topics.pop("t")
@@ -74,7 +74,7 @@ def test_metadata_that_can_not_be_had_are_no_error(monkeypatch: pytest.MonkeyPat
             producer.flush()
             brokers.topics["t"] = missing
             brokers.add_partitions("t", 1)
-            wait_until(lambda: producer.partitions("t") == 2)
+            wait_until(lambda: producer.partitions("t") == 2, seconds=60)
         assert brokers.log["t", 0] == [b"0", b"1", b"2"]
 
 
@@ -85,7 +85,7 @@ def test_fewer_partitions_of_a_topic_made_anew() -> None:
             for _ in range(3):
                 producer.send("t", b"before").result(60)
             brokers.topics["t"] = 1
-            wait_until(lambda: producer.partitions("t") == 1)
+            wait_until(lambda: producer.partitions("t") == 1, seconds=60)
             assert [producer.send("t", b"after").partition for _ in range(3)] == [0, 0, 0]
 
 
@@ -120,5 +120,5 @@ def test_at_our_broker() -> None:
         with Producer(servers | ALWAYS) as producer, Admin(servers) as admin:
             producer.send("t", b"first").result(60)
             admin.create_partitions({"t": 3}).check()
-            wait_until(lambda: _sends_to(producer, 2))
+            wait_until(lambda: _sends_to(producer, 2), seconds=60)
             producer.flush()

@@ -134,7 +134,7 @@ def test_a_producer_goes_on_with_the_others(brokers: ScriptedCluster, port: Port
             real, brokers.ports[DEAD] = brokers.ports[DEAD], number
             thread = threading.Thread(target=_write, args=(cluster, failures))
             thread.start()
-            wait_until(lambda: brokers.values("t", SOUND) == VALUES)
+            wait_until(lambda: brokers.values("t", SOUND) == VALUES, seconds=30)
             assert thread.is_alive() or acks == "0"
             brokers.ports[DEAD] = real
         thread.join(60)

@@ -105,7 +105,7 @@ class TestFiles:
             assert tree.get("/ids/1") == b"x"
             process.kill()  # the child lives until its standard input ends
             process.wait()
-            wait_until(lambda: tree.get("/ids/1") is None)
+            wait_until(lambda: tree.get("/ids/1") is None, seconds=30)
             tree.close()
 
     def test_many_processes(self, tmp_path: Path) -> None:

@@ -224,7 +224,7 @@ class TestContract:
         other = open_another()
         other.put("/w/later/a", b"")
         assert calls.acquire(timeout=SECONDS)
-        wait_until(lambda: tree.children("/w/later") == ["a"])
+        wait_until(lambda: tree.children("/w/later") == ["a"], seconds=30)
         for change in (
             lambda: other.put("/w/later/b", b""),
             lambda: other.delete("/w/later/a"),
@@ -319,7 +319,7 @@ class TestContract:
         tree.watch("/w", fail)
         tree.put("/w/a", b"")
         assert calls.acquire(timeout=SECONDS)
-        wait_until(lambda: "from the test" in caplog.text)
+        wait_until(lambda: "from the test" in caplog.text, seconds=30)
         while calls.acquire(blocking=False):
             pass
         tree.put("/w/b", b"")
@@ -360,7 +360,7 @@ class TestContract:
         other.watch("/ids", calls.release)
         tree.close()
         assert calls.acquire(timeout=SECONDS)
-        wait_until(lambda: other.children("/ids") == ["2"])
+        wait_until(lambda: other.children("/ids") == ["2"], seconds=30)
         assert other.get("/ids/1") is None
         other.create("/ids/1", b"mine", ephemeral=True)
         other.delete("/ids/1")
@@ -397,7 +397,7 @@ class TestContract:
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert calls.acquire(timeout=SECONDS)
-        wait_until(lambda: tree.get("/ids/1") is None)
+        wait_until(lambda: tree.get("/ids/1") is None, seconds=30)
         assert tree.children("/ids") == []
         tree.create("/ids/1", b"mine", ephemeral=True)
         assert tree.get("/ids/1") == b"mine"

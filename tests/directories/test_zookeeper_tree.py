@@ -68,7 +68,7 @@ class TestZooKeeper:
         tree.watch("/w", calls.release)
         before = expire(tree, zookeeper)
         assert calls.acquire(timeout=SECONDS)
-        wait_until(lambda: other.children("/ids") == ["1", "2"])
+        wait_until(lambda: other.children("/ids") == ["1", "2"], seconds=30)
         assert (other.get("/ids/1"), other.get("/ids/2")) == (b"one", b"changed")
         assert tree._client.client_id[0] != before
         while calls.acquire(blocking=False):
@@ -100,7 +100,7 @@ class TestZooKeeper:
         with tree._ephemeral_lock:  # delays the restoration
             expire(tree, zookeeper)
             other.create("/ids/1", b"other", ephemeral=True)
-        wait_until(lambda: "another process has created /ids/1" in caplog.text)
+        wait_until(lambda: "another process has created /ids/1" in caplog.text, seconds=30)
         assert tree.get("/ids/1") == b"other"
         tree.close()
         other.close()
@@ -114,7 +114,7 @@ class TestZooKeeper:
             tree.create("/ids/1", b"one", ephemeral=True)
             tree.watch("/a", calls.release)
             server.kill()
-            wait_until(lambda: not tree._client.connected)
+            wait_until(lambda: not tree._client.connected, seconds=30)
             waiting = threading.Thread(target=tree.put, args=("/a", b"2"))
             waiting.start()
             server.start()

@@ -80,7 +80,7 @@ def test_lag_of_all_groups(cluster: EmbeddedCluster, topic: str) -> None:
         assert value(samples, "klog_topic_latest_offset", topic=topic, partition="0") == 10
         assert value(samples, "klog_group_members", group=two) == 0
         produce(servers, topic, 5, 0, now)
-        wait_until(lambda: value(scrape(address), "klog_group_lag_records", group=two, **place) == 5)
+        wait_until(lambda: value(scrape(address), "klog_group_lag_records", group=two, **place) == 5, seconds=30)
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr is not None
@@ -99,7 +99,7 @@ def test_an_outage_keeps_the_last_figures(
     config.write_text("default.api.timeout.ms=2000\nrequest.timeout.ms=2000\n")
     with lag_server(topic, "-b", servers, "--command-config", str(config)) as (address, _):
         cluster.kill(0)
-        wait_until(lambda: bool(value(scrape(address), "klog_group_lag_refresh_failures_total")))
+        wait_until(lambda: bool(value(scrape(address), "klog_group_lag_refresh_failures_total")), seconds=30)
         place = {"topic": topic, "partition": "0", "store": "kafka"}
         assert value(scrape(address), "klog_group_lag_records", group=topic, **place) == 2
 

@@ -41,7 +41,7 @@ def _delete(servers: str, topic: str) -> None:
     """Delete a topic, and wait until it is gone."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.delete_topic(topic)
-        wait_until(lambda: all(one.name != topic for one in admin.list_topics()))
+        wait_until(lambda: all(one.name != topic for one in admin.list_topics()), seconds=SECONDS)
 
 
 def _make_again(servers: str, topic: str, count: int) -> list[list[bytes]]:
@@ -95,11 +95,11 @@ def test_others_are_copied_on(topics: _Topics, target: EmbeddedCluster) -> None:
     mirror = topics.mirror()
     thread = threading.Thread(target=mirror.run, daemon=True)
     thread.start()
-    wait_until(lambda: mirror.totals.records == 40)
+    wait_until(lambda: mirror.totals.records == 40, seconds=SECONDS)
     _delete(topics.source, topics.goes)
     more = _write(topics.source, topics.stays, "more", 20)
-    wait_until(lambda: mirror.totals.records == 60)
-    wait_until(lambda: mirror.totals.partitions == _PARTITIONS)  # at once, not at the next refresh
+    wait_until(lambda: mirror.totals.records == 60, seconds=SECONDS)
+    wait_until(lambda: mirror.totals.partitions == _PARTITIONS, seconds=SECONDS)  # at once, not at the next refresh
     mirror.stop()
     thread.join(SECONDS)
     assert not thread.is_alive()
@@ -198,7 +198,7 @@ def test_deleted_while_the_mirror_makes_topics(
     mirror = topics.mirror()
     thread = threading.Thread(target=mirror.run, daemon=True)
     thread.start()
-    wait_until(lambda: mirror.totals.records == 20)
+    wait_until(lambda: mirror.totals.records == 20, seconds=SECONDS)
     mirror.stop()
     thread.join(SECONDS)
     assert not thread.is_alive()

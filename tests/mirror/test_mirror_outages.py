@@ -84,12 +84,12 @@ def test_brokers_that_die_in_the_middle_of_a_transaction(source: EmbeddedCluster
     running.start()
     sent = _PART
     for side in (target, source):
-        wait_until(lambda: running.has(sent))  # noqa: B023 - called at once
+        wait_until(lambda: running.has(sent), seconds=SECONDS)  # noqa: B023 - called at once
         side.kill(0)
         side.restart(0)
         _send(source.bootstrap_servers, topic, sent)
         sent += _PART
-    wait_until(lambda: running.has(sent))
+    wait_until(lambda: running.has(sent), seconds=SECONDS)
     running.finish()
     before = read_topic(source.bootstrap_servers, topic, _PARTITIONS)
     assert sum(map(len, before)) == sent
@@ -111,10 +111,10 @@ def test_a_partition_without_a_leader_when_the_mirror_begins(server_dir: Path, t
         second = {"bootstrap.servers": target.bootstrap_servers}
         running = _Running(MirrorSettings(first, second, name=topic, topics=re.compile(topic), refresh_seconds=3600))
         running.start()
-        wait_until(lambda: running.has(_PART // 2))
+        wait_until(lambda: running.has(_PART // 2), seconds=SECONDS)
         assert running.mirror.totals.partitions == 1
         two.restart(1)
-        wait_until(lambda: running.has(_PART))
+        wait_until(lambda: running.has(_PART), seconds=SECONDS)
         running.finish()
         assert running.mirror.totals.restarts == 0
         before = read_topic(servers, topic, _PARTITIONS)
@@ -141,7 +141,8 @@ def test_a_transaction_that_lasted_too_long(
         if not was_late.is_set() and session.totals.records:
             with Admin({"bootstrap.servers": target.bootstrap_servers}) as admin:
                 wait_until(
-                    lambda: admin.describe_transactions([transaction]).check()[transaction].state == "CompleteAbort"
+                    lambda: admin.describe_transactions([transaction]).check()[transaction].state == "CompleteAbort",
+                    seconds=SECONDS,
                 )
             was_late.set()
         real(session)
@@ -149,7 +150,7 @@ def test_a_transaction_that_lasted_too_long(
     monkeypatch.setattr(Session, "_commit", commit_late)
     running = _Running(settings)
     running.start()
-    wait_until(lambda: running.has(2 * _PART))  # the count includes aborted records
+    wait_until(lambda: running.has(2 * _PART), seconds=SECONDS)  # the count includes aborted records
     running.finish()
     assert running.mirror.totals.restarts
     assert read_topic(target.bootstrap_servers, topic, _PARTITIONS) == read_topic(

@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 
 from .registries import cache_root, download, program
 
+_SECONDS = 900
 # Written last, before the folder gets its name; a folder without it is not from `resolve`.
 _MARKER = ".artifacts"
 
@@ -89,7 +90,13 @@ def _download(pom: str, artifacts: Sequence[str], folder: Path) -> None:
             f"-DoutputDirectory={jars}",
             "-DincludeScope=runtime",
         ]
-        download(", ".join(artifacts), command, cwd=work)
+        download(
+            ", ".join(artifacts),
+            command,
+            cwd=work,
+            seconds=_SECONDS,
+            is_done=lambda status: status == 0 and any(jars.glob("*.jar")),
+        )
         (jars / _MARKER).write_text(_marker_text(artifacts))
         shutil.rmtree(folder, ignore_errors=True)
         jars.rename(folder)

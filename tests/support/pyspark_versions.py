@@ -106,7 +106,7 @@ def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
             subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True, timeout=_INSTALL_SECONDS)
             # -I: without PYTHONPATH
             command = [str(python), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
-            download(packages[0], command)
+            download(packages[0], command, seconds=_INSTALL_SECONDS)
             complete.write_text(content)
     return python
 

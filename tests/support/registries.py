@@ -7,13 +7,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 _ATTEMPTS = 5
 _FIRST_PAUSE_SECONDS = 2.0
-_ATTEMPT_SECONDS = 900
+_ATTEMPT_SECONDS = 300
 #: What could not be fetched: later calls do not try again.
 _unreachable: dict[str, RegistryUnreachable] = {}
 
@@ -52,8 +52,17 @@ def run(
     return done.returncode, done.stdout[-4000:]
 
 
-def download(what: str, *commands: Sequence[str], cwd: Path | None = None) -> None:
-    """Run commands of a package manager until the last one succeeds; `RegistryUnreachable`, which names `what`."""
+def download(
+    what: str,
+    *commands: Sequence[str],
+    cwd: Path | None = None,
+    seconds: float = _ATTEMPT_SECONDS,
+    is_done: Callable[[int], object] = lambda status: status == 0,
+) -> None:
+    """Run commands of a package manager until `is_done`, which takes the exit code of the last one.
+
+    `RegistryUnreachable`, which names `what`, if that fails repeatedly.
+    """
     if what in _unreachable:
         raise _unreachable[what]
     status, output = -1, ""
@@ -61,8 +70,8 @@ def download(what: str, *commands: Sequence[str], cwd: Path | None = None) -> No
         if attempt:
             time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
         for command in commands:
-            status, output = run(command, cwd)
-        if status == 0:
+            status, output = run(command, cwd, seconds=seconds)
+        if is_done(status):
             return
     _unreachable[what] = RegistryUnreachable(
         f"{commands[-1][0]} could not fetch {what} in {_ATTEMPTS} attempts; its last output:\n{output}"
@@ -85,11 +94,13 @@ def program(names: tuple[str, ...], package: str) -> str:
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".lock").open("w") as lock:  # only one apt-get at a time
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # a failed update is ignored: the existing lists may suffice
-        download(package, ["apt-get", "update"], ["apt-get", "install", "-y", package])
-    found = _find(names)
-    if found is None:
-        raise RegistryUnreachable(f"{names[0]} is not on PATH, and Debian's package {package} has no such program")
+        found = _find(names)  # another process may have installed it
+        if found is None:
+            # exit codes do not count: old lists may suffice, and a service that can't be started fails its installation
+            commands = ["apt-get", "update"], ["apt-get", "install", "-y", package]
+            download(package, *commands, is_done=lambda _: _find(names))
+            found = _find(names)
+    assert found is not None
     return found
 
 

@@ -43,7 +43,7 @@ class Background:
 
     def __enter__(self) -> Background:
         self._thread.start()
-        wait_until(lambda: self.steps or self.error)
+        wait_until(lambda: self.steps or self.error, seconds=SECONDS)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,5 +107,7 @@ def expire(tree: ZooKeeperTree, server: ZooKeeperServer) -> int:
     thief.stop()
     thief.close()
     session: int = identity[0]
-    wait_until(lambda: tree._client.client_id is not None and tree._client.client_id[0] not in (None, session))
+    wait_until(
+        lambda: tree._client.client_id is not None and tree._client.client_id[0] not in (None, session), seconds=SECONDS
+    )
     return session

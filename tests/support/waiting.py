@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 
-#: Far more than anything takes, also on a loaded machine.
 _SECONDS = 60.0
 
 
-def wait_until(condition: Callable[[], object], what: str = "it does not come", seconds: float = _SECONDS) -> None:
+def wait_until(condition: Callable[[], object], what: str = "it does not come", seconds: float = 20.0) -> None:
     """Wait until `condition` is true; AssertionError with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -124,16 +124,16 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
     settings |= {"rebalance.backoff.ms": "5000"}
     try:
         with console_consumer(connect, topic, server_dir / "theirs.log", "--from-beginning") as theirs:
-            wait_until(lambda: sum(owners().values()) == _PARTITIONS)
+            wait_until(lambda: sum(owners().values()) == _PARTITIONS, seconds=60)
             produce(servers, topic, range(60))
-            wait_until(lambda: sorted(theirs.read) == list(range(60)))
+            wait_until(lambda: sorted(theirs.read) == list(range(60)), seconds=60)
             # ours joins: the two share the partitions, and ours goes on where the other one committed
             with ConsumerConnector(settings) as connector:
                 ours = Ours(connector.create_message_streams({topic: 1})[topic][0])
-                wait_until(lambda: sorted(owners().values()) == [3, 3])
+                wait_until(lambda: sorted(owners().values()) == [3, 3], seconds=60)
                 assert {owner.rpartition("-")[0] for owner in owners()} > {connector.consumer_id}
                 produce(servers, topic, range(60, 120))
-                wait_until(lambda: sorted(theirs.read + ours.read) == list(range(120)))
+                wait_until(lambda: sorted(theirs.read + ours.read) == list(range(120)), seconds=60)
                 assert len(ours.read) == len(theirs.read) - 60 == 30
                 connector.commit_offsets()
                 # Kafka's tools describe the group
@@ -150,16 +150,16 @@ def test_one_group(place: tuple[str, str], topic: str, server_dir: Path) -> None
                     assert found[number] == ("20", "20", "0", f"{connector.consumer_id}-0"), checked
                 # theirs leaves, and ours gets all partitions
                 theirs.stop()
-                wait_until(lambda: owners() == {f"{connector.consumer_id}-0": _PARTITIONS})
+                wait_until(lambda: owners() == {f"{connector.consumer_id}-0": _PARTITIONS}, seconds=60)
                 produce(servers, topic, range(120, 180))
-                wait_until(lambda: sorted(theirs.read + ours.read) == list(range(180)))
+                wait_until(lambda: sorted(theirs.read + ours.read) == list(range(180)), seconds=60)
             ours.join()
         stored = [tree.get(f"/consumers/{topic}/offsets/{topic}/{number}")[0] for number in range(_PARTITIONS)]
         assert stored == [b"30"] * _PARTITIONS
         # theirs goes on where ours committed
         with console_consumer(connect, topic, server_dir / "theirs.log") as again:
             produce(servers, topic, range(180, 200))
-            wait_until(lambda: sorted(again.read) == list(range(180, 200)))
+            wait_until(lambda: sorted(again.read) == list(range(180, 200)), seconds=60)
     finally:
         tree.stop()
         tree.close()

@@ -94,16 +94,16 @@ def test_killed_while_it_rebalances(zookeeper: ZooKeeperServer, server_dir: Path
                     producer.produce("t", str(sent), partition=sent % _PARTITIONS)
                     sent += 1
                 assert producer.flush(20) == 0
-                wait_until(lambda: all(member.name for member in members))
+                wait_until(lambda: all(member.name for member in members), seconds=60)
                 # kill one member while another one joins: both change the ownership
                 newcomer = Process(connect, "g", "t", log)
                 everybody.append(newcomer)
                 if rng.random() < 0.5:
-                    wait_until(lambda: newcomer.name)  # noqa: B023
+                    wait_until(lambda: newcomer.name, seconds=60)  # noqa: B023
                 victim = members.pop(rng.randrange(len(members)))
                 victim.end(kill=True)
                 members.append(newcomer)
-            wait_until(lambda: all(member.name for member in members))
+            wait_until(lambda: all(member.name for member in members), seconds=60)
 
             def owned() -> dict[str, int]:
                 found: Counter[str] = Counter()
@@ -115,9 +115,10 @@ def test_killed_while_it_rebalances(zookeeper: ZooKeeperServer, server_dir: Path
                 return dict(found)
 
             expected = {member.name: _PARTITIONS // _MEMBERS for member in members}
-            wait_until(lambda: owned() == expected)
+            wait_until(lambda: owned() == expected, seconds=60)
             wait_until(
-                lambda: {value for each in everybody for value in each.read.values()} >= set(map(str, range(sent)))
+                lambda: {value for each in everybody for value in each.read.values()} >= set(map(str, range(sent))),
+                seconds=60,
             )
             for each in everybody:  # every message was read at the offset where it was written
                 for (partition, offset), value in each.read.items():

@@ -54,7 +54,7 @@ def test_rules_by_prefix(module_server_dir: Path, tmp_path: Path) -> None:
             rules += [("transactional-id", "team-a.", operation, "prefixed") for operation in ("write", "describe")]
             acls = {Acl(what, name, "User:writer", may, how) for what, name, may, how in rules}
             admin.create_acls(acls).check()
-            wait_until(lambda: set(admin.describe_acls(AclFilter(principal="User:writer"))) == acls)
+            wait_until(lambda: set(admin.describe_acls(AclFilter(principal="User:writer"))) == acls, seconds=30)
             lost = task(claim(settings, tmp_path, "team-a."), b"lost")
             claimed = claim(settings, tmp_path, "team-a.")
             state = admin.describe_transactions([lost.transactional_id]).check()[lost.transactional_id].state
@@ -67,5 +67,5 @@ def test_rules_by_prefix(module_server_dir: Path, tmp_path: Path) -> None:
                 task(claim(settings, other, "team-b."), b"c")
         claimed = claim(settings, tmp_path, "team-a.")
         decide(settings, tmp_path, claimed, 1, [task(claimed, b"end")])
-        wait_until(lambda: "end" in by_confluent(kafka.bootstrap_servers, TOPIC, 0))
+        wait_until(lambda: "end" in by_confluent(kafka.bootstrap_servers, TOPIC, 0), seconds=30)
         assert sorted(by_confluent(kafka.bootstrap_servers, TOPIC, 0)) == ["a", "b", "end"]
