@@ -19,6 +19,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
 from spark_klog.client.delivery.gathering import Gathering
 from spark_klog.client.delivery.sender import Sender
+from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import (
     BufferExhausted,
     ConcurrentUse,
@@ -402,6 +403,23 @@ def test_close_while_another_thread_waits() -> None:
             brokers.leaders[A] = 0
             producer.close()
             assert brokers.log[A] == []
+
+
+def test_close_while_the_thread_begins_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(threads())
+    with ModelCluster(1, {"t": 1}) as brokers, producing(brokers.servers, linger_ms="0") as producer:
+        producer.send("t", b"a").result(SECONDS)
+        thread = producer._background
+        assert thread is not None
+        clear = Waker.clear
+
+        def clear_after_stop(waker: Waker) -> None:
+            thread.stop()  # as close does before it waits for its own turn
+            clear(waker)
+
+        monkeypatch.setattr(Waker, "clear", clear_after_stop)
+        thread.wake()
+        wait_until(lambda: len(threads()) == before, seconds=10)
 
 
 def test_close_in_a_callback_of_flush() -> None:

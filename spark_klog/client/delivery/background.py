@@ -136,9 +136,9 @@ class Background:
         try:
             while True:
                 with self._turns.of_thread():
+                    self._waker.clear()  # before the look at what it was woken for
                     if self._is_stopped:
                         return
-                    self._waker.clear()
                     pause, connections = self._work()
                     self.looks_at = time.monotonic() + pause
                 self._call_after()
