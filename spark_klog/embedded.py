@@ -37,7 +37,8 @@ from spark_klog.child_process import (
     await_orphans,
 )
 from spark_klog.directories.paths import host_and_port
-from spark_klog.errors import ConfigError, KlogError
+from spark_klog.directories.trees.opening import open_tree
+from spark_klog.errors import ConfigError, DirectoryError, KlogError
 from spark_klog.log.files.lock import take_lock
 from spark_klog.log.layout import check_cluster_directory, mark_cluster, usable
 from spark_klog.wire.listening import parse_listen
@@ -174,11 +175,21 @@ class EmbeddedCluster:
         log = self.data_dir / "zookeeper.log"
         self._zookeeper = ChildProcess([*SUPERVISED, *command], log, subprocess.STDOUT, self._lock)
         deadline = time.monotonic() + START_SECONDS
-        while not answers((_HOST, port)):
+        while not self._has_sessions(port):
             if time.monotonic() > deadline or self._zookeeper.popen.poll() is not None:
                 raise self._zookeeper.start_error("ZooKeeper")
             time.sleep(0.05)
         self.zookeeper_connect = f"{_HOST}:{port}"
+
+    def _has_sessions(self, port: int) -> bool:
+        """Whether ZooKeeper opens a session; it accepts connections before it does."""
+        if not answers((_HOST, port)):
+            return False
+        try:
+            open_tree(f"zookeeper://{_HOST}:{port}").close()
+        except DirectoryError:
+            return False
+        return True
 
     def restart(self, broker_id: int) -> None:
         """Start a broker that was killed (or not yet started), with its port and data.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,6 +73,23 @@ def test_what_can_not_start(tmp_path: Path) -> None:
             EmbeddedCluster(data_dir=tmp_path, listen=address).start()
         with pytest.raises(ConfigError, match=f"^{told}zookeeper-port"):
             EmbeddedCluster(data_dir=tmp_path / "z", zookeeper=True, zookeeper_port=int(address[10:])).start()
+
+
+def test_a_zookeeper_that_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts connections long before it opens sessions; the brokers are started after that."""
+    java = shutil.which("java")
+    late = f"""#!{sys.executable}
+import os, socket, sys, time
+config = dict(line.split("=", 1) for line in open(sys.argv[-1]).read().splitlines())
+with socket.create_server((config["clientPortAddress"], int(config["clientPort"]))):
+    time.sleep(15)
+os.execv({java!r}, [{java!r}, *sys.argv[1:]])
+"""
+    (tmp_path / "java").write_text(late)
+    (tmp_path / "java").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with EmbeddedCluster(data_dir=tmp_path / "c", zookeeper=True) as cluster:
+        assert len(AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=30).brokers) == 1
 
 
 def test_a_cluster_on_ports_of_choice(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
 
@@ -16,7 +18,8 @@ from spark_klog.directories.trees import zookeeper as zookeeper_module
 from spark_klog.directories.trees.zookeeper import ZooKeeperTree
 from spark_klog.directories.trees.zookeeper_session import Operation
 from spark_klog.errors import DirectoryError
-from tests.support.kafka import ZooKeeperServer, free_port
+from tests.support.kafka import HOST, ZooKeeperServer, free_port
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.trees import SECONDS, expire
 from tests.support.waiting import wait_until
 
@@ -29,6 +32,24 @@ class TestZooKeeper:
             ZooKeeperTree(f"{address}/x", session_timeout=1.0)
         assert time.monotonic() - start < 10
         assert "Traceback" not in "".join(capfd.readouterr())
+
+    def test_a_handshake_without_an_answer(self, zookeeper: ZooKeeperServer) -> None:
+        """A server that has just started may swallow it; kazoo awaits it for the session timeout, and tries again."""
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server((HOST, 0)))
+            port = listener.getsockname()[1]
+
+            def swallow() -> None:
+                stack.enter_context(listener.accept()[0])
+                listener.close()
+                stack.enter_context(TcpProxy(port, int(zookeeper.connect.rpartition(":")[2]), seed=1))
+
+            swallowing = threading.Thread(target=swallow)
+            swallowing.start()
+            tree = ZooKeeperTree(f"{HOST}:{port}/swallowed", session_timeout=2.0)
+            swallowing.join()
+            tree.put("/a", b"1")
+            tree.close()
 
     def test_chroot(self, zookeeper: ZooKeeperServer) -> None:
         with warnings.catch_warnings():

@@ -37,7 +37,7 @@ class ZooKeeperTree:
     """A tree in the ensemble `connect`: HOST:PORT,HOST:PORT/CHROOT; creates the chroot.
 
     `session_timeout` is in seconds; the server may raise or lower it. `ConfigError` if `connect` is malformed,
-    `DirectoryError` if no ZooKeeper answers. Source: 0.10 documentation, "zookeeper.connect".
+    `DirectoryError` if no ZooKeeper answers for twice as long. Source: 0.10 documentation, "zookeeper.connect".
     """
 
     def __init__(self, connect: str, session_timeout: float = SESSION_SECONDS) -> None:

@@ -101,10 +101,12 @@ class ZooKeeperSession:
                 f"zookeeper.connect {connect!r} is malformed ({error}): write HOST:PORT,HOST:PORT/CHROOT"
             ) from None
         try:
-            self.client.start(session_timeout)
+            # A server that has just started may swallow a handshake, which kazoo awaits for the session timeout.
+            self.client.start(self.operation_seconds)
         except KazooTimeoutError:
             raise DirectoryError(
-                f"no ZooKeeper answers at {connect} within {session_timeout:g} s: is it running, is the address right?"
+                f"no ZooKeeper answers at {connect} within {self.operation_seconds:g} s: is it running, is the address "
+                "right?"
             ) from None
         try:
             if self._chroot:
