@@ -228,10 +228,10 @@ def _answered(answer: dict[str, Any]) -> bytes:
 def test_a_fetch_waits_no_longer_than_it_wants(client: RawClient, partition: str) -> None:
     begin = time.monotonic()
     assert _answered(client.request(FETCH, 11, _fetch(partition, 0, 400, 1))) == b""
-    assert 0.35 < time.monotonic() - begin < 5
+    assert 0.35 < time.monotonic() - begin < 10
     begin = time.monotonic()
     assert _answered(client.request(FETCH, 11, _fetch(partition, 0, 20_000, 0))) == b""
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 10
 
 
 def test_a_waiting_fetch_is_answered_by_a_produce(broker: KlogBroker, client: RawClient, partition: str) -> None:
@@ -246,7 +246,7 @@ def test_a_waiting_fetch_is_answered_by_a_produce(broker: KlogBroker, client: Ra
             begin = time.monotonic()
             assert _produce(producer, partition, bytes(batch)) == 0
         records = _answered(decode_response(FETCH, 11, client.receive_frame())[1])
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 10
         assert records == struct.pack(">q", number) + batch[8:12] + bytes(4) + batch[16:]
 
 
@@ -268,7 +268,7 @@ def test_min_bytes_are_awaited(broker: KlogBroker, client: RawClient, partition:
         begin = time.monotonic()
         assert _produce(producer, partition, bytes(batch)) == 0
     waiting.join(10)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 10
     assert [len(answer) for answer in answers] == [3 * len(batch)]
 
 
