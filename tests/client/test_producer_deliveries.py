@@ -59,8 +59,9 @@ def producing(servers: str, **more: str) -> Iterator[Producer]:
         producer.abort()
 
 
-def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "spark_klog-producer"]
+def threads() -> set[threading.Thread]:
+    """Those of all producers in this process: one that has been closed may still be ending."""
+    return {thread for thread in threading.enumerate() if thread.name == "spark_klog-producer"}
 
 
 def test_deliveries_without_a_flush(servers: str, topic: str) -> None:
@@ -136,17 +137,17 @@ def test_linger() -> None:
 
 
 def test_a_thread_only_for_send() -> None:
-    before = len(threads())
+    before = threads()
     with ModelCluster(1, {"t": 1}) as brokers:
         import pyarrow as pa
 
         with producing(brokers.servers) as producer:
             producer.send_arrow(pa.table({"value": ["a"]}), "t")
             producer.flush()
-            assert len(threads()) == before
+            assert threads() <= before
             producer.send("t", b"b")
-            assert len(threads()) == before + 1
-        assert len(threads()) == before
+            assert len(threads() - before) == 1
+        assert threads() <= before
 
 
 def test_each_record_is_told_its_error() -> None:
@@ -206,7 +207,7 @@ def test_callbacks_may_send_and_their_errors_are_logged(caplog: pytest.LogCaptur
 def test_a_full_buffer() -> None:
     """`send` waits for max.block.ms and then adds nothing; the producer goes on once there is a leader again."""
     with ModelCluster(1, {"t": 2}) as brokers:
-        more = {"batch_size": "1000", "buffer_memory": "5000", "max_block_ms": "300"}
+        more = {"batch_size": "1000", "buffer_memory": "5000", "max_block_ms": "2000"}
         with producing(brokers.servers, linger_ms="600000", **more) as producer:
             producer.partitions("t")
             brokers.leaders[A] = -1
@@ -216,7 +217,7 @@ def test_a_full_buffer() -> None:
                 for _ in range(20):
                     sent.append(producer.send("t", bytes(600), partition=0))
 
-            with pytest.raises(BufferExhausted, match=r"buffer\.memory=5000, .* 0\.3 s \(max\.block\.ms\).* t-0"):
+            with pytest.raises(BufferExhausted, match=r"buffer\.memory=5000, .* 2 s \(max\.block\.ms\).* t-0"):
                 fill()
             brokers.leaders[A] = 0
             producer.flush()
@@ -255,7 +256,7 @@ def test_transactions(servers: str, topic: str) -> None:
 
 def test_a_call_waits_for_another_threads_call_for_its_time_only() -> None:
     with ModelCluster(1, {"t": 1}) as brokers:
-        with producing(brokers.servers, max_block_ms="200", linger_ms="600000") as producer:
+        with producing(brokers.servers, max_block_ms="2000", linger_ms="600000") as producer:
             producer.send("t", b"a")
             brokers.leaders[A] = -1
             producer._cluster.forget_leaders()
@@ -266,7 +267,7 @@ def test_a_call_waits_for_another_threads_call_for_its_time_only() -> None:
                 while flusher.is_alive():  # the flush may not have begun
                     producer.send("t", b"b")
 
-            with pytest.raises(RequestTimedOut, match=r"another thread .* 0\.2 s \(max\.block\.ms\)"):
+            with pytest.raises(RequestTimedOut, match=r"another thread .* 2 s \(max\.block\.ms\)"):
                 send_on()
             brokers.leaders[A] = 0
             flusher.join(SECONDS)
@@ -276,11 +277,12 @@ def test_a_call_waits_for_another_threads_call_for_its_time_only() -> None:
 
 def test_no_thread_uses_a_cluster_of_the_caller() -> None:
     """The caller may use the cluster at the same time. The producer's calls send records once linger.ms is over."""
+    before = threads()
     with ModelCluster(1, {"t": 1}) as brokers:
         producer = Producer(Cluster(client_config({"bootstrap.servers": brokers.servers, "linger.ms": "0"})))
         told: list[Told] = []
         delivery = producer.send("t", b"a", on_delivery=lambda *x: told.append(x))
-        assert not threads()
+        assert threads() <= before
         wait_until(lambda: producer.send("t", b"b") and brokers.log[A], seconds=SECONDS)
         producer.flush()
         assert told == [(None, delivery.result(0))]
@@ -333,6 +335,7 @@ def test_a_forked_process_writes_nothing() -> None:
 
 def test_two_node_ids_at_one_address() -> None:
     """Both nodes have one connection, and a selector accepts it only once."""
+    before = threads()
     with ModelCluster(2, {"t": 2}, lambda node, keys: Fate(delay_after=0.2)) as brokers:
         metadata = brokers._metadata
 
@@ -346,7 +349,7 @@ def test_two_node_ids_at_one_address() -> None:
         with producing(brokers.servers.split(",")[0], linger_ms="0", delivery_timeout_ms="2000") as producer:
             sent = [producer.send("t", b"a", partition=number) for number in range(2)]
             assert all(delivery.exception(SECONDS) is None or delivery.done() for delivery in sent)
-            assert threads()[0].is_alive()
+            assert len(threads() - before) == 1
 
 
 def test_a_callback_that_exits_does_not_end_the_thread() -> None:
@@ -370,8 +373,9 @@ def test_an_unknown_error_of_the_thread_is_told(monkeypatch: pytest.MonkeyPatch)
 
 def test_close_while_another_thread_waits() -> None:
     """Close ends the other thread's flush even if max.block.ms is short; no record is written after its error."""
+    before = threads()
     with ModelCluster(1, {"t": 1}) as brokers:
-        with producing(brokers.servers, max_block_ms="1000", linger_ms="600000") as producer:
+        with producing(brokers.servers, max_block_ms="3000", linger_ms="600000") as producer:
             delivery = producer.send("t", b"a")
             brokers.leaders[A] = -1
             producer._cluster.forget_leaders()
@@ -399,14 +403,14 @@ def test_close_while_another_thread_waits() -> None:
             flusher.join(SECONDS)
             assert [type(error) for error in ended] == [ProducerClosed]
             assert isinstance(delivery.exception(0), ProducerClosed)
-            assert not threads()
+            wait_until(lambda: threads() <= before, seconds=SECONDS)  # close may not have had its turn
             brokers.leaders[A] = 0
             producer.close()
             assert brokers.log[A] == []
 
 
 def test_close_while_the_thread_begins_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = len(threads())
+    before = threads()
     with ModelCluster(1, {"t": 1}) as brokers, producing(brokers.servers, linger_ms="0") as producer:
         producer.send("t", b"a").result(SECONDS)
         thread = producer._background
@@ -419,7 +423,7 @@ def test_close_while_the_thread_begins_its_turn(monkeypatch: pytest.MonkeyPatch)
 
         monkeypatch.setattr(Waker, "clear", clear_after_stop)
         thread.wake()
-        wait_until(lambda: len(threads()) == before, seconds=10)
+        wait_until(lambda: threads() <= before, seconds=SECONDS)
 
 
 def test_close_in_a_callback_of_flush() -> None:

@@ -274,11 +274,11 @@ def test_a_commit_that_may_be_decided_is_not_given_up(topic: str) -> None:
     """The response of EndTxn is lost, and the coordinator is loading until max.block.ms is over."""
     faults = [
         Fault(Drop(after=True), api="EndTxn", count=1),
-        Fault(ErrorAnswer("COORDINATOR_LOAD_IN_PROGRESS"), api="EndTxn", skip=1, count=6),
+        Fault(ErrorAnswer("COORDINATOR_LOAD_IN_PROGRESS"), api="EndTxn", skip=1, count=12),
     ]
     with EmbeddedCluster(faults=faults) as cluster:
         make_topic(cluster.bootstrap_servers, topic, PARTITIONS)
-        with connect(cluster.bootstrap_servers, topic, max_block_ms="400") as producer:
+        with connect(cluster.bootstrap_servers, topic, max_block_ms="2000") as producer:
             producer.init_transactions()
             producer.begin_transaction()
             send(producer, topic, b"1")
