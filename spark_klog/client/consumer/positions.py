@@ -127,9 +127,10 @@ class Positions:
                 self._troubles.note(item.name, failure)
                 self._failed(item, failure)
             if failure is None or failure.code not in UNKNOWN_TOPIC or item.was_known:
-                item.unknown_since = math.inf
-            elif item.unknown_since == math.inf:
-                item.unknown_since = now
+                item.unknown_since, item.unknown_for = math.inf, 0.0
+            else:
+                item.unknown_since = min(item.unknown_since, now)
+                item.unknown_for = now - item.unknown_since
         if all(item.leader is not None for item in self._assignment):
             self._refreshes = 0
 
