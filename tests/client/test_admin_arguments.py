@@ -23,7 +23,7 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
-from tests.support.faults import Fault, dropped, error, late, lost, silent
+from tests.support.faults import Fault, dropped, error, late, lost, no_topics, silent
 from tests.support.kafka import HOST
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
@@ -144,17 +144,21 @@ def test_a_check_that_fails_keeps_the_other_outcomes() -> None:
         answer["topics"][0]["error_code"] = ErrorCode.REQUEST_TIMED_OUT
         answer["topics"][1]["error_code"] = ErrorCode.THROTTLING_QUOTA_EXCEEDED
 
-    def lags(answer: Message) -> None:
-        for topic in answer["topics"]:
-            topic |= {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "partitions": []}
-
     def then_lags(answer: Message) -> None:
-        brokers._script["Metadata"] = [Fault(lags)]
+        brokers._script["Metadata"] = [no_topics()]
 
     with ScriptedCluster({"t": 1, "a": 1}) as brokers, _admin(brokers) as admin:
         brokers.on("CreateTopics", Fault(half, is_applied=False), Fault(then_lags))
         made = admin.create_topics([NewTopic("a", 1, 1), NewTopic("b", 1, 1)])
         assert list(made.successes) == ["a", "b"], made
+
+
+def test_one_late_answer_makes_no_topic_unknown() -> None:
+    """Look-ups that far apart must say so: another broker may just have created it."""
+    with ScriptedCluster({"t": 1}) as brokers, _admin(brokers) as admin:
+        brokers.on("Metadata", no_topics(delay=1.5))
+        assert admin.list_offsets({("t", 0): "latest"})["t", 0].offset == 0
+        assert brokers.count("Metadata") > 1
 
 
 def test_a_partition_beyond_the_last() -> None:

@@ -78,14 +78,9 @@ def test_a_topic_that_does_not_exist_is_an_error(server: Server, caplog: pytest.
 
 def test_one_late_answer_makes_no_topic_unknown() -> None:
     """Brokers must still say so in a look-up after some time."""
-
-    def unknown(answer: dict[str, Any]) -> None:
-        for topic in answer["topics"]:
-            topic |= {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "partitions": []}
-
     with ScriptedCluster({"t": 1}) as brokers:
         brokers.append("t", 0, [b"a"])
-        brokers.on("Metadata", faults.Fault(unknown, delay=1.0))
+        brokers.on("Metadata", faults.no_topics(delay=1.0))
         with Consumer({"bootstrap.servers": brokers.bootstrap_servers}) as consumer:
             consumer.assign([("t", 0, 0)])
             assert [record.value for record in consumer.poll(SECONDS)] == [b"a"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.support.kafka_python_wire import Message
+from tests.support.sound_brokers import UNKNOWN_TOPIC_OR_PARTITION
 
 _SECONDS = float(os.environ.get("SPARK_KLOG_FAULT_SECONDS", "3"))
 _FIRST_SEED = int(os.environ.get("SPARK_KLOG_FAULT_SEED", "0"))
@@ -67,6 +68,16 @@ def top_error(code: int) -> Fault:
         answer["error_code"] = code
 
     return Fault(change, is_applied=False)
+
+
+def no_topics(delay: float = 0.0) -> Fault:
+    """Answer Metadata as a broker that has not learnt of the topics yet."""
+
+    def change(answer: Message) -> None:
+        for topic in answer["topics"]:
+            topic |= {"error_code": UNKNOWN_TOPIC_OR_PARTITION, "partitions": []}
+
+    return Fault(change, delay=delay)
 
 
 def throttled(ms: int) -> Fault:

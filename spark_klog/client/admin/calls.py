@@ -113,7 +113,8 @@ class AdminCalls:
     ) -> Outcomes[_K, _V]:
         """Ask for the items until none has a retriable error or the time is over.
 
-        A topic that does not exist is a final error after a second, or with `waits_for_topics` at the end of the time.
+        A topic that does not exist is a final error if a look-up after a second says so, or with `waits_for_topics` at
+        the end of the time.
         What `ask` raises is retried for all items if it is retriable; it is the call's error if none was answered. So
         is an item's error if no broker gave any item a usable answer.
         """
@@ -124,13 +125,14 @@ class AdminCalls:
         rest = wanted
         unknown_until = time.monotonic() + _UNKNOWN_SECONDS
 
-        def is_passing(result: object) -> bool:
+        def is_passing(result: object, asked_at: float) -> bool:
             is_missing = isinstance(result, ProtocolError) and result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            is_late = is_missing and not waits_for_topics and time.monotonic() > unknown_until
+            is_late = is_missing and not waits_for_topics and asked_at > unknown_until
             return is_retriable(result) and not is_late
 
         def ask_rest() -> None:
             nonlocal rest
+            asked_at = time.monotonic()
             with self._found.forgotten_on_error():
                 try:
                     found.update(ask(rest))
@@ -138,7 +140,7 @@ class AdminCalls:
                     refused.update(dict.fromkeys(rest, refusal))
                     raise
                 refused.clear()
-                rest = [key for key in rest if is_passing(found[key])]
+                rest = [key for key in rest if is_passing(found[key], asked_at)]
                 if rest:
                     raise worst([error for key in rest if isinstance(error := found[key], KlogError)])
 
