@@ -344,9 +344,8 @@ def test_delete_and_create_again(cluster: EmbeddedCluster, make_topic: Callable[
     admin.delete_topics([topic])[topic].result(10)
     assert topic not in admin.list_topics(timeout=10).topics
     assert not list(cluster.data_dir.glob(f"broker-0/{topic}-?"))
-    wait_until(
-        lambda: not list(cluster.data_dir.glob(f"broker-0/{topic}-*")), seconds=30
-    )  # renamed first, and removed soon
+    # renamed first, and removed soon
+    wait_until(lambda: not list(cluster.data_dir.glob(f"broker-0/{topic}-*")), seconds=30)
     with pytest.raises(KafkaException) as failed:
         admin.delete_topics([topic])[topic].result(10)
     assert failed.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART

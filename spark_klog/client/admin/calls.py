@@ -114,9 +114,8 @@ class AdminCalls:
         """Ask for the items until none has a retriable error or the time is over.
 
         A topic that does not exist is a final error if a look-up after a second says so, or with `waits_for_topics` at
-        the end of the time.
-        What `ask` raises is retried for all items if it is retriable; it is the call's error if none was answered. So
-        is an item's error if no broker gave any item a usable answer.
+        the end of the time. What `ask` raises is retried for all items if it is retriable; it is the call's error if
+        none was answered. So is an item's error if no broker gave any item a usable answer.
         """
         found: dict[_K, _V | KlogError] = {}
         #: The errors of the last attempt if `ask` raised.

@@ -53,7 +53,6 @@ class Assigned:
         "start",
         "topic",
         "topic_id",
-        "unknown_for",
         "unknown_since",
         "was_known",
     )
@@ -89,8 +88,6 @@ class Assigned:
         self.failing_since = 0.0
         #: Since when brokers do not know this partition; infinite if they do, or have ever done.
         self.unknown_since = math.inf
-        #: Seconds from then to the last look-up.
-        self.unknown_for = 0.0
         self.was_known = False
 
     @property

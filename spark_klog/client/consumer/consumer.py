@@ -346,10 +346,9 @@ class Consumer:
             _log.warning("poll returns nothing: no partitions are assigned, call assign or subscribe first")
         now = time.monotonic()
         for item in self._assignment:
-            is_unknown = is_assigned and item.unknown_for > _UNKNOWN_SECONDS
+            is_unknown = is_assigned and self._positions.refreshed_at > item.unknown_since + _UNKNOWN_SECONDS
             if item.failure is not None and (is_unknown or now > item.failing_since + longest):
-                failure, item.failure = item.failure, None
-                item.unknown_since, item.unknown_for = math.inf, 0.0
+                failure, item.failure, item.unknown_since = item.failure, None, math.inf
                 raise failure
 
     def _wait(self, deadline: float) -> None:

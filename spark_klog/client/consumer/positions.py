@@ -61,7 +61,8 @@ class Positions:
         self._committed = committed
         self._troubles = troubles
         self._refresh_at = -math.inf
-        self._refreshed_at = -math.inf
+        #: When the last look-up of leaders that was answered began, a reading of `time.monotonic`.
+        self.refreshed_at = -math.inf
         self._refreshes = 0
         #: Partitions whose offset a broker does not have, with that offset.
         self._out_of_range: dict[TopicPartition, int] = {}
@@ -71,7 +72,7 @@ class Positions:
         """Find leaders and positions that the brokers know now."""
         now = time.monotonic()
         lacking = [item for item in self._assignment if item.leader is None]
-        is_old = now >= self._refreshed_at + self._config.client.metadata_max_age_ms / 1000
+        is_old = now >= self.refreshed_at + self._config.client.metadata_max_age_ms / 1000
         if (lacking or (is_old and len(self._assignment))) and now >= self._refresh_at:
             self._find_leaders(lacking)
         if self._out_of_range:
@@ -114,7 +115,7 @@ class Positions:
             for item in lacking:
                 self._failed(item, error)
             return
-        self._refreshed_at = now
+        self.refreshed_at = now
         recreated: set[str] = set()
         for item in self._assignment:
             failure = self._take_leader(item, found.get(item.topic))
@@ -127,10 +128,9 @@ class Positions:
                 self._troubles.note(item.name, failure)
                 self._failed(item, failure)
             if failure is None or failure.code not in UNKNOWN_TOPIC or item.was_known:
-                item.unknown_since, item.unknown_for = math.inf, 0.0
-            else:
-                item.unknown_since = min(item.unknown_since, now)
-                item.unknown_for = now - item.unknown_since
+                item.unknown_since = math.inf
+            elif item.unknown_since == math.inf:
+                item.unknown_since = now
         if all(item.leader is not None for item in self._assignment):
             self._refreshes = 0
 
