@@ -183,7 +183,7 @@ def test_offsets_by_time(cluster: Cluster, topic: str) -> None:
 
 
 def test_unknown_topics_and_partitions_are_named(server: Server, cluster: Cluster, topic: str) -> None:
-    with server.connect(request_timeout_ms="500") as hasty:
+    with server.connect(request_timeout_ms="3000") as hasty:
         with pytest.raises(ProtocolError, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"):
             list_offsets(hasty, {("no-such-topic", 0): LATEST})
         with pytest.raises(ProtocolError, match=rf"{topic}-9.*UNKNOWN_TOPIC_OR_PARTITION"):
@@ -222,7 +222,7 @@ def test_topics(server: Server, cluster: Cluster) -> None:
     while name in list_topics(cluster):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    with server.connect(request_timeout_ms="500") as hasty, pytest.raises(ProtocolError, match="UNKNOWN_TOPIC"):
+    with server.connect(request_timeout_ms="3000") as hasty, pytest.raises(ProtocolError, match="UNKNOWN_TOPIC"):
         delete_topic(hasty, name)
 
 

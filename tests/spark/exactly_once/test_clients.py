@@ -68,7 +68,7 @@ def test_bounds(kept: Clients, brokers: ScriptedCluster, monkeypatch: pytest.Mon
 
 def test_brokers_that_are_gone(kept: Clients) -> None:
     with ScriptedCluster({"t": 1}) as brokers:
-        settings = {"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "500"}
+        settings = {"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "3000"}
         with kept.borrow(settings) as admin:
             admin.cluster.metadata([])
     with pytest.raises(ConnectionFailed), kept.borrow(settings) as admin:
