@@ -27,13 +27,32 @@ def _their_partitions(theirs: AdminClient, name: str) -> list[tuple[int, int, li
     return sorted((one.id, one.leader, list(one.replicas), list(one.isrs)) for one in found)
 
 
+def _wait_for_partitions(theirs: AdminClient, name: str, numbers: list[int]) -> None:
+    """Kafka's controller answers a change before its brokers have it."""
+
+    def there() -> bool:
+        found = theirs.list_topics(timeout=SECONDS).topics.get(name)
+        return found is not None and sorted(found.partitions) == numbers
+
+    wait_until(there, f"partitions {numbers} of {name}")
+
+
 def _their_config(theirs: AdminClient, kind: ResourceType, name: str) -> dict[str, str | None]:
     (future,) = theirs.describe_configs([TheirResource(kind, name)]).values()
     return {entry.name: entry.value for entry in future.result(SECONDS).values()}
 
 
+def _wait_for_config(theirs: AdminClient, topic: str, wanted: dict[str, str]) -> dict[str, str | None]:
+    """The topic's settings, when the broker has the wanted ones; as `_wait_for_partitions`."""
+    wait_until(
+        lambda: wanted.items() <= _their_config(theirs, ResourceType.TOPIC, topic).items(), f"{wanted} of {topic}"
+    )
+    return _their_config(theirs, ResourceType.TOPIC, topic)
+
+
 def test_topics_from_creation_to_deletion(server: Server, admin: Admin, theirs: AdminClient, name: str) -> None:
     created = admin.create_topic(name, 3, replication_factor=1)
+    _wait_for_partitions(theirs, name, [0, 1, 2])
     assert created.name == name
     if not server.is_old:
         assert (created.partitions, created.replication_factor) == (3, 1)
@@ -89,6 +108,7 @@ def test_validation_creates_nothing(admin: Admin, theirs: AdminClient, name: str
 def test_assignments(server: Server, admin: Admin, theirs: AdminClient, name: str) -> None:
     node = admin.cluster.nodes[0]
     admin.create_topics([NewTopic(name, assignments=[[node], [node]])]).check()
+    _wait_for_partitions(theirs, name, [0, 1])
     assert _their_partitions(theirs, name) == [(0, node, [node], [node]), (1, node, [node], [node])]
 
 
@@ -98,7 +118,7 @@ def test_the_brokers_defaults(server: Server, admin: Admin, theirs: AdminClient,
             admin.create_topic(name)
         return
     admin.create_topic(name)
-    assert len(_their_partitions(theirs, name)) == 1
+    _wait_for_partitions(theirs, name, [0])
 
 
 def test_more_partitions(server: Server, admin: Admin, theirs: AdminClient, name: str) -> None:
@@ -111,7 +131,7 @@ def test_more_partitions(server: Server, admin: Admin, theirs: AdminClient, name
     grown = admin.create_partitions({name: 4, f"{name}-no": 2})
     assert grown[name] is None
     assert error_code(grown[f"{name}-no"]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert [one[0] for one in _their_partitions(theirs, name)] == [0, 1, 2, 3]
+    _wait_for_partitions(theirs, name, [0, 1, 2, 3])
     with pytest.raises(ProtocolError, match="INVALID_PARTITIONS"):
         admin.create_partitions({name: 2}).check()
 
@@ -125,6 +145,7 @@ def test_settings_of_topics(server: Server, admin: Admin, theirs: AdminClient, n
         with pytest.raises(UnsupportedVersionError, match=r"IncrementalAlterConfigs.*Kafka 2.3"):
             admin.alter_configs({topic: {"retention.ms": "1"}})
         return
+    _wait_for_config(theirs, name, {"retention.ms": "86400000"})
     found = admin.describe_configs([topic]).check()[topic]
     assert {entry.name: entry.value for entry in found.values()} == _their_config(theirs, ResourceType.TOPIC, name)
     assert (found["retention.ms"].value, found["retention.ms"].source) == ("86400000", "topic")
@@ -134,11 +155,10 @@ def test_settings_of_topics(server: Server, admin: Admin, theirs: AdminClient, n
     admin.alter_configs(changes, validate_only=True).check()
     assert admin.describe_configs([topic]).check()[topic] == found
     admin.alter_configs(changes).check()
-    now = _their_config(theirs, ResourceType.TOPIC, name)
-    assert (now["segment.ms"], now["cleanup.policy"]) == ("777", "delete,compact")
+    now = _wait_for_config(theirs, name, {"segment.ms": "777", "cleanup.policy": "delete,compact"})
     assert now["retention.ms"] != "86400000"
     admin.alter_configs({("topic", name): {"cleanup.policy": Subtract("delete")}}).check()
-    assert _their_config(theirs, ResourceType.TOPIC, name)["cleanup.policy"] == "compact"
+    _wait_for_config(theirs, name, {"cleanup.policy": "compact"})
     refused = admin.alter_configs({topic: {"segment.ms": "soon"}, ("topic", f"{name}-no"): {"segment.ms": "777"}})
     assert error_code(refused[topic]) == ErrorCode.INVALID_CONFIG
     assert error_code(refused[ConfigResource("topic", f"{name}-no")]) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
