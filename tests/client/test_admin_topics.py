@@ -28,7 +28,7 @@ def _their_partitions(theirs: AdminClient, name: str) -> list[tuple[int, int, li
 
 
 def _wait_for_partitions(theirs: AdminClient, name: str, numbers: list[int]) -> None:
-    """Kafka's controller answers a change before its brokers have it."""
+    """Wait until the broker has these partitions: Kafka's controller answers a change before."""
 
     def there() -> bool:
         found = theirs.list_topics(timeout=SECONDS).topics.get(name)
@@ -42,12 +42,11 @@ def _their_config(theirs: AdminClient, kind: ResourceType, name: str) -> dict[st
     return {entry.name: entry.value for entry in future.result(SECONDS).values()}
 
 
-def _wait_for_config(theirs: AdminClient, topic: str, wanted: dict[str, str]) -> dict[str, str | None]:
-    """The topic's settings, when the broker has the wanted ones; as `_wait_for_partitions`."""
+def _wait_for_config(theirs: AdminClient, topic: str, wanted: dict[str, str]) -> None:
+    """Wait until the broker has these settings of a topic; as `_wait_for_partitions`."""
     wait_until(
         lambda: wanted.items() <= _their_config(theirs, ResourceType.TOPIC, topic).items(), f"{wanted} of {topic}"
     )
-    return _their_config(theirs, ResourceType.TOPIC, topic)
 
 
 def test_topics_from_creation_to_deletion(server: Server, admin: Admin, theirs: AdminClient, name: str) -> None:
@@ -155,8 +154,8 @@ def test_settings_of_topics(server: Server, admin: Admin, theirs: AdminClient, n
     admin.alter_configs(changes, validate_only=True).check()
     assert admin.describe_configs([topic]).check()[topic] == found
     admin.alter_configs(changes).check()
-    now = _wait_for_config(theirs, name, {"segment.ms": "777", "cleanup.policy": "delete,compact"})
-    assert now["retention.ms"] != "86400000"
+    _wait_for_config(theirs, name, {"segment.ms": "777", "cleanup.policy": "delete,compact"})
+    assert _their_config(theirs, ResourceType.TOPIC, name)["retention.ms"] != "86400000"
     admin.alter_configs({("topic", name): {"cleanup.policy": Subtract("delete")}}).check()
     _wait_for_config(theirs, name, {"cleanup.policy": "compact"})
     refused = admin.alter_configs({topic: {"segment.ms": "soon"}, ("topic", f"{name}-no"): {"segment.ms": "777"}})

@@ -27,6 +27,7 @@ from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka, Version
 from tests.support.topics import create_topic, delete_topic, list_topics
+from tests.support.waiting import wait_until
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NOW = 1_700_000_000_000
@@ -218,10 +219,7 @@ def test_topics(server: Server, cluster: Cluster) -> None:
     _send(cluster, name, many)  # one batch, which the producer splits until its parts fit
     assert _confluent_read(server.servers, name, len(many)) == many
     delete_topic(cluster, name)
-    deadline = time.monotonic() + 20
-    while name in list_topics(cluster):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: name not in list_topics(cluster), f"{name} is deleted")
     with server.connect(request_timeout_ms="3000") as hasty, pytest.raises(ProtocolError, match="UNKNOWN_TOPIC"):
         delete_topic(hasty, name)
 
