@@ -17,7 +17,7 @@ CODECS = ("none", "lz4")
 
 def _batch_read(bench: Bench) -> Iterator[Result]:
     work_dir = bench.folder("batch-read")
-    with Kafka("3.9.1", work_dir / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", work_dir / "broker", full_speed=True) as kafka:
         for codec in CODECS:
             topic = f"bench-{codec}"
             kafka.create_topic(topic, partitions=PARTITIONS)

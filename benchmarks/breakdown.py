@@ -25,7 +25,7 @@ from tests.support.kafka import Kafka
 
 def _breakdown(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("breakdown")
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         for codec in ("none", "lz4"):
             topic = f"parts-{codec}"
             kafka.create_topic(topic, partitions=PARTITIONS)

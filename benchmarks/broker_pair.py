@@ -30,7 +30,7 @@ def broker_pair(folder: Path) -> Iterator[tuple[KlogBroker, Kafka]]:
     klog = KlogBroker(folder / "klog", SETTINGS)
     try:
         klog.start()
-        with Kafka("3.9.1", folder / "kafka", SETTINGS, heap="1g") as kafka:
+        with Kafka("3.9.1", folder / "kafka", SETTINGS, full_speed=True) as kafka:
             yield klog, kafka
     finally:
         klog.stop()

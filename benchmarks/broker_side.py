@@ -54,7 +54,7 @@ def _broker(bench: Bench) -> Iterator[Result]:
     with ExitStack() as stack:
 
         def make_kafka() -> Kafka:
-            made = Kafka("3.9.1", work_dir / "kafka", _SETTINGS, heap="1g")
+            made = Kafka("3.9.1", work_dir / "kafka", _SETTINGS, full_speed=True)
             stack.callback(made.close)
             return made
 

@@ -28,7 +28,7 @@ _SECONDS = 600.0
 
 def _run(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("commands")
-    with Kafka("3.9.1", folder / "kafka", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "kafka", full_speed=True) as kafka:
         servers = kafka.bootstrap_servers
         for codec in ("lz4", "none"):
             topic = f"{_TOPIC}-{codec}"

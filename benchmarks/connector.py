@@ -31,7 +31,7 @@ _groups = (f"bench-{number}" for number in itertools.count())
 
 def _run(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("connector")
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         kafka.create_topic(_TOPIC, partitions=PARTITIONS)
         produce(kafka.libs, kafka.bootstrap_servers, _TOPIC, bench.records, "lz4", folder)
         ours, theirs = Side("ConsumerConnector"), Side("kafka-python")

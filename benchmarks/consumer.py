@@ -31,7 +31,7 @@ _TLS = "TLS"
 
 def _consume(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("consumer")
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         servers = kafka.bootstrap_servers
         for codec in ("lz4", "none"):
             topic = f"{_TOPIC}-{codec}"
@@ -139,7 +139,7 @@ def _consume_by_tls(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("tls")
     certificates = make_certificates(folder / "certificates")
     properties = tls_properties(certificates, folder)
-    with Kafka("3.9.1", folder / "broker", properties, heap="1g", listeners={_TLS: "SSL"}) as kafka:
+    with Kafka("3.9.1", folder / "broker", properties, full_speed=True, listeners={_TLS: "SSL"}) as kafka:
         tls = {"security.protocol": "SSL", "ssl.truststore.location": str(certificates.ca)}
         secure, plain = f"{HOST}:{kafka.ports[_TLS]}", kafka.bootstrap_servers
         for codec in ("lz4", "none"):

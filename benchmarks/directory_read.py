@@ -17,7 +17,7 @@ _BROKER = "klog through the broker"
 
 def _directory_read(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("directory-read")
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         kafka.create_topic(_TOPIC, partitions=PARTITIONS)
         produce(kafka.libs, kafka.bootstrap_servers, _TOPIC, bench.records, "lz4", folder)
         options = {"klog": {"path": str(kafka.log_dir), "subscribe": _TOPIC}}

@@ -25,7 +25,7 @@ _SECONDS = 60.0
 def _latency(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("latency")
     figures: list[tuple[Side, list[float]]] = [(Side("klog"), []), (Side(JVM), [])]
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         for (figure, found), make in zip(figures, (klog_side, jvm_side), strict=True):
             topic = f"latency-{make.__name__}"
             kafka.create_topic(topic, partitions=PARTITIONS)

@@ -34,7 +34,7 @@ _NOTHING = "from pyspark.sql import SparkSession\n"
 
 def _load(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("load")
-    with Kafka("3.9.1", folder / "broker", {"log.retention.ms": "-1"}, heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", {"log.retention.ms": "-1"}, full_speed=True) as kafka:
         servers = kafka.bootstrap_servers
         create_topic(servers, "long")
         produce(kafka.libs, servers, "long", bench.records, "lz4", folder)

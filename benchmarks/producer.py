@@ -66,7 +66,7 @@ def _produce(bench: Bench) -> Iterator[Result]:
     rows = pa.table({"value": pa.array(values, pa.binary())})
     few = values[: max(1, bench.records // _PART)]
     names = (f"bench-{number}" for number in itertools.count())
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka, Admin(_servers(kafka)) as admin:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka, Admin(_servers(kafka)) as admin:
 
         def written(write: Callable[[str], None], count: int) -> float:
             topic = next(names)

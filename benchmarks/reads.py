@@ -26,7 +26,7 @@ _REPEATS_OF_MANY = 2
 
 def _reads(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("reads")
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         servers = kafka.bootstrap_servers
 
         def fill(topic: str, partitions: int, records: int, codec: str = "none", size: int = RECORD_SIZE) -> None:

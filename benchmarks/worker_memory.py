@@ -25,7 +25,7 @@ _CODECS = ("none", "lz4")
 def _worker_memory(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("worker-memory")
     records = int(bench.records * _RECORDS_FOR_EACH)
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         for codec in _CODECS:
             topic = f"long-{codec}"
             kafka.create_topic(topic, partitions=PARTITIONS)

@@ -28,7 +28,7 @@ _GUARANTEES = ("exactly-once", "at-least-once")
 def _write_latency(bench: Bench) -> Iterator[Result]:
     folder = bench.folder("write-latency")
     figures: list[tuple[Side, list[float]]] = [(Side(f"klog, {guarantee}"), []) for guarantee in _GUARANTEES]
-    with Kafka("3.9.1", folder / "broker", heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
         for (figure, found), guarantee in zip(figures, _GUARANTEES, strict=True):
             with recorded(figure), klog_side(folder / guarantee) as side:
                 side.start()

@@ -78,7 +78,7 @@ def _write(bench: Bench) -> Iterator[Result]:
         _make(maker, rows.folder, count, RECORD_SIZE)
         _make(maker, large.folder, few, _LARGE)
         _make(maker, folder / "batches", count, RECORD_SIZE, files=count // per_batch)
-    with Kafka("3.9.1", folder / "broker", {"log.segment.delete.delay.ms": "1000"}, heap="1g") as kafka:
+    with Kafka("3.9.1", folder / "broker", {"log.segment.delete.delay.ms": "1000"}, full_speed=True) as kafka:
         result, no_op = _beside_no_op(bench, kafka, folder / "no-op", rows, "lz4")
         yield result
         for codec in _CODECS:

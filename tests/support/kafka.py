@@ -273,12 +273,13 @@ class Kafka(_JavaServer):
         version: Version,
         work_dir: Path,
         overrides: Mapping[str, object] | None = None,
-        heap: str = "512m",
+        full_speed: bool = False,
         beside: Kafka | None = None,
         listeners: Mapping[str, str] | None = None,
     ) -> None:
         """`overrides` are broker properties that replace the defaults.
 
+        With `full_speed`, for benchmarks, the JVM and the threads are a real broker's; otherwise they use little CPU.
         `listeners` are additional listeners: security protocols by name; `ports` has their ports.
         `beside` is another broker of the same cluster, whose ZooKeeper this one uses; close `beside` last.
         """
@@ -289,7 +290,7 @@ class Kafka(_JavaServer):
         self.libs = kafka_libs(version)
         self.log_dir = self._work_dir / "kafka"
         self._port = free_port()
-        self._heap = heap
+        self._full_speed = full_speed
         self._zookeeper: ZooKeeperServer | None = None
         self.ports = {name: free_port() for name in listeners or {}}
         more = "".join(f",{name}://{HOST}:{port}" for name, port in self.ports.items())
@@ -341,6 +342,8 @@ class Kafka(_JavaServer):
                 "transaction.state.log.min.isr": 1,
                 # Retention uses the records' timestamps, and tests append records with old ones.
                 "log.retention.ms": -1,
+                # Idle threads wake up several times a second, and a test run has a dozen idle brokers.
+                **({} if full_speed else {"num.io.threads": 2, "num.network.threads": 2}),
                 **(overrides or {}),
             },
         )
@@ -405,7 +408,7 @@ class Kafka(_JavaServer):
     ) -> subprocess.CompletedProcess[str]:
         """Run a main class of the broker's jars; the caller checks the exit code and the output."""
         return subprocess.run(
-            [*self._java(), *_QUICK_START, class_name, *args],
+            [*self._java(*_QUICK_START), class_name, *args],
             cwd=self._work_dir,
             input=stdin,
             capture_output=True,
@@ -419,7 +422,7 @@ class Kafka(_JavaServer):
     def start_tool(self, class_name: str, *args: str, errors: IO[bytes]) -> subprocess.Popen[str]:
         """Start a main class whose output is read while it runs; it dies with the thread that started it."""
         return subprocess.Popen(
-            [*self._java(), *_QUICK_START, class_name, *args],
+            [*self._java(*_QUICK_START), class_name, *args],
             cwd=self._work_dir,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -429,10 +432,11 @@ class Kafka(_JavaServer):
             preexec_fn=_dies_with(os.getpid()),
         )
 
-    def _java(self) -> list[str]:
+    def _java(self, *options: str) -> list[str]:
         return [
             "java",
-            f"-Xmx{self._heap}",
+            *options,
+            "-Xmx1g" if self._full_speed else "-Xmx512m",
             "-Dfile.encoding=UTF-8",  # otherwise the locale's, also for standard output
             *self._logging_options(),
             "-cp",
@@ -440,7 +444,8 @@ class Kafka(_JavaServer):
         ]
 
     def _command(self) -> Sequence[str]:
-        return [*self._java(), "kafka.Kafka", str(self._config)]
+        options = () if self._full_speed else _QUICK_START
+        return [*self._java(*options), "kafka.Kafka", str(self._config)]
 
     def _is_ready(self) -> bool:
         # A client created before the broker listens backs off, and connects late.

@@ -13,7 +13,7 @@ from tests.support.kafka import Kafka, Version
 
 _SETTINGS = {
     "delete.topic.enable": "true",  # before 1.0 the default is false
-    "log.cleaner.backoff.ms": 100,
+    "log.cleaner.backoff.ms": 250,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
 }
 #: The most brokers that run at once. A module uses at most two.
