@@ -6,6 +6,8 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export SPARK_LOCAL_IP := 127.0.0.1
 BUILD_DOCS := $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --fresh-env --quiet docs build/docs
 export PATH := $(abspath $(BIN)):$(PATH)
+# Each Python process that a test starts would otherwise compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test soak matrix asan check docs bench clean
 
@@ -14,14 +16,19 @@ $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kerne
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	touch $@
 
+# An archive of Spark's classes, with which its JVMs start in half the time.
+$(VENV)/spark-home.made: $(VENV)/test.installed tests/support/spark_home.py
+	$(BIN)/python -m tests.support.spark_home
+	touch $@
+
 demo: $(VENV)/demo.installed
 	$(BIN)/python jobs/demo.py
 
-test: $(VENV)/test.installed
+test: $(VENV)/test.installed $(VENV)/spark-home.made
 	$(BIN)/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=30 $(ARGS)
 
 # The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
-soak: $(VENV)/test.installed
+soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_KILLS=30 $(BIN)/python -m pytest --timeout=3600 -k 'kill or acknowledged' tests/broker tests/zookeeper tests/jobs tests/load tests/log tests/restore tests/spark $(ARGS)
 	SPARK_KLOG_RUNS=200 $(BIN)/python -m pytest --timeout=3600 tests/load/test_year.py $(ARGS)
 	SPARK_KLOG_KILLS=50 $(BIN)/python -m pytest --timeout=7200 tests/load/test_outages.py $(ARGS)
@@ -38,7 +45,7 @@ soak: $(VENV)/test.installed
 	SPARK_KLOG_ROUND_TRIP=1000000 $(BIN)/python -m pytest --timeout=3600 tests/spark/test_round_trip.py $(ARGS)
 
 # pyspark 4.0 to 4.3, each with a Python of its own (see tests/support/pyspark_versions.py): in environments of the cache.
-matrix: $(VENV)/test.installed
+matrix: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_MATRIX=all $(BIN)/python -m pytest tests/spark/test_oldest_pyspark.py tests/spark/test_checkpoint_switch.py tests/jobs/test_packaging.py $(ARGS)
 	$(BIN)/python -m tests.spark.matrix $(ARGS)
 

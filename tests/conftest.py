@@ -10,7 +10,6 @@ import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -20,18 +19,15 @@ from spark_klog.embedded import EmbeddedCluster
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.registries import RegistryUnreachable
 from tests.support.shared_kafka import SharedKafkas
-from tests.support.spark_home import make_spark_home
+from tests.support.spark_home import spark_variables
 from tests.support.wheel import wheel_of_run
 
 # A sandbox may have no resolvable host name.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# Many short sessions: starting fast and leaving the cores to others matters more than peak speed.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 _LOGS = Path(__file__).parent.parent / "test-logs"
 _UNREACHABLE = "registry unreachable"
 _failed = pytest.StashKey[set[str]]()
-_spark_home = pytest.StashKey[TemporaryDirectory[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,9 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts background processes with SIGINT ignored, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "SPARK_HOME" not in os.environ:  # all processes of a test run share it
-        config.stash[_spark_home] = TemporaryDirectory(prefix="spark-home-")
-        os.environ["SPARK_HOME"] = str(make_spark_home(Path(config.stash[_spark_home].name)))
+    for name, value in spark_variables().items():
+        os.environ.setdefault(name, value)
 
 
 @pytest.hookimpl(trylast=True)

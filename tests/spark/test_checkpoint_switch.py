@@ -36,8 +36,6 @@ def switched(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory)
     """(the folder of the queries, the program's report)."""
     folder, python, jars = tmp_path_factory.mktemp("switched"), with_connector(), connector_jars()
     environment = {**child_environment(python), "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    if "SPARK_SUBMIT_OPTS" in os.environ:
-        environment["SPARK_SUBMIT_OPTS"] = os.environ["SPARK_SUBMIT_OPTS"]
     ran = subprocess.run(
         [python, _PROGRAM, jars, cluster.bootstrap_servers, folder],
         stdout=subprocess.PIPE,

@@ -112,10 +112,13 @@ def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
 
 
 def child_environment(python: Path | str) -> dict[str, str]:
-    """This process's environment for `python`, without variables that point it to another Spark or other modules."""
+    """This process's environment for `python`, without variables that point it to another Spark or other modules.
+
+    The options of the JVM stay.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("SPARK_", "PYSPARK_")) and name != "PYTHONPATH"
+        if name == "SPARK_SUBMIT_OPTS" or not (name.startswith(("SPARK_", "PYSPARK_")) or name == "PYTHONPATH")
     }
     return {**kept, "PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
