@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import glob
 import logging
 import os
@@ -45,6 +46,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "jobs" not in item.path.parts[-2:-1])
 
 
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the collections that follow need not look at thousands of tests
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -74,6 +79,16 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
         for nodeid, reason in skipped.items():
             terminalreporter.line(f"{nodeid}: {reason.splitlines()[0]}", red=True)
         terminalreporter.line(f"{len(skipped)} tests did not run against their peer.", red=True, bold=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage() -> Iterator[None]:
+    """End clients that a module leaves in reference cycles, such as an exception and the frame that caught it.
+
+    A client of librdkafka goes on connecting to the port of a broker that has stopped, which is another server's later.
+    """
+    yield
+    gc.collect()
 
 
 def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
