@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(abspath $(BIN)/python)
 export SPARK_LOCAL_IP := 127.0.0.1
 BUILD_DOCS := $(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --fresh-env --quiet docs build/docs
 export PATH := $(abspath $(BIN)):$(PATH)
-# Each Python process that a test starts would otherwise compile all modules that it imports.
+# If it is set, each Python process of a test compiles all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test soak matrix asan check docs bench clean
@@ -16,7 +16,7 @@ $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kerne
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	touch $@
 
-# An archive of Spark's classes, with which its JVMs start in half the time.
+# An archive of Spark's classes, with which its JVMs start with half the CPU.
 $(VENV)/spark-home.made: $(VENV)/test.installed tests/support/spark_home.py
 	$(BIN)/python -m tests.support.spark_home
 	touch $@

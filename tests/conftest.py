@@ -85,7 +85,7 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 def _garbage() -> Iterator[None]:
     """End clients that a module leaves in reference cycles, such as an exception and the frame that caught it.
 
-    A client of librdkafka goes on connecting to the port of a broker that has stopped, which is another server's later.
+    A client of librdkafka goes on connecting to the port of a stopped broker, and another server may get this port.
     """
     yield
     gc.collect()

@@ -114,7 +114,7 @@ def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
 def child_environment(python: Path | str) -> dict[str, str]:
     """This process's environment for `python`, without variables that point it to another Spark or other modules.
 
-    The options of the JVM stay.
+    It keeps SPARK_SUBMIT_OPTS, the options of the JVM.
     """
     kept = {
         name: value
