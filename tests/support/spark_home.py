@@ -28,7 +28,7 @@ _CLASSES = HOME / "classes.jsa"
 _QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: The JVM would warn, on standard output, of classes that it can't archive, and of an archive that it can't use.
 _SILENT = "-Xlog:disable -Xlog:all=error:stderr"
-_EXIT_SECONDS = 300
+_SECONDS = 300
 
 
 def spark_variables() -> dict[str, str]:
@@ -112,12 +112,12 @@ def _run_queries(folder: Path) -> int:
             stream = spark.readStream.format("klog").options(**reads).load().select("value")
             for sink, options in (("klog", writes | {"topic": "to"}), ("parquet", {"path": str(folder / "output")})):
                 writer = stream.writeStream.format(sink).options(**options, checkpointLocation=str(folder / sink))
-                writer.trigger(availableNow=True).start().awaitTermination()
+                writer.trigger(availableNow=True).start().awaitTermination(_SECONDS)
             spark.read.parquet(str(folder / "output")).collect()
         spark.stop()
         gateway.shutdown()
         gateway.proc.stdin.close()
-        code: int = gateway.proc.wait(_EXIT_SECONDS)
+        code: int = gateway.proc.wait(_SECONDS)
         return code
     finally:
         gateway.proc.kill()
