@@ -29,6 +29,7 @@ API_VERSIONS = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
 
 @pytest.fixture
 def without_collections() -> Iterator[None]:
+    gc.unfreeze()  # conftest.py has frozen the tests
     gc.disable()
     yield
     gc.enable()
