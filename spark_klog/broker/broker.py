@@ -51,6 +51,8 @@ _log = logging.getLogger(__name__)
 #: The client did not send a leader epoch.
 ANY_EPOCH = -1
 _DELETION_POLL_SECONDS = 0.01
+#: How long a request waits for a broker that registers again, and how often it looks.
+_RENEWAL_SECONDS, _RENEWAL_POLL_SECONDS = 5.0, 0.02
 
 
 @dataclass(frozen=True)
@@ -167,12 +169,41 @@ class Broker:
         name = self.registry.names.get(topic_id)
         return None if name is None else self.registry.topics.get(name)
 
-    async def leader_log(self, topic: str, partition: int, epoch: int = ANY_EPOCH) -> PartitionLog | ErrorCode:
+    async def is_current(self, *, for_reading: bool = False) -> bool:
+        """Whether this broker may act on the topics it knows, see `Registry.holds`.
+
+        After its session has ended it waits a moment: it registers again and reads the topics.
+        """
+        deadline = time.monotonic() + _RENEWAL_SECONDS
+        while not self.registry.holds(for_reading=for_reading):
+            if self.registry.is_cut_off or time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(_RENEWAL_POLL_SECONDS)
+        return True
+
+    def serves(self, log: PartitionLog) -> bool:
+        """Whether `log` is, this moment, the log of the current topic of its name: check it before an append.
+
+        A broker can stand still between any two steps, and a topic be deleted and created again meanwhile.
+        """
+        is_current = self.registry.holds()
+        self.follower.drop_gone()
+        return is_current and self.logs.serves(log) and log.topic in self.registry.topics and self._is_of_topic(log)
+
+    async def confirms(self, log: PartitionLog) -> bool:
+        """Whether what has been appended to `log` may be acknowledged: the topic is still there."""
+        return self.serves(log) or (await self.is_current() and self.serves(log))
+
+    async def leader_log(
+        self, topic: str, partition: int, epoch: int = ANY_EPOCH, *, for_reading: bool = False
+    ) -> PartitionLog | ErrorCode:
         """The log of a partition that this broker leads, or the error if it can't be served.
 
         `epoch` is the leader epoch that the client knows (KIP-320).
         """
         await self.turns.take()
+        if not await self.is_current(for_reading=for_reading):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
         self.follower.drop_gone()
         log = self.logs.get(topic, partition)
         if log is not None and self.registry.leads(topic, partition) and self._is_of_topic(log):

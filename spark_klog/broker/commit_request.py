@@ -12,7 +12,7 @@ from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.groups.offset_manager import DEFAULT_RETENTION, Commit, EncodedCommits, encoded_commits
 from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import ErrorCode
-from spark_klog.log.partition_log import BatchTooLarge
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
@@ -77,6 +77,16 @@ async def encode_commits(
     if len(offsets) <= _ENCODED_AT_ONCE:
         return encoded_commits(group, offsets, retention_ms, producer)
     return await asyncio.to_thread(encoded_commits, group, offsets, retention_ms, producer)
+
+
+def not_served(broker: Broker, log: PartitionLog) -> ErrorCode:
+    """COORDINATOR_NOT_AVAILABLE if the log is not, this moment, served by this broker: before an append; else NONE."""
+    return ErrorCode.NONE if broker.serves(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+async def unconfirmed(broker: Broker, log: PartitionLog, keys: Iterable[tuple[str, int]]) -> Codes:
+    """After an append: the error code of each partition if it can't be acknowledged, else nothing."""
+    return {} if await broker.confirms(log) else dict.fromkeys(keys, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 
 def log_failure(group: str, keys: Iterable[tuple[str, int]], error: Exception) -> Codes:

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from spark_klog.directories.trees import zookeeper as zookeeper_module
+from spark_klog.directories.trees import lease as lease_module, zookeeper as zookeeper_module
 from spark_klog.directories.trees.zookeeper import ZooKeeperTree
 from spark_klog.directories.trees.zookeeper_session import Operation
 from spark_klog.errors import DirectoryError
@@ -99,6 +99,36 @@ class TestZooKeeper:
         tree.close()
         assert other.children("/ids") == []
         other.close()
+
+    def test_lease(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It holds while ZooKeeper answers and the clock goes on evenly, for the timeout that the server grants."""
+        with ZooKeeperServer(tmp_path, tick_ms=100) as server:
+            tree = ZooKeeperTree(server.connect, session_timeout=1000.0)
+            lease = tree.lease()
+            assert tree.lease() is lease
+            wait_until(lambda: lease.holds)
+            assert tree._session.timeout_seconds == pytest.approx(2.0)
+            first = lease.session
+            clocks = lease_module._clocks
+            with monkeypatch.context() as patch:  # as if the process had stood still
+                patch.setattr(lease_module, "_clocks", lambda: tuple(clock + 2 for clock in clocks()))
+                patch.setattr(tree._client, "exists_async", lambda _: tree._client.handler.async_result())
+                assert not lease.holds
+                assert not lease.is_cut_off
+            tree.close()
+
+            tree = ZooKeeperTree(server.connect, session_timeout=2.0)
+            lease = tree.lease()
+            wait_until(lambda: lease.holds)
+            assert lease.session != first
+            session = lease.session
+            expire(tree, server)
+            wait_until(lambda: lease.session not in (None, session) and lease.holds)
+            server.kill()
+            wait_until(lambda: lease.is_cut_off and not lease.holds)
+            server.start()
+            wait_until(lambda: lease.holds and not lease.is_cut_off)
+            tree.close()
 
     def test_operations_during_session_expiry(self, zookeeper: ZooKeeperServer) -> None:
         tree = ZooKeeperTree(f"{zookeeper.connect}/expiry2")

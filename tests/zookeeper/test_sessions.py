@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -10,11 +12,16 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol import apis
+from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
-from tests.support.shared_tree import create_topic, expire_session, known_brokers, leaders, node
+from tests.support.raw_client import RawClient, error_codes
+from tests.support.shared_tree import admin, create_topic, delete_topic, expire_session, known_brokers, leaders, node
 from tests.support.waiting import wait_until
 
 # kazoo warns if the chroot does not exist yet; the broker creates it
@@ -97,6 +104,120 @@ def test_a_broker_registers_again_and_serves_on(tree: KazooClient, make_broker: 
         wait_until((second.data_dir / "late-1").exists)
         producing.more()
     assert consumed(servers, "t", producing.acknowledged) == [b"%d" % n for n in range(producing.acknowledged)]
+
+
+@pytest.fixture
+def two_brokers(tree: KazooClient, make_broker: MakeBroker) -> tuple[KlogBroker, KlogBroker]:
+    """Two brokers with sessions of 2 s; partition 0 of the topic t, and of __consumer_offsets, is led by broker 0."""
+    settings = "zookeeper.session.timeout.ms=2000", "offsets.topic.num.partitions=1"
+    brokers = make_broker(0, *settings), make_broker(1, *settings)
+    wait_until(lambda: known_brokers(brokers[0].bootstrap_servers) == 2)
+    for topic in ("t", "__consumer_offsets"):
+        create_led_by_0(brokers[1], topic)
+        wait_until(lambda: leaders(brokers[0].bootstrap_servers, topic) == {0: 0})  # noqa: B023
+    return brokers
+
+
+def create_led_by_0(broker: KlogBroker, topic: str) -> None:
+    """Create a topic with one partition, which broker 0 leads."""
+    client = admin(broker.bootstrap_servers)
+    client.create_topics([NewTopic(topic, 1, replica_assignment=[[0]])])[topic].result(20)
+
+
+def freeze_past_its_session(tree: KazooClient, broker: KlogBroker) -> None:
+    """Stop the process of broker 0 until its session with ZooKeeper has ended."""
+    os.kill(broker.pid, signal.SIGSTOP)
+    wait_until(lambda: tree.exists("/brokers/ids/0") is None)
+
+
+_COMMIT = {"partition_index": 0, "committed_offset": 7, "committed_metadata": ""}
+_COMMITS = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": [{"name": "t", "partitions": [_COMMIT]}]}
+
+
+def test_what_a_frozen_broker_acknowledges_is_there(
+    tree: KazooClient, two_brokers: tuple[KlogBroker, KlogBroker]
+) -> None:
+    """Its session ends, the topic is deleted, and made again when the broker goes on: it must know that first."""
+    first, second = two_brokers
+    batch = bytes(make_batch([(None, b"v")], [1]))
+    with RawClient(first.port) as client, RawClient(first.port) as committing:
+        assert client.produce("t", batch, 7) == (0, 0)
+        assert error_codes(committing.request(apis.OFFSET_COMMIT, 7, _COMMITS)) == [0]
+        freeze_past_its_session(tree, first)
+        try:
+            delete_topic(second.bootstrap_servers, "t")
+            create_topic(second.bootstrap_servers, "t", 1)
+            # the requests wait in the sockets; the broker reads them before it can know that its session has ended
+            answers: list[tuple[int, int]] = []
+            codes: list[int] = []
+
+            def produce() -> None:
+                answers.append(client.produce("t", batch, 7))
+
+            def commit() -> None:
+                codes.extend(error_codes(committing.request(apis.OFFSET_COMMIT, 7, _COMMITS)))
+
+            threads = [threading.Thread(target=one) for one in (produce, commit)]
+            for thread in threads:
+                thread.start()
+            time.sleep(0.2)
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+        for thread in threads:
+            thread.join()
+        assert answers[0][0] in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        assert len(codes) == 1
+        wait_until(lambda: offset_of(first) == (7 if codes == [ErrorCode.NONE] else -1))
+
+
+def offset_of(broker: KlogBroker) -> int | None:
+    """The offset of partition 0 of t that group g has committed, -1 if none; None if the broker does not answer yet."""
+    request = {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]}
+    with RawClient(broker.port) as client:
+        answer = client.request(apis.OFFSET_FETCH, 5, request)
+        offset: int = answer["topics"][0]["partitions"][0]["committed_offset"]
+        return None if any(error_codes(answer)) else offset
+
+
+def test_a_frozen_broker_leads_the_next_topic_of_the_name(
+    tree: KazooClient, two_brokers: tuple[KlogBroker, KlogBroker]
+) -> None:
+    """The topic is made again as soon as the broker is registered, which may be before it has read the topics."""
+    first, second = two_brokers
+    done = threading.Event()
+    acknowledged: list[bytes] = []
+
+    def produce(client: RawClient) -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            value = b"%d" % number
+            if client.produce("t", bytes(make_batch([(None, value)], [1])), 7)[0] == 0 and is_new.is_set():
+                acknowledged.append(value)
+
+    for _ in range(3):
+        is_new = threading.Event()
+        acknowledged.clear()
+        done.clear()
+        with RawClient(first.port, timeout=60) as client:
+            producing = threading.Thread(target=produce, args=(client,))
+            producing.start()
+            try:
+                freeze_past_its_session(tree, first)
+                try:
+                    delete_topic(second.bootstrap_servers, "t")
+                    is_new.set()  # what is acknowledged from now on, one request aside, belongs to the next topic
+                finally:
+                    os.kill(first.pid, signal.SIGCONT)
+                wait_until(lambda: tree.exists("/brokers/ids/0"))
+                create_led_by_0(second, "t")
+                wait_until(lambda: len(acknowledged) > 10)
+            finally:
+                done.set()
+                producing.join()
+        values = set(consumed(first.bootstrap_servers, "t", len(acknowledged)))
+        # the request under way when the broker was stopped may have been for the topic before
+        assert set(acknowledged[1:]) - values == set()
 
 
 def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path) -> None:

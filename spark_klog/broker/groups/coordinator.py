@@ -44,9 +44,11 @@ class GroupCoordinator:
         """
         return await self._broker.coordinator_of(group, OFFSETS_TOPIC)
 
-    async def log_of(self, group: str) -> PartitionLog | ErrorCode:
+    async def log_of(self, group: str, *, for_reading: bool = False) -> PartitionLog | ErrorCode:
         """The log that keeps the group, or the error if this broker does not lead it or has not read it."""
         broker = self._broker
+        if not await broker.is_current(for_reading=for_reading):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
             _, partition = await self.find(group)
         except DirectoryError as error:
@@ -62,11 +64,11 @@ class GroupCoordinator:
         await broker.flushes.make_early_room(log)
         return log
 
-    async def code(self, group: str) -> ErrorCode:
+    async def code(self, group: str, *, for_reading: bool = False) -> ErrorCode:
         """NONE if this broker coordinates the group, else the error."""
         if not group:
             return ErrorCode.INVALID_GROUP_ID
-        log = await self.log_of(group)
+        log = await self.log_of(group, for_reading=for_reading)
         return log if isinstance(log, ErrorCode) else ErrorCode.NONE
 
     def local_log(self, group: str) -> PartitionLog | None:
@@ -78,6 +80,8 @@ class GroupCoordinator:
         log = self.local_log(group)
         if log is None:
             return ErrorCode.NOT_COORDINATOR
+        if not self._broker.serves(log):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         code = write_group(log, group, stored)
         self._broker.flushes.care_for(log)  # the caller may be a timer, which can't wait for a flush
         return code
@@ -90,6 +94,8 @@ class GroupCoordinator:
                 await self._broker.flushes.flush_many(log)
             except OSError as error:
                 _log.error("group %s can't be written to %s: %s", group, log.directory, error)
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+            if not await self._broker.confirms(log):
                 return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return ErrorCode.NONE
 

@@ -26,6 +26,15 @@ class GroupHost(Protocol):
     @property
     def flushes(self) -> LogFlushes: ...
 
+    async def is_current(self, *, for_reading: bool = False) -> bool:
+        """Whether the broker may act on the topics it knows; waits a moment while it registers again."""
+
+    def serves(self, log: PartitionLog) -> bool:
+        """Whether `log` is, this moment, the log of the current topic of its name: check it before an append."""
+
+    async def confirms(self, log: PartitionLog) -> bool:
+        """Whether what has been appended to `log` may be acknowledged: the topic is still there."""
+
     async def coordinator_of(self, key: str, name: str) -> tuple[int, int]:
         """(broker id, partition) that keep the group or transactional id `key` in the internal topic `name`."""
 

@@ -24,7 +24,8 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
     described: Message = {"group_id": group_id, "group_state": "", "protocol_type": "", "protocol_data": ""}
-    log = await broker.coordinator.log_of(group_id)  # not `code`, which rejects the empty group id: it may have offsets
+    # not `code`, which rejects the empty group id: it may have offsets
+    log = await broker.coordinator.log_of(group_id, for_reading=True)
     if isinstance(log, ErrorCode):
         return described | {"error_code": log}
     group = broker.groups.get(group_id)

@@ -23,7 +23,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 
 async def _partition(broker: Broker, request: Request, topic: str, index: int) -> Message:
-    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(topic, index)
+    log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(
+        topic, index, for_reading=True
+    )
     if isinstance(log, ErrorCode):
         return {"partition_index": index, "error_code": log, "active_producers": []}
     producers = [

@@ -138,7 +138,7 @@ async def _partition(
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}
         topic = named.name
     log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(
-        topic, index, entry["current_leader_epoch"]
+        topic, index, entry["current_leader_epoch"], for_reading=True
     )
     if isinstance(log, ErrorCode):
         return result | {"error_code": log}

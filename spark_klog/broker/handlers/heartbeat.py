@@ -8,5 +8,5 @@ from spark_klog.protocol.codec import Message
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     group, member_id, instance_id = message["group_id"], message["member_id"], message["group_instance_id"]
-    code = await broker.coordinator.code(group)
+    code = await broker.coordinator.code(group, for_reading=True)
     return {"error_code": code or broker.groups.heartbeat(group, member_id, instance_id, message["generation_id"])}

@@ -42,7 +42,7 @@ async def _partition(
 ) -> Message:
     index = entry["partition_index"]
     log = broker.authorizer.refusal(request.session, SEE, topic) or await broker.leader_log(
-        topic, index, entry["current_leader_epoch"]
+        topic, index, entry["current_leader_epoch"], for_reading=True
     )
     if isinstance(log, ErrorCode):
         return {"partition_index": index, "error_code": log}

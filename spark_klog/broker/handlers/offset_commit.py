@@ -8,7 +8,14 @@ from __future__ import annotations
 import asyncio
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.commit_request import check_offsets, encode_commits, log_failure, response
+from spark_klog.broker.commit_request import (
+    check_offsets,
+    encode_commits,
+    log_failure,
+    not_served,
+    response,
+    unconfirmed,
+)
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -22,9 +29,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     while True:
         commits = await encode_commits(group, offsets, message["retention_time_ms"])
         log = await broker.coordinator.log_of(group)
-        if not checked.refuse_deleted(broker):  # no await between this check and the append
+        if not checked.refuse_deleted(broker):  # no await between these checks and the append
             break
-    failure = log if isinstance(log, ErrorCode) else ErrorCode.NONE
+    failure = log if isinstance(log, ErrorCode) else not_served(broker, log)
     if not failure:  # an empty group id may commit, as before KIP-289
         failure = broker.groups.may_commit(
             group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
@@ -39,6 +46,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
             else:
                 broker.offsets.append(log, commits)
                 await broker.flushes.flush_many(log)
+                codes |= await unconfirmed(broker, log, offsets)
         except (OSError, DirectoryError, ConfigError) as error:
             codes |= log_failure(group, offsets, error)
     return response(message, codes)

@@ -74,7 +74,7 @@ async def _group(
             return _entry(partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         return _entry(partition, broker.offsets.fetch(group, topic, partition), ErrorCode.NONE)
 
-    log = await broker.coordinator.log_of(group)
+    log = await broker.coordinator.log_of(group, for_reading=True)
     if isinstance(log, ErrorCode):
         return {"group_id": group, "topics": [], "error_code": log}
     if topics is None:

@@ -22,7 +22,7 @@ async def _find(broker: Broker, request: Request, topic: str, entry: dict[str, A
     index = entry["partition"]
     if refusal := broker.authorizer.refusal(request.session, SEE, topic):
         return {"partition": index, "error_code": refusal}
-    log = await broker.leader_log(topic, index, entry["current_leader_epoch"])
+    log = await broker.leader_log(topic, index, entry["current_leader_epoch"], for_reading=True)
     if isinstance(log, ErrorCode):
         return {"partition": index, "error_code": log}
     epoch, end = log.end_of_epoch(entry["leader_epoch"])

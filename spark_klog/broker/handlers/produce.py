@@ -9,6 +9,7 @@ accepted only if its partition is in the transaction (KIP-890), so a late batch 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from typing import Any
 
@@ -35,6 +36,7 @@ _NO_CODEC = 0
 _FIRST_MAGIC_2 = 3
 #: From this version on topics are named by id (KIP-516).
 _FIRST_TOPIC_IDS = 13
+_RETIRED = "the topic was deleted, or the session with ZooKeeper has ended"
 #: Why a broker has no log to append to, where it is not that another one leads.
 _NO_LOG = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "does not exist",
@@ -100,10 +102,15 @@ async def _append(
             await _check_keys(broker, records, limit)
         verified = await _verified(broker, log, records, transactional_id) if is_transactional else []
         await broker.flushes.make_room(log, len(records), _timestamp(records))
-        for header, verification in verified:  # no await between this and the append: the transaction could end
+        # no await between these checks and the append: the topic could be deleted, or the transaction end
+        if not broker.serves(log):
+            raise LogRetired(errno.ESTALE, _RETIRED, str(log.directory))
+        for header, verification in verified:
             _check_transaction(request, log, header, verification)
         appended = log.append(records, of_client=True, flushes=False)
         await broker.flushes.flush_many(log)
+        if not await broker.confirms(log):
+            raise LogRetired(errno.ESTALE, _RETIRED, str(log.directory))
     except ProducerRefused as error:
         code, reason = error.code, str(error)
     except CorruptBatchError as error:
@@ -113,7 +120,9 @@ async def _append(
     except DecodeError as error:
         code, reason = ErrorCode.INVALID_RECORD, str(error)
     except LogRetired as error:
-        code, reason = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(error)
+        is_gone = broker.registry.holds()
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_gone else ErrorCode.NOT_LEADER_OR_FOLLOWER
+        reason = str(error)
     except OSError as error:
         code, reason = ErrorCode.KAFKA_STORAGE_ERROR, f"{log.directory}: {error.strerror}"
     else:

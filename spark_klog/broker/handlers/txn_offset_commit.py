@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.commit_request import check_offsets, encode_commits, log_failure, response
+from spark_klog.broker.commit_request import (
+    check_offsets,
+    encode_commits,
+    log_failure,
+    not_served,
+    response,
+    unconfirmed,
+)
 from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
@@ -35,7 +42,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
             break
     if isinstance(log, ErrorCode):
         failure = log
-    elif not (failure := _membership(broker, message)):
+    elif not (failure := not_served(broker, log) or _membership(broker, message)):
         failure, reason = verification.outcome()
         if failure:
             _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
@@ -45,6 +52,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         try:
             broker.offsets.append(log, commits)
             await broker.flushes.flush_many(log)
+            codes |= await unconfirmed(broker, log, offsets)
         except ProducerRefused as error:
             codes |= dict.fromkeys(offsets, error.code)
         except (BatchTooLarge, OSError) as error:

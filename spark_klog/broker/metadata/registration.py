@@ -78,17 +78,22 @@ class Registration:
         if entry is not None and self._tree.get(self._path) == entry:
             self._tree.delete(self._path)
 
-    def keep(self) -> None:
-        """Register again if the entry is missing; after a lost session the tree itself does that."""
+    def keep(self) -> bool:
+        """Register again if the entry is missing; after a lost session the tree itself does that.
+
+        Returns whether the entry is there, and this broker's.
+        """
         if self._entry is None:
-            return
+            return False
         there = self._tree.get(self._path)
         if there is None and create_node(self._tree, self._path, self._entry, ephemeral=True):
             _log.warning("the entry of broker %d was missing: registered it again", self._broker_id)
-        elif there not in (None, self._entry):
+            return True
+        if there not in (None, self._entry):
             self._decoder.log_error(
                 self._path, f"broker id {self._broker_id} has been taken by another broker; clients are sent there"
             )
+        return there == self._entry
 
 
 def answers(address: tuple[str, int]) -> bool:

@@ -74,6 +74,9 @@ class Registry:
         #: Id of the broker that is registered as the controller.
         self.controller: int | None = None
         self._cluster_id: str | None = None
+        self._lease = tree.lease()
+        #: The session in which this broker was registered before it read the topics.
+        self._session: int | None = None
         #: By topic: the node values that it was decoded from.
         self._sources: dict[str, tuple[bytes, bytes | None]] = {}
 
@@ -110,7 +113,8 @@ class Registry:
                 f"{paths.CLUSTER_ID_PATH} names {there}, this broker belongs to {self._cluster_id}: restore the "
                 "directories, or start the broker with the directories of its own cluster"
             )
-        self.registration.keep()
+        session = self._lease.session
+        is_registered = self.registration.keep()
         brokers = {}
         for name, value in children_with_values(self._tree, paths.BROKER_IDS_PATH):
             endpoints = self._decoder.decode(paths.parse_broker, value, f"{paths.BROKER_IDS_PATH}/{name}")
@@ -136,6 +140,24 @@ class Registry:
         pending = self.deletions.pending
         self._take_topics({name: topic for name, topic in topics.items() if name not in pending})
         self.empty = [name for name, value in found if not value]
+        self._session = session if is_registered else None  # last: from now on it is taken for true
+
+    def holds(self, *, for_reading: bool = False) -> bool:
+        """Whether no topic can have been deleted, and created again, without this broker.
+
+        That is so while the session lives in which it registered and then read the topics: deletions wait for it.
+        While the tree is out of reach, a broker that knows of no other may go on, since no other deletes topics; the
+        others may only read.
+        """
+        lease = self._lease
+        if self._session is None or lease.session != self._session:
+            return False
+        return lease.holds or (lease.is_cut_off and (for_reading or self.brokers.keys() <= {self.broker_id}))
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the tree is out of reach: it is of no use to wait for `holds`."""
+        return self._lease.is_cut_off
 
     def _take_topics(self, topics: dict[str, Topic]) -> None:
         self.topics = topics

@@ -78,6 +78,8 @@ class TransactionCoordinator:
 
     async def log_of(self, transactional_id: str) -> PartitionLog | ErrorCode:
         """The log that keeps the id, or the error if this broker does not lead it or has not read it."""
+        if not await self._broker.is_current():
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
             _, partition = await self.find(transactional_id)
         except DirectoryError as error:
@@ -186,15 +188,17 @@ class TransactionCoordinator:
         return ErrorCode.NONE
 
     async def _is_flushed(self, log: PartitionLog) -> bool:
-        """Whether the log is flushed as far as flush.messages requires; a failure is logged."""
+        """Whether the log is flushed as far as flush.messages requires, and still served; a failure is logged."""
         try:
             await self._broker.flushes.flush_many(log)
         except OSError as error:
             _log.error("transactions can't be written to %s: %s", log.directory, error)
             return False
-        return True
+        return await self._broker.confirms(log)
 
     def _append(self, log: PartitionLog, transactional_id: str, outcome: Transaction | None) -> ErrorCode:
+        if not self._broker.serves(log):
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
             log.append(memoryview(state_batch(transactional_id, outcome, system_ms())), flushes=False)
         except BatchTooLarge as error:

@@ -36,6 +36,8 @@ async def write_marker(broker: TransactionHost, key: TopicPartition, marker: Mar
 
     Waits for room in the log, and for the flush that flush.messages requires.
     """
+    if not await broker.is_current():
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
     log = broker.logs.get(*key)
     if log is not None:
         await broker.flushes.make_early_room(log, _MARKER_BYTES)
@@ -47,6 +49,8 @@ async def write_marker(broker: TransactionHost, key: TopicPartition, marker: Mar
         return ErrorCode.KAFKA_STORAGE_ERROR
     if key[0] == OFFSETS_TOPIC and broker.coordinator.is_loading:  # the loader would miss a marker appended now
         return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    if not broker.serves(log):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
     producer, commits, epoch = marker
     try:
         log.append(

@@ -15,6 +15,22 @@ class NodeExists(DirectoryError):
     """A node to create exists already."""
 
 
+class Lease(Protocol):
+    """A tree's session, for a process that acts on what it has read: after the end others act without asking it."""
+
+    @property
+    def session(self) -> int | None:
+        """Id of the session that has the ephemeral nodes; a later session has another one. None before the first."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether `session` certainly lives, however long this process may have stood still."""
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the tree is known to be out of reach, by a process that has not stood still meanwhile."""
+
+
 class Tree(Protocol):
     """A tree of nodes, which have a value (bytes) and children. A path is "/a/b": absolute, without "." and "..".
 
@@ -69,12 +85,24 @@ class Tree(Protocol):
         connection it is called once more. The node need not exist.
         """
 
+    def lease(self) -> Lease:
+        """The tree's session; ZooKeeper is asked often from the first call on."""
+
     def close(self) -> None:
         """End the ephemeral nodes and the watches. A second call does nothing."""
 
 
+class ProcessLease:
+    """`Lease` of a tree whose ephemeral nodes last as long as their process: in memory, or files with a lock."""
+
+    session, holds, is_cut_off = 0, True, False
+
+
 class SerialTree(Tree):
-    """A tree that has nothing to pipeline: it reads and writes several nodes one after the other."""
+    """A tree in memory or in files: it reads and writes several nodes one after the other, and has no timeout."""
+
+    def lease(self) -> Lease:
+        return ProcessLease()
 
     def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
         return [self.get(path) for path in paths]

@@ -15,7 +15,8 @@ from queue import SimpleQueue
 from typing import Any
 from uuid import uuid4
 
-from spark_klog.directories.trees.tree import SESSION_SECONDS, NodeExists, inner_components
+from spark_klog.directories.trees.lease import SessionLease
+from spark_klog.directories.trees.tree import SESSION_SECONDS, Lease, NodeExists, inner_components
 from spark_klog.directories.trees.zookeeper_session import Operation, ZooKeeperSession
 from spark_klog.errors import DirectoryError
 
@@ -52,6 +53,7 @@ class ZooKeeperTree:
         self._watchers: dict[str, partial[None]] = {}
         self._watch_lock = threading.Lock()
         self._events: SimpleQueue[str | type[_Reconnected] | None] = SimpleQueue()
+        self._lease: SessionLease | None = None
         session = self._session = ZooKeeperSession(connect, session_timeout)
         self._client, self._errors, self._call, self._real = session.client, session.errors, session.call, session.real
         self._client.add_listener(self._on_state)
@@ -269,10 +271,18 @@ class ZooKeeperTree:
                 callbacks.remove(callback)
             raise
 
+    def lease(self) -> Lease:
+        with self._ephemeral_lock:  # `_restore` notes the next session under it
+            if self._lease is None:
+                self._lease = SessionLease(self._session)
+            return self._lease
+
     def close(self) -> None:
         if self._session.is_closed:
             return
         self._session.is_closed = True
+        if self._lease is not None:
+            self._lease.stop()
         self._client.remove_listener(self._on_state)
         self._events.put(None)
         self._session.stop()
@@ -352,6 +362,7 @@ class ZooKeeperTree:
 
     def _restore(self) -> None:
         with self._ephemeral_lock:
+            session = self._session.session_id
             for path, value in list(self._ephemerals.items()):
                 real = self._real(path)
                 try:
@@ -367,6 +378,8 @@ class ZooKeeperTree:
                             self._session.connect,
                             path,
                         )
+            if self._lease is not None and session is not None and session == self._session.session_id:
+                self._lease.restored(session)
 
     def _notify(self, path: str) -> None:
         with self._watch_lock:

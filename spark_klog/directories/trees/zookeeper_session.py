@@ -15,6 +15,8 @@ _kazoo_log = logging.getLogger("spark_klog.directories.kazoo")
 
 _RETRY_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 1.0
+#: kazoo waits for two thirds of the session's timeout for an answer.
+_TIMEOUT_PER_READ_TIMEOUT = 3 / 2
 #: A method of kazoo's transactions and its arguments: "check", "delete" or "set_data", a path, ...
 Operation = tuple[Any, ...]
 
@@ -53,7 +55,8 @@ class _Committed:
 class ZooKeeperSession:
     """A connected session; see `ZooKeeperTree` for the parameters and errors.
 
-    `client` is kazoo's, `errors` its module of exceptions. Once `is_closed` is set, calls raise `DirectoryError`.
+    `client` is kazoo's, `errors` its module of exceptions, `timeout_seconds` the timeout that the server granted. Once
+    `is_closed` is set, calls raise `DirectoryError`.
     """
 
     def __init__(self, connect: str, session_timeout: float) -> None:
@@ -83,7 +86,7 @@ class ZooKeeperSession:
         )
         #: In a transaction's answer, for the operations beside the one that failed.
         self._of_others = exceptions.RolledBackError, exceptions.RuntimeInconsistency
-        self._attempt_seconds = session_timeout
+        self._attempt_seconds = self.timeout_seconds = session_timeout
         self.operation_seconds = 2 * session_timeout
         hosts, _, chroot = connect.partition("/")
         if "@" in hosts:
@@ -100,6 +103,7 @@ class ZooKeeperSession:
             raise ConfigError(
                 f"zookeeper.connect {connect!r} is malformed ({error}): write HOST:PORT,HOST:PORT/CHROOT"
             ) from None
+        self._note_timeout()
         try:
             # A server that has just started may swallow a handshake, which kazoo awaits for the session timeout.
             self.client.start(self.operation_seconds)
@@ -114,6 +118,24 @@ class ZooKeeperSession:
         except BaseException:
             self.stop()
             raise
+
+    def _note_timeout(self) -> None:
+        """Keep `timeout_seconds` as the server says, which may lower it: kazoo tells only its own read timeout."""
+        connection = self.client._connection
+        connect = connection._connect
+
+        def connected(*address: Any) -> tuple[float, float]:
+            read_ms, connect_ms = connect(*address)
+            self.timeout_seconds = read_ms * _TIMEOUT_PER_READ_TIMEOUT / 1000
+            return read_ms, connect_ms
+
+        connection._connect = connected
+
+    @property
+    def session_id(self) -> int | None:
+        """ZooKeeper's id of the session; None without a connection."""
+        session = self.client.client_id
+        return None if session is None else int(session[0])
 
     def stop(self) -> None:
         """End the session, and with it its ephemeral nodes."""
@@ -186,5 +208,5 @@ class ZooKeeperSession:
         """Whether a node exists and is an ephemeral node of this session."""
         real = self.real(path)
         stat = self.call(path, lambda: self.client.exists_async(real))
-        session = self.client.client_id
-        return stat is not None and session is not None and bool(stat.ephemeralOwner == session[0])
+        session = self.session_id
+        return stat is not None and session is not None and bool(stat.ephemeralOwner == session)
