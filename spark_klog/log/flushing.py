@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from spark_klog.log.files.file_system import File, FileSystem
+from spark_klog.log.files.file_system import File, FileSystem, Folder
 from spark_klog.log.segments.transaction_index import TransactionIndex
 
 
@@ -21,7 +21,9 @@ class Paths:
 
 @dataclass
 class Flush:
-    """A flush of all records before `end_offset`: open files, folders with new files, the producer snapshot.
+    """A flush of all records before `end_offset`: open files, open folders with new files, the producer snapshot.
+
+    All is open before, so that an error of `run` is an error of the disk.
 
     `run` writes the snapshot (path, content) last, when all that it covers is on disk. `made_files`: how many files the
     log had created. `transactions`: the transaction index, and how many bytes of its file the flush covers.
@@ -31,7 +33,7 @@ class Flush:
     made_files: int
     files: FileSystem
     opened: list[File]
-    folders: list[Path]
+    folders: list[Folder]
     snapshot: tuple[Path, bytes] | None
     transactions: tuple[TransactionIndex, int]
     paths: Paths
@@ -42,7 +44,8 @@ class Flush:
         for file in self.opened:
             file.sync()
         for folder in self.folders:
-            self.files.sync_folder(folder)
+            folder.sync()
+            folder.close()
         with self.paths.lock:
             if self.snapshot is not None and self.paths.are_ours:
                 try:
@@ -79,10 +82,13 @@ class Flushed:
     def begin(
         self, end_offset: int, opened: list[File], snapshot: tuple[Path, bytes] | None, index: TransactionIndex
     ) -> Flush:
-        """Start a flush of the records before `end_offset`, in the `opened` files; `index` is the active segment's."""
-        folders = [self._folder] if self._named_files < self._made_files else []
+        """Start a flush of the records before `end_offset`, in the `opened` files; `index` is the active segment's.
+
+        OSError if a folder can't be opened.
+        """
+        folders = [self._files.open_folder(self._folder)] if self._named_files < self._made_files else []
         if self._has_new_name:
-            folders.append(self._folder.parent)
+            folders.append(self._files.open_folder(self._folder.parent))
         transactions = index, index.written_bytes
         return Flush(end_offset, self._made_files, self._files, opened, folders, snapshot, transactions, self.paths)
 

@@ -25,7 +25,7 @@ from spark_klog.errors import ConfigError, DecodeError, LogRetired, OffsetOutOfR
 from spark_klog.log.append_run import Appended, assigned, is_full, run_in
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.deleted_files import DeletedFiles
-from spark_klog.log.files.file_system import FileInfo, FileSystem, LocalFileSystem
+from spark_klog.log.files.file_system import FileInfo, FileSystem, Folder, LocalFileSystem
 from spark_klog.log.files.leader_epochs import LeaderEpochs
 from spark_klog.log.files.names import partition_of_folder, retired_folder
 from spark_klog.log.files.partition_files import read_overrides, topic_id_of, write_overrides, write_topic_id
@@ -151,9 +151,9 @@ class PartitionLog(ReadableLog):
         that of their first append.
 
         `CorruptBatchError` for a wrong CRC, `DecodeError` for incomplete batches, `BatchTooLarge`, `ProducerRefused`,
-        `LogRetired`, OSError. Nothing is appended then, except if a flush for flush.messages fails: then the state of
-        the disk is unknown, and the log rejects appends until it is reopened. Without `flushes` the caller does that
-        flush, see `has_many_unflushed`.
+        `LogRetired`, OSError. Nothing is appended then, except if the flush for flush.messages could not begin, or
+        failed: then the state of the disk is unknown, and the log rejects appends until it is reopened. Without
+        `flushes` the caller does that flush, see `has_many_unflushed`.
         """
         self._check_takes()
         first = self.end_offset
@@ -186,12 +186,7 @@ class PartitionLog(ReadableLog):
         self.appended_bytes += len(data)
         self._note_producers(data, run, producers)
         if flushes and self.has_many_unflushed:
-            try:
-                self.flush()
-            except OSError as error:
-                if self.failure is None:  # the flush could not start, but the batches are appended
-                    self.fail(error, "flush failed")
-                raise
+            self.flush()
         return Appended(first, self.end_offset - 1, _NONE if append_time is None else append_time)
 
     def _is_full(self, size: int, run: BatchRun) -> bool:
@@ -206,11 +201,14 @@ class PartitionLog(ReadableLog):
         if self.flushed.snapshot_at != self.end_offset:  # else a flush beside the appends has just covered it
             self._flush(with_snapshot=True)
         new = self.segment(self.end_offset, FileInfo(0, self._now_ms()))
+        folder = self.files.open_folder(self.directory)
         try:
             new.open_for_appends()
         except OSError:
-            self._remove_new(new)
+            self._remove_new(new, folder)
             raise
+        finally:
+            folder.close()
         active.close()
         self._segments = (*self._segments, new)
         self.flushed.note_made()
@@ -223,11 +221,11 @@ class PartitionLog(ReadableLog):
             self.files, self.directory, base_offset, interval, info, self._memory, has_transactions=has_transactions
         )
 
-    def _remove_new(self, segment: Segment) -> None:
+    def _remove_new(self, segment: Segment, folder: Folder) -> None:
         """Remove the files of a segment that could not be started: a start would take it for the active one."""
         try:
             segment.remove()
-            self.files.sync_folder(self.directory)
+            folder.sync()
         except OSError as error:
             self.fail(error, "a segment that could not be started can't be removed")
             raise

@@ -13,10 +13,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from spark_klog.errors import ErrorCode
+from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.compaction_logs import dumped_with_holes
 from tests.support.dump import dump_files
 from tests.support.kafka import Kafka
+from tests.support.raw_client import RawClient
 from tests.support.tools import kcat
 from tests.support.topics import learn_topic
 from tests.support.waiting import wait_until
@@ -196,3 +199,23 @@ def test_a_full_disk_refuses_appends_and_serves_reads_until_there_is_room(server
     broker.start()
     assert consume(broker.bootstrap_servers, "t")[1] == (1, "k", "after")
     broker.stop()
+
+
+def test_a_roll_without_a_free_descriptor(server_dir: Path) -> None:
+    """The partition takes records again once descriptors are free: nothing has failed to reach the disk."""
+    broker = start(server_dir, **{"log.segment.bytes": 1000})
+    try:
+        batch = bytes(make_batch([(None, bytes(600))], [1]))
+        with RawClient(broker.port) as client:
+            create(broker, "t")
+            assert client.produce("t", batch, 7) == (0, 0)
+            before = resource.prlimit(broker.pid, resource.RLIMIT_NOFILE)
+            used = {int(path.name) for path in Path(f"/proc/{broker.pid}/fd").iterdir()}
+            first_free = min(set(range(len(used) + 1)) - used)
+            resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (first_free, before[1]))
+            for _ in range(3):
+                assert client.produce("t", batch, 7)[0] == ErrorCode.KAFKA_STORAGE_ERROR
+            resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, before)
+            assert [client.produce("t", batch, 7) for _ in range(2)] == [(0, 1), (0, 2)]
+    finally:
+        broker.stop()

@@ -102,6 +102,17 @@ class FaultyFile:
         pass
 
 
+class FaultyFolder:
+    def __init__(self, files: FaultyFiles, path: Path) -> None:
+        self._files, self._path = files, path
+
+    def sync(self) -> None:
+        self._files.sync_folder(self._path)
+
+    def close(self) -> None:
+        pass
+
+
 class FaultyFiles:
     """The file system; see the module. Renaming or removing a folder is durable at once."""
 
@@ -221,6 +232,10 @@ class FaultyFiles:
 
     def remove_folder(self, path: Path) -> None:
         self._move_folder(path, None)
+
+    def open_folder(self, path: Path) -> FaultyFolder:
+        self.check("open folder", path)
+        return FaultyFolder(self, path)
 
     def sync_folder(self, path: Path) -> None:
         self.check("sync", path)

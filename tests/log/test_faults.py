@@ -8,6 +8,7 @@ import random
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,7 @@ def test_killed_at_every_byte(power: bool, flushed: str) -> None:
     assert crashes > 1000 / _STEP
 
 
-@pytest.mark.parametrize("operation", ["write", "sync", "open", "rename", "truncate", "remove"])
+@pytest.mark.parametrize("operation", ["write", "sync", "open", "open folder", "rename", "truncate", "remove"])
 def test_a_disk_that_fails_at_any_call_harms_nothing_before(operation: str) -> None:
     """EIO at the n-th call of a kind, for each n; then the log is opened again on a disk that works."""
     failing, failures = 0, 0
@@ -250,6 +251,30 @@ def test_after_a_flush_that_failed_nothing_is_appended_until_the_log_is_opened_a
     assert content(log)[:1] == appended
     again = open_log(files.after_crash(random.Random(1), power=True), point=log.recovery_point)
     assert content(again)[:1] == appended
+
+
+@pytest.mark.parametrize("flush_messages", [1, 1 << 40])
+def test_a_flush_that_could_not_begin_leaves_the_log_as_it_was(flush_messages: int) -> None:
+    """No descriptor is free (EMFILE): no sync has failed, so the next one that succeeds proves that all is on disk."""
+    for seed in range(20):
+        files = FaultyFiles()
+        log = open_log(files, replace(SMALL, flush_messages=flush_messages))
+        files.faults = Faults(fails=lambda operation, path: operation == "open folder")
+        for _ in range(9):
+            try:
+                log.append(memoryview(bytearray(batch_of(1, 1, 100))))
+            except OSError as error:
+                refused = error
+        assert refused.errno == errno.EIO
+        assert (log.failure, len(log.segments)) == (None, 1)
+        files.faults = Faults()
+        log.append(memoryview(bytearray(batch_of(2, 1, 600))))
+        assert len(log.segments) == 2
+        log.flush()
+        expected = content(log)
+        assert log.recovery_point == log.end_offset
+        again = open_log(files.after_crash(random.Random(seed), power=True), point=log.recovery_point)
+        assert content(again) == expected
 
 
 def test_a_flush_beside_one_that_failed_fails_as_well() -> None:

@@ -15,7 +15,7 @@ from spark_klog.errors import LogRetired
 from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.offset_map import OffsetMap
 from spark_klog.log.config import COMPACT, DELETE
-from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.file_system import LocalFileSystem, LocalFolder
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.compacted_logs import CONFIG, fill, records
 from tests.log.faulty_logs import NOW
@@ -30,12 +30,18 @@ class _Between(LocalFileSystem):
     def __init__(self) -> None:
         self.then: Callable[[], object] | None = None
 
-    def sync_folder(self, path: Path) -> None:
-        then, self.then = self.then, None
-        if then is not None:
-            assert list(path.glob("*.log.swap"))
-            then()
-        super().sync_folder(path)
+    def open_folder(self, path: Path) -> LocalFolder:
+        between = self
+
+        class Folder(LocalFolder):
+            def sync(self) -> None:
+                then = between.then
+                if then is not None and list(path.glob("*.log.swap")):
+                    between.then = None
+                    then()
+                super().sync()
+
+        return Folder(path)
 
 
 def test_the_owner_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

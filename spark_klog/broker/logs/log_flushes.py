@@ -83,10 +83,6 @@ class LogFlushes:
     async def _flush_appended(self, log: PartitionLog) -> None:
         try:
             await self._flush(log, with_snapshot=False)
-        except OSError as error:
-            if log.is_open and log.failure is None:  # the flush could not begin, but the batches are appended
-                log.fail(error, "flush failed")
-            raise
         finally:
             del self._after_appends[log]  # before the task is done, as in `_flush_before_roll`
 

@@ -27,7 +27,7 @@ from spark_klog.log.compaction.plan import (
     group_segments,
     retains_legacy_tombstones,
 )
-from spark_klog.log.files.file_system import File, FileInfo, write_all
+from spark_klog.log.files.file_system import File, FileInfo, Folder, write_all
 from spark_klog.log.flushing import Flush
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.scan import IndexEntries, headers, index_entries
@@ -171,10 +171,11 @@ class _Round:
         After an OSError the log is unchanged, or rejects appends until reopening it completes the swap.
         """
         self._write_transactions(old, cleaned.aborted)
-        self._in_owner(partial(self._begin_swap, old))
-        self._sync_folder()
+        folder = self._in_owner(partial(self._begin_swap, old))
+        self._sync_folder(folder)
         indexes = self._in_owner(partial(self._end_swap, old, cleaned))
-        self._sync_folder()
+        self._sync_folder(folder)
+        folder.close()
         self._sync(indexes)
 
     def _write_transactions(self, old: Sequence[Segment], aborted: Sequence[AbortedTransaction]) -> None:
@@ -187,14 +188,17 @@ class _Round:
             else:
                 self._log.files.remove(_swapped(_transactions_path(old)))
 
-    def _begin_swap(self, old: Sequence[Segment]) -> None:
+    def _begin_swap(self, old: Sequence[Segment]) -> Folder:
+        """Returns the log's folder, to sync in any thread."""
         self._check_there(old)
+        folder = self._log.files.open_folder(self._log.directory)
         self._log.files.rename(_cleaned_path(old), _swapped(old[0].path))  # from here on the swap is in force
         self._log.is_swapping = True
+        return folder
 
-    def _sync_folder(self) -> None:
+    def _sync_folder(self, folder: Folder) -> None:
         try:
-            self._log.files.sync_folder(self._log.directory)
+            folder.sync()
         except OSError as error:
             self._in_owner(partial(self._fail_swap, error))
             raise

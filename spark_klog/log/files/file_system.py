@@ -33,6 +33,15 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class Folder(Protocol):
+    """An open folder, closed with its last reference: its changes can be synced when no descriptor is free."""
+
+    def sync(self) -> None:
+        """Wait until creations, renames and removals in the folder are on disk. OSError."""
+
+    def close(self) -> None: ...
+
+
 class FileInfo(NamedTuple):
     """Size in bytes, and the time of the last write (ms since the epoch)."""
 
@@ -76,6 +85,9 @@ class FileSystem(Protocol):
     def remove_folder(self, path: Path) -> None:
         """Remove a folder and its contents as far as possible; never raises."""
 
+    def open_folder(self, path: Path) -> Folder:
+        """Open a folder before its names are changed: later no descriptor may be free."""
+
     def sync_folder(self, path: Path) -> None:
         """Wait until creations, renames and removals in the folder are on disk."""
 
@@ -113,6 +125,26 @@ class LocalFile:
 
     def close(self) -> None:
         self._handle.close()
+
+
+class LocalFolder:
+    """A folder of the operating system."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = -1  # for `close`, if the next line raises
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    __del__ = close
 
 
 class LocalFileSystem:
@@ -155,6 +187,9 @@ class LocalFileSystem:
 
     def remove_folder(self, path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
+
+    def open_folder(self, path: Path) -> LocalFolder:
+        return LocalFolder(path)
 
     def sync_folder(self, path: Path) -> None:
         sync_folder(path)
