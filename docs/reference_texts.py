@@ -75,6 +75,7 @@ CURES = {
     "DecodeError": "`klog log verify` looks at files; of a peer, check that the port is a broker's.",
     "DeliveryPending": "Wait longer, or `flush`.",
     "DirectoryError": "Check that ZooKeeper, or the folder, can be reached and written.",
+    "EncodeError": "Shorten or correct the value that the text names.",
     "HandshakeInterrupted": "Set `security.protocol` as the broker's listener has it.",
     "InvalidRecords": "Cast or fill the column that the text names.",
     "InvalidTransactionState": "Call what the text names first.",

@@ -36,6 +36,10 @@ class DecodeError(KlogError, ValueError):
     """Bytes from outside that violate their format."""
 
 
+class EncodeError(KlogError, ValueError):
+    """A value that the wire format can't hold: a string of more than 32,767 bytes, a number beyond its field."""
+
+
 class CorruptBatchError(DecodeError):
     """A record batch whose checksum does not match its bytes."""
 

@@ -2,7 +2,8 @@
 
 A message is a dict from field name to value: int, bool, str, UUID, bytes or memoryview, list, dict, or None. A decoded
 message has every field of the table; fields that the version lacks have their default. The encoder writes the default
-of a missing field, and rejects names that are not in the table.
+of a missing field, and rejects names that are not in the table. A value that does not fit its field is an
+`EncodeError`; error messages, which often name what a client sent, are cut instead.
 
     request header   INT16 api key, INT16 version, INT32 correlation id, nullable STRING client id
                      [flexible versions: tagged fields]
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from struct import error as StructError
 from typing import Any
 
-from spark_klog.errors import DecodeError
+from spark_klog.errors import DecodeError, EncodeError
 from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type, Versioned
 from spark_klog.wire.primitives import TAG_BYTES, Buffer, Reader, Writer
 
@@ -24,6 +26,8 @@ Decode = Callable[[Reader], Any]
 Encode = Callable[[Writer, Any], None]
 
 _API_VERSIONS_KEY = 18
+#: Text for people, and its longest form in characters.
+_ERROR_MESSAGE, _MESSAGE_LENGTH = "error_message", 1000
 #: The INT8 before a struct that may be null.
 _STRUCT_MARKERS = _NULL, _PRESENT = -1, 1
 _COMPACTABLE = {
@@ -158,6 +162,8 @@ def _encoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool
 
         return encode_array
     method: Encode = getattr(Writer, _method(kind, flexible))
+    if name == _ERROR_MESSAGE:
+        return lambda writer, text: method(writer, _cut(text))
     if kind not in _COMPACTABLE or nullable or kind is Primitive.RECORDS:
         return method
 
@@ -167,6 +173,10 @@ def _encoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool
         method(writer, value)
 
     return encode_value
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _MESSAGE_LENGTH else text[: _MESSAGE_LENGTH - 3] + "..."
 
 
 @cache
@@ -186,23 +196,26 @@ def _struct_encoder(struct: Struct, version: int, flexible: bool) -> Encode:
     def encode_struct(writer: Writer, message: Message) -> None:
         if not message.keys() <= names:
             raise ValueError(f"no such fields: {sorted(message.keys() - names)}")
-        for name, encode, default in plain:
-            encode(writer, message.get(name, default))
-        if flexible:
-            given = [entry for entry in tagged if message.get(entry[1], entry[3][0]) not in entry[3]]
-            writer.uvarint(len(given))
-            for tag, name, encode, _ in given:
-                body = Writer()
-                encode(body, message[name])
-                writer.uvarint(tag)
-                writer.uvarint(len(body))
-                writer.raw(body.to_bytes())
+        try:
+            for name, encode, default in plain:
+                encode(writer, message.get(name, default))
+            if flexible:
+                given = [entry for entry in tagged if message.get(entry[1], entry[3][0]) not in entry[3]]
+                writer.uvarint(len(given))
+                for tag, name, encode, _ in given:
+                    body = Writer()
+                    encode(body, message[name])
+                    writer.uvarint(tag)
+                    writer.uvarint(len(body))
+                    writer.raw(body.to_bytes())
+        except (StructError, EncodeError) as error:
+            raise EncodeError(f"{name}: {error}") from None
 
     return encode_struct
 
 
 def encode_request(api: Api, version: int, correlation_id: int, client_id: str | None, message: Message) -> Writer:
-    """Encode a request with its header, without the frame's size."""
+    """Encode a request with its header, without the frame's size. `EncodeError` names the field that does not fit."""
     writer = Writer()
     writer.int16(api.key)
     writer.int16(version)
@@ -211,7 +224,7 @@ def encode_request(api: Api, version: int, correlation_id: int, client_id: str |
     flexible = version >= api.flexible
     if flexible:
         writer.uvarint(0)
-    _struct_encoder(api.request, version, flexible)(writer, message)
+    _encode(f"{api.name} v{version} request", writer, _struct_encoder(api.request, version, flexible), message)
     return writer
 
 
@@ -237,13 +250,13 @@ def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, 
 
 
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> Writer:
-    """Encode a response with its header, without the frame's size."""
+    """Encode a response with its header, without the frame's size. `EncodeError` names the field that does not fit."""
     writer = Writer()
     writer.int32(correlation_id)
     flexible = version >= api.flexible
     if flexible and api.key != _API_VERSIONS_KEY:
         writer.uvarint(0)
-    _struct_encoder(api.response, version, flexible)(writer, message)
+    _encode(f"{api.name} v{version} response", writer, _struct_encoder(api.response, version, flexible), message)
     return writer
 
 
@@ -261,10 +274,11 @@ def decode_response(api: Api, version: int, data: Buffer) -> tuple[int, Message]
 
 
 def encode_versioned(table: Versioned, version: int, message: Message) -> bytes:
-    """Encode the version and the message."""
+    """Encode the version and the message; `EncodeError`."""
     writer = Writer()
     writer.int16(version)
-    _struct_encoder(table.fields, version, version >= table.flexible)(writer, message)
+    encode = _struct_encoder(table.fields, version, version >= table.flexible)
+    _encode(f"{table.name} v{version}", writer, encode, message)
     return writer.to_bytes()
 
 
@@ -284,3 +298,10 @@ def _decode(what: str, reader: Reader, decode: Decode) -> Message:
     except DecodeError as error:
         raise type(error)(f"{what}: {error}") from None
     return message
+
+
+def _encode(what: str, writer: Writer, encode: Encode, message: Message) -> None:
+    try:
+        encode(writer, message)
+    except EncodeError as error:
+        raise EncodeError(f"{what}: {error}") from None

@@ -3,7 +3,7 @@
 INT8..INT64   big endian, two's complement        UINT32    big endian
 UVARINT       base 128, least significant group first, high bit = more follows
 VARINT        UVARINT of the zig-zag form (n << 1) ^ (n >> 31); VARLONG the same with 64 bits
-STRING        INT16 length N, N bytes of UTF-8; N = -1 is null
+STRING        INT16 length N, N bytes of UTF-8; N = -1 is null. Its compact form has the same limit of 32,767 bytes
 BYTES         INT32 length N, N bytes; N = -1 is null
 COMPACT_*     UVARINT length N + 1; 0 is null     ARRAY     INT32 count, -1 is null
 UUID          16 bytes
@@ -18,7 +18,7 @@ from math import inf
 from struct import Struct
 from uuid import UUID
 
-from spark_klog.errors import DecodeError
+from spark_klog.errors import DecodeError, EncodeError
 
 _INT8, _INT16, _INT32, _INT64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
 _UINT32, _FLOAT64 = Struct(">I"), Struct(">d")
@@ -26,6 +26,8 @@ _UINT32, _FLOAT64 = Struct(">I"), Struct(">d")
 Buffer = bytes | bytearray | memoryview
 #: Bytes of a reader's allowance that a tagged field costs; it mostly takes time.
 TAG_BYTES = 240
+#: Bytes of the longest STRING in either form, as in Kafka (Short.MAX_VALUE).
+MAX_STRING = 0x7FFF
 
 
 class AllowanceExceeded(DecodeError):
@@ -126,6 +128,8 @@ class Reader:
         return (value >> 1) ^ -(value & 1)
 
     def text(self, size: int) -> str:
+        if size > MAX_STRING:
+            raise DecodeError(f"string of {size} bytes at position {self.position}, at most {MAX_STRING} are allowed")
         view = self.take(size)
         try:
             return str(view, "utf-8")
@@ -164,7 +168,10 @@ class Reader:
 
 
 class Writer:
-    """Writer of primitives. Keeps large parts (record bytes, ranges of a file) by reference, see `parts`."""
+    """Writer of primitives. Keeps large parts (record bytes, ranges of a file) by reference, see `parts`.
+
+    Strings that are too long raise `EncodeError`, numbers beyond their type `struct.error`.
+    """
 
     __slots__ = ("_current", "_parts")
 
@@ -229,7 +236,7 @@ class Writer:
         if value is None:
             self.int16(-1)
             return
-        data = value.encode()
+        data = _utf8(value)
         self.int16(len(data))
         self._current += data
 
@@ -237,7 +244,7 @@ class Writer:
         if value is None:
             self.uvarint(0)
             return
-        data = value.encode()
+        data = _utf8(value)
         self.uvarint(len(data) + 1)
         self._current += data
 
@@ -263,6 +270,17 @@ class Writer:
             self.uvarint(count + 1)
         else:
             self.int32(count)
+
+
+def _utf8(text: str) -> bytes:
+    """The bytes of a STRING; `EncodeError`."""
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as error:
+        raise EncodeError(f"string {text[:50]!r}... is not Unicode: {error.reason}") from None
+    if len(data) > MAX_STRING:
+        raise EncodeError(f"string of {len(data)} bytes ({text[:50]!r}...), at most {MAX_STRING} are allowed")
+    return data
 
 
 def wrap_int64(value: int) -> int:

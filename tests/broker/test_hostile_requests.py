@@ -15,6 +15,7 @@ from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol import apis
+from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.raw_client import RawClient, error_codes
@@ -251,3 +252,90 @@ def test_what_is_asked_for_twice_is_answered_once(broker: KlogBroker) -> None:
         groups = [{"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0] * 100}]}] * 100
         (group,) = client.request(apis.OFFSET_FETCH, 8, {"groups": groups})["groups"]
         assert len(group["topics"][0]["partitions"]) == 1
+
+
+def test_strings_have_kafkas_limit(broker: KlogBroker) -> None:
+    """The compact encoding could hold 2 GiB; a key of 40 MB once stopped the event loop for 15 s."""
+    size = 40_000_000
+    length = bytes([(size + 1) >> shift & 0x7F | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21)])
+    header = struct.pack(">hhih", apis.FIND_COORDINATOR.key, 3, 7, -1) + b"\0"
+    with RawClient(broker.port) as client:
+        client.send_frame(header + length + b"k" * size + b"\0\0")
+        assert client.is_closed()
+    broker.wait_for_log(f"FindCoordinator v3 request: string of {size} bytes")
+
+
+def test_ids_have_a_limit_of_their_own(broker: KlogBroker) -> None:
+    """What clients choose becomes part of other ids, of records and of answers: a long one once ended ListGroups."""
+    longest, longer, widest = "i" * 1024, "i" * 1025, "i" * 32_767
+    member = {"session_timeout_ms": 6000, "rebalance_timeout_ms": 6000, "protocol_type": "consumer"}
+    member |= {"member_id": "", "protocols": [{"name": "range", "metadata": b""}]}
+    with RawClient(broker.port) as client:
+        _create(client, "t")
+        _producer(client, "ready")
+
+        def joined(version: int, **fields: Any) -> int:
+            request = member | {"group_id": "g"} | fields
+            return int(client.request(apis.JOIN_GROUP, version, request)["error_code"])
+
+        deadline = time.monotonic() + 20
+        while (code := joined(5, group_id=longest)) != ErrorCode.MEMBER_ID_REQUIRED:
+            assert code in (14, 15, 16), code
+            assert time.monotonic() < deadline
+        for name in (longer, widest):
+            for version in (2, 5, 9):
+                assert joined(version, group_id=name) == ErrorCode.INVALID_GROUP_ID
+                for fields in ({"group_instance_id": name}, {"protocol_type": name}):
+                    if version > 2 or "protocol_type" in fields:
+                        assert joined(version, **fields) == ErrorCode.INVALID_REQUEST
+                protocols = [{"name": name, "metadata": b""}]
+                assert joined(version, protocols=protocols) == ErrorCode.INVALID_REQUEST
+            request = {"transactional_id": name, "transaction_timeout_ms": 60_000}
+            assert client.request(apis.INIT_PRODUCER_ID, 4, request)["error_code"] == ErrorCode.INVALID_REQUEST
+            offset = {"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}
+            topics = [{"name": "t", "partitions": [offset]}]
+            request = {"group_id": name, "generation_id_or_member_epoch": -1, "topics": topics}
+            assert set(error_codes(client.request(apis.OFFSET_COMMIT, 8, request))) == {ErrorCode.INVALID_GROUP_ID}
+        large = [{"name": "range", "metadata": bytes(2_000_000)}]
+        assert joined(5, protocols=large) == ErrorCode.UNKNOWN_SERVER_ERROR
+        groups = client.request(apis.LIST_GROUPS, 4, {})["groups"]
+        assert [group["group_id"] for group in groups] == [longest]
+    with RawClient(broker.port) as client:
+        frame = encode_request(apis.METADATA, 4, 7, longer, {"topics": []}).to_bytes()
+        client.send_frame(frame)
+        assert client.is_closed()
+    broker.wait_for_log("client id of 1025 characters")
+
+
+def test_long_ids_that_kafka_has_written_are_served_and_expire(server_dir: Path) -> None:
+    """Kafka limits ids as strings only; one record has a string that no STRING can hold."""
+    name, now = "k" * 32_767, time.time_ns() // 1_000_000
+    key = struct.pack(">hh", 2, len(name)) + name.encode()
+    group = struct.pack(">hh", 3, 8) + b"consumer" + struct.pack(">ihhqi", 1, -1, -1, 1, 0)
+    wide = struct.pack(">h", 4) + b"\x81\x80\x04" + b"w" * 65_536 + bytes(20)  # its compact protocol type
+    offset_key = struct.pack(">hh", 1, len(name)) + name.encode() + struct.pack(">h", 1) + b"t" + struct.pack(">i", 0)
+    offset = struct.pack(">hqihq", 3, 42, -1, 0, 1)  # committed in 1970: it has expired
+    broker = KlogBroker(server_dir, "--set", "offsets.retention.check.interval.ms=5000")
+    log = PartitionLog(broker.data_dir / "__consumer_offsets-0", LogConfig(), clean=True)
+    rows = [(key, group), (struct.pack(">hh", 2, 4) + b"wide", wide), (offset_key, offset)]
+    log.append(memoryview(make_batch(rows, [now] * len(rows))))
+    log.close()
+    with broker, RawClient(broker.port) as client:
+        _create(client, "t")
+
+        def offsets() -> list[int]:
+            request = {"groups": [{"group_id": name, "topics": None}]}
+            (found,) = client.request(apis.OFFSET_FETCH, 8, request)["groups"]
+            return [entry["committed_offset"] for topic in found["topics"] for entry in topic["partitions"]]
+
+        def listed() -> list[str]:
+            return [group["group_id"] for group in client.request(apis.LIST_GROUPS, 4, {})["groups"]]
+
+        deadline = time.monotonic() + 30
+        while not offsets():  # it is loading
+            assert time.monotonic() < deadline
+        assert (offsets(), listed()) == ([42], [name])
+        while offsets() or listed():
+            assert time.monotonic() < deadline, (len(listed()), offsets())
+            time.sleep(0.02)
+    assert "failed" not in broker.log.read_text()

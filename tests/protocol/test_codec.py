@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spark_klog.errors import DecodeError
+from spark_klog.errors import DecodeError, EncodeError
 from spark_klog.protocol import apis
 from spark_klog.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
 from spark_klog.protocol.codec import (
@@ -367,3 +367,52 @@ def test_changed_messages_give_a_message_or_decode_error(
             decode_response(entry, version, data)
     except DecodeError:
         pass
+
+
+_LONGEST = 32_767
+_STRINGS = [("x" * _LONGEST, True), ("é" * (_LONGEST // 2), True), ("x" * (_LONGEST + 1), False), ("é" * 20_000, False)]
+
+
+@pytest.mark.parametrize("version", [0, 2])
+@pytest.mark.parametrize(("text", "is_legal"), _STRINGS)
+def test_a_string_has_one_limit_in_both_encodings(version: int, text: str, is_legal: bool) -> None:
+    """Kafka's limit is Short.MAX_VALUE, whatever the length of the compact encoding could hold."""
+    message: Message = {"name": text, "raw": b"", "records": b"", "items": [], "pair": {"left": 0, "right": 0}}
+    if is_legal:
+        assert _request(SAMPLE, encode_request(SAMPLE, version, 1, None, message).to_bytes())["name"] == text
+        return
+    with pytest.raises(EncodeError, match=f"Sample v{version} request: name: string of .* bytes"):
+        encode_request(SAMPLE, version, 1, None, message)
+    data = text.encode()
+    size = len(data) + 1
+    compact = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14])
+    whole = bytes.fromhex(_HEAD.format(version=2)) + bytes(1 + 1 + 8 + 16) + compact + data + bytes(20)
+    with pytest.raises(DecodeError, match=r"Sample v2 request: string of .* bytes"):
+        _request(SAMPLE, whole)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"items": [1 << 15]}, "items: "),
+        ({"pair": {"left": 1 << 31, "right": 0}}, "pair: left: "),
+        ({"name": "\ud800"}, "name: .*not Unicode"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_that_names_the_field(message: Message, reason: str) -> None:
+    whole = {"name": "", "raw": b"", "records": b"", "pair": {"left": 0, "right": 0}} | message
+    with pytest.raises(EncodeError, match=f"Sample v3 request: {reason}"):
+        encode_request(SAMPLE, 3, 1, None, whole)
+    with pytest.raises(EncodeError, match="Sample v3 response: error_code: "):
+        encode_response(SAMPLE, 3, 1, {"error_code": 1 << 15})
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_an_error_message_is_cut(version: int) -> None:
+    """It may name what a client sent, which may fill a string by itself."""
+    entry = {"resource_type": 2, "resource_name": "t", "error_code": 3, "error_message": "no topic " + "x" * 40_000}
+    encoded = encode_response(apis.DESCRIBE_CONFIGS, version, 7, {"results": [entry | {"configs": []}]}).to_bytes()
+    (found,) = decode_response(apis.DESCRIBE_CONFIGS, version, encoded)[1]["results"]
+    assert found["error_message"].startswith("no topic xxx")
+    assert found["error_message"].endswith("x...")
+    assert len(found["error_message"]) == 1000

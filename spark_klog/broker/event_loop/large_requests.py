@@ -1,6 +1,6 @@
-"""Protection from requests with many elements: turns of the event loop, and one answer for repeated elements.
+"""Protection from large requests: turns of the event loop, one answer for repeated elements, a limit for ids.
 
-`protocol/codec.py` bounds the memory that decoding such a request takes.
+`protocol/codec.py` bounds the memory that decoding such a request takes, and the length of its strings.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
 
+#: Characters of the longest id that a client may choose: of a group, member, client or transaction. Kafka's only limit
+#: is that of a string, 32,767 bytes, but ids are kept, and are parts of other ids, records and answers.
+MAX_ID_LENGTH = 1024
 _TURN_SECONDS = 0.005
 #: Elements of a response above which encoding takes longer than a turn.
 _MANY = 1000

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from spark_klog.broker.event_loop.background import BackgroundTasks
+from spark_klog.broker.event_loop.large_requests import MAX_ID_LENGTH
 from spark_klog.broker.groups.expiry import DeletedTopics, expire
 from spark_klog.broker.groups.groups import Groups
 from spark_klog.broker.groups.host import GroupHost
@@ -45,7 +46,10 @@ class GroupCoordinator:
         return await self._broker.coordinator_of(group, OFFSETS_TOPIC)
 
     async def log_of(self, group: str, *, for_reading: bool = False) -> PartitionLog | ErrorCode:
-        """The log that keeps the group, or the error if this broker does not lead it or has not read it."""
+        """The log that keeps the group, or the error if this broker does not lead it or has not read it.
+
+        An id that is too long gets INVALID_GROUP_ID, unless the log has it already: Kafka may have written it.
+        """
         broker = self._broker
         if not await broker.is_current(for_reading=for_reading):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
@@ -61,6 +65,8 @@ class GroupCoordinator:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if self.is_loading:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        if len(group) > MAX_ID_LENGTH and self.groups.get(group) is None and not self.offsets.has_any(group):
+            return ErrorCode.INVALID_GROUP_ID
         await broker.flushes.make_early_room(log)
         return log
 

@@ -7,6 +7,8 @@ start. Offsets committed in a transaction stay pending until its marker is writt
 from __future__ import annotations
 
 import logging
+import sys
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -29,7 +31,7 @@ from spark_klog.broker.groups.records import (
 )
 from spark_klog.broker.logs.stored_rows import TransactionEnd, stored_rows
 from spark_klog.clock import system_ms
-from spark_klog.errors import DecodeError, ErrorCode
+from spark_klog.errors import DecodeError, EncodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.building.own_batch import own_batch
 from spark_klog.records.formats.batch import MAX_HEADER_SIZE
@@ -81,9 +83,8 @@ def encoded_commits(
 def java_hash(text: str) -> int:
     """java.lang.String.hashCode, by which Kafka chooses a group's partition."""
     result = 0
-    data = text.encode("utf-16-be")
-    for position in range(0, len(data), 2):
-        result = (31 * result + int.from_bytes(data[position : position + 2], "big")) & 0xFFFFFFFF
+    for unit in array("H", text.encode(f"utf-16-{sys.byteorder[0]}e")):
+        result = (31 * result + unit) & 0xFFFFFFFF
     return result - (1 << 32) if result >= 1 << 31 else result
 
 
@@ -319,7 +320,7 @@ def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> Er
     except OSError as error:
         _log.error("group %s can't be written to %s: %s", group, log.directory, error)
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    except BatchTooLarge as error:
+    except (BatchTooLarge, EncodeError) as error:
         _log.error("group %s: its members are too many, or their metadata is too large: %s", group, error)
         return ErrorCode.UNKNOWN_SERVER_ERROR
     return ErrorCode.NONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.event_loop.large_requests import MAX_ID_LENGTH
 from spark_klog.broker.groups.member import Join
 from spark_klog.broker.groups.replies import refused_join
 from spark_klog.errors import ErrorCode
@@ -26,6 +27,7 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
     code = await broker.coordinator.code(group)
     if not code and not config.group_min_session_ms <= timeout <= config.group_max_session_ms:
         code = ErrorCode.INVALID_SESSION_TIMEOUT
+    code = code or _size_code(broker, message)
     if code:
         return refused_join(code, message["member_id"])
     has_rebalance_timeout = request.version >= _FIRST_WITH_REBALANCE_TIMEOUT
@@ -44,3 +46,15 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
     answer = await broker.groups.join(group, join)
     code = await broker.coordinator.flushed(group)
     return refused_join(code, message["member_id"]) if code and not answer["error_code"] else answer
+
+
+def _size_code(broker: Broker, message: Message) -> ErrorCode:
+    """NONE if what the group would keep of this member is not too large, else the error."""
+    names = [message["group_instance_id"] or "", message["protocol_type"]]
+    if any(len(name) > MAX_ID_LENGTH for name in [*names, *(entry["name"] for entry in message["protocols"])]):
+        return ErrorCode.INVALID_REQUEST
+    log = broker.coordinator.local_log(message["group_id"])
+    size = sum(len(entry["metadata"]) for entry in message["protocols"])
+    if log is not None and size > log.config.max_message_bytes:  # the group's record would be refused with this error
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+    return ErrorCode.NONE

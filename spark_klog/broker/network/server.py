@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop.garbage import short_collections
-from spark_klog.broker.event_loop.large_requests import has_many_elements
+from spark_klog.broker.event_loop.large_requests import MAX_ID_LENGTH, has_many_elements
 from spark_klog.broker.handlers import HANDLERS, sasl_authenticate
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.logs.log_cleaner import clean_logs
@@ -91,6 +91,8 @@ class Server:
             raise DecodeError(f"client {client_id!r} sent API {key} version {version}, which is not supported")
         started = perf_counter()
         client_id, message, cost = await self._decoded(api, version, frame, reader.position)
+        if client_id is not None and len(client_id) > MAX_ID_LENGTH:
+            raise DecodeError(f"client id of {len(client_id)} characters, at most {MAX_ID_LENGTH} are allowed")
         self.frame_memory.take(cost)
         try:
             return await self._answer(api, version, correlation_id, client_id, message, session, started)

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 
 from spark_klog.broker.event_loop.background import Pace
+from spark_klog.broker.event_loop.large_requests import MAX_ID_LENGTH
 from spark_klog.broker.logs.stored_rows import read_log
 from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
 from spark_klog.broker.metadata.registry import NO_LEADER
@@ -112,6 +113,8 @@ class TransactionCoordinator:
         log = await self.log_of(transactional_id)
         if isinstance(log, ErrorCode):
             return log
+        if len(transactional_id) > MAX_ID_LENGTH and transactional_id not in self._transactions:
+            return ErrorCode.INVALID_REQUEST
         if not 0 < timeout_ms <= self._broker.config.transaction_max_timeout_ms:
             return ErrorCode.INVALID_TRANSACTION_TIMEOUT
         new_id: int | None = None
