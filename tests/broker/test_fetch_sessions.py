@@ -109,6 +109,23 @@ def test_no_slots_no_sessions() -> None:
     assert FetchSessions(0, 60).find(0, 0, _wanted(0), [], 0) == (None, False)
 
 
+def test_sessions_are_bounded_by_what_they_hold() -> None:
+    """A session of 50,000 unknown partitions takes 29 MB, also after its client has gone."""
+    sessions = FetchSessions(1000, evict_after=60, max_bytes=100_000)
+    first, second = _made(sessions, *range(75), now=0), _made(sessions, *range(75), now=10)
+    assert sessions.find(0, 0, _wanted(*range(75)), [], 20) == (None, False)  # an answer without a session
+    small = _made(sessions, 0, now=20)
+    assert sessions.find(small.id, 1, _wanted(*range(100)), [], 20) == NOT_FOUND  # a session that grows too large ends
+    assert sessions.find(first.id, 1, [], [_key(partition) for partition in range(70)], 20) == (first, True)
+    assert sessions.find(first.id, 2, _wanted(*range(70)), [], 20) == (first, True)
+    third = _made(sessions, *range(75), now=75)  # in place of the one that was silent longest
+    assert sessions.find(second.id, 1, [], [], 75) == NOT_FOUND
+    assert sessions.find(third.id, -1, [], [], 75) == (None, False)
+    _made(sessions, *range(75), now=75)
+    assert len(sessions) == 2
+    assert sessions.find(0, 0, _wanted(*range(1000)), [], 1000) == (None, False)  # larger than all
+
+
 @pytest.mark.parametrize("has_ids", [False, True])
 def test_names_and_ids_are_not_mixed(has_ids: bool) -> None:
     sessions = FetchSessions(10, 60)

@@ -245,6 +245,22 @@ def test_what_is_asked_for_twice_is_answered_once(broker: KlogBroker) -> None:
             assert [topic["name"] for topic in answer["topics"]] == ["t"]
         resource = {"resource_type": 2, "resource_name": "t", "configuration_keys": None}
         assert len(client.request(apis.DESCRIBE_CONFIGS, 4, {"resources": [resource] * 1000})["results"]) == 1
+        assert client.produce("t", bytes(make_batch([(b"k", bytes(50_000))], [NOW])), 8) == (0, 0)
+        (found,) = client.request(apis.METADATA, 12, {"topics": [{"name": "t"}]})["topics"]
+        for version in (1, 4, 11, 13):  # the last entry counts, as in Kafka
+            name = {"topic": "t"} if version < 13 else {"topic_id": found["topic_id"]}
+            offsets = [{"partition": 0, "fetch_offset": at, "partition_max_bytes": 100_000} for at in [99] * 999 + [0]]
+            fetch = {"max_wait_ms": 0, "min_bytes": 1, "session_epoch": -1 if version < 11 else 0}
+            fetch |= {"topics": [name | {"partitions": offsets}, name | {"partitions": offsets}]}
+            (topic,) = client.request(apis.FETCH, version, fetch)["responses"]
+            (entry,) = topic["partitions"]
+            assert (entry["error_code"], len(entry["records"]) > 50_000) == (0, True)
+        searched = {"topics": [{"name": "t", "partitions": [{"partition_index": 0, "timestamp": 5}] * 1000}]}
+        for version in (0, 1, 7):
+            answer = client.request(apis.LIST_OFFSETS, version, {"replica_id": -1} | searched)
+            assert set(error_codes(answer)) == {ErrorCode.INVALID_REQUEST}
+        answer = client.request(apis.FIND_COORDINATOR, 4, {"coordinator_keys": ["g"] * 1000, "key_type": 0})
+        assert len(answer["coordinators"]) == 1
         _producer(client, "id")
         answer = client.request(apis.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["id"] * 1000})
         assert len(answer["transaction_states"]) == 1
@@ -296,6 +312,8 @@ def test_ids_have_a_limit_of_their_own(broker: KlogBroker) -> None:
             topics = [{"name": "t", "partitions": [offset]}]
             request = {"group_id": name, "generation_id_or_member_epoch": -1, "topics": topics}
             assert set(error_codes(client.request(apis.OFFSET_COMMIT, 8, request))) == {ErrorCode.INVALID_GROUP_ID}
+        many = [{"name": str(number), "metadata": b""} for number in range(101)]
+        assert joined(5, protocols=many) == ErrorCode.INVALID_REQUEST
         large = [{"name": "range", "metadata": bytes(2_000_000)}]
         assert joined(5, protocols=large) == ErrorCode.UNKNOWN_SERVER_ERROR
         groups = client.request(apis.LIST_GROUPS, 4, {})["groups"]

@@ -15,7 +15,7 @@ import pytest
 from spark_klog.broker.network.frame_memory import FrameMemory
 from spark_klog.broker.network.watchdog import Activity, reason_to_drop
 from spark_klog.broker.settings.config import BrokerConfig
-from spark_klog.protocol.apis import FETCH, METADATA, PRODUCE
+from spark_klog.protocol.apis import CREATE_TOPICS, FETCH, METADATA, PRODUCE
 from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
@@ -216,6 +216,68 @@ def test_large_requests_wait_for_memory(tmp_path: Path, topic: str) -> None:
             most = max(most, broker.rss_bytes())
         assert answered == len(clients)
         assert most - before < 90 * MIB  # 600 MiB are sent
+        assert _is_served(broker.port)
+
+
+def _asking(broker: KlogBroker, stack: contextlib.ExitStack, frame: bytes) -> RawClient:
+    """A client that has sent the request, and does not read the answer."""
+    client = RawClient.__new__(RawClient)
+    client.socket = socket.socket()
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.socket.settimeout(30)
+    client.socket.connect((HOST, broker.port))
+    stack.enter_context(client).send_frame(frame)
+    return client
+
+
+def test_responses_of_many_small_parts_are_not_kept_in_memory(tmp_path: Path, topic: str) -> None:
+    """Small ranges of files are read when the client reads; each response has 120 of them, 4 MB together."""
+    count, batch = 120, bytes(make_batch([(None, bytes(32_000))], [NOW]))
+    partitions = [{"partition": number, "fetch_offset": 0, "partition_max_bytes": MIB} for number in range(count)]
+    fetch = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 50 * MIB}
+    fetch |= {"topics": [{"topic": topic, "partitions": partitions}]}
+    frame = encode_request(FETCH, 11, 7, CLIENT_ID, fetch).to_bytes()
+    with KlogBroker(tmp_path) as broker, contextlib.ExitStack() as stack:
+        with RawClient(broker.port) as client:
+            entry = {"name": topic, "num_partitions": count, "replication_factor": 1}
+            client.request(CREATE_TOPICS, 2, {"topics": [entry], "timeout_ms": 10_000})
+            data = [{"index": number, "records": batch} for number in range(count)]
+            data = [{"name": topic, "partition_data": data}]
+            answer = client.request(PRODUCE, 8, {"acks": -1, "timeout_ms": 10_000, "topic_data": data})
+            assert {entry["error_code"] for entry in answer["responses"][0]["partition_responses"]} == {0}
+            client.send_frame(frame)
+            whole = client.receive_frame()
+        before = broker.rss_bytes()
+        clients = [_asking(broker, stack, frame) for _ in range(60)]
+        for client in clients:
+            assert client.receive_exactly(4) == struct.pack(">i", len(whole))
+        assert broker.rss_bytes() - before < 40 * MIB  # 230 MB are asked for
+        assert len(clients[-1].receive_exactly(MIB)) == MIB
+        assert _is_served(broker.port)
+
+
+def test_clients_that_leave_large_responses_unread_are_dropped(tmp_path: Path, topic: str) -> None:
+    """Beyond queued.max.response.bytes the longest unread response is given up: others need not wait for its client."""
+    settings = _set(queued_max_response_bytes=20 * MIB)
+    with KlogBroker(tmp_path, *settings) as broker, contextlib.ExitStack() as stack:
+        _round_trip(broker, topic)
+        with RawClient(broker.port) as producer:
+            for _ in range(11):
+                assert producer.produce(topic, bytes(make_batch([(None, bytes(900_000))], [NOW])), 8)[0] == 0
+        partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 50 * MIB}
+        fetch = {"max_wait_ms": 0, "min_bytes": 1, "topics": [{"topic": topic, "partitions": [partition]}]}
+        frame = encode_request(FETCH, 2, 7, CLIENT_ID, fetch).to_bytes()  # an old version: converted in memory
+        before = broker.rss_bytes()
+        clients = []
+        for _ in range(20):
+            clients.append(_asking(broker, stack, frame))
+            (size,) = struct.unpack(">i", clients[-1].receive_exactly(4))
+            assert size > 9 * MIB
+        broker.wait_for_log(f"127.0.0.1:{_port(clients[0])}: ", "responses that wait to be sent")
+        assert broker.rss_bytes() - before < 120 * MIB  # 190 MiB are asked for
+        with pytest.raises(ConnectionError):
+            clients[0].receive_exactly(size)
+        assert len(clients[-1].receive_exactly(size)) == size  # the newest is not dropped
         assert _is_served(broker.port)
 
 

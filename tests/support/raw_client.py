@@ -38,13 +38,13 @@ class RawClient:
 
     def receive_exactly(self, size: int) -> bytes:
         """Receive `size` bytes; ConnectionResetError if the broker closes first."""
-        data = b""
+        data = bytearray()
         while len(data) < size:
             received = self.socket.recv(size - len(data))
             if not received:
                 raise ConnectionResetError("closed by the broker")
             data += received
-        return data
+        return bytes(data)
 
     def request(self, api: Api, version: int, message: dict[str, Any]) -> dict[str, Any]:
         self.send_frame(encode_request(api, version, _CORRELATION_ID, CLIENT_ID, message).to_bytes())

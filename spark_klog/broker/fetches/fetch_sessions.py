@@ -8,7 +8,8 @@
     N           E > 0   request number E of N: adds or changes the partitions named, removes the forgotten ones
 
 An incremental response contains partitions with records, an error, or a high watermark or log start that differs from
-the last one sent. Partitions that had records move to the end, so that none is starved. No I/O: callers pass the clock.
+the last one sent. Partitions that had records move to the end, so that none is starved. A client that gets no session
+goes on with full fetches. No I/O: callers pass the clock.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from spark_klog.protocol.codec import Message
 
 _FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
 _MAX_ID = _MAX_EPOCH = 0x7FFFFFFF
+#: Memory of a partition beside its topic's name: an upper estimate.
+_PARTITION_BYTES = 600
 
 
 class PartitionKey(NamedTuple):
@@ -36,6 +39,8 @@ class PartitionKey(NamedTuple):
 
 class _Cached:
     """A partition of a session: the request's entry, and the offsets sent last."""
+
+    __slots__ = ("entry", "sent")
 
     def __init__(self, entry: dict[str, Any]) -> None:
         self.entry = entry
@@ -52,7 +57,10 @@ class FetchSession:
         self.has_ids = has_ids
         self.next_epoch = 1
         self.used_at = now
-        self._partitions = OrderedDict((key, _Cached(entry)) for key, entry in partitions)
+        self._partitions: OrderedDict[PartitionKey, _Cached] = OrderedDict()
+        #: Memory in bytes, about.
+        self.size = 0
+        self.update(partitions, ())
 
     @property
     def partitions(self) -> list[tuple[PartitionKey, dict[str, Any]]]:
@@ -64,11 +72,13 @@ class FetchSession:
     ) -> None:
         """Apply an incremental request."""
         for key in forgotten:
-            self._partitions.pop(key, None)
+            if self._partitions.pop(key, None) is not None:
+                self.size -= _size(key)
         for key, entry in requested:
             cached = self._partitions.get(key)
             if cached is None:
                 self._partitions[key] = _Cached(entry)
+                self.size += _size(key)
             else:
                 cached.entry = entry
 
@@ -84,13 +94,22 @@ class FetchSession:
         return is_new
 
 
-class FetchSessions:
-    """The sessions of a broker, at most `slots`; a session unused for `evict_after` s may be replaced by a new one."""
+def _size(key: PartitionKey) -> int:
+    return _PARTITION_BYTES + len(key.topic)
 
-    def __init__(self, slots: int, evict_after: float) -> None:
+
+class FetchSessions:
+    """The sessions of a broker, at most `slots` of at most `max_bytes` together.
+
+    A session unused for `evict_after` s may be replaced by a new one.
+    """
+
+    def __init__(self, slots: int, evict_after: float, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self._max_bytes = max_bytes
         self._slots = slots
         self._evict_after = evict_after
         self._sessions: OrderedDict[int, FetchSession] = OrderedDict()
+        self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -108,11 +127,12 @@ class FetchSessions:
         """(session, whether the request is incremental); None if the client wants no session or gets none.
 
         `has_ids`: the request names topics by id. Errors, after which the client starts a new session:
-        FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, and FETCH_SESSION_TOPIC_ID_ERROR if the session's
-        topics are named by name and the request's by id, or the reverse.
+        FETCH_SESSION_ID_NOT_FOUND, also if the session grows beyond the limit of bytes, INVALID_FETCH_SESSION_EPOCH,
+        and FETCH_SESSION_TOPIC_ID_ERROR if the session's topics are named by name and the request's by id, or the
+        reverse.
         """
         if epoch in (_FINAL_EPOCH, _INITIAL_EPOCH):
-            self._sessions.pop(session_id, None)
+            self._drop(session_id)
             return (self._make(requested, now, has_ids) if epoch == _INITIAL_EPOCH else None), False
         session = self._sessions.get(session_id)
         if session is None:
@@ -124,19 +144,31 @@ class FetchSessions:
         session.next_epoch = epoch + 1 if epoch < _MAX_EPOCH else 1
         session.used_at = now
         self._sessions.move_to_end(session_id)
+        before = session.size
         session.update(requested, forgotten)
+        self._bytes += session.size - before
+        if session.size > before and self._bytes > self._max_bytes:
+            self._drop(session_id)
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         return session, True
 
     def _make(
         self, requested: list[tuple[PartitionKey, dict[str, Any]]], now: float, has_ids: bool
     ) -> FetchSession | None:
-        if len(self._sessions) >= self._slots:
+        session = FetchSession(0, requested, now, has_ids)
+        while len(self._sessions) >= self._slots or self._bytes + session.size > self._max_bytes:
             oldest = next(iter(self._sessions.values()), None)
             if oldest is None or now - oldest.used_at < self._evict_after:
                 return None
-            del self._sessions[oldest.id]
+            self._drop(oldest.id)
         session_id = random.randint(1, _MAX_ID)
         while session_id in self._sessions:
             session_id = random.randint(1, _MAX_ID)
-        session = self._sessions[session_id] = FetchSession(session_id, requested, now, has_ids)
+        session.id = session_id
+        self._sessions[session_id] = session
+        self._bytes += session.size
         return session
+
+    def _drop(self, session_id: int) -> None:
+        if (session := self._sessions.pop(session_id, None)) is not None:
+            self._bytes -= session.size

@@ -1,9 +1,10 @@
 """Fetch v0-17. Waits in the purgatory until min_bytes are available or max_wait_ms have passed.
 
-From version 3 on, the first partition with data returns at least one whole batch, even if it exceeds max_bytes. Apart
-from that, a range may end within a batch, as in Kafka. Isolation level 1 (read_committed) gets records before the last
-stable offset, and a list of the aborted transactions among them. Versions 0-3 get message sets of magic 0 or 1: newer
-batches are converted instead of sent from the file.
+A partition that is named twice is answered once, as its last entry asks, like in Kafka. From version 3 on, the first
+partition with data returns at least one whole batch, even if it exceeds max_bytes. Apart from that, a range may end
+within a batch, as in Kafka. Isolation level 1 (read_committed) gets records before the last stable offset, and a list
+of the aborted transactions among them. Versions 0-3 get message sets of magic 0 or 1: newer batches are converted
+instead of sent from the file.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         if failed or not requested or size >= message["min_bytes"] or left <= 0 or broker.purgatory.is_closed:
             break
         if not _has_more(broker, answers):  # no await between this check and the wait
+            answers = []  # they may be large, and are read again
             await broker.purgatory.wait([broker.registry.key(*key) for key, _ in requested], left)
     if session is None:
         return {"responses": _by_topic(answers)}
@@ -71,12 +73,12 @@ def _has_more(broker: Broker, answers: list[tuple[PartitionKey, Message]]) -> bo
 
 
 async def _requested(broker: Broker, message: Message) -> list[tuple[PartitionKey, dict[str, Any]]]:
-    requested = []
+    requested = {}
     for topic in message["topics"]:
         for entry in topic["partitions"]:
             await broker.turns.take()
-            requested.append((PartitionKey(topic["topic"], topic["topic_id"], entry["partition"]), entry))
-    return requested
+            requested[PartitionKey(topic["topic"], topic["topic_id"], entry["partition"])] = entry
+    return list(requested.items())
 
 
 async def _forgotten(broker: Broker, message: Message) -> list[PartitionKey]:

@@ -10,7 +10,7 @@ from spark_klog.protocol.tables.coordinator import GROUP, TRANSACTION
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if request.version >= 4:
-        keys = message["coordinator_keys"]
+        keys = dict.fromkeys(message["coordinator_keys"])
         return {"coordinators": [await _find(broker, request, key, message["key_type"]) for key in keys]}
     found = await _find(broker, request, message["key"], message["key_type"])
     del found["key"]

@@ -9,6 +9,8 @@ from spark_klog.broker.groups.replies import refused_join
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
+#: Far more than there are assignors; each join of a member compares its protocols with those of all others.
+_MAX_PROTOCOLS = 100
 _FIRST_WITH_REBALANCE_TIMEOUT, _FIRST_WITH_IDS, _FIRST_NULL_PROTOCOL, _FIRST_SKIPPING = 1, 4, 7, 9
 
 
@@ -50,6 +52,8 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
 
 def _size_code(broker: Broker, message: Message) -> ErrorCode:
     """NONE if what the group would keep of this member is not too large, else the error."""
+    if len(message["protocols"]) > _MAX_PROTOCOLS:
+        return ErrorCode.INVALID_REQUEST
     names = [message["group_instance_id"] or "", message["protocol_type"]]
     if any(len(name) > MAX_ID_LENGTH for name in [*names, *(entry["name"] for entry in message["protocols"])]):
         return ErrorCode.INVALID_REQUEST

@@ -2,13 +2,15 @@
 
 With isolation level 1 (read_committed), latest is the last stable offset. Version 0 returns the start offsets of
 segments begun by that time, newest first. There is no tiered storage, so all records are local: -4 (v8), the earliest
-local offset, equals -2; -5 (v9), the last tiered offset, is never found.
+local offset, equals -2; -5 (v9), the last tiered offset, is never found. A partition that is named twice gets
+INVALID_REQUEST, as in Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
@@ -26,14 +28,21 @@ _READ_COMMITTED = 1
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     topics = []
+    times: Counter[tuple[str, int]] = Counter()
     for topic in message["topics"]:
         await broker.turns.take()
-        is_committed = message["isolation_level"] == _READ_COMMITTED
-        partitions = [
-            await _partition(broker, request, topic["name"], entry, is_committed=is_committed)
-            for entry in topic["partitions"]
-        ]
-        topics.append({"name": topic["name"], "partitions": partitions})
+        times.update((topic["name"], entry["partition_index"]) for entry in topic["partitions"])
+    is_committed = message["isolation_level"] == _READ_COMMITTED
+    for topic in message["topics"]:
+        name, partitions = topic["name"], []
+        for entry in topic["partitions"]:
+            await broker.turns.take()
+            if times[name, entry["partition_index"]] > 1:
+                answer = {"partition_index": entry["partition_index"], "error_code": ErrorCode.INVALID_REQUEST}
+            else:
+                answer = await _partition(broker, request, name, entry, is_committed=is_committed)
+            partitions.append(answer)
+        topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
 
 

@@ -39,16 +39,15 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
 
 
 async def _of_directories(broker: Broker, request: Request, group: str, topics: list[dict[str, Any]]) -> list[Message]:
-    keys = [
-        (topic["name"], index)
-        for topic in topics
-        for index in topic["partition_indexes"]
-        if broker.authorizer.allows(request.session, SEE, topic["name"])
-    ]
+    keys: dict[tuple[str, int], None] = {}
+    for topic in topics:
+        await broker.turns.take()
+        if broker.authorizer.allows(request.session, SEE, topic["name"]):
+            keys |= dict.fromkeys((topic["name"], index) for index in topic["partition_indexes"])
     code = ErrorCode.NONE
     found: dict[tuple[str, int], int] = {}
     try:
-        found = await asyncio.to_thread(broker.registry.group_offsets(group).fetch, keys)
+        found = await asyncio.to_thread(broker.registry.group_offsets(group).fetch, list(keys))
     except (DirectoryError, ConfigError, DecodeError) as error:
         _log.error("offsets of group %s can't be read: %s", group, error)
         code = ErrorCode.UNKNOWN_SERVER_ERROR

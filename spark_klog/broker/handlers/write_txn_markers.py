@@ -29,6 +29,6 @@ async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Messa
 
     topics = []
     for topic in entry["topics"]:  # Python 3.10 has no await in a comprehension within another one
-        partitions = [await written(topic["name"], each) for each in topic["partition_indexes"]]
+        partitions = [await written(topic["name"], each) for each in dict.fromkeys(topic["partition_indexes"])]
         topics.append({"name": topic["name"], "partitions": partitions})
     return {"producer_id": producer.producer_id, "topics": topics}

@@ -2,7 +2,8 @@
 
 Bytes are received straight into the buffer of their frame, which grows as they arrive: a huge length prefix allocates
 nothing. Bytes outside a partial frame are received into one buffer that all connections share. File ranges in a
-response are sent by sendfile, over TLS in pieces.
+response are sent by sendfile, over TLS in pieces; what is sent from memory is given to the socket in pieces, too, so
+that a client that does not read its response keeps it in memory once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import IO, Protocol, cast
 
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.network.frame_memory import FrameMemory
+from spark_klog.broker.network.frame_memory import FrameMemory, ResponseMemory
 from spark_klog.broker.network.watchdog import Activity
 from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
@@ -33,6 +34,8 @@ _SENDFILE_FROM = 32 * 1024
 #: Bytes sent by one sendfile; after each the watchdog sees that the client reads.
 _SENDFILE_STEP = 1024 * 1024
 _TLS_STEP = 256 * 1024
+#: Bytes given to the socket at once, which copies what it can't send.
+_MEMORY_STEP = 256 * 1024
 #: When the broker stops: how long a client has to agree that TLS is closed. Idle ones may never read that.
 _TLS_CLOSE_SECONDS = 2.0
 
@@ -51,6 +54,7 @@ class Service(Protocol):
     broker: Broker
     connections: set[Connection]
     frame_memory: FrameMemory
+    response_memory: ResponseMemory
     #: Shared receive buffer of `SCRATCH_BYTES`.
     scratch: bytearray
 
@@ -67,6 +71,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Service, session: Session, gone: Callable[[], None]) -> None:
         self._server, self.session, self._gone = server, session, gone
         self._memory = server.frame_memory
+        self._response_memory = server.response_memory
         self._rest = b""  # first bytes of an incomplete size prefix
         self._frame: bytearray | None = None
         self._frame_size = 0
@@ -233,6 +238,12 @@ class Connection(asyncio.BufferedProtocol):
             self._pause_reading()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.get_running_loop().create_task(self._serve())
+            self._worker.add_done_callback(self._served)
+
+    def _served(self, worker: asyncio.Task[None]) -> None:
+        """Drop the worker: a cancelled one keeps the response that it was sending."""
+        if self._worker is worker:
+            self._worker = None
 
     async def _serve(self) -> None:
         try:
@@ -266,25 +277,45 @@ class Connection(asyncio.BufferedProtocol):
             _log.exception("%s: a request failed; closing the connection", self.session.peer)
             self._close()
 
+    def drop_response(self, reason: str) -> None:
+        self.log_dropped(reason)
+        self.abort()
+
     async def _send(self, response: Writer) -> None:
         self.activity.sending_since = time.monotonic()
-        self._leave_unsent(SIZE.pack(len(response)))
-        for part in response.parts:
+        parts = response.parts
+        in_memory = sum(len(part) for part in parts if not isinstance(part, FileRange))
+        if in_memory > SCRATCH_BYTES:
+            self._response_memory.hold(self, in_memory)
+        try:
+            await self._send_parts(SIZE.pack(len(response)), parts)
+        finally:
+            self._response_memory.release(self)
+        self.activity.touch(time.monotonic())
+        self.activity.sending_since = None
+
+    async def _send_parts(self, size: bytes, parts: list[Sized]) -> None:
+        self._leave_unsent(size)
+        for part in parts:
             if isinstance(part, FileRange) and part.size >= _SENDFILE_FROM:
                 self._flush()
                 await self._send_file(part)
-            else:
-                self._leave_unsent(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
+                continue
+            data = memoryview(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
+            for start in range(0, len(data), _MEMORY_STEP):
+                self._leave_unsent(data[start : start + _MEMORY_STEP])
+                if self._unsent_bytes >= SCRATCH_BYTES:
+                    self._flush()
+                    await self._server.broker.turns.take()
+                    await self._writable.wait()
+                    self.activity.sending_since = time.monotonic()
         if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
             self._flush()
         elif not self._is_flush_due:
             # responses to requests already received are sent together, unless the next request has to wait
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
-        if not self._writable.is_set():
-            await self._writable.wait()
-        self.activity.touch(time.monotonic())
-        self.activity.sending_since = None
+        await self._writable.wait()
 
     def _leave_unsent(self, part: Buffer) -> None:
         self._unsent.append(part)

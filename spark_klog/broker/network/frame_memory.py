@@ -1,8 +1,12 @@
-"""Bound on the bytes of requests in memory, over all connections (`queued.max.request.bytes`).
+"""Bounds on the bytes of requests and of responses in memory, over all connections.
 
-A connection asks before its frame grows, and gives the bytes back when the request is answered. At the limit it stops
-reading until others have given back. To keep partial frames from waiting for each other, the first connection that
-waits gets what it needs: the limit may be exceeded by one frame, and by bytes already received.
+Requests (`queued.max.request.bytes`): a connection asks before its frame grows, and gives the bytes back when the
+request is answered. At the limit it stops reading until others have given back. To keep partial frames from waiting for
+each other, the first connection that waits gets what it needs: the limit may be exceeded by one frame, and by bytes
+already received.
+
+Responses (`queued.max.response.bytes`): a client that does not read its response keeps it in memory. At the limit the
+connection whose response has been waiting longest is closed, so that those who read never wait for those who do not.
 """
 
 from __future__ import annotations
@@ -58,3 +62,32 @@ class FrameMemory:
             waiter = next(iter(self._waiting))
             del self._waiting[waiter]
             waiter.memory_is_there()
+
+
+class Sender(Protocol):
+    """A connection that sends a response."""
+
+    def drop_response(self, reason: str) -> None:
+        """Close the connection; what is not sent is dropped."""
+
+
+class ResponseMemory:
+    """Count of the bytes of responses that are being sent. For one event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        #: In the order in which they began.
+        self._held: dict[Sender, int] = {}
+
+    def hold(self, sender: Sender, size: int) -> None:
+        """Count the bytes of a response until `release`; beyond the limit, the oldest others are dropped."""
+        self._held[sender] = size
+        self.used += size
+        while self.used > self.limit and (oldest := next(iter(self._held))) is not sender:
+            self.release(oldest)
+            oldest.drop_response(f"responses that wait to be sent take more than {self.limit} bytes")
+
+    def release(self, sender: Sender) -> None:
+        """End the count of a response that is sent or dropped; may be called again."""
+        self.used -= self._held.pop(sender, 0)

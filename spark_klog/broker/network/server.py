@@ -20,7 +20,7 @@ from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.logs.log_cleaner import clean_logs
 from spark_klog.broker.network.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.network.connection import SCRATCH_BYTES, Connection
-from spark_klog.broker.network.frame_memory import FrameMemory
+from spark_klog.broker.network.frame_memory import FrameMemory, ResponseMemory
 from spark_klog.broker.network.shutdown import StopSignals, drain
 from spark_klog.broker.network.watchdog import watch
 from spark_klog.broker.security.config import PLAINTEXT, Listener, SecurityConfig
@@ -58,6 +58,7 @@ class Server:
         config = broker.config
         self.limits = ConnectionLimits(config.max_connections, config.max_connections_per_ip)
         self.frame_memory = FrameMemory(config.queued_max_bytes)
+        self.response_memory = ResponseMemory(config.queued_max_response_bytes)
         self.scratch = bytearray(SCRATCH_BYTES)  # see Connection
 
     def frame_limit(self, session: Session) -> int:

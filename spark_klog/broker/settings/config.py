@@ -64,7 +64,8 @@ class BrokerConfig:
     transactional_id_expiration_ms: int = _setting("transactional.id.expiration.ms", 7 * 24 * 3600 * 1000)
     transactional_id_check_ms: int = _setting("transaction.remove.expired.transaction.cleanup.interval.ms", 3_600_000)
     offset_metadata_max_bytes: int = _setting("offset.metadata.max.bytes", 4096)
-    # The first three are not Kafka's, which has no such limits.
+    # The first four are not Kafka's, which has no such limits.
+    queued_max_response_bytes: int = _setting("queued.max.response.bytes", 256 * 1024 * 1024)
     authentication_timeout_ms: int = _setting("authentication.timeout.ms", 30_000)
     receive_timeout_ms: int = _setting("request.receive.timeout.ms", 120_000)
     send_timeout_ms: int = _setting("response.send.timeout.ms", 60_000)

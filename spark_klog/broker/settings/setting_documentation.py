@@ -73,6 +73,7 @@ _OF_BROKERS = {
     "offsets.topic.num.partitions": "Number of partitions of __consumer_offsets.",
     "port": "Port on which the broker listens, as before Kafka 0.9; listeners overrides it.",
     "queued.max.request.bytes": "Memory for requests that have not been answered yet, in bytes.",
+    "queued.max.response.bytes": "Memory for responses that clients have not read yet, in bytes.",
     "request.receive.timeout.ms": "Time in milliseconds within which a request that has begun must arrive.",
     "response.send.timeout.ms": "Time in milliseconds within which a client must read more of its response.",
     "sasl.enabled.mechanisms": "Supported SASL mechanisms.",
