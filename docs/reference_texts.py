@@ -57,7 +57,7 @@ SETTINGS = {
 }
 #: What to do about each error, by its class.
 CURES = {
-    "AdminClosed": "Make a new `Admin`.",
+    "AdminClosed": "Make a new `Admin`; after a fork, in the new process.",
     "AuthenticationError": "Compare protocol and credentials with the broker's: `klog doctor`.",
     "BufferExhausted": "Wait and send again; raise `buffer.memory`; look whether the brokers are reachable.",
     "CheckpointMismatch": "See [Write a stream exactly once](../../recipes/exactly-once.md).",
@@ -66,7 +66,7 @@ CURES = {
     "ConcurrentUse": "Use a consumer from one thread; `wakeup` and `close` are for any.",
     "ConfigError": "Change the option that the text names.",
     "ConnectionFailed": "Check address and network with `klog doctor --bootstrap-server HOST:PORT`.",
-    "ConsumerClosed": "Make a new `Consumer`.",
+    "ConsumerClosed": "Make a new `Consumer`; after a fork, in the new process.",
     "ConsumerTimeout": "Iterate again, or raise `consumer.timeout.ms`.",
     "CorruptBatchError": "Set `badRecords=skip` or `deadletter` to read on; `klog log verify` finds it on disk.",
     "DataDirectoryError": "Name a new folder, or the directory of this broker.",
@@ -76,6 +76,7 @@ CURES = {
     "DeliveryPending": "Wait longer, or `flush`.",
     "DirectoryError": "Check that ZooKeeper, or the folder, can be reached and written.",
     "EncodeError": "Shorten or correct the value that the text names.",
+    "ForkedClient": "Make a new client in the new process.",
     "HandshakeInterrupted": "Set `security.protocol` as the broker's listener has it.",
     "InvalidRecords": "Cast or fill the column that the text names.",
     "InvalidTransactionState": "Call what the text names first.",

@@ -282,6 +282,10 @@ class AdminClosed(KlogError):
     """A call to an admin client that is closed."""
 
 
+class ForkedClient(KlogError):
+    """A call to a client's connections in a process that was forked since they were made."""
+
+
 class ItemsFailed(ErrorWithFields):
     """Some items of a call failed: `failures` has their errors by item, `count` is the number of all items."""
 

@@ -15,6 +15,7 @@ from spark_klog.classic.group.member import Member
 from spark_klog.classic.group.membership import new_consumer_id
 from spark_klog.classic.group.settings import connector_config
 from spark_klog.classic.group.streams import Decoder, Held, KafkaStream
+from spark_klog.client.forks import Maker
 from spark_klog.directories.consumers import STATIC, Registration
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ConfigError, ConsumerClosed, KlogError
@@ -37,12 +38,14 @@ class ConsumerConnector:
     as consumed. With `at_most_once`, offsets are committed before the messages of a fetch are given out.
 
     The broker's listener is chosen by security.protocol. A thread fetches, commits and rebalances. If an exception ends
-    the `with` block, the message in hand is not committed. `ConfigError` for wrong settings, `DirectoryError` if no
-    ZooKeeper answers.
+    the `with` block, the message in hand is not committed. In a process forked since calls and streams raise
+    `ConsumerClosed`, and `shutdown` does nothing: make a new connector there. `ConfigError` for wrong settings,
+    `DirectoryError` if no ZooKeeper answers.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, at_most_once: bool = False) -> None:
         self._config = config = connector_config(settings)
+        self._maker = Maker("connector", ConsumerClosed)
         self._at_most_once = at_most_once
         self._consumer_id = new_consumer_id(config.group_id, config.consumer_id)
         self._listener: ConsumerRebalanceListener | None = None
@@ -103,6 +106,7 @@ class ConsumerConnector:
             (key_decoder, value_decoder),
             self._taken,
             self._room,
+            self._maker.check,
         )
         self._streams.append(stream)
         return stream
@@ -121,6 +125,7 @@ class ConsumerConnector:
             self._member.has_room()
 
     def _join(self, registration: Registration, stream_of: Callable[[str, int], KafkaStream]) -> None:
+        self._maker.check()
         with self._lock:
             if self._is_shut_down:
                 raise ConsumerClosed("the connector is shut down")
@@ -143,6 +148,7 @@ class ConsumerConnector:
 
     def commit_offsets(self) -> None:
         """Commit the offsets of all messages consumed so far, with the one that this thread has in hand."""
+        self._maker.check()
         if self._member is not None:
             self._member.commit(counts_own=True)
 
@@ -157,6 +163,8 @@ class ConsumerConnector:
         self._shutdown(counts_own=True)
 
     def _shutdown(self, *, counts_own: bool) -> None:
+        if self._maker.is_forked:
+            return  # the member, its thread and the session with ZooKeeper are the parent's
         with self._lock:
             if self._is_shut_down:
                 return

@@ -25,6 +25,7 @@ from spark_klog.classic.producing.messages import (
 from spark_klog.classic.producing.queue import ProducerQueue
 from spark_klog.classic.producing.settings import ProducerConfig, producer_config
 from spark_klog.client import Producer as ClientProducer
+from spark_klog.client.forks import Maker
 from spark_klog.directories.paths import BROKER_IDS_PATH, BROKER_TOPICS_PATH
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.directories.trees.tree import Tree
@@ -48,7 +49,8 @@ class Producer:
     Found by ZooKeeper, brokers and partitions that come and go are known at once.
 
     Thread-safe. `send` raises what the client's producer raises: `ProtocolError`, `ConnectionFailed`,
-    `RequestTimedOut`; the producer is still usable. `ConfigError` for wrong settings, `DirectoryError`.
+    `RequestTimedOut`; the producer is still usable. In a process forked since it raises `ProducerClosed`, and `close`
+    does nothing: make a new producer there. `ConfigError` for wrong settings, `DirectoryError`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Producer:
         self._encoder, self._key_encoder = encoder, key_encoder or encoder
         self._partitioner, self._event_handler = partitioner, event_handler
         self._callbacks = callback_handler or CallbackHandler()
+        self._maker = Maker("producer", ProducerClosed)
         self._lock = threading.Lock()
         self._is_closed = False
         self._brokers = _Brokers(self._config)
@@ -88,6 +91,7 @@ class Producer:
         `QueueFull` if the queue is full and queue.enqueue.timeout.ms is over: the message, and those after it in the
         call, are dropped and counted.
         """
+        self._maker.check()
         if self._is_closed:
             raise ProducerClosed("send: the producer is closed")
         keyed = list(_keyed(messages))
@@ -134,8 +138,8 @@ class Producer:
 
     def close(self) -> None:
         """Send what is in the queue, and close the connections. A second call does nothing."""
-        if self._is_closed:
-            return
+        if self._is_closed or self._maker.is_forked:
+            return  # a forked process has neither the thread nor the messages' connections
         self._is_closed = True
         try:
             if self._queue is not None:

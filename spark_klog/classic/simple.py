@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -18,11 +19,13 @@ from spark_klog.client.consumer.assigned import Assigned
 from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.consumer.decoding.records import ConsumerRecord, RecordDecoder
 from spark_klog.client.fetcher import entries_of
+from spark_klog.client.forks import Maker
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.offsets import NO_OFFSET, by_topic, partition_entries
 from spark_klog.errors import (
     ConfigError,
     ConnectionFailed,
+    ConsumerClosed,
     DecodeError,
     KlogError,
     ProtocolError,
@@ -74,6 +77,7 @@ class SimpleConsumer:
     further client settings by Kafka's names, for example of TLS and SASL; with isolation.level=read_committed aborted
     and undecided transactions are left out, which needs Kafka 0.11. The connection is made at the first request;
     a request whose connection broke is sent once more on a new one. Thread-safe: calls take turns.
+    In a process forked since every call raises `ConsumerClosed`: make a new consumer there.
 
     Every method raises `ConnectionFailed`, `RequestTimedOut`, `UnsupportedVersionError`, and `ProtocolError` as the
     broker answers, for example NOT_LEADER_OR_FOLLOWER or OFFSET_OUT_OF_RANGE.
@@ -95,6 +99,7 @@ class SimpleConsumer:
         self._config = client_config({**shared, **(settings or {}), "bootstrap.servers": address})
         self._host, self._port, self._buffer_size = host, port, buffer_size
         self._decoder = RecordDecoder(self._config.decompressed_max_bytes, _MOST_AT_ONCE)
+        self._maker = Maker("consumer", ConsumerClosed)
         self._lock = threading.Lock()
         self._connection: Connection | None = None
 
@@ -141,7 +146,7 @@ class SimpleConsumer:
                 raise ConfigError(f"fetch_size={one.fetch_size}: set 1 to buffer_size={self._buffer_size} bytes")
         wait = {"max_wait_ms": max_wait_ms, "min_bytes": min_bytes}
         found: dict[TopicPartition, list[ConsumerRecord] | KlogError] = {}
-        with self._lock:
+        with self._turn():
             while wanted:
                 answered = self._reconnecting(lambda: self._fetch(wanted, wait, version))  # noqa: B023
                 wanted = {}
@@ -287,7 +292,7 @@ class SimpleConsumer:
             found = self._offsets(connection, (topic, partition), timestamp, max_offsets, used)
             return found or self._offsets(connection, (topic, partition), LATEST_TIME, 1, used)
 
-        with self._lock:
+        with self._turn():
             return self._reconnecting(ask)
 
     def _offsets(
@@ -317,7 +322,7 @@ class SimpleConsumer:
             connection = self._open()
             return connection.request(_BY_NAME[api], request, version=self._version(connection, _BY_NAME[api], version))
 
-        with self._lock:
+        with self._turn():
             return self._reconnecting(ask)
 
     def _topic_ids(self, connection: Connection, topics: set[str]) -> dict[str, UUID]:
@@ -349,6 +354,12 @@ class SimpleConsumer:
             raise UnsupportedVersionError(f"broker {connection.address} does not support {api.name} {version}")
         return version
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        self._maker.check()  # before the lock, which a thread of the parent may have held
+        with self._lock:
+            yield
+
     def _open(self) -> Connection:
         if self._connection is None or not self._connection.is_usable():
             self._connection = Connection(self._host, self._port, self._config)
@@ -368,7 +379,7 @@ class SimpleConsumer:
 
     def close(self) -> None:
         """Close the connection; a later call makes a new one."""
-        with self._lock:
+        with self._lock if not self._maker.is_forked else nullcontext():
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None

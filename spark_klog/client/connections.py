@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from spark_klog.client.backoff import shown_seconds
 from spark_klog.client.config import ClientConfig
+from spark_klog.client.forks import Maker
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.client.network.responses import Handle
-from spark_klog.errors import ConnectionFailed, KlogError, RequestTimedOut
+from spark_klog.errors import ConnectionFailed, ForkedClient, KlogError, RequestTimedOut
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
@@ -41,6 +42,7 @@ class Connections:
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
+        self._maker = Maker("cluster client", ForkedClient)
         self._connections: dict[tuple[str, int], Connection] = {}
         #: By address and node id: an answer's records stay in the connection's buffer, so nodes at one address (a port
         #: forward, a load balancer) must not share one.
@@ -64,6 +66,7 @@ class Connections:
 
     def _begin(self, connections: dict[_Key, Connection], key: _Key) -> Connection:
         """Like `_open`, but the connection may not be open yet."""
+        self._maker.check()
         there = connections.get(key)
         if there is None or not there.is_usable():
             there = connections[key] = Connection(key[0], key[1], self.config, self.deadline(), wait=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -9,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.coordinator import Coordinators
+from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConfigError,
     ConnectionFailed,
@@ -27,6 +30,9 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, READ_UNCOM
 NO_OFFSET = -1
 _MAX_OFFSET = 0x7FFFFFFFFFFFFFFF
 _HAS_MEMBERS = "the group has members, and only they can commit: stop them first, or take another group"
+#: Seconds in which brokers may learn of a topic that another one has created; after that the topic does not exist.
+UNKNOWN_SECONDS = 1.0
+_log = logging.getLogger(__name__)
 #: The first version of OffsetFetch that can return all offsets of a group (KIP-88).
 _FIRST_OF_ALL = 2
 #: The first version of OffsetFetch that takes several groups.
@@ -185,6 +191,37 @@ def commit_errors(
     return failures
 
 
+class Uncommitted:
+    """The offsets of a commit that the coordinator has not stored yet, from attempt to attempt.
+
+    A coordinator refuses offsets of a topic that it does not know, be it new or deleted, as if it might appear soon. A
+    partition that metadata do not name either counts as deleted: with `skips_deleted` at once, and its offset is left
+    out with a warning; otherwise after a second, and it is the commit's error.
+    """
+
+    def __init__(self, cluster: Cluster, offsets: Mapping[TopicPartition, Committed], *, skips_deleted: bool) -> None:
+        self._cluster, self._skips_deleted = cluster, skips_deleted
+        self._unknown_until = time.monotonic() + (0.0 if skips_deleted else UNKNOWN_SECONDS)
+        self.offsets = dict(offsets)
+
+    def answered(self, refused: Mapping[TopicPartition, ProtocolError]) -> None:
+        """Keep the refused offsets, and raise the worst error, unless nothing is left to commit."""
+        self.offsets = {key: self.offsets[key] for key in refused}
+        failures = dict(refused)
+        unknown = [key for key in refused if refused[key].code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        if unknown and time.monotonic() >= self._unknown_until:
+            there = self._cluster.partitions({topic for topic, _ in unknown}, missing_ok=True)
+            for key in unknown:
+                if key[1] in there.get(key[0], ()):
+                    continue
+                failures[key] = ProtocolError(refused[key].code, refused[key].what, Remedy.FAIL, "it was deleted")
+                if self._skips_deleted:
+                    _log.warning("no offset is committed of a topic that does not exist any more: %s", failures[key])
+                    del failures[key], self.offsets[key]
+        if failures:
+            raise worst(list(failures.values()))
+
+
 def check_committable(key: TopicPartition, offset: int) -> None:
     """Raise `ConfigError` if an offset is negative or does not fit into 64 bits."""
     if not 0 <= offset <= _MAX_OFFSET:
@@ -235,14 +272,16 @@ class GroupOffsets:
         self._is_stable = is_stable
         self._coordinators = Coordinators(cluster)
 
-    def commit(self, offsets: Mapping[TopicPartition, int | Committed]) -> None:
-        """Commit offsets without being a member of the group; `ProtocolError` names the partition."""
+    def commit(self, offsets: Mapping[TopicPartition, int | Committed], *, skips_deleted: bool = False) -> None:
+        """Commit offsets without being a member of the group; `ProtocolError` names the partition.
 
+        `skips_deleted`: see `Uncommitted`.
+        """
         wanted = {key: item if isinstance(item, Committed) else Committed(item) for key, item in offsets.items()}
+        left = Uncommitted(self._cluster, wanted, skips_deleted=skips_deleted)
 
         def ask() -> None:
-            if failures := self.commit_once(wanted):
-                raise worst(list(failures.values()))
+            left.answered(self.commit_once(left.offsets))
 
         self._attempt(ask)
 

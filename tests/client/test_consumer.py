@@ -19,7 +19,7 @@ from confluent_kafka import (
     TopicPartition as ConfluentPartition,
 )
 
-from spark_klog.client import Committed, Consumer, ConsumerRecord
+from spark_klog.client import Admin, Committed, Consumer, ConsumerRecord
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.errors import (
     CommitFailed,
@@ -30,6 +30,7 @@ from spark_klog.errors import (
     MemberFenced,
     NoOffsetForPartition,
     OffsetOutOfRange,
+    ProtocolError,
     WokenUp,
 )
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
@@ -496,3 +497,50 @@ def test_a_pattern_finds_topics_that_come_later(server: Server) -> None:
         consumer.unsubscribe()
         assert consumer.assignment() == []
         assert _offsets_of(consumer.committed([(f"{prefix}-new", 0)])) == {(f"{prefix}-new", 0): 5}
+
+
+def test_auto_commit_of_a_topic_that_was_deleted(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """The offsets of the other topics are committed, and neither a rebalance nor close wait for the deleted one."""
+    kept, deleted = server.topic(), server.topic()
+    for topic in (kept, deleted):
+        server.send(topic, short(5))
+    settings = {"group_id": kept, "auto_offset_reset": "earliest", "metadata_max_age_ms": 500}
+    waits = 20.0  # seconds: below default.api.timeout.ms, and the timeout of close
+    with server.consumer(**settings) as consumer, Admin({"bootstrap.servers": server.servers}) as admin:
+        consumer.subscribe([kept, deleted])
+        _poll(consumer, 10)
+        admin.delete_topic(deleted)
+        poll_until([], lambda: deleted not in [one.name for one in admin.list_topics()])
+        deadline = time.monotonic() + SECONDS
+        while consumer.assignment() != [(kept, 0)]:  # after a commit, and a rebalance
+            begin = time.monotonic()
+            consumer.poll(0.2)
+            assert time.monotonic() - begin < waits
+            assert time.monotonic() < deadline
+        assert consumer.committed([(kept, 0)])[kept, 0].offset == 5
+        assert f"{deleted}-0" in caplog.text
+
+        again = server.topic()
+        server.send(again, short(5))
+        consumer.subscribe([kept, again])
+        _poll(consumer, 5)
+        server.send(kept, short(1))
+        _poll(consumer, 1)
+        admin.delete_topic(again)
+        poll_until([], lambda: again not in [one.name for one in admin.list_topics()])
+        begin = time.monotonic()
+        consumer.close()
+        assert time.monotonic() - begin < waits
+    with server.consumer(group_id=kept) as consumer:
+        assert consumer.committed([(kept, 0)])[kept, 0].offset == 6
+
+
+def test_a_commit_of_a_topic_that_was_deleted(server: Server) -> None:
+    """The error comes soon, as the topic does not; the other offsets are committed."""
+    topic = server.topic()
+    with server.consumer(group_id=topic) as consumer:
+        begin = time.monotonic()
+        with pytest.raises(ProtocolError, match=f"commit of {topic}-none-0 .*UNKNOWN_TOPIC_OR_PARTITION"):
+            consumer.commit({(topic, 0): 3, (f"{topic}-none", 0): 4})
+        assert time.monotonic() - begin < 20.0  # default.api.timeout.ms is 60 s
+        assert consumer.committed([(topic, 0)])[topic, 0].offset == 3

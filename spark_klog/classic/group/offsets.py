@@ -22,9 +22,9 @@ class OffsetStorages:
         self._directory = OffsetDirectory(tree, group) if "zookeeper" in storages else None
 
     def commit(self, cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit in each storage."""
+        """Commit in each storage; the coordinator's leaves out topics that do not exist any more."""
         if self._in_kafka:
-            GroupOffsets(cluster, self._group).commit(offsets)
+            GroupOffsets(cluster, self._group).commit(offsets, skips_deleted=True)
         if self._directory is not None:
             self._directory.commit(offsets)
 

@@ -61,9 +61,14 @@ class KafkaStream:
         decoders: tuple[Decoder | None, Decoder | None],
         on_taken: Callable[[Held, int], bool],
         on_room: Callable[[], None],
+        check: Callable[[], None],
     ) -> None:
-        """`on_taken` is called for each chunk before its first message, with the offset after it; False: released."""
+        """`on_taken` is called for each chunk before its first message, with the offset after it; False: released.
+
+        `check` raises where the stream may not be used.
+        """
         self._most, self._timeout, self._on_taken, self._on_room = queued_max_chunks, timeout, on_taken, on_room
+        self._check = check
         self._decoders = decoders
         self._changed = threading.Condition()
         self._chunks: deque[_Chunk] = deque()
@@ -77,6 +82,7 @@ class KafkaStream:
         self._messages = self._run()
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
+        self._check()
         if self._messages.gi_frame is None and not self._is_closed:  # ended by an error
             self._messages = self._run()
         messages: Iterator[ConsumerRecord] = self._messages
@@ -112,6 +118,7 @@ class KafkaStream:
 
     def _take(self) -> _Chunk | None:
         """Wait for the next chunk; None if the connector is shut down."""
+        self._check()  # before the lock, which a thread of the parent may have held
         until = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
             with self._changed:

@@ -33,6 +33,7 @@ class Admin(TopicCalls, ConfigCalls, GroupCalls, RecordCalls, TransactionCalls, 
     (NOT_CONTROLLER, COORDINATOR_LOAD_IN_PROGRESS, lost connections) are retried with back-off until the time is over.
 
     Thread-safe: calls of several threads are made one after the other, and the time of a call includes the wait.
+    In a process forked since every call raises `AdminClosed`: make a new one there.
 
     Every call may raise
 

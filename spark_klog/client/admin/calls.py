@@ -13,6 +13,8 @@ from spark_klog.client.admin.settings import admin_config
 from spark_klog.client.answers import answer_error, by_key, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.coordinator import Coordinators
+from spark_klog.client.forks import Maker
+from spark_klog.client.offsets import UNKNOWN_SECONDS
 from spark_klog.errors import (
     AdminClosed,
     AuthenticationError,
@@ -31,8 +33,6 @@ from spark_klog.protocol.tables.coordinator import GROUP
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
-#: Seconds in which a broker may learn of a topic that another one has created; after that the topic does not exist.
-_UNKNOWN_SECONDS = 1.0
 #: Final errors of a broker that has not answered for any item.
 _UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
 
@@ -54,6 +54,7 @@ class AdminCalls:
             except BaseException:
                 self.cluster.close()
                 raise
+        self._maker = Maker("admin client", AdminClosed)
         self._lock = threading.RLock()
         self._is_closed = False
         self._found = Coordinators(self.cluster)
@@ -81,6 +82,7 @@ class AdminCalls:
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Admit one thread, and bound the block, with the wait for other threads, by the timeout of a call."""
+        self._maker.check()  # before the lock, which a thread of the parent may have held
         seconds = self._timeout_ms / 1000
         until = time.monotonic() + seconds
         if not self._lock.acquire(timeout=seconds):
@@ -122,7 +124,7 @@ class AdminCalls:
         refused: dict[_K, KlogError] = {}
         wanted = list(dict.fromkeys(keys))
         rest = wanted
-        unknown_until = time.monotonic() + _UNKNOWN_SECONDS
+        unknown_until = time.monotonic() + UNKNOWN_SECONDS
 
         def is_passing(result: object, asked_at: float) -> bool:
             is_missing = isinstance(result, ProtocolError) and result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -286,6 +288,9 @@ class AdminCalls:
 
     def close(self) -> None:
         """Close the connections, after the call of another thread if there is one. Later calls raise `AdminClosed`."""
+        if self._maker.is_forked:
+            self.cluster.close()
+            return
         with self._lock:
             self._is_closed = True
             self.cluster.close()

@@ -65,6 +65,8 @@ class Consumer:
     Arrow batches have the column headers.
 
     Not thread-safe: concurrent calls raise `ConcurrentUse`. Only `wakeup` and `close` may be called from any thread.
+    In a process forked since every call raises `ConsumerClosed`, and `close` neither commits nor leaves the group: make
+    a new consumer there.
     Retriable failures, for example of a broker that can't be reached, are logged as warnings and retried. If a
     partition fails for default.api.timeout.ms, `poll` and `poll_arrow` raise its last error; call again to continue.
     Errors that can't be retried are raised at once:
@@ -374,6 +376,12 @@ class Consumer:
         self._close(timeout, commits=True)
 
     def _close(self, timeout: float, *, commits: bool) -> None:
+        if self._guard.maker.is_forked:
+            if self._group is not None:
+                self._group.close_sockets()
+            self._cluster.close()
+            self._waker.close()
+            return
         with self._guard.closing():
             if self._waker.closed:
                 return

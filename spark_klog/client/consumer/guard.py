@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from spark_klog.client.forks import Maker
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import ConcurrentUse, ConsumerClosed, WokenUp
 
@@ -15,6 +16,7 @@ class Guard:
 
     def __init__(self, waker: Waker) -> None:
         self._waker = waker
+        self.maker = Maker("consumer", ConsumerClosed)
         self._lock = threading.RLock()
         #: The thread that is in a call, by its id: a listener's calls come from within one.
         self._user: int | None = None
@@ -23,10 +25,11 @@ class Guard:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Raise `ConcurrentUse` if another thread is in a call, `ConsumerClosed` after `closing`.
+        """Raise `ConcurrentUse` if another thread is in a call, `ConsumerClosed` after `closing` or a fork.
 
         A listener may call (for example commit) until its own call ends, even if that is `close`.
         """
+        self.maker.check()
         user = threading.get_ident()
         is_nested = self._user == user
         if self._is_closing and not is_nested:
@@ -55,6 +58,7 @@ class Guard:
 
     def wakeup(self) -> None:
         """Make `check` raise `WokenUp` in the call that waits, or else in the next one."""
+        self.maker.check()
         self._is_woken = True
         self._waker.wake()
 

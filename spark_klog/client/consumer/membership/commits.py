@@ -15,7 +15,7 @@ from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.responses import Handle
-from spark_klog.client.offsets import Committed, GroupOffsets, commit_errors, topics_to_commit
+from spark_klog.client.offsets import Committed, GroupOffsets, Uncommitted, commit_errors, topics_to_commit
 from spark_klog.errors import (
     CommitFailed,
     ErrorCode,
@@ -68,8 +68,8 @@ class Commits:
         """Ask once; see `GroupOffsets.committed_now`."""
         return self._stored.committed_now(partitions)
 
-    def commit(self, offsets: Offsets) -> None:
-        """Commit, and wait for the answer for up to default.api.timeout.ms.
+    def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
+        """Commit, and wait for the answer for up to default.api.timeout.ms. `skips_deleted`: see `Uncommitted`.
 
         `CommitFailed` if the group has rebalanced or as `committer` says, `MemberFenced`, or what `Cluster.attempt`
         raises. Earlier commits in flight are finished first.
@@ -78,12 +78,13 @@ class Commits:
         while self._under_way:
             self._finish_first(deadline)
         member = self._committer()
+        left = Uncommitted(self._cluster, offsets, skips_deleted=skips_deleted)
 
         def ask() -> None:
             with self._coordinators.forgotten_on_error():
                 node = self._coordinators.node(self._group)
-                answer = self._cluster.request(node, OFFSET_COMMIT, self._request(offsets, member))
-                self._check(answer, offsets, is_member=member is not None)
+                answer = self._cluster.request(node, OFFSET_COMMIT, self._request(left.offsets, member))
+                left.answered(self._refused(answer, left.offsets, is_member=member is not None))
 
         self._cluster.attempt(ask, self._config.default_api_timeout_ms, "default.api.timeout.ms")
 
@@ -132,7 +133,8 @@ class Commits:
         failure: KlogError | None = None
         try:
             answer = first.connection.receive(first.handle, deadline)
-            self._check(answer, first.offsets, is_member=first.is_member)
+            if refused := self._refused(answer, first.offsets, is_member=first.is_member):
+                raise worst(list(refused.values()))
         except KlogError as error:
             failure = error
         self._done(failure)
@@ -159,9 +161,10 @@ class Commits:
             }
         return request
 
-    def _check(self, answer: Message, offsets: Offsets, *, is_member: bool) -> None:
-        failures = list(commit_errors(answer, offsets, self._group, is_member=is_member).values())
-        for failure in failures:
+    def _refused(self, answer: Message, offsets: Offsets, *, is_member: bool) -> dict[TopicPartition, ProtocolError]:
+        """The errors of single partitions; raises those of the member."""
+        failures = commit_errors(answer, offsets, self._group, is_member=is_member)
+        for failure in failures.values():
             if failure.code in _REBALANCED and not is_member:
                 raise CommitFailed(str(failure))
             if failure.code in _REBALANCED:
@@ -171,5 +174,4 @@ class Commits:
                 )
             if failure.code == ErrorCode.FENCED_INSTANCE_ID:
                 raise MemberFenced(f"{failure}: another member has the same group.instance.id")
-        if failures:
-            raise worst(failures)
+        return failures

@@ -337,6 +337,10 @@ class GroupMember:
         self._kept = wanted
         self._owner.assigned(wanted, sorted(set(wanted) - owned))
 
+    def close_sockets(self) -> None:
+        """See `Heartbeats.close_sockets`; the connections of `cluster` are the caller's."""
+        self._heartbeats.close_sockets()
+
     def leave(self) -> None:
         """Stop heartbeats, and leave the group unless the member is static (KIP-345)."""
         self._heartbeats.stop(self.cluster.deadline())

@@ -92,6 +92,10 @@ class Heartbeats:
         if self._thread is not None:
             self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
 
+    def close_sockets(self) -> None:
+        """Close this process' copies of the connections: for a forked process, which does not have the thread."""
+        self._cluster.close()
+
     def _run(self) -> None:
         with self._cluster as cluster:
             while True:

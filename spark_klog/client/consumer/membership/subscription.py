@@ -123,9 +123,9 @@ class GroupSide:
             return GroupMetadata(group)
         return GroupMetadata(group, member.generation, member.member_id, member.instance_id)
 
-    def commit(self, offsets: Offsets) -> None:
+    def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
         if offsets:
-            self._commits.commit(offsets)
+            self._commits.commit(offsets, skips_deleted=skips_deleted)
 
     def commit_async(self, offsets: Offsets, on_done: OnCommit | None) -> None:
         self._commits.begin(offsets, on_done)
@@ -188,7 +188,7 @@ class GroupSide:
         if not self._config.enable_auto_commit:
             return
         try:
-            self.commit(self.consumed(keys))
+            self.commit(self.consumed(keys), skips_deleted=True)
         except KlogError as error:
             _log.warning("offsets of group %s were not committed: %s", self._config.group_id, error)
 
@@ -202,6 +202,11 @@ class GroupSide:
         finally:  # even if the listener raises: a member that stays keeps its partitions from the others
             if self.is_subscribed:
                 self._member.leave()
+
+    def close_sockets(self) -> None:
+        """Close this process' copies of the connections, and send nothing: for a forked process."""
+        self._member.close_sockets()
+        self.cluster.close()
 
     def close(self, timeout: float = CLOSE_SECONDS, *, commits: bool = True) -> None:
         """Unsubscribe and close the connections within `timeout` s; `commits`: see `unsubscribe`.
