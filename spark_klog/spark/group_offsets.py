@@ -65,7 +65,9 @@ class GroupProgress:
         return _Coordinator(cluster, self._options.group), cluster.close
 
     def publish(self, offsets: Offsets) -> None:
-        """Write the offsets that changed; after an outage the newest ones are written."""
+        """Write the offsets that changed, if the options say so; after an outage the newest ones are written."""
+        if not self._options.commits:
+            return
         for name in self._names():
             if name not in self._publishers:
                 self._publishers[name] = Publisher(name, self._options.group, partial(self._open, name))

@@ -20,6 +20,7 @@ def run(spark: SparkSession, given: dict[str, Any]) -> None:
             "subscribe": given["topic"],
             "startingOffsets": "earliest",
             "kafka.group.id": given["group"],
+            "commitOffsets": "true",
         }
     )
     if given["records"] is not None:

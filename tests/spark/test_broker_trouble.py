@@ -147,7 +147,7 @@ def _partitions(servers: str, topic: str) -> dict[int, Any]:
 def test_a_leader_that_moves(spark: SparkSession, brokers: tuple[Kafka, Kafka], topic: str, tmp_path: Path) -> None:
     servers = ",".join(broker.bootstrap_servers for broker in brokers)
     create_topic(servers, topic, 2, replicas=2)
-    options = {"kafka.group.id": topic, "maxOffsetsPerTrigger": "1000"}
+    options = {"kafka.group.id": topic, "commitOffsets": "true", "maxOffsetsPerTrigger": "1000"}
     job = Job(spark, servers, tmp_path, subscribe=topic, **options)
     query = job.start(processingTime="100 milliseconds")
     waves = Waves(servers, topic, 2)

@@ -25,7 +25,7 @@ def test_offsets_and_lag_of_a_query(spark: SparkSession, kafka: Kafka, topic: st
     servers, group = kafka.bootstrap_servers, f"{topic}-group"
     create_topic(servers, topic, 3)
     produce(servers, topic, values(600, partitions=3))
-    options = {"kafka.group.id": group, "maxOffsetsPerTrigger": "150"}
+    options = {"kafka.group.id": group, "commitOffsets": "true", "maxOffsetsPerTrigger": "150"}
     job = Job(spark, servers, tmp_path, subscribe=topic, **options)
     query = job.start(processingTime="100 milliseconds")
     try:

@@ -61,6 +61,7 @@ class Place:
             "kafka.bootstrap.servers": self.servers,
             "kafka.zookeeper.connect": str(cluster.zookeeper_connect),
             "kafka.group.id": topic,
+            "commitOffsets": "true",
             "startingOffsets": "group",
         }
 

@@ -52,7 +52,8 @@ READING = {
 #: Options for reading that need another option.
 READING_WITH_ANOTHER = {
     "badRecordsPath": {"badRecordsPath": "/x", "badRecords": "deadletter"},
-    "offsetsPath": {"offsetsPath": "/x", "kafka.group.id": "g"},
+    "commitOffsets": {"commitOffsets": "true", "kafka.group.id": "g"},
+    "offsetsPath": {"offsetsPath": "/x", "kafka.group.id": "g", "commitOffsets": "true"},
 }
 
 
@@ -90,6 +91,7 @@ def test_names_in_any_case(change: Any) -> None:
         "fetchOffset.numRetries": "7",
         "kafka.group.id": "Group",
         "offsetsPath": "/A",
+        "commitOffsets": "True",
     }
     plain = source_options(given, streaming=True)
     assert source_options({change(name): value for name, value in given.items()}, streaming=True) == plain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 
@@ -333,6 +334,7 @@ def test_group_id_prefix_is_taken_and_has_no_effect() -> None:
 
 CONNECT, TREE = "kafka.zookeeper.connect", "zookeeper://h:1/x"
 GROUP = {"kafka.group.id": "g"}
+COMMIT = {"commitOffsets": "true"}
 STORAGE, DUAL = "kafka.offsets.storage", "kafka.dual.commit.enabled"
 
 
@@ -359,7 +361,29 @@ STORAGE, DUAL = "kafka.offsets.storage", "kafka.dual.commit.enabled"
 )
 def test_where_a_groups_offsets_are_kept(options: dict[str, str], coordinator: bool, trees: tuple[str, ...]) -> None:
     expected = GroupOffsetsOptions("g", coordinator, trees, dual=coordinator and TREE in trees)
-    assert stream(**GROUP, **options).group_offsets == batch(**GROUP, **options).group_offsets == expected
+    assert stream(**GROUP, **COMMIT, **options).group_offsets == expected
+    read_only = dataclasses.replace(expected, commits=False)
+    assert batch(**GROUP, **options).group_offsets == read_only
+    assert stream(**GROUP, startingOffsets="group", **options).group_offsets == read_only
+
+
+@pytest.mark.parametrize("commit", [None, "false"])
+def test_a_group_alone_commits_nothing(commit: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """With format("kafka") it never does: another application may use the group."""
+    given = {"kafka.group.id": f"alone-{commit}"} | ({} if commit is None else {"commitOffsets": commit})
+    with caplog.at_level(logging.WARNING, "spark_klog"):
+        for _ in range(2):
+            found = stream(**given).group_offsets
+            assert found is not None
+            assert not found.commits
+    assert len(caplog.messages) == (1 if commit is None else 0), "once, if the option does not say it"
+    assert all("Set commitOffsets=true" in message for message in caplog.messages)
+
+
+def test_a_path_alone_commits_nothing() -> None:
+    for commit in ({}, {"commitOffsets": "false"}):
+        found = refusal(GROUP | commit | {"offsetsPath": "/x"}, streaming=True)
+        assert found == "option offsetsPath needs commitOffsets=true, to commit a query's progress there"
 
 
 @pytest.mark.parametrize("options", [{}, {CONNECT: "h:1"}, {CONNECT: "h:1", DUAL: "true"}])
@@ -386,7 +410,12 @@ def test_without_a_group_nothing_is_kept(options: dict[str, str], caplog: pytest
 )
 def test_refused_group_offsets(options: dict[str, str], message: str) -> None:
     assert refusal(options, streaming=False) == message
-    assert refusal(options, streaming=True) == message
+    assert refusal(options | (COMMIT if "kafka.group.id" in options else {}), streaming=True) == message
+
+
+def test_commits_need_a_group() -> None:
+    message = "option commitOffsets needs kafka.group.id, the group whose offsets to commit"
+    assert refusal(COMMIT, streaming=True) == message
 
 
 def test_an_error_of_a_streams_options_is_not_hidden() -> None:

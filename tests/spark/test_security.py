@@ -70,7 +70,7 @@ def test_batch_stream_and_write(spark: SparkSession, spark_log: SparkLog, broker
     frame = spark.read.format("klog").options(**options).option("subscribe", topic).load()
     assert {int(row.value) for row in frame.select(f.col("value").cast("string")).collect()} == set(range(3000))
 
-    progress = {"kafka.group.id": "g", "offsetsPath": str(tmp_path / "offsets")}
+    progress = {"kafka.group.id": "g", "commitOffsets": "true", "offsetsPath": str(tmp_path / "offsets")}
     job = Job(spark, "", tmp_path, **options, **progress, subscribe=topic)
     query = job.start(availableNow=True)
     assert query.awaitTermination(60)

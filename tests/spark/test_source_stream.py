@@ -269,7 +269,7 @@ def test_group_offsets_in_zookeeper(
 ) -> None:
     cluster = make_cluster(zookeeper=True)
     create_topic(cluster.bootstrap_servers, topic, 2)
-    options = {"kafka.group.id": "g-1", "kafka.zookeeper.connect": cluster.zookeeper_connect}
+    options = {"kafka.group.id": "g-1", "kafka.zookeeper.connect": cluster.zookeeper_connect, "commitOffsets": "true"}
     job = Job(spark, cluster.bootstrap_servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="20", **options)
     client = KazooClient(cluster.zookeeper_connect)
     client.start()
@@ -301,7 +301,8 @@ def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str
     create_topic(servers, topic, 2)
     tree = tmp_path / "the tree"
     path = f"file://{tree}" if form == "uri" else str(tree)  # not as_uri: Spark decodes nothing in a file: URI
-    job = Job(spark, servers, tmp_path, subscribe=topic, **{"kafka.group.id": "g", "offsetsPath": path})
+    options = {"kafka.group.id": "g", "offsetsPath": path, "commitOffsets": "true"}
+    job = Job(spark, servers, tmp_path, subscribe=topic, **options)
 
     def group() -> Group:
         # Read with the package's own tree: tests/directories tests the format of the files.
@@ -326,9 +327,9 @@ def test_a_group_that_can_not_be_written_does_not_stop_the_query(
 ) -> None:
     create_topic(servers, topic)
     (tmp_path / "file").write_text("not a folder")
-    options = {"kafka.group.id": "g", "offsetsPath": str(tmp_path / "file"), "maxOffsetsPerTrigger": "10"}
+    options = {"kafka.group.id": "g", "offsetsPath": str(tmp_path / "file"), "commitOffsets": "true"}
     produce(servers, topic, values(30))
-    job = Job(spark, servers, tmp_path, subscribe=topic, **options)
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="10", **options)
     assert sum(job.run()) == 30
     assert offsets_of(job.result) == all_of(topic, 1, 30)
     assert "retrying until it succeeds" in spark_log.text()

@@ -107,7 +107,7 @@ def committed(servers: str, group: str) -> dict[int, int]:
 
 
 def test_the_groups_offsets_at_the_coordinator(spark: SparkSession, servers: str, tmp_path: Path) -> None:
-    job = Job(spark, servers, tmp_path, subscribe=TOPIC, **{"kafka.group.id": "query"})
+    job = Job(spark, servers, tmp_path, subscribe=TOPIC, commitOffsets="true", **{"kafka.group.id": "query"})
     assert sum(job.run()) == 13
     deadline = time.monotonic() + 30
     while committed(servers, "query") != {0: 10, 1: 3}:
@@ -119,6 +119,17 @@ def test_the_groups_offsets_at_the_coordinator(spark: SparkSession, servers: str
     consumer.close()
     options = {"subscribe": TOPIC, "startingOffsets": "group", "kafka.group.id": "other"}
     assert offsets_of(read(spark, servers, **options)) == offsets(range(6, 10), range(3))
+
+
+def test_another_applications_offsets_stay(spark: SparkSession, servers: str, tmp_path: Path) -> None:
+    """A query with kafka.group.id, as format("kafka") has it for ACLs, commits nothing unless commitOffsets says so."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": "application", "log_level": 0})
+    consumer.commit(offsets=[TopicPartition(TOPIC, 0, 6)], asynchronous=False)
+    consumer.close()
+    for start, rows in (("earliest", 13), ("group", 7)):
+        options = {"kafka.group.id": "application", "startingOffsets": start}
+        assert sum(Job(spark, servers, tmp_path / start, subscribe=TOPIC, **options).run()) == rows
+    assert committed(servers, "application") == {0: 6}
 
 
 def tasks(frame: DataFrame) -> int:

@@ -159,7 +159,7 @@ def _load_table(options: argparse.Namespace, client: dict[str, str]) -> int:
     if options.max_records and HAS_ADMISSION_CONTROL:  # otherwise Spark ends after one micro-batch
         reader = reader.option("maxOffsetsPerTrigger", options.max_records)
     if options.group:
-        reader = reader.option("kafka.group.id", options.group)
+        reader = reader.option("kafka.group.id", options.group).option("commitOffsets", "true")
     if options.zookeeper:
         reader = reader.option("kafka.zookeeper.connect", options.zookeeper)
     if options.offsets_path:

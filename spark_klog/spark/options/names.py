@@ -21,7 +21,7 @@ SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
 #: Options for the end of a read; not allowed in a stream, which has no end.
 ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 #: Options of micro-batches; without effect in a batch query, as with Spark's Kafka connector.
-TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsets")
 SOURCE = (
     "path",
     *SUBSCRIPTIONS,

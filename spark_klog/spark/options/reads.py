@@ -6,12 +6,21 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
-from spark_klog.spark.offsets import OffsetSpec, Spec, parse_assign, parse_offsets, parse_timestamp, parse_timestamps
+from spark_klog.spark.offsets import (
+    GroupSpec,
+    OffsetSpec,
+    Spec,
+    parse_assign,
+    parse_offsets,
+    parse_timestamp,
+    parse_timestamps,
+)
 from spark_klog.spark.options.names import ENDING, PREFIX, SINK, SUBSCRIPTIONS, TRIGGER, split
 from spark_klog.spark.options.values import boolean, canonical, choice, count, milliseconds
 
@@ -46,8 +55,9 @@ ALL_TOPICS = Subscription(pattern="")
 
 @dataclass(frozen=True)
 class GroupOffsetsOptions:
-    """Where to publish a query's progress as offsets of `group`: at its coordinator, and in trees of directories.
+    """Where the offsets of `group` are: at its coordinator, and in trees of directories.
 
+    If `commits`, a stream publishes its progress there; otherwise it only reads them, for `startingOffsets=group`.
     `trees` are addresses for `directories.trees.opening.open_tree`. With `dual` the group migrates between coordinator
     and ZooKeeper, which is the last tree: reads take the larger offset of both.
     """
@@ -56,6 +66,7 @@ class GroupOffsetsOptions:
     coordinator: bool
     trees: tuple[str, ...]
     dual: bool = False
+    commits: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,11 +152,20 @@ def _subscription(own: dict[str, str], default: Subscription | None) -> Subscrip
     return Subscription(topics=topics)
 
 
-def _group_offsets(settings: dict[str, str], own: dict[str, str]) -> GroupOffsetsOptions | None:
+def _group_offsets(
+    settings: dict[str, str], own: dict[str, str], *, streaming: bool, is_read: bool
+) -> GroupOffsetsOptions | None:
     """Parse the group and its stores, with offsets.storage and dual.commit.enabled of Kafka's consumers (1.0 chapter
-    "Distribution")."""
+    "Distribution"). `is_read` if the query starts or ends at the group's offsets.
+
+    The group alone does not make a stream commit: with format("kafka") it doesn't, and another application may use the
+    group.
+    """
     group, connect, path = settings.get("group.id"), settings.get("zookeeper.connect"), own.get("offsetspath")
+    commits = boolean(own, "commitOffsets", False)
     if group is None:
+        if commits:
+            raise ConfigError("option commitOffsets needs kafka.group.id, the group whose offsets to commit")
         for name, value in (("offsetsPath", path), ("kafka.offsets.storage", settings.get("offsets.storage"))):
             if value is not None:
                 raise ConfigError(f"option {name} needs kafka.group.id: offsets are stored per group")
@@ -153,6 +173,11 @@ def _group_offsets(settings: dict[str, str], own: dict[str, str]) -> GroupOffset
             if name in settings:
                 _log.warning("option kafka.%s has no effect without kafka.group.id: offsets are stored per group", name)
         return None
+    if streaming and not commits:
+        if path is not None and not is_read:
+            raise ConfigError("option offsetsPath needs commitOffsets=true, to commit a query's progress there")
+        if canonical("commitOffsets") not in own:
+            _warn_commits_nothing(group)
     default = "zookeeper" if connect is not None else "kafka" if path is None else None
     storage = settings.get("offsets.storage", default)
     if storage not in (None, "kafka", "zookeeper"):
@@ -165,7 +190,17 @@ def _group_offsets(settings: dict[str, str], own: dict[str, str]) -> GroupOffset
     trees = [path] if path is not None else []
     if connect is not None and (storage == "zookeeper" or dual):
         trees.append(f"zookeeper://{connect}")
-    return GroupOffsetsOptions(group, storage == "kafka" or dual, tuple(trees), dual)
+    return GroupOffsetsOptions(group, storage == "kafka" or dual, tuple(trees), dual, commits)
+
+
+@cache
+def _warn_commits_nothing(group: str) -> None:
+    """Log, once per process, that a query has a group and leaves its offsets alone: earlier versions committed them."""
+    _log.warning(
+        'kafka.group.id=%s: the query commits no offsets of this group, as with format("kafka"); earlier versions of '
+        "klog did. Set commitOffsets=true to show the query's progress as the group's offsets, false to silence this",
+        group,
+    )
 
 
 def _bound(settings: dict[str, str], own: dict[str, str], which: str, default: str, strict: bool) -> tuple[str, Spec]:
@@ -218,6 +253,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     start_option, starting = _bound(settings, own, "starting", "latest" if streaming else "earliest", strict)
     end_option, ending = _bound(settings, own, "ending", "latest", False)
     _check_query(own, streaming, starting, start_option, ending, end_option)
+    is_read = isinstance(starting, GroupSpec) or isinstance(ending, GroupSpec)
     mode = choice(own, "badRecords", {"fail": "fail", "skip": "skip", "deadletter": "deadletter"})
     path = own.get("badrecordspath")
     if (mode == "deadletter") != (path is not None):
@@ -238,7 +274,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         bad_records=BadRecordsOptions(mode, path),
         offset_retries=_OFFSET_RETRIES if retries is None else retries,
         offset_retry_ms=_OFFSET_RETRY_MS if pause is None else pause,
-        group_offsets=_group_offsets(settings, own),
+        group_offsets=_group_offsets(settings, own, streaming=streaming, is_read=is_read),
         paths=paths,
         poll_timeout_ms=count(own, "kafkaConsumer.pollTimeoutMs"),
         estimate_record_bytes=boolean(own, "estimateRecordBytes", False),
