@@ -6,6 +6,7 @@ only some of them need are therefore imported late.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,16 @@ from pyspark.sql.types import StructType
 
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.list_offsets import LATEST
 from spark_klog.records.kernels import warn_if_slow
+from spark_klog.spark.offsets import OffsetSpec
 from spark_klog.spark.options.reads import SourceOptions, include_headers, source_options
 from spark_klog.spark.options.writes import sink_options
 from spark_klog.spark.planning.batch_query import BatchQuerySource, plan_batch_query
 from spark_klog.spark.planning.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.stream import RangePartition, RefusedStreamReader, StreamReader
 from spark_klog.spark.tasks.reading import read_ranges
+from spark_klog.spark.tasks.rereads import Plan
 from spark_klog.spark.versions import Filter, adapted, arrow_schema
 
 if TYPE_CHECKING:
@@ -119,12 +123,19 @@ class BatchQueryReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with _open_source(self._options) as source:
-            tasks = plan_batch_query(source, self._options, self._pushed)
+            tasks, ends = plan_batch_query(source, self._options, self._pushed)
+            is_open = not self._options.paths and self._options.ending == OffsetSpec(LATEST)
+            # One task looks for newer records, so only the first one has the ends.
+            first = Plan(ends if is_open else {})
+            others = dataclasses.replace(first, ends={})
             # Spark replaces an empty list by one partition of value None.
-            return [RangePartition(ranges, source.topic_ids) for ranges in tasks or [()]]
+            return [
+                RangePartition(ranges, source.topic_ids, others if number else first)
+                for number, ranges in enumerate(tasks or [()])
+            ]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids)
+        return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids, plan=partition.plan)
 
 
 class FilteringBatchQueryReader(BatchQueryReader):

@@ -37,6 +37,7 @@ from spark_klog.spark.planning.ranges import (
 )
 from spark_klog.spark.planning.record_bytes import RecordBytes
 from spark_klog.spark.tasks.reading import read_ranges
+from spark_klog.spark.tasks.rereads import Plan
 from spark_klog.spark.versions import (
     JsonOffsets,
     ReadAllAvailable,
@@ -54,11 +55,14 @@ LOST, RECORD_BYTES = "lost ranges", "record bytes"
 
 
 class RangePartition(InputPartition):
-    """The offset ranges of a task, and the ids of their topics if the brokers give them."""
+    """The offset ranges of a task, the ids of their topics if the brokers give them, and the plan of a batch query."""
 
-    def __init__(self, ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, UUID]) -> None:
+    def __init__(
+        self, ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, UUID], plan: Plan | None = None
+    ) -> None:
         super().__init__(ranges)
         self.ranges = ranges
+        self.plan = plan
         topics = {item.topic for item in ranges}
         self.topic_ids = {topic: topic_id for topic, topic_id in topic_ids.items() if topic in topics}
 

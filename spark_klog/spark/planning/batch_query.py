@@ -71,8 +71,10 @@ def clip_times(
     return [item for item in ranges if item.start < item.end]
 
 
-def plan_batch_query(source: BatchQuerySource, options: SourceOptions, pushed: Pushed) -> list[tuple[OffsetRange, ...]]:
-    """The ranges of each task of a batch query.
+def plan_batch_query(
+    source: BatchQuerySource, options: SourceOptions, pushed: Pushed
+) -> tuple[list[tuple[OffsetRange, ...]], Offsets]:
+    """The ranges of each task of a batch query, and the offset at which the query ends in each partition.
 
     `ConfigError` if the options do not fit the partitions, `DataLossError` if offsets are gone and failOnDataLoss is
     true.
@@ -96,4 +98,4 @@ def plan_batch_query(source: BatchQuerySource, options: SourceOptions, pushed: P
     late = [item for item in late if item.start > ends[item[:2]]]  # the others start in open transactions
     LossReporter(options.on_data_loss).report(lost + late)
     kept = [pushed.clip(item) for item in kept]
-    return source.tasks(clip_times(source, kept, pushed.first_time, pushed.end_time))
+    return source.tasks(clip_times(source, kept, pushed.first_time, pushed.end_time)), end

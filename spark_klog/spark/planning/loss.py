@@ -15,10 +15,14 @@ _NAMED_AGAIN = "if it is named again later, the query reads it from its first re
 
 
 class LossReporter:
-    """Reports lost ranges by `mode`: "fail" raises, "warn" logs, "report" logs and adds them to the progress record."""
+    """Reports lost ranges by `mode`: "fail" raises, "warn" logs, "report" logs and adds them to the progress record.
 
-    def __init__(self, mode: str) -> None:
+    `explanation` is added to an error: why the ranges may be older than the query.
+    """
+
+    def __init__(self, mode: str, explanation: str = "") -> None:
         self._mode = mode
+        self._explanation = explanation
         self._micro_batch: list[Lost] = []
         self._is_shown = False
 
@@ -39,8 +43,9 @@ class LossReporter:
             advice = "set failOnDataLoss=false or report to continue without them"
             if UNSUBSCRIBED in causes:
                 advice = f"name it again to continue with it, or {advice}: {_NAMED_AGAIN}"
+            explained = f". {self._explanation[0].upper()}{self._explanation[1:]}" if self._explanation else ""
             raise DataLossError(
-                f"records can't be read: {'; '.join(map(str, lost))}; {advice}",
+                f"records can't be read: {'; '.join(map(str, lost))}; {advice}{explained}",
                 lost[0].cause if len(causes) == 1 else "",
             )
         for item in lost:

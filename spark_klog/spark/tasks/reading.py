@@ -25,6 +25,7 @@ from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.planning.loss import LossReporter
 from spark_klog.spark.planning.ranges import DELETED, RECREATED, RETENTION, TRUNCATED, Lost, OffsetRange
 from spark_klog.spark.tasks.bad_records import BadRecords
+from spark_klog.spark.tasks.rereads import Plan, warn_if_read_again
 from spark_klog.spark.tasks.worker_process import prepare_worker
 
 _log = logging.getLogger(__name__)
@@ -77,26 +78,30 @@ def read_ranges(
     topic_ids: Mapping[str, UUID] = MappingProxyType({}),
     observer: ReadObserver | None = None,
     reader: RangeReader | None = None,
+    plan: Plan | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read the ranges one after the other, as Arrow batches; `observer` learns what happens on the way.
 
     `reader` is one of `in_reading_order`, which may have fetched the range.
 
     `topic_ids` are the ids of the topics for which the ranges were planned, if the brokers give them. A new topic of
-    the same name is not read.
+    the same name is not read. `plan` is the batch query's, if Spark may read it again.
 
     `DataLossError` if offsets are gone and failOnDataLoss is true; else it skips and logs them. Corrupt record batches
     as the option badRecords says. Other errors as of `fetch_range` and `StoredPartition.read`.
     """
     prepare_worker()
     warn_if_slow()
+    if plan is not None and plan.ends:
+        warn_if_read_again(plan, _cluster(options.client))
+    losses = LossReporter(options.on_data_loss, "" if plan is None else plan.advice)
     decoder: PartitionDecoder | None = None
     pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
     for requested, reader in pairs:
         topic, partition = requested.topic, requested.partition
         if decoder is None:
             decoder = PartitionDecoder(topic, partition, schema, reader.config.decompressed_max_bytes)
-        yield from _read_range(reader, options, requested, decoder, observer or ReadObserver())
+        yield from _read_range(reader, options, requested, decoder, observer or ReadObserver(), losses)
     if decoder is not None:
         yield from decoder.finish()
 
@@ -193,8 +198,8 @@ def _read_range(
     requested: OffsetRange,
     decoder: PartitionDecoder,
     observer: ReadObserver,
+    losses: LossReporter,
 ) -> Iterator[pa.RecordBatch]:
-    losses = LossReporter(options.on_data_loss)
     bad_records = BadRecords(options.bad_records, requested.topic, requested.partition, observer.keep_letter)
 
     def report(lost: Lost) -> None:
