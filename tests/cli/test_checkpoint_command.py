@@ -51,6 +51,14 @@ def test_text(tmp_path: Path) -> None:
     ]
 
 
+def test_what_no_checkpoint_shows(tmp_path: Path) -> None:
+    folder = _checkpoint(tmp_path / "c", KAFKAS)
+    changes = _show(folder, "--to", "klog").output.partition("what else changes")[2]
+    assert all(word in changes for word in ("foreachBatch", "AvailableNow", "commitOffsets"))
+    assert "what else changes" not in _show(folder, "--to", "kafka").output + _show(folder).output
+    assert "what else changes" not in _show(folder, "--to", "klog", "--json").output
+
+
 @pytest.mark.parametrize(
     ("line", "planned", "done", "to_klog", "to_kafka"),
     [

@@ -12,6 +12,14 @@ from spark_klog.directories.checkpoint import to_json
 from spark_klog.directories.switching import CheckpointState, checkpoint_state
 
 _NOT_SAFE = 2
+#: What changes with format("klog") and no checkpoint shows.
+_CHANGES_TO_KLOG = (
+    "a static DataFrame that the stream joins keeps the offsets of its first use: load() it within foreachBatch",
+    "Trigger.AvailableNow with limits ends after one micro-batch with pyspark 4.0 and 4.1, and leaves the rest to the "
+    "next run",
+    "kafka.group.id commits no offsets here either, unless commitOffsets=true; then no other application may use the "
+    "group",
+)
 
 
 @click.group()
@@ -30,7 +38,9 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 @click.option("--to", type=click.Choice(["klog", "kafka"]), help="Exit with 2 if this switch is not safe.")
 def show(directory: str, as_json: bool, to: str | None) -> None:
-    """Show the offsets in DIRECTORY, a query's checkpointLocation, and whether its source may change format.
+    """Show the offsets in DIRECTORY, a query's checkpointLocation, and whether they survive a change of format.
+
+    With --to klog also what else changes, which no checkpoint shows.
 
     Stop the query first: its state may change while it is read.
     """
@@ -39,6 +49,10 @@ def show(directory: str, as_json: bool, to: str | None) -> None:
         click.echo(json.dumps(_line(found)))
     else:
         _print(found)
+        if to == "klog":
+            click.echo("what else changes (docs/recipes/switch.md):")
+            for change in _CHANGES_TO_KLOG:
+                click.echo(f"  {change}")
     if to is not None and (found.to_klog if to == "klog" else found.to_kafka):
         sys.exit(_NOT_SAFE)
 
