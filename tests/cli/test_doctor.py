@@ -8,6 +8,8 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tests.support.certificates import make_certificates
 from tests.support.kafka import HOST, free_port
 from tests.support.klog import klog
 from tests.support.secure_broker import PASSWORDS, SecureBroker
+from tests.support.wheel import copied_checkout
 
 pytestmark = pytest.mark.usefixtures("logging_kept")
 
@@ -98,6 +101,21 @@ def test_another_version_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PYSPARK_PYTHON", str(_program(tmp_path, "python3", "echo 3.9")))
     _, found = _doctor()
     assert "is Python 3.9, this is 3." in found["Spark's Python"]["found"]
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_checkout_that_hides_the_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_changed: bool
+) -> None:
+    """Spark's workers start in this folder, and Python imports a checkout's sources there."""
+    checkout = copied_checkout(tmp_path)
+    if is_changed:
+        (checkout / "spark_klog/cli/main.py").write_text("")
+    monkeypatch.chdir(checkout)
+    line = _doctor()[1]["Spark's Python"]
+    hides = f"import {checkout / 'spark_klog'} if they start in this folder: it hides the installed package"
+    assert hides in line["found"]
+    assert ("differs" in line["found"], "another folder" in line["advice"]) == (is_changed, is_changed)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +253,29 @@ def test_an_address_that_only_the_broker_knows(server_dir: Path) -> None:
         code, found = _doctor("--bootstrap-server", server)
     assert (code, found["metadata"]["advice"]) == (1, "")
     assert "advertised.listeners" in found["DNS inside.invalid"]["advice"]
+
+
+def test_the_cheap_checks_come_first(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal the command says what it is at; Spark, which takes longest, comes last."""
+    main_side, terminal = os.openpty()
+    seen: list[bytes] = []
+
+    def round_trip() -> str:
+        while b"starting Spark" not in b"".join(seen):
+            seen.append(os.read(main_side, 4096))
+        return "rows"
+
+    monkeypatch.setattr("spark_klog.cli.doctor.doctor.round_trip", round_trip)
+    monkeypatch.setenv("TERM", "xterm")
+    with open(terminal, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        with redirect_stdout(StringIO()) as stdout, pytest.raises(SystemExit) as ended:
+            main(["doctor", "--bootstrap-server", cluster.bootstrap_servers])
+    os.close(main_side)
+    assert ended.value.code in (0, 1)
+    checks = [line[10:34].strip() for line in stdout.getvalue().splitlines() if "-> " not in line]
+    assert checks[-2:] == ["metadata", "Spark"]
+    assert b"checking this machine" in b"".join(seen)
 
 
 def test_a_round_trip_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,15 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import spark_klog
 from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
+from tests.support.wheel import copied_checkout
 
 _PROGRAM = """
 import sys
@@ -91,3 +94,34 @@ def test_a_native_kernel_of_older_sources(monkeypatch: pytest.MonkeyPatch, how: 
     kernels.warn_if_slow()
     assert "pip install -e ." in caplog.text
     kernels.warn_if_slow.cache_clear()
+
+
+_WHICH = """
+import spark_klog
+from spark_klog.records import kernels
+print(kernels.load().name, spark_klog.__file__)
+print(kernels.native_trouble())
+"""
+
+
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_a_checkout_that_hides_the_installed_package(tmp_path: Path, is_changed: bool) -> None:
+    """Spark's workers start in the driver's folder, and Python imports a checkout's sources there: without a kernel."""
+    checkout, package = copied_checkout(tmp_path), Path(spark_klog.__file__).parent
+    if is_changed:
+        with (checkout / "spark_klog/records/contract.py").open("a") as contract:
+            contract.write("# changed\n")
+    run = subprocess.run(
+        [sys.executable, "-c", _WHICH],
+        cwd=checkout,
+        env=os.environ | {"PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 0, run.stderr
+    which, trouble = run.stdout.splitlines()
+    kernel = "reference" if is_changed else "native"
+    assert which == f"{kernel} {checkout / 'spark_klog' / '__init__.py'}"
+    hides = f"is not in {checkout / 'spark_klog'}, whose sources hide the installed package {package}"
+    assert trouble.startswith(hides) if is_changed else trouble == "None"

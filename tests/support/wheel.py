@@ -14,6 +14,12 @@ _SOURCES = ("pyproject.toml", "README.md", "LICENSE", "pyspark_klog.py", "spark_
 _SECONDS = 500
 
 
+def copied_checkout(folder: Path) -> Path:
+    """Copy the package's sources to a checkout in `folder`, without a native kernel."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c")
+    return shutil.copytree(_ROOT / "spark_klog", folder / "checkout" / "spark_klog", ignore=ignored).parent
+
+
 def build_wheel(folder: Path, python: Path | str = sys.executable, **environment: str) -> Path:
     """Copy the sources to `folder` and build a wheel there for `python`; `environment` adds variables."""
     copy = folder / "sources"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import spark_klog
 from spark_klog.client import Admin
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.network.connection import Connection
@@ -39,6 +41,12 @@ for name in ("pyspark", "spark_klog", "pyspark_klog", "pyarrow", "pandas"):
     if find_spec(name) is None:
         sys.exit(f"No module named '{name}'")
 print("%d.%d" % sys.version_info[:2])
+"""
+#: What they run in this folder: where they find the package, and its kernel.
+_OF_WORKERS_HERE = """
+import os, spark_klog
+from spark_klog.records import kernels
+print(kernels.load().name, os.path.dirname(os.path.abspath(spark_klog.__file__)))
 """
 
 
@@ -105,7 +113,31 @@ def worker_python() -> str:
     ours = ".".join(map(str, sys.version_info[:2]))
     if last != ours:
         raise NotWell(f"{where} is Python {last}, this is {ours}: Spark needs one version", advice)
-    return f"{path} has the package"
+    return f"{path} has the package{_sources_here(os.path.abspath(path))}"
+
+
+def _sources_here(python: str) -> str:
+    """ "" or that the workers import a checkout in the current folder, as they start there; `NotWell` if it differs."""
+    code, output = _output([python, "-c", _OF_WORKERS_HERE])
+    kernel, _, folder = (output.strip().splitlines() or [""])[-1].partition(" ")
+    installed = Path(spark_klog.__file__).parent
+    if code or not folder or installed.samefile(folder):
+        return ""
+    hides = f"Spark's workers import {folder} if they start in this folder: it hides the installed package {installed}"
+    if not _have_same_sources(installed, Path(folder)):
+        raise NotWell(
+            f"{hides}, and differs from it (kernel: {kernel})",
+            "run in another folder, or install that of the sources: pip install -e .",
+        )
+    return f". {hides}, and equals it"
+
+
+def _have_same_sources(one: Path, other: Path) -> bool:
+    files = {path.relative_to(folder) for folder in (one, other) for path in folder.rglob("*.py")}
+    return all(
+        (one / path).is_file() and (other / path).is_file() and filecmp.cmp(one / path, other / path, shallow=False)
+        for path in files
+    )
 
 
 def java() -> str:

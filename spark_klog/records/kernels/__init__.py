@@ -1,14 +1,21 @@
 """Choice of the kernel, made here only: the native one if it was built, else the reference.
 
+In a checkout Python imports the sources there, which hide an installed package. Its native kernel is used then, if both
+have the same contract.
+
 `SPARK_KLOG_KERNEL=reference` forces the reference; with `native` a missing native kernel is an error.
 """
 
 from __future__ import annotations
 
+import filecmp
 import importlib
 import logging
 import os
+import sys
 from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 from types import ModuleType
 
 from spark_klog.errors import ConfigError
@@ -19,6 +26,7 @@ _log = logging.getLogger(__name__)
 VERSION = 1
 #: Kernels that were built before there was a version.
 _FIRST_VERSION = 1
+_MISSING = "is missing: install spark_klog again with a C compiler, in a checkout with 'pip install -e .'"
 _OLDER = "was built from other sources than these: build it again with 'pip install -e .'"
 _MODULES = {"native": "spark_klog.records.kernels._kernel", "reference": "spark_klog.records.kernels.reference"}
 
@@ -44,9 +52,35 @@ def native_trouble() -> str | None:
     try:
         native = importlib.import_module(_MODULES["native"])
     except ImportError:
-        # In a checkout Python imports the sources there, whatever is installed.
-        return "is missing: install spark_klog again with a C compiler, in a checkout with 'pip install -e .'"
+        hidden = _hidden_folder()
+        if hidden is None:
+            return _MISSING
+        here = Path(__file__).parent
+        if not _have_one_contract(here, hidden):
+            return (
+                f"is not in {here.parents[1]}, whose sources hide the installed package {hidden.parents[1]} and differ "
+                "from it: run in another folder, or 'pip install -e .' in that of the sources"
+            )
+        __path__.append(str(hidden))
+        native = importlib.import_module(_MODULES["native"])
     return None if _is_of_these_sources(native) else _OLDER
+
+
+@cache
+def _hidden_folder() -> Path | None:
+    """This folder in an installed package that has a native kernel, if sources earlier on the path hide it."""
+    here = Path(__file__).parent
+    if not here.is_dir():  # in an archive
+        return None
+    folders = (Path(entry, *__name__.split(".")) for entry in sys.path)
+    others = (folder.absolute() for folder in folders if folder.is_dir() and not folder.samefile(here))
+    return next((folder for folder in others if PathFinder.find_spec(_MODULES["native"], [str(folder)])), None)
+
+
+def _have_one_contract(here: Path, there: Path) -> bool:
+    names = [*(path.name for path in here.glob("*.py")), "../contract.py"]
+    pairs = [(here / name, there / name) for name in names]
+    return all(other.is_file() and filecmp.cmp(one, other, shallow=False) for one, other in pairs)
 
 
 @cache
