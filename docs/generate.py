@@ -1,5 +1,6 @@
-"""Make the reference from the code's own definitions: `python docs/generate.py FOLDER`. The build calls it.
+"""Make the reference from the code's own definitions: `python docs/generate.py docs/reference/generated`.
 
+The build calls it. The pages are committed, so that links to them work in a clone and on a forge.
 What the code does not say is in reference_texts.py.
 """
 

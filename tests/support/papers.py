@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import click
@@ -38,6 +40,15 @@ def pages() -> list[str]:
 
 def _written() -> Iterator[Path]:
     return (path for path in (ROOT / "docs").rglob("*.md") if GENERATED not in path.parents)
+
+
+@cache
+def tracked() -> frozenset[Path]:
+    """What a clone has: the files that git tracks, and their folders."""
+    command = ["git", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
+    files = [ROOT / name for name in listed.split("\0") if name]
+    return frozenset([*files, *(folder for file in files for folder in file.parents)])
 
 
 def snippets(page: str) -> list[Snippet]:
