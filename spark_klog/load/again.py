@@ -1,18 +1,19 @@
 """Load offsets again that a load has: which ranges of earlier runs a new run replaces.
 
 A range is replaced as a whole, so that no record is in two files: a run begins where the range begins that has the
-asked offset, and ends where one ends. Ranges of the same offsets, written with the same settings, are the same files.
+asked offset, and ends where one ends.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.errors import ConfigError, DataLossError
 from spark_klog.load.journal.history import manifests
-from spark_klog.load.journal.model import Manifest, Progress, RangeResult
+from spark_klog.load.journal.model import FileEntry, Manifest, Progress, RangeResult
 from spark_klog.load.journal.store import Store
 from spark_klog.load.places import AtOffsets, Key, Place, resolve
 from spark_klog.load.planning import Extent
@@ -118,5 +119,20 @@ def ranges_of_runs(store: Store, wanted: Mapping[Key, Progress]) -> dict[Key, li
 
 
 def _results(store: Store, manifest: Manifest) -> list[RangeResult]:
-    numbers = complete_tasks(store, manifest.run)
-    return [item for number in numbers for item in task_results(store, manifest.run, number) or ()]
+    """The results of a run's tasks, with the files that the run has."""
+    committed: dict[Key, list[FileEntry]] = defaultdict(list)
+    for item in manifest.files:
+        committed[item.topic, item.partition].append(item)
+    found = [
+        item
+        for number in complete_tasks(store, manifest.run)
+        for item in task_results(store, manifest.run, number) or ()
+    ]
+    # In an object store two attempts may have ended at once: each has written a file of offsets, the last one stays.
+    return [
+        replace(
+            item,
+            files=[file for file in committed[item.topic, item.partition] if item.start <= file.first < item.until],
+        )
+        for item in found
+    ]

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from spark_klog.errors import LoadError
-from spark_klog.load.journal.history import committed_files, manifests
+from spark_klog.load.journal.history import committed_files, manifests, read_manifest
 from spark_klog.load.journal.model import (
+    ATTEMPTS,
     LATEST,
+    LETTERS,
     Manifest,
     PartitionAudit,
     Plan,
     Progress,
     Range,
     RangeResult,
+    attempt_of,
+    attempt_path,
+    is_of_values,
     manifest_path,
     offsets_json,
     place_of,
@@ -24,6 +29,7 @@ from spark_klog.load.journal.model import (
     staged_path,
     staging_path,
     task_path,
+    token_of,
     topic_folder,
 )
 from spark_klog.load.journal.store import Store, to_json
@@ -180,6 +186,7 @@ def publish(store: Store, manifest: Manifest, *, has_leftovers: bool = True) -> 
         _remove_replaced(store, manifest)
         for item in manifest.files:
             store.move(staged_path(manifest.run, item.path), item.path)
+        show_letters(store, manifest)
         try:
             store.remove(staging_path(manifest.run))
         except LoadError as error:  # an attempt that Spark is about to stop writes there
@@ -188,18 +195,29 @@ def publish(store: Store, manifest: Manifest, *, has_leftovers: bool = True) -> 
         _remove_replaced(store, manifest)
         if has_leftovers:
             remove_leftovers(store, manifest)
+        remove_orphans(store, manifest.run, {item.topic for item in manifest.partitions})
     pointer = {"run": run_name(manifest.run), "manifest": manifest_path(manifest.run), "finished": manifest.finished}
     store.write(LATEST, to_json(pointer))
     _log.info("committed run %s of %s", run_name(manifest.run), store.address)
 
 
+def show_letters(store: Store, manifest: Manifest) -> None:
+    """Show the dead letters of a run whose tasks are complete."""
+    for name in manifest.dead_letters if not store.shows_whole_files_only else ():
+        path = f"{LETTERS}/{name}"
+        store.move(staged_path(manifest.run, path), path)
+
+
 def _remove_replaced(store: Store, manifest: Manifest) -> None:
-    """Remove the files that a run has replaced by others; those of the same names are replaced in place."""
-    known = {item.path for item in manifest.files}
+    """Remove the files that a run has replaced by others; earlier versions wrote others of the same names."""
+    known = {item.path for item in manifest.files} | set(manifest.dead_letters)
     for result in manifest.replaced:
         for item in result.files:
             if item.path not in known:
                 store.remove(item.path)
+        for name in result.dead_letters:
+            if is_of_values(name) and name not in known:  # two ranges may have one corrupt batch
+                store.remove(f"{LETTERS}/{name}")
 
 
 def remove_leftovers(store: Store, manifest: Manifest) -> None:
@@ -215,10 +233,38 @@ def remove_leftovers(store: Store, manifest: Manifest) -> None:
     known |= committed_files(manifests(store)).keys()
     for topic, starts in first.items():
         for path in store.paths_below(topic_folder(topic)):
-            place = place_of(path.rpartition("/")[2])
+            place = place_of(path)
             if place is None or path in known:
                 continue
             partition, start, incarnation = place
             if start >= starts.get((partition, incarnation), start + 1):
                 _log.info("removing %s/%s, which no run has", store.address, path)
                 store.remove(path)
+
+
+def remove_orphans(store: Store, last: int, topics: Iterable[str], *, is_last_time: bool = False) -> None:
+    """Remove the files in an object store that attempts of runs up to `last` have written, and that no run has.
+
+    An attempt that was late or killed has left its marker. The marker stays after the commit until the next run looks
+    again (`is_last_time`), as the attempt may go on meanwhile; without its marker it writes nothing more.
+    """
+    tokens: dict[int, set[str]] = defaultdict(set)
+    for name in store.names(ATTEMPTS):
+        run, token = attempt_of(name) or (last + 1, "")
+        if run <= last:
+            tokens[run].add(token)
+    for run, of_run in tokens.items():
+        manifest = read_manifest(store, run)
+        files = [] if manifest is None else [*(item.path for item in manifest.files), *manifest.dead_letters]
+        counted = {token_of(path) for path in files}
+        late = of_run - counted
+        if late:
+            paths = [f"{LETTERS}/{name}" for name in store.names(LETTERS)]
+            for topic in {*topics, *(item.topic for item in (manifest.partitions if manifest else ()))}:
+                paths += store.paths_below(topic_folder(topic))
+            for path in paths:
+                if token_of(path) in late:
+                    _log.info("removing %s/%s, which no run has", store.address, path)
+                    store.remove(path)
+        for token in of_run if is_last_time else of_run & counted:
+            store.remove(attempt_path(run, token))

@@ -11,7 +11,7 @@ from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.sampling import record_sizes
 from spark_klog.client.small_ranges import MOST_RANGES
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
-from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path
+from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path, new_token
 from spark_klog.load.journal.store import Store
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.options.reads import SplitLimits
@@ -91,7 +91,8 @@ def check_names(store: Store, partitions: Iterable[Key], extension: str) -> None
     To be called before there is a plan: runs go on with a plan, and none could write these files.
     """
     for topic, partition in () if store.shows_whole_files_only else partitions:
-        name = file_path(topic, partition, 0, 0, 0, "", extension).rpartition("/")[2] + STAGED
+        path = file_path(Range(topic, partition, 0, 0), 0, 0, "", new_token(), extension)
+        name = path.rpartition("/")[2] + STAGED
         if len(name) > _LONGEST_NAME:
             raise ConfigError(
                 f"topic {topic}: the names of its files would have {len(name)} bytes, and a disk takes "

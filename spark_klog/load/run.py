@@ -14,7 +14,15 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.again import begin_at, end_at, whole_ranges
-from spark_klog.load.commit import check_results, make_manifest, publish, remove_leftovers, write_manifest
+from spark_klog.load.commit import (
+    check_results,
+    make_manifest,
+    publish,
+    remove_leftovers,
+    remove_orphans,
+    show_letters,
+    write_manifest,
+)
 from spark_klog.load.journal.history import (
     check_output,
     claim_output,
@@ -184,9 +192,12 @@ class _Run:
         number = last_committed(self._store)
         manifest = read_manifest(self._store, number) if number else None
         if manifest is not None:
-            is_shown = is_pointed_to(self._store, number) and not self._store.names(staging_path(number))
-            if not is_shown:
+            if not is_pointed_to(self._store, number):
                 publish(self._store, manifest)
+            elif self._store.names(staging_path(number)):  # an attempt has gone on after the commit
+                self._store.remove(staging_path(number))
+            if self._store.shows_whole_files_only:
+                remove_orphans(self._store, number, self._options.topics, is_last_time=True)
         progress = manifest.progress() if manifest else {}
         killed = read_plan(self._store, number + 1)
         limits = self._options.limits
@@ -232,6 +243,8 @@ class _Run:
         plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
         # A run that could read nothing removes its folder: killed there, or with an attempt of a task that ends later,
         # it leaves results of ranges that this plan does not have.
+        if self._store.shows_whole_files_only:
+            remove_orphans(self._store, number, self._options.topics, is_last_time=True)
         for task in complete_tasks(self._store, number):
             self._store.remove(task_path(number, task))
         if not self._store.create(plan_path(number), to_json(plan)):
@@ -262,18 +275,22 @@ class _Run:
         manifest = make_manifest(plan, found, before, log_end, _now())
         bad, records = (sum(getattr(item, name) for item in manifest.partitions) for name in ("bad", "records"))
         if not self._options.max_bad.allows(bad, records):
+            show_letters(self._store, manifest)
             raise LoadError(
                 f"run {run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
                 f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
                 "again with a larger --max-bad to load the others"
             )
         has_failed = any(item.error for item in manifest.partitions)
-        has_leftovers = is_resumed or has_failed or self._deadline is not None
+        is_cut = sum(len(item.files) for item in found) > len(manifest.files)
+        has_leftovers = is_resumed or has_failed or is_cut or self._deadline is not None
         if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
             # Nothing could be read: the next run makes a plan of its own.
             self._loaded.append(manifest)
-            if self._store.shows_whole_files_only and has_leftovers:
-                remove_leftovers(self._store, manifest)
+            if self._store.shows_whole_files_only:
+                if has_leftovers:
+                    remove_leftovers(self._store, manifest)
+                remove_orphans(self._store, plan.run, plan.topics, is_last_time=True)
             self._store.remove(plan_path(plan.run).rpartition("/")[0])
             return dict(before)
         write_manifest(self._store, manifest)

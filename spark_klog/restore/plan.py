@@ -13,7 +13,7 @@ from spark_klog.client.offsets import Committed, GroupOffsets, list_offsets
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.journal.committed import CommittedFile, files
 from spark_klog.load.journal.history import loaded_extents, manifests, open_load
-from spark_klog.load.journal.model import place_of
+from spark_klog.load.journal.model import STAGED, place_of
 from spark_klog.load.settings import JSON_LINES
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
@@ -91,7 +91,7 @@ def _parts(
     """Files of a partition are sorted by `files`; those of a topic that was created again come after the old ones."""
     groups: dict[tuple[str, int, int], dict[tuple[int, int], list[CommittedFile]]] = {}
     for item in wanted:
-        place = place_of(item.path.rpartition("/")[2].removesuffix(".part"))
+        place = place_of(item.path.removesuffix(STAGED))
         incarnation = place[2] if place else 0
         each = groups.setdefault((item.topic, item.partition, incarnation), {})
         each.setdefault((item.first, item.last), []).append(item)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import duckdb
 import pyarrow.dataset as ds
 import pytest
 
-from spark_klog.errors import ConnectionFailed
+from spark_klog.errors import ConnectionFailed, LoadError
 from spark_klog.load.journal.model import Range
 from spark_klog.load.journal.store import ArrowStore, LocalStore
 from spark_klog.load.run import Loaded, LoadOptions, load
@@ -153,6 +154,47 @@ def _counted(method: Any, number: int, end: Callable[[], None], count: list[int]
         return answer
 
     return call
+
+
+class Frozen(InProcess):
+    """Runs each task twice: the first attempt stops before the store's method `at`, the second one runs to its end.
+
+    `thaw` lets the first attempts go on, and waits for their end.
+    """
+
+    def __init__(self, store: type[LocalStore | ArrowStore], at: str) -> None:
+        super().__init__()
+        self._store, self._at = store, at
+        self._is_thawed = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def run(self, tasks: Any, job: Any) -> None:
+        for number, ranges in tasks.items():
+            stopped = threading.Event()
+            real = getattr(self._store, self._at)
+
+            def wait(*arguments: Any, stopped: threading.Event = stopped, real: Any = real) -> Any:
+                if threading.current_thread() in self._threads:
+                    stopped.set()
+                    assert self._is_thawed.wait(_SECONDS)
+                return real(*arguments)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(self._store, self._at, wait)
+                self._threads.append(threading.Thread(target=self._attempt, args=(number, ranges, job)))
+                self._threads[-1].start()
+                assert stopped.wait(_SECONDS)
+            task.run_task(number, ranges, job)
+
+    def _attempt(self, *arguments: Any) -> None:
+        with suppress(LoadError):  # its scratch folder may be gone
+            task.run_task(*arguments)
+
+    def thaw(self) -> None:
+        self._is_thawed.set()
+        for thread in self._threads:
+            thread.join(_SECONDS)
+            assert not thread.is_alive()
 
 
 class TwinFails(InProcess):

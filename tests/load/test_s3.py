@@ -13,13 +13,14 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import LATEST, run_name
-from spark_klog.load.journal.store import ArrowStore
+from spark_klog.load.journal.model import ATTEMPTS, LATEST, run_name
+from spark_klog.load.journal.store import ArrowStore, open_store
+from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task
 from tests.load.buckets import bucket, committed, seen
-from tests.load.support import InProcess, Killed, TwinFails, die, expected, failing, kills, run, send_batch
+from tests.load.support import Frozen, InProcess, Killed, TwinFails, die, expected, failing, kills, run, send_batch
 from tests.spark.support import create_topic, delete_records, produce, values
 from tests.support.kafka import free_port
 
@@ -71,7 +72,7 @@ def test_a_store_that_fails(cluster: EmbeddedCluster, topic: str, s3: str) -> No
 
 
 def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
-    """The files that the first attempt wrote have the same names as the second one's."""
+    """Files that the first attempt has put do not stay beside those of the second one."""
     servers, uri = cluster.bootstrap_servers, bucket(s3, "twins")
     create_topic(servers, topic)
     for start in range(0, 200, 50):
@@ -84,6 +85,65 @@ def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster,
     assert seen(uri) == committed(uri) == expected(topic, {0: 200})
     assert len(files(uri)) == 4
     assert status(uri).findings == []
+
+
+@pytest.mark.parametrize("at", ["scratch", "put", "create"])
+def test_an_attempt_that_goes_on_after_the_commit(cluster: EmbeddedCluster, topic: str, s3: str, at: str) -> None:
+    """It reads what retention has left: its file does not replace the committed one, and is removed."""
+    servers, uri = cluster.bootstrap_servers, bucket(s3, f"late-{at}")
+    create_topic(servers, topic)
+    produce(servers, topic, values(100))
+    late = Frozen(ArrowStore, at)
+    load(LoadOptions({"bootstrap.servers": servers}, [topic], uri), late)
+    assert seen(uri) == committed(uri) == expected(topic, {0: 100})
+    delete_records(servers, topic, {0: 60})
+    late.thaw()
+    assert seen(uri) == committed(uri) == expected(topic, {0: 100})
+    assert status(uri).findings == []
+
+
+def test_an_attempt_that_dies_after_the_commit(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """Its upload was under way at the commit, and then it is killed: the next run removes the file, and no other."""
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "late-dead")
+    create_topic(servers, topic)
+    produce(servers, topic, values(100))
+
+    class Uploading(Frozen):
+        def _attempt(self, *arguments: Any) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(task._Attempt, "remove_files", lambda _: die())
+                patch.setattr(task._Attempt, "is_late", lambda _: False)
+                with pytest.raises(Killed):
+                    task.run_task(*arguments)
+
+    late = Uploading(ArrowStore, "put")
+    load(LoadOptions({"bootstrap.servers": servers}, [topic], uri), late)
+    late.thaw()
+    assert len(seen(uri)) == 200
+    for count in (100, 110):
+        run(servers, uri, topic)
+        assert seen(uri) == committed(uri) == expected(topic, {0: count})
+        produce(servers, topic, values(10, start=count))
+    store = open_store(uri)
+    assert store.names(ATTEMPTS) == []
+
+
+def test_what_the_log_has_lost_since_the_plan_stays(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """A reload reads less than the run before it: the files of that run stay, as only they have these records."""
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "lost")
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(100, partitions=2))
+    run(servers, uri, topic)
+
+    class Late(InProcess):
+        def run(self, tasks: Any, job: Any) -> None:
+            delete_records(servers, topic, {0: 20})
+            super().run(tasks, job)
+
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], uri, fail_on_loss=False, start=AtRun(1))
+    load(options, Late())
+    assert seen(uri) == committed(uri) == expected(topic, {0: 50, 1: 50})
+    assert [item.what for item in status(uri).findings if "lost" not in item.what] == []
 
 
 def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str, s3: str) -> None:

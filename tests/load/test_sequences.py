@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +19,15 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
-from spark_klog.load import planning
+from spark_klog.load import files, planning
 from spark_klog.load.audit import status
 from spark_klog.load.journal import store
-from spark_klog.load.journal.model import STAGED, Range
-from spark_klog.load.places import AtTime
-from spark_klog.load.run import LoadOptions, load
+from spark_klog.load.journal.model import LETTERS, STAGED, Range, staged_path
+from spark_klog.load.places import AtRun, AtTime
+from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import writers
-from tests.load.support import TwinFails, by_duckdb, expected, run
+from tests.load.support import Frozen, TwinFails, by_duckdb, by_pyarrow, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, values
 
 _HOUR_MS = 3_600_000
@@ -132,7 +134,7 @@ def test_a_few_records_of_another_hour_keep_no_others_in_memory(tmp_path: Path) 
     """One late record in each Arrow batch waits for a row group of its hour, which never fills."""
     count, rows = 50, 1000
     settings = WriteSettings(layout="hour", row_group_bytes=2 * rows * 1000)
-    writer = writers.RangeWriter(Range("t", 0, 0, count * rows), FULL, settings, tmp_path, lambda _: None)
+    writer = writers.RangeWriter(Range("t", 0, 0, count * rows), FULL, settings, tmp_path, lambda _: None, "0123abc")
     before = pa.total_allocated_bytes()
     for number in range(count):
         times = np.full(rows, _TIME * 1000)
@@ -154,6 +156,59 @@ def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster,
     options = LoadOptions({"bootstrap.servers": servers}, [topic], str(tmp_path))
     assert load(options, TwinFails()).failed == []
     assert by_duckdb(tmp_path) == expected(topic, {0: 100})
+
+
+@pytest.mark.parametrize("at", ["scratch", "put", "settle", "create"])
+def test_an_attempt_that_goes_on_after_the_commit(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, at: str
+) -> None:
+    """It reads what retention has left: its files do not replace those that the run has committed."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [*values(100), Sent(b"1", None, 0, 1 << 60), Sent(b"2", None, 0, 1 << 60)])
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], str(tmp_path), max_bad=MaxBad(2))
+    late = Frozen(store.LocalStore, at)
+    load(options, late)
+    letters = _letters(tmp_path)
+    delete_records(servers, topic, {0: 60})
+    late.thaw()
+    produce(servers, topic, values(10, start=102))
+    for _ in range(2):
+        assert _letters(tmp_path) == letters
+        run(servers, tmp_path, topic, max_bad=MaxBad(2))
+    places = [place for place in expected(topic, {0: 112}) if place[2] not in (100, 101)]
+    assert by_duckdb(tmp_path) == by_pyarrow(tmp_path) == places
+    assert status(str(tmp_path)).findings == []
+    assert [path for path in tmp_path.rglob("*.part") if path.is_file()] == []
+
+
+def test_a_load_of_an_earlier_version(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Its files have no token in their names, so that an attempt of that version may have put others of their names."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    settings = WriteSettings(schema="a bigint")
+    for _ in range(2):
+        produce(servers, topic, [Sent(b'{"a":1}'), Sent(b"no"), Sent(b'{"a":2}')])
+        run(servers, tmp_path, topic, settings=settings, max_bad=MaxBad(9))
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        if path.suffix == ".json":
+            path.write_text(re.sub("-[0-9a-z]{7}[.](parquet|jsonl)", r".\1", path.read_text()))
+        path.rename(path.with_name(re.sub("-[0-9a-z]{7}[.](parquet|jsonl)", r".\1", path.name)))
+    for path in list((tmp_path / topic).iterdir()):
+        late = tmp_path / staged_path(2, f"{topic}/{path.name}")
+        late.parent.mkdir(parents=True, exist_ok=True)
+        late.write_bytes(b"of a late attempt")
+    whole = [(topic, 0, offset) for offset in (0, 2, 3, 5)]
+    for again in ({}, {"start": AtRun(2)}, {"start": AtRun(1)}):
+        run(servers, tmp_path, topic, settings=settings, max_bad=MaxBad(9), **again)
+        assert by_duckdb(tmp_path) == by_pyarrow([item.path for item in files(str(tmp_path))]) == whole
+        assert status(str(tmp_path)).findings == []
+        lines = [line for text in _letters(tmp_path).values() for line in text.splitlines()]
+        assert sorted(json.loads(line)["offset"] for line in lines) == [1, 4]
+
+
+def _letters(output: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (output / LETTERS).iterdir()}
 
 
 @pytest.mark.parametrize("corrupted", [False, True])

@@ -329,7 +329,8 @@ import pathlib, pyarrow
 from spark_klog.load.journal.model import Range
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.parsing import READ, Values
-with Values(Range("t", 0, 0, 1), WriteSettings(schema="a bigint"), pathlib.Path({str(tmp_path)!r})) as values:
+folder = pathlib.Path({str(tmp_path)!r})
+with Values(Range("t", 0, 0, 1), WriteSettings(schema="a bigint"), folder, "0123abc") as values:
     values.parse(pyarrow.RecordBatch.from_pylist([{row!a}], READ))
 """
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -40,5 +40,5 @@ def files(output: str, topic: str | None = None) -> list[CommittedFile]:
 
 
 def _incarnation(path: str) -> int:
-    place = place_of(path.rpartition("/")[2].removesuffix(STAGED))
+    place = place_of(path.removesuffix(STAGED))
     return 0 if place is None else place[2]

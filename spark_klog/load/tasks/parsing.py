@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from spark_klog.columns.decode import has_microseconds
 from spark_klog.columns.schema import FULL
-from spark_klog.load.journal.model import Range
+from spark_klog.load.journal.model import Range, letters_name
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values.event_time import field_times, local_times
 from spark_klog.load.values.parser import JsonParser
@@ -38,12 +38,11 @@ class Values:
     A line is {"topic", "partition", "offset", "timestamp" (ms), "reason", "key", "value", "headers"}, bytes in base64.
     """
 
-    def __init__(self, item: Range, settings: WriteSettings, folder: Path) -> None:
+    def __init__(self, item: Range, settings: WriteSettings, folder: Path, token: str) -> None:
         self._settings = settings
         kind = parse_schema(settings.schema) if settings.schema else None
         self._parser = None if kind is None else JsonParser(kind)
-        again = f"+{item.incarnation}" if item.incarnation else ""
-        self.letters = folder / f"values+{item.topic}+{item.partition}+{item.start:020d}{again}.jsonl"
+        self.letters = folder / letters_name(item, token)
         self.bad = 0
         self._file: IO[str] | None = None
 

@@ -20,8 +20,11 @@ from spark_klog.load.journal.model import (
     LETTERS,
     Range,
     RangeResult,
+    attempt_path,
     from_json,
     manifest_path,
+    new_token,
+    run_name,
     staged_path,
     staging_path,
     task_path,
@@ -122,13 +125,55 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
     if done is not None:
         return done
     with store.scratch(staging_path(job.run)) as folder:
-        results = _load_all(store, ranges, job, folder)
+        attempt = _Attempt(store, job, number, folder)
+        results = [] if attempt.is_late() else _load_all(attempt, ranges)
         store.settle()
-    if store.size(manifest_path(job.run)) is not None:  # another attempt of this task has ended long ago
+    if not attempt.is_late() and store.create(task_path(job.run, number), to_json({"ranges": results})):
         return results
-    if store.create(task_path(job.run, number), to_json({"ranges": results})):
-        return results
-    return task_results(store, job.run, number) or results  # another attempt was first: its files count
+    attempt.remove_files()
+    return task_results(store, job.run, number) or []  # another attempt was first: its files count
+
+
+class _Attempt:
+    """An execution of a task. Spark may begin another one beside it, or after it without having ended it.
+
+    The attempt that creates the task's file of offsets counts. Files have its token in their names, so that no other
+    attempt replaces them. If it is late, or is killed, they belong to no run. On a local disk the commit removes the
+    folder of files that wait, and the attempt's scratch folder in it. In an object store they lie among the others: a
+    marker tells the commit and the next run of the attempt (`remove_orphans`).
+    """
+
+    def __init__(self, store: Store, job: Job, number: int, folder: Path) -> None:
+        self.store, self.job, self.folder = store, job, folder
+        self._number = number
+        self._paths: list[str] = []
+        self.token = new_token()
+        if store.shows_whole_files_only:
+            while not store.create(attempt_path(job.run, self.token), b""):
+                self.token = new_token()
+
+    def is_late(self) -> bool:
+        """Whether another attempt counts, or the run is committed or given up."""
+        store, run = self.store, self.job.run
+        if store.size(manifest_path(run)) is not None or store.size(task_path(run, self._number)) is not None:
+            return True
+        return store.shows_whole_files_only and store.size(attempt_path(run, self.token)) is None
+
+    def put(self, source: Path, path: str) -> None:
+        """Hand over a file from the scratch folder; `LoadError` if the attempt is late and readers would see it."""
+        if not self.store.shows_whole_files_only:
+            path = staged_path(self.job.run, path)
+        elif self.is_late():
+            self.remove_files()
+            raise LoadError(f"another attempt of task {self._number} of run {run_name(self.job.run)} has ended first")
+        self._paths.append(path)
+        self.store.put(source, path)
+
+    def remove_files(self) -> None:
+        """Remove the files, and then the marker, of an attempt that does not count."""
+        for path in self._paths:
+            self.store.remove(path)
+        self.store.remove(attempt_path(self.job.run, self.token))
 
 
 def complete_tasks(store: Store, run: int) -> list[int]:
@@ -150,8 +195,9 @@ def task_results(store: Store, run: int, number: int) -> list[RangeResult] | Non
     return [from_json(RangeResult, item, where) for item in ranges]
 
 
-def _load_all(store: Store, ranges: Sequence[Range], job: Job, folder: Path) -> list[RangeResult]:
+def _load_all(attempt: _Attempt, ranges: Sequence[Range]) -> list[RangeResult]:
     """Load the ranges; short ones are fetched together, from many partitions at once."""
+    job = attempt.job
     by_range = {
         OffsetRange(item.topic, item.partition, item.start, item.end): item
         for item in ranges
@@ -161,17 +207,17 @@ def _load_all(store: Store, ranges: Sequence[Range], job: Job, folder: Path) -> 
     found = {}
     for asked, reader in in_reading_order(job.source, by_range, ids):
         item = by_range[asked]
-        found[item] = _load(store, item, job, folder, reader)
-    return [found[item] if item in found else _load(store, item, job, folder, None) for item in ranges]
+        found[item] = _load(attempt, item, reader)
+    return [found[item] if item in found else _load(attempt, item, None) for item in ranges]
 
 
-def _load(store: Store, item: Range, job: Job, folder: Path, reader: RangeReader | None) -> RangeResult:
+def _load(attempt: _Attempt, item: Range, reader: RangeReader | None) -> RangeResult:
+    store, job = attempt.store, attempt.job
     counts = _Counts(item.start)
     files = []
 
     def put(finished: FinishedFile) -> None:
-        path = finished.entry.path
-        store.put(finished.source, path if store.shows_whole_files_only else staged_path(job.run, path))
+        attempt.put(finished.source, finished.entry.path)
         files.append(finished.entry)
 
     def keep(name: str, letter: dict[str, Any]) -> None:
@@ -184,17 +230,17 @@ def _load(store: Store, item: Range, job: Job, folder: Path, reader: RangeReader
             LossReporter(job.source.on_data_loss).report([lost])
             _Observer(item, counts, job, keep).lost(lost)
         elif job.deadline is None or time.time() < job.deadline:
-            writer = RangeWriter(item, job.settings.columns, job.settings, folder, put)
-            with Values(item, job.settings, folder) as values:
+            writer = RangeWriter(item, job.settings.columns, job.settings, attempt.folder, put, attempt.token)
+            with Values(item, job.settings, attempt.folder, attempt.token) as values:
                 _copy(item, job, counts, _Observer(item, counts, job, keep), values, writer, reader)
             if values.bad:
                 counts.bad_values = values.bad
-                store.put(values.letters, f"{LETTERS}/{values.letters.name}")
+                attempt.put(values.letters, f"{LETTERS}/{values.letters.name}")
                 counts.letters.append(values.letters.name)
     except LoadError:
         raise
     except KlogError as failure:
-        # Files stay until the commit: another attempt of this task may have written the same ones.
+        # What the range has written belongs to no run: the commit removes it.
         error, counts, files = str(failure), _Counts(item.start), []
     except OSError as failure:
         raise LoadError(f"{store.address} can't be written: {failure}") from None

@@ -163,8 +163,8 @@ class _OpenFile:
 class RangeWriter:
     """Writes the records of one range to files that cover it one after the other.
 
-    `put` gets each file when it is complete. The files' names depend on the records and the settings alone: a task that
-    runs again writes the same ones.
+    `put` gets each file when it is complete. The files' names end with the attempt's `token`; their content depends on
+    the records and the settings alone.
     """
 
     def __init__(
@@ -174,9 +174,10 @@ class RangeWriter:
         settings: WriteSettings,
         scratch: Path,
         put: Callable[[FinishedFile], None],
+        token: str,
     ) -> None:
         self._range, self._schema, self._settings = item, schema, settings
-        self._scratch, self._put = scratch, put
+        self._scratch, self._put, self._token = scratch, put, token
         self._files: dict[str, _OpenFile] = {}
         self._first = item.start
         self._last = item.start - 1
@@ -255,9 +256,7 @@ class RangeWriter:
         """Close a file and hand it over."""
         item = self._range
         file.close()
-        path = file_path(
-            item.topic, item.partition, self._first, last, item.incarnation, folder, self._settings.extension
-        )
+        path = file_path(item, self._first, last, folder, self._token, self._settings.extension)
         size = file.path.stat().st_size
         times = file.min_us // 1000, file.max_us // 1000
         entry = FileEntry(path, item.topic, item.partition, self._first, last, file.records, size, *times)
