@@ -166,7 +166,8 @@ def test_an_attempt_that_goes_on_after_the_commit(
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     produce(servers, topic, [*values(100), Sent(b"1", None, 0, 1 << 60), Sent(b"2", None, 0, 1 << 60)])
-    options = LoadOptions({"bootstrap.servers": servers}, [topic], str(tmp_path), max_bad=MaxBad(2))
+    client = {"bootstrap.servers": servers}
+    options = LoadOptions(client, [topic], str(tmp_path), max_bad=MaxBad(2), fail_on_loss=False)
     late = Frozen(store.LocalStore, at)
     load(options, late)
     letters = _letters(tmp_path)
