@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from spark_klog.client import Producer
-from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import subset
 from spark_klog.errors import LoadError
-from spark_klog.load.journal.history import open_load
-from spark_klog.load.journal.model import LETTERS
+from spark_klog.load.journal.history import committed_letters, manifests, open_load
+from spark_klog.load.journal.model import LETTERS, is_of_values
 from spark_klog.load.journal.store import Store
+from spark_klog.restore.restore import offsets_of, transactions_of
 
 _SCHEMA = pa.schema(
     [*subset(("key", "value", "partition", "headers")), pa.field("timestamp", pa.int64())]  # ms
 )
-_ROWS = 10_000
+#: A transaction ends at either, so that it is shorter than transaction.timeout.ms. Progress counts transactions.
+_ROWS, _BYTES = 10_000, 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -36,49 +36,69 @@ class Replayed:
 
 
 def replay(output: str, client: Mapping[str, str], topic: str, source: str | None = None) -> Replayed:
-    """Send the dead letters of a load, of the topic `source` or of all, to a topic in one transaction.
+    """Send the dead letters of a load, of the topic `source` or of all, to a topic in transactions.
 
-    All of them are sent or none. Another call sends them again. Partitions stay if the topic has them; else the
-    key decides. Timestamps that no column holds or no producer sends become the current time. `LoadError` for a
-    damaged letter, errors as of `Producer`.
+    Each is sent once: a call that was interrupted is continued by the next one of the same topics, as each transaction
+    has the progress, the offset of a group. A call after a complete one sends all of them again. Partitions stay if the
+    topic has them; else the key decides. Timestamps that no column holds or no producer sends become the current time.
+    `LoadError` for a damaged letter, errors as of `Producer`.
     """
-    store, _ = open_load(output)
-    names = store.names(LETTERS)
-    values = [name for name in names if name.startswith("values+") and source in (None, name.split("+")[1])]
-    batches = [name for name in names if not name.startswith("values+")]
-    settings = {**client, "transactional.id": f"klog-replay-{uuid.uuid4().hex}"}
+    store, identity = open_load(output)
+    letters = committed_letters(manifests(store))
+    files = {
+        place: name for name, place in letters.items() if is_of_values(name) and source in (None, name.split("+")[1])
+    }
     records = 0
-    if values:
-        with Producer(Settings(settings)) as producer:
-            producer.init_transactions()
-            producer.begin_transaction()
-            count = producer.partitions(topic)
-            sent: dict[str, int] = {}
-            for name in values:
-                for rows in _rows(store, name, count, sent):
-                    producer.send_arrow(pa.Table.from_pylist(rows, _SCHEMA), topic)
-                    records += len(rows)
-            producer.commit_transaction()
+    if files:
+        records = _send(store, files, client, topic, _name(identity.load, topic, source))
+    batches = [name for name in store.names(LETTERS) if not is_of_values(name)]
     if source is not None:  # TOPIC-PARTITION-OFFSET-CRC.json: another topic's name may begin with this one's and a "-"
         of_source = re.compile(rf"{re.escape(source)}-\d+--?\d+-[0-9a-f]{{8}}\.json")
         batches = [name for name in batches if of_source.fullmatch(name)]
     return Replayed(records, len(batches))
 
 
-def _rows(store: Store, name: str, partitions: int, sent: dict[str, int]) -> Iterator[list[dict[str, Any]]]:
-    """The records of a file of letters, but those up to `sent`, which has the last offset of each log.
+def _name(load: str, topic: str, source: str | None) -> str:
+    """The group of a replay's progress, and its transactional id."""
+    return f"klog-replay-{hashlib.sha256(json.dumps([load, topic, source]).encode()).hexdigest()[:32]}"
 
-    A range that was loaded in vain, as one before it was not, has letters, too; so has the one that was loaded instead.
-    """
+
+def _send(store: Store, files: Mapping[tuple[int, int], str], client: Mapping[str, str], topic: str, group: str) -> int:
+    """Send the letters of files, by run and place in it, from where the last call stopped; return how many."""
+    records = 0
+    with transactions_of(client, group) as producer:
+        start = offsets_of(client, group, [(topic, 0)]).get((topic, 0), 0)
+        count = producer.partitions(topic)
+
+        def write(rows: list[dict[str, Any]], progress: int) -> None:
+            producer.begin_transaction()
+            if rows:
+                producer.send_arrow(pa.Table.from_pylist(rows, _SCHEMA), topic)
+            producer.send_offsets_to_transaction({(topic, 0): progress}, group)
+            producer.commit_transaction()
+
+        for place, name in sorted(files.items()):
+            for number, rows in enumerate(_rows(store, name, count), 1):
+                progress = _progress(*place, number)
+                if progress > start:
+                    write(rows, progress)
+                    records += len(rows)
+        write([], 0)
+    return records
+
+
+def _progress(run: int, place: int, transaction: int) -> int:
+    """The offset that says what is sent: so many transactions of a run's file. It grows in the order of sending."""
+    return (run << 42) + (place << 22) + transaction
+
+
+def _rows(store: Store, name: str, partitions: int) -> Iterator[list[dict[str, Any]]]:
+    """The records of a file of letters, those of a transaction at a time; `LoadError` for a damaged one."""
     rows: list[dict[str, Any]] = []
-    parts = name.removesuffix(".jsonl").split("+")
-    log = "+".join(parts[1:3] + parts[4:])  # without the first offset of the range
-    for number, line in enumerate((store.read(f"{LETTERS}/{name}") or b"").splitlines(), 1):
+    size = 0
+    for number, line in enumerate(store.lines(f"{LETTERS}/{name}"), 1):
         try:
             letter = json.loads(line)
-            if letter["offset"] <= sent.get(log, -1):
-                continue
-            sent[log] = letter["offset"]
             rows.append(
                 {
                     "key": _bytes(letter["key"]),
@@ -93,9 +113,10 @@ def _rows(store: Store, name: str, partitions: int, sent: dict[str, int]) -> Ite
                 f"{store.address}/{LETTERS}/{name}, line {number}, is not a dead letter ({error!r}): restore it, or "
                 "remove it"
             ) from None
-        if len(rows) == _ROWS:
+        size += len(line)
+        if len(rows) == _ROWS or size >= _BYTES:
             yield rows
-            rows = []
+            rows, size = [], 0
     if rows:
         yield rows
 

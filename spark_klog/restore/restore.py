@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from spark_klog.restore.plan import Part
 from spark_klog.restore.reading import read_part
 
 _log = logging.getLogger(__name__)
-#: Settings of consumers and transactions in shared files of settings: a restore has its own.
+#: Settings of consumers and transactions in shared files of settings: a restore and a replay have their own.
 _OWN = ("group.id", "group.instance.id", "transactional.id", "enable.auto.commit", "auto.offset.reset")
 
 
@@ -37,11 +37,8 @@ def restore_partition(client: Mapping[str, str], output: str, parts: Sequence[Pa
     A process that is still restoring them is fenced. Errors of the target and of files are in the result.
     """
     first, records = parts[0], 0
-    settings = {name: value for name, value in client.items() if name not in _OWN}
-    settings["transactional.id"] = f"{first.group}-{first.topic}-{first.partition}"
     try:
-        with Producer(Settings(settings)) as producer:
-            producer.init_transactions()
+        with transactions_of(client, f"{first.group}-{first.topic}-{first.partition}") as producer:
             for part in parts:
                 start = progress_of(client, [part]).get((part.topic, part.partition), 0)
                 after = start
@@ -56,6 +53,18 @@ def restore_partition(client: Mapping[str, str], output: str, parts: Sequence[Pa
     return Restored(first.topic, first.partition, records)
 
 
+def transactions_of(client: Mapping[str, str], transactional_id: str) -> Producer:
+    """A producer that may begin a transaction; an older one with the same id is fenced, and its transaction ended."""
+    settings = {name: value for name, value in client.items() if name not in _OWN}
+    producer = Producer(Settings(settings | {"transactional.id": transactional_id}))
+    try:
+        producer.init_transactions()
+    except BaseException:
+        producer.close()
+        raise
+    return producer
+
+
 def _write(producer: Producer, part: Part, table: pa.Table | None, after: int) -> None:
     """Write records and the progress in one transaction."""
     producer.begin_transaction()
@@ -67,7 +76,11 @@ def _write(producer: Producer, part: Part, table: pa.Table | None, after: int) -
 
 def progress_of(client: Mapping[str, str], parts: Sequence[Part]) -> dict[tuple[str, int], int]:
     """The progress of parts of one group: by partition the offset after the last one that is restored."""
+    return offsets_of(client, parts[0].group, [(part.topic, part.partition) for part in parts])
+
+
+def offsets_of(client: Mapping[str, str], group: str, keys: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+    """The offsets that transactions have committed of a group, by topic and partition."""
     settings = {name: value for name, value in client.items() if name not in _OWN}
     with Cluster.connect(settings) as cluster:
-        keys = [(part.topic, part.partition) for part in parts]
-        return GroupOffsets(cluster, parts[0].group, is_stable=True).fetch(keys)
+        return GroupOffsets(cluster, group, is_stable=True).fetch(keys)

@@ -251,6 +251,38 @@ def test_replay_of_dead_letters(cluster: EmbeddedCluster, target: EmbeddedCluste
     assert replay(str(tmp_path), _client(target), topic, topic).records == sent + 1
 
 
+def test_a_replay_that_is_interrupted(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call sends what is left, in short transactions; another one sends all records again."""
+    servers, copy = cluster.bootstrap_servers, target.bootstrap_servers
+    for each in (servers, copy):
+        create_topic(each, topic)
+    settings: dict[str, Any] = {"settings": WriteSettings(schema="id bigint"), "max_bad": MaxBad(100, is_percent=True)}
+    for start in (0, 20):
+        produce(servers, topic, [Sent(b"%d" % number) for number in range(start, start + 20)])
+        run(servers, tmp_path, topic, **settings)
+    monkeypatch.setattr("spark_klog.restore.replay._ROWS", 7)
+    real, calls = Producer.commit_transaction, [0]
+
+    def commit(producer: Producer) -> None:
+        calls[0] += 1
+        if calls[0] == 5:  # in the second file
+            raise Killed
+        real(producer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "commit_transaction", commit)
+        with pytest.raises(Killed):
+            replay(str(tmp_path), _client(target), topic)
+    sent = [b"%d" % number for number in range(40)]
+    assert [item.value for item in read_topic(copy, topic, 1)[0]] == sent[:27]
+    assert replay(str(tmp_path), _client(target), topic).records == 13
+    assert [item.value for item in read_topic(copy, topic, 1)[0]] == sent
+    assert replay(str(tmp_path), _client(target), topic).records == 40
+    assert [item.value for item in read_topic(copy, topic, 1)[0]] == sent * 2
+
+
 def test_corrupt_batches_of_one_topic(tmp_path: Path) -> None:
     """Files are counted by name: "a" is a prefix of "a-1" and "a-b"; a damaged header may have a negative offset."""
     store = open_store(str(tmp_path))

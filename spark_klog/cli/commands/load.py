@@ -183,7 +183,9 @@ def replay_command(
     command_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Send the values that did not parse in the load in OUTPUT to a topic, in one transaction.
+    """Send the values that did not parse in the load in OUTPUT to a topic, each once.
+
+    A call that was interrupted is continued by the next one. After a complete one, all are sent again.
 
     Corrupt batches can't be sent; the exit code is 4 if there are some, and 3 if there is nothing to send.
     """

@@ -104,6 +104,22 @@ def committed_files(runs: Iterable[Manifest]) -> dict[str, tuple[FileEntry, int]
     return found
 
 
+def committed_letters(runs: Iterable[Manifest]) -> dict[str, tuple[int, int]]:
+    """The files of dead letters of a load by name, each with its run, and its place among those of the run.
+
+    Without those of ranges that a later run has loaded again.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for manifest in runs:
+        for result in manifest.replaced:
+            for name in result.dead_letters:
+                found.pop(name, None)
+        for place, name in enumerate(sorted(manifest.dead_letters)):
+            found.pop(name, None)
+            found[name] = manifest.run, place
+    return found
+
+
 def loaded_extents(runs: Iterable[Manifest]) -> dict[tuple[str, int, int], list[tuple[int, int]]]:
     """The offsets [start, until) that runs have, by topic, partition and incarnation; those that meet are one."""
     found: dict[tuple[str, int, int], list[tuple[int, int]]] = {}

@@ -7,6 +7,7 @@ Local files are written beside their place, synced and renamed; object stores sh
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import tempfile
@@ -27,6 +28,7 @@ from spark_klog.errors import ConfigError, LoadError
 _HIDDEN = ".tmp-"
 #: Bytes of files that wait to be synced together, and how many are synced at once.
 _MOST_WAITING, _SYNCS = 64 * 1024 * 1024, 4
+_READ_BYTES = 1024 * 1024
 _LOCK = f"{_HIDDEN}lock"
 #: The errors of os.link on mounts without hard links (FUSE of object stores, FAT), or for a file that may have no more.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -42,6 +44,9 @@ class Store(Protocol):
 
     def read(self, path: str) -> bytes | None:
         """A file's content; None if there is no such file."""
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """A file's lines, of which one is in memory; none if there is no such file."""
 
     def write(self, path: str, content: bytes) -> None:
         """Create or replace a file; readers see the old content or the new one."""
@@ -165,6 +170,11 @@ class LocalStore:
                 return (self._root / path).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 return None
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        with _named(self, path, "read"), suppress(FileNotFoundError, NotADirectoryError):
+            with (self._root / path).open("rb") as file:
+                yield from file
 
     def write(self, path: str, content: bytes) -> None:
         with _named(self, path, "written"):
@@ -300,6 +310,12 @@ class ArrowStore:
             with self._fs.open_input_stream(self._at(path), compression=None) as stream:
                 content: bytes = stream.read()
                 return content
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        with _named(self, path, "read"):
+            if self._fs.get_file_info(self._at(path)).is_file:
+                with self._fs.open_input_stream(self._at(path), compression=None) as stream:
+                    yield from io.BufferedReader(stream, _READ_BYTES)
 
     def write(self, path: str, content: bytes) -> None:
         with _named(self, path, "written"), self._stream(path) as stream:
