@@ -27,7 +27,9 @@ from spark_klog.load.places import AtRun, AtTime
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import writers
-from tests.load.support import Frozen, TwinFails, by_duckdb, by_pyarrow, expected, run
+from spark_klog.spark.planning.ranges import DELETED, RECREATED
+from spark_klog.spark.tasks import reading
+from tests.load.support import Frozen, InProcess, TwinFails, by_duckdb, by_pyarrow, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, values
 
 _HOUR_MS = 3_600_000
@@ -210,6 +212,35 @@ def test_a_load_of_an_earlier_version(cluster: EmbeddedCluster, topic: str, tmp_
 
 def _letters(output: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (output / LETTERS).iterdir()}
+
+
+@pytest.mark.parametrize("is_again", [False, True], ids=["deleted", "created again"])
+def test_a_topic_that_is_gone_is_awaited_once(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_again: bool
+) -> None:
+    """It is deleted between the plan and the tasks: the first range waits for request.timeout.ms, the others do not."""
+    servers, count = cluster.bootstrap_servers, 8
+    create_topic(servers, topic, count)
+    produce(servers, topic, values(count * 5, partitions=count))
+    asked, real = [0], reading.fetch_range
+
+    def fetch_range(*arguments: Any) -> Any:
+        asked[0] += 1
+        return real(*arguments)
+
+    class Deleted(InProcess):
+        def run(self, tasks: Any, job: Any) -> None:
+            delete_topic(servers, topic)
+            if is_again:
+                create_topic(servers, topic, count)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(reading, "fetch_range", fetch_range)
+                super().run(tasks, job)
+
+    client = {"bootstrap.servers": servers, "request.timeout.ms": "1000"}
+    loaded = load(LoadOptions(client, [topic], str(tmp_path), max_task_records=5, fail_on_loss=False), Deleted())
+    assert asked == [1]
+    assert [item.gaps for item in loaded.partitions] == [{RECREATED if is_again else DELETED: 5}] * count
 
 
 @pytest.mark.parametrize("corrupted", [False, True])

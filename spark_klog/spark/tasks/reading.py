@@ -6,18 +6,27 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Protocol
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
-from spark_klog.client.cluster import Cluster
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.fetcher import Fetched, fetch_range
 from spark_klog.client.small_ranges import MOST_RANGES, ShortRanges, by_leader, is_short
 from spark_klog.columns.decode import PartitionDecoder
-from spark_klog.errors import DecodeError, ErrorCode, OffsetOutOfRange, ProtocolError
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    OffsetOutOfRange,
+    ProtocolError,
+    RequestTimedOut,
+)
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.options.names import PREFIX
@@ -38,6 +47,8 @@ _GONE = {
 }
 #: A worker rarely reads with more different settings; each cluster has two connections to a broker.
 _MOST_CLUSTERS = 8
+#: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
+_gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
 #: Clusters that this worker process has connected to, kept for its next task. The last used is last.
 _clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
 
@@ -189,7 +200,30 @@ class _BrokerReader:
     def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
         if requested in self._fetched:
             return iter([self._fetched.pop(requested)])
-        return fetch_range(self._cluster, *requested, self._poll_timeout_ms, self._topic_ids.get(requested.topic))
+        return self._read(requested)
+
+    def _read(self, requested: OffsetRange) -> Iterator[RecordBatches]:
+        topic = requested.topic
+        key = topic, self._topic_ids.get(topic)
+        gone = _gone.setdefault(self._cluster, {})
+        if key in gone:
+            if self._is_gone(*key):
+                raise ProtocolError(gone[key], f"topic {topic}")
+            del gone[key]
+        try:
+            yield from fetch_range(self._cluster, *requested, self._poll_timeout_ms, key[1])
+        except ProtocolError as error:
+            with suppress(ConnectionFailed, RequestTimedOut):
+                if error.code in _GONE and self._is_gone(*key):
+                    gone[key] = error.code
+            raise
+
+    def _is_gone(self, topic: str, topic_id: UUID | None) -> bool:
+        """Whether the brokers have no such topic now, or another one of its name."""
+        found = self._cluster.metadata([topic]).get(topic)
+        if found is None or found["error_code"] in UNKNOWN_TOPIC:
+            return True
+        return topic_id is not None and found["topic_id"].int != 0 and found["topic_id"] != topic_id
 
 
 def _read_range(
