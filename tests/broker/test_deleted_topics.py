@@ -15,6 +15,7 @@ from spark_klog.broker.broker import Broker
 from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.errors import ErrorCode, LogCorrupted
+from spark_klog.log.files.names import retired_folder
 from spark_klog.log.partition_log import PartitionLog
 from tests.support.loop_broker import (
     append,
@@ -205,3 +206,35 @@ def test_a_log_that_can_not_be_opened_is_of_a_topic_deleted_meanwhile(
             assert folders(tmp_path) == ["other-0", *(["t-0"] if again else [])]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("length", [215, 216, 249])
+def test_a_topic_with_the_longest_name(tmp_path: Path, length: int) -> None:
+    """With its suffix the folder's name would be too long for the file system; Kafka cuts the topic in it."""
+    name, other = "t" * (length - 1) + "a", "t" * (length - 1) + "b"
+
+    data = tmp_path / "data"
+
+    async def made_and_deleted() -> None:
+        async with running(tmp_path) as broker:
+            for _ in range(2):
+                for topic in (name, other):
+                    await broker.create_topic(topic, 2)
+                    append(broker.logs.get(topic, 0), 1)
+                for topic in (name, other):
+                    await broker.delete_topic(topic)
+            await until(lambda: not folders(tmp_path))
+            await broker.create_topic(name, 1)
+
+    async def served() -> None:
+        async with running(tmp_path) as broker:
+            assert set(broker.registry.topics) == {name}
+            await broker.delete_topic(name)
+            await until(lambda: folders(tmp_path) == [stray.name])
+
+    asyncio.run(made_and_deleted())
+    # a broker that was killed before it had removed a folder, and one of an earlier topic
+    retired_folder(data / f"{name}-1", "delete").mkdir()
+    stray = retired_folder(data / f"{name}-1", "stray")
+    stray.mkdir()
+    asyncio.run(served())

@@ -1,4 +1,7 @@
-"""Names of the folders of partitions: TOPIC-PARTITION, or TOPIC-PARTITION.UNIQUE-SUFFIX once retired."""
+"""Names of the folders of partitions: TOPIC-PARTITION, or TOPIC-PARTITION.UNIQUE-SUFFIX once retired.
+
+In a retired name the topic is cut if the file system would refuse the whole, as in Kafka (`LocalLog.logDeleteDirName`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from uuid import uuid4
 
 #: Suffix of Kafka 0.7's log files; their name is the offset of their first byte.
 SUFFIX_07 = ".kafka"
+#: The longest name of a file, in bytes; topic names are ASCII.
+_MAX_NAME = 255
 _DELETED = re.compile(r".+\.[0-9a-f]{32}-delete")
 
 
@@ -19,7 +24,9 @@ def partition_of_folder(name: str) -> tuple[str, int] | None:
 
 def retired_folder(folder: Path, suffix: str) -> Path:
     """The path of a partition's folder once it is retired; `suffix` is delete or stray, as in Kafka."""
-    return folder.with_name(f"{folder.name}.{uuid4().hex}-{suffix}")
+    topic, _, partition = folder.name.rpartition("-")
+    ending = f"-{partition}.{uuid4().hex}-{suffix}"
+    return folder.with_name(topic[: _MAX_NAME - len(ending)] + ending)
 
 
 def is_deleted_folder(name: str) -> bool:
