@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, log_to_stderr
+from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, escaped, log_to_stderr
 from spark_klog.cli.output import INTERRUPTED, os_error_text
 from spark_klog.errors import ConfigError, KlogError
 
@@ -72,7 +72,7 @@ class _Group(CommandGroup):
         try:
             return super().invoke(ctx)
         except KlogError as error:
-            click.echo(f"klog: {error}", err=True)
+            click.echo(f"klog: {escaped(str(error), has_lines=True)}", err=True)
             sys.exit(1)
         except KeyboardInterrupt:
             click.echo("klog: interrupted", err=True)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_klog.cli.log_format import escaped
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -42,7 +44,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
     made = Table(*columns, box=None, pad_edge=False)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(escaped, row))  # names of groups and members come from their clients
     return made
 
 

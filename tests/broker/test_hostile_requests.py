@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +16,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from spark_klog.cli.log_format import TextFormatter
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
@@ -357,3 +363,59 @@ def test_long_ids_that_kafka_has_written_are_served_and_expire(server_dir: Path)
             assert time.monotonic() < deadline, (len(listed()), offsets())
             time.sleep(0.02)
     assert "failed" not in broker.log.read_text()
+
+
+def test_names_write_no_lines_of_the_log(broker: KlogBroker, server_dir: Path) -> None:
+    """A client id with a line break, an escape sequence and a mark that turns the text around."""
+    forged = "x\n2026-01-01 00:00:00,000 INFO spark_klog.broker: forged\x1b[2J\x85\u2028\u202e"
+    message = {"acks": -1, "timeout_ms": 1000, "topic_data": [{"name": "t", "partition_data": _PART}]}
+    request = encode_request(apis.PRODUCE, 7, 1, forged, message).to_bytes()
+    as_json = KlogBroker(server_dir, "--log-format", "json", name="json")
+    with as_json, RawClient(broker.port) as client, RawClient(as_json.port) as other:
+        for one in (client, other):
+            _create(one, "t")
+            one.send_frame(request)
+            one.receive_frame()
+            one.send_frame(struct.pack(">hhi", 999, 0, 1) + struct.pack(">h", len(forged.encode())) + forged.encode())
+            assert one.is_closed()
+        line = broker.wait_for_log("nothing appended", "forged")
+        assert r"x\n2026-01-01 00:00:00,000 INFO spark_klog.broker: forged\x1b[2J\x85\u2028\u202e (" in line
+        broker.wait_for_log("API 999")
+        lines = broker.log.read_bytes().decode().split("\n")
+        assert all(re.match(r"[0-9-]+ [0-9:,]+ [A-Z]+ spark_klog\.", line) for line in lines if line)
+        assert "\x1b" not in broker.log.read_text()
+        found = json.loads(as_json.wait_for_log("nothing appended"))["message"]
+        assert found[found.index(r"x\n2026") :].startswith(r"x\n2026-01-01 00:00:00,000 INFO")
+    assert not re.search("[\x1b\x85\u2028\u202e]", as_json.log.read_text())
+
+
+_PART = [{"index": 0, "records": b"no batch"}]
+
+
+def test_a_traceback_is_indented() -> None:
+    record = logging.LogRecord("spark_klog.broker", logging.ERROR, __file__, 1, "failed: %s", ("a\nb",), None)
+    try:
+        raise ValueError("a\n2026-01-01 00:00:00,000 INFO spark_klog.broker: forged\x1b[2J")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    first, *lines = TextFormatter().format(record).splitlines()
+    assert first.endswith(r"ERROR spark_klog.broker: failed: a\nb")
+    assert all(line.startswith("  ") for line in lines)
+    assert lines[-1] == r"  2026-01-01 00:00:00,000 INFO spark_klog.broker: forged\x1b[2J"
+
+
+def test_a_group_writes_no_lines_of_a_table(broker: KlogBroker) -> None:
+    group = "g\n\x1b[2Jforged"
+    entry = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+    topics = [{"name": "t", "partitions": [entry]}]
+    with RawClient(broker.port) as client:
+        _create(client, "t")
+        request = {"group_id": group, "generation_id_or_member_epoch": -1, "topics": topics}
+        assert error_codes(client.request(apis.OFFSET_COMMIT, 7, request)) == [0]
+    command = [sys.executable, "-m", "spark_klog.cli", "groups"]
+    for arguments in (["list"], ["describe", group]):
+        where = ["-b", broker.bootstrap_servers]
+        done = subprocess.run([*command, *arguments, *where], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done
+        assert r"g\n\x1b[2Jforged" in done.stdout
+        assert "\x1b" not in done.stdout

@@ -15,6 +15,7 @@ import click
 from spark_klog.cli.clusters import client_settings, cluster_options, connected, quiet_client
 from spark_klog.cli.commands.lag_server import serve_lag
 from spark_klog.cli.foreign import CommandGroup
+from spark_klog.cli.log_format import escaped
 from spark_klog.cli.output import cell, console, print_json, print_table, table
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember
@@ -193,7 +194,7 @@ def describe(
         described.protocol,
         f"coordinator {described.coordinator}",
     ]
-    click.echo("  ".join(filter(None, parts)))
+    click.echo(escaped("  ".join(filter(None, parts))))
     if described.members:
         names = ("member", "instance", "client", "host", "assignment")
         print_table(names, [_member_row(member) for member in described.members])
