@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -63,6 +62,7 @@ from spark_klog.load.planning import (
 )
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import Job, complete_tasks, task_results
+from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.tables.list_offsets import LATEST
 from spark_klog.spark.options.names import PREFIX
 from spark_klog.spark.options.reads import source_options
@@ -88,8 +88,9 @@ class MaxBad:
 class LoadOptions:
     """What to load and where to. `client` are settings of a Kafka client, with bootstrap.servers.
 
-    `max_seconds` bounds the reading of a run; `max_task_records` the records of a file's range; more than `max_bad`
-    batches and values that are bad fail the run. `start` loads again from a place on, `until` stops at one.
+    `max_seconds` bounds the reading of a call from its first task on; `max_task_records` the records of a file's range;
+    more than `max_bad` batches and values that are bad fail the run. `start` loads again from a place on, `until` stops
+    at one.
     """
 
     client: dict[str, str]
@@ -183,8 +184,7 @@ class _Run:
             },
             streaming=False,
         )
-        seconds = options.max_seconds
-        self._deadline = None if seconds is None else time.time() + seconds
+        self._time = TimeLimit(store, options.max_seconds)
         self._loaded: list[Manifest] = []
         self._committed: list[Manifest] = []
 
@@ -214,8 +214,7 @@ class _Run:
         if is_new:
             settings = self._options.settings
             claim_output(self._store, self._cluster.cluster_id, settings.format, settings.schema)
-        is_over = self._deadline is not None and time.time() >= self._deadline
-        if (extent.records or extent.lost) and not is_over:
+        if (extent.records or extent.lost) and not self._time.is_over:
             plan = self._plan(number + 1, extent, progress, asked)
             progress = self._execute(plan, progress, extent.log_end)
         summary = self._summary(extent, progress)
@@ -265,7 +264,7 @@ class _Run:
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
         if todo:
             total = sum(item.end - item.start for ranges in plan.tasks for item in ranges)
-            with self._follower.follow(total, lambda: self._done(plan)):
+            with self._follower.follow(total, lambda: self._done(plan)), self._time.watched(plan.run):
                 self._runner.run(todo, self._job(plan))
             results = self._results(plan)
             missing = sorted(todo.keys() - results.keys())
@@ -283,7 +282,7 @@ class _Run:
             )
         has_failed = any(item.error for item in manifest.partitions)
         is_cut = sum(len(item.files) for item in found) > len(manifest.files)
-        has_leftovers = is_resumed or has_failed or is_cut or self._deadline is not None
+        has_leftovers = is_resumed or has_failed or is_cut or self._time.is_set
         if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
             # Nothing could be read: the next run makes a plan of its own.
             self._loaded.append(manifest)
@@ -323,7 +322,7 @@ class _Run:
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
-        return Job(self._options.output, plan.run, self._source, settings, self._deadline, recreated)
+        return Job(self._options.output, plan.run, self._source, settings, self._time.is_set, recreated)
 
     def _summary(self, extent: Extent, progress: Mapping[Key, Progress]) -> Loaded:
         """All partitions of the topics, over the runs of this call."""

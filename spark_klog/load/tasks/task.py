@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from spark_klog.load.journal.model import (
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.parsing import READ, Values
+from spark_klog.load.tasks.time_limit import TaskTime
 from spark_klog.load.tasks.writers import HOUR_US, FinishedFile, RangeWriter, time_text
 from spark_klog.load.values.event_time import dated
 from spark_klog.records.formats.batch import iter_batches
@@ -49,7 +49,7 @@ _HOUR_FORM = "%Y-%m-%dT%H"
 
 @dataclass(frozen=True)
 class Job:
-    """The settings that all tasks of a run share. `deadline` is a time (`time.time`) after which they stop reading.
+    """The settings that all tasks of a run share. `is_limited`: they stop reading when the driver says so (`TaskTime`).
 
     `recreated` are topics of the plan that were created again since: asking brokers for the old one would wait.
     """
@@ -58,7 +58,7 @@ class Job:
     run: int
     source: SourceOptions
     settings: WriteSettings
-    deadline: float | None = None
+    is_limited: bool = False
     recreated: frozenset[str] = frozenset()
 
 
@@ -78,8 +78,10 @@ class _Counts:
 class _Observer(ReadObserver):
     """Counts where the offsets without records are, and keeps corrupt batches as dead letters."""
 
-    def __init__(self, item: Range, counts: _Counts, job: Job, keep: Callable[[str, dict[str, Any]], None]) -> None:
-        self._range, self._counts, self._job, self._keep = item, counts, job, keep
+    def __init__(
+        self, item: Range, counts: _Counts, time: TaskTime, keep: Callable[[str, dict[str, Any]], None]
+    ) -> None:
+        self._range, self._counts, self._time, self._keep = item, counts, time, keep
         self._letters_before = 0
         self.keep_letter = self._keep_letter
 
@@ -102,7 +104,7 @@ class _Observer(ReadObserver):
             self._counts.gaps[CORRUPT if is_corrupt else COMPACTION] += missing - min(hidden, missing)
         self._letters_before = len(self._counts.letters)
         self._counts.until = end
-        return self._job.deadline is None or time.time() < self._job.deadline
+        return not self._time.is_over()
 
     def _hidden(self, batches: RecordBatches, start: int, end: int) -> int:
         """The offsets of control batches and aborted transactions."""
@@ -151,6 +153,7 @@ class _Attempt:
         if store.shows_whole_files_only:
             while not store.create(attempt_path(job.run, self.token), b""):
                 self.token = new_token()
+        self.time = TaskTime(store, job.run, is_limited=job.is_limited)
 
     def is_late(self) -> bool:
         """Whether another attempt counts, or the run is committed or given up."""
@@ -228,11 +231,11 @@ def _load(attempt: _Attempt, item: Range, reader: RangeReader | None) -> RangeRe
         if item.topic in job.recreated:
             lost = Lost(item.topic, item.partition, item.start, item.end, -1, -1, RECREATED)
             LossReporter(job.source.on_data_loss).report([lost])
-            _Observer(item, counts, job, keep).lost(lost)
-        elif job.deadline is None or time.time() < job.deadline:
+            _Observer(item, counts, attempt.time, keep).lost(lost)
+        elif not attempt.time.is_over():
             writer = RangeWriter(item, job.settings.columns, job.settings, attempt.folder, put, attempt.token)
             with Values(item, job.settings, attempt.folder, attempt.token) as values:
-                _copy(item, job, counts, _Observer(item, counts, job, keep), values, writer, reader)
+                _copy(item, job, counts, _Observer(item, counts, attempt.time, keep), values, writer, reader)
             if values.bad:
                 counts.bad_values = values.bad
                 attempt.put(values.letters, f"{LETTERS}/{values.letters.name}")

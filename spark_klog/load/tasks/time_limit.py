@@ -1,0 +1,96 @@
+"""The limit of `--max-time`: it begins when the first task reads, and the driver's clock alone measures it.
+
+Tasks compare no times, as the clocks of hosts differ, and a task may begin late. In the folder `time` of a run the
+first task creates `begun`, for which the driver looks. When the time is over, the driver creates `over`, for which the
+tasks look.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spark_klog.errors import LoadError
+from spark_klog.load.journal.model import run_path
+from spark_klog.load.journal.store import Store
+
+_log = logging.getLogger(__name__)
+_BEGUN, _OVER = "time/begun", "time/over"
+#: Seconds between two looks at a file.
+_INTERVAL_S = 0.2
+
+
+class TimeLimit:
+    """The driver's side: the seconds that a call's runs may read, None for no limit."""
+
+    def __init__(self, store: Store, seconds: float | None) -> None:
+        self._store, self._left = store, seconds
+
+    @property
+    def is_set(self) -> bool:
+        return self._left is not None
+
+    @property
+    def is_over(self) -> bool:
+        return self._left is not None and self._left <= 0
+
+    @contextmanager
+    def watched(self, run: int) -> Iterator[None]:
+        """Tell the tasks of a run, which run inside the block, when the time is over."""
+        if self._left is None:
+            yield
+            return
+        folder = run_path(run, "time")
+        self._store.remove(folder)
+        ended = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(run, self._left, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self._store.remove(folder)
+
+    def _watch(self, run: int, seconds: float, ended: threading.Event) -> None:
+        begun: float | None = None
+        pause = _INTERVAL_S
+        while not ended.wait(pause):
+            try:
+                if begun is None and self._store.size(run_path(run, _BEGUN)) is not None:
+                    begun = time.monotonic()
+                if begun is not None and self._left_of(seconds, begun) <= 0:
+                    self._store.write(run_path(run, _OVER), b"")
+                    return
+            except LoadError as error:
+                _log.warning("the tasks can't be told that --max-time is over, trying again: %s", error)
+            pause = _INTERVAL_S if begun is None else max(_INTERVAL_S / 10, min(_INTERVAL_S, self._left or 0))
+        if begun is not None:
+            self._left_of(seconds, begun)
+
+    def _left_of(self, seconds: float, begun: float) -> float:
+        self._left = seconds - (time.monotonic() - begun)
+        return self._left
+
+
+class TaskTime:
+    """The side of an attempt of a task, which begins to read now."""
+
+    def __init__(self, store: Store, run: int, *, is_limited: bool) -> None:
+        self._store, self._run, self._is_limited = store, run, is_limited
+        self._is_over = False
+        self._next_look = 0.0
+        # The first one reads something, however short the time is.
+        if is_limited and store.create(run_path(run, _BEGUN), b""):
+            self._next_look = time.monotonic() + _INTERVAL_S
+
+    def is_over(self) -> bool:
+        """Whether to stop reading; looks for the file at intervals."""
+        now = time.monotonic()
+        if self._is_limited and not self._is_over and now >= self._next_look:
+            self._is_over = self._store.size(run_path(self._run, _OVER)) is not None
+            self._next_look = now + _INTERVAL_S
+        return self._is_over
