@@ -96,6 +96,10 @@ class ReadableLog:
         stop = end if end is not None and end < self.end_offset else None
         return lookup.read(self._segments, offset, max_bytes, stop)
 
+    def is_in_older_segment(self, offset: int, end: int) -> bool:
+        """Whether `offset` is in a segment before the one that `end` is in."""
+        return any(offset < segment.base_offset <= end for segment in reversed(self._segments))
+
     def records_in(self, found: FileRange) -> int:
         """See `lookup.records_in`."""
         return lookup.records_in(self._segments, found)

@@ -18,6 +18,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from crc32c import crc32c
 
+from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.kafka_python_wire import KafkaPythonWire, Message, encode, make_records, read_records
 from tests.support.registries import program
@@ -177,6 +178,18 @@ def test_what_a_compacted_topic_refuses(wire: KafkaPythonWire, topic: str) -> No
     assert _produce(wire, topic, {0: make_records(2, [b"v"], NOW, key=b"k")})[0]["error_code"] == NONE
 
 
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_the_records_that_a_compacted_topic_refuses(wire: KafkaPythonWire, topic: str, codec: str) -> None:
+    _create(wire, topic, cleanup_policy="compact")
+    keys = [b"k" if number not in (1, 9) else None for number in range(12)]
+    records = bytes(make_batch([(key, b"v") for key in keys], [NOW] * 12, codec))
+    refused = _produce(wire, topic, {0: records})[0]
+    assert refused["error_code"] == INVALID_RECORD
+    assert "2 of 12 records of a batch have no key" in refused["error_message"]
+    assert [entry["batch_index"] for entry in refused["record_errors"]] == [1, 9]
+    assert all("no key" in entry["batch_index_error_message"] for entry in refused["record_errors"])
+
+
 def test_control_batches_are_the_brokers(wire: KafkaPythonWire, topic: str) -> None:
     _create(wire, topic)
     records = bytearray(make_records(2, [b"v"], NOW))
@@ -239,6 +252,19 @@ def test_min_bytes_are_counted_over_partitions(broker: KlogBroker, wire: KafkaPy
         reader.socket.settimeout(10)
         assert _produce(wire, topic, {2: records})[0]["error_code"] == NONE
         assert len(reader.receive()) > 3 * len(records)
+
+
+def test_the_rest_of_an_older_segment_does_not_wait(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
+    """A range ends with its segment, so min.bytes may never be reached: Kafka answers at once (`DelayedFetch`)."""
+    _create(wire, topic, 2, segment_bytes="3000")
+    records = make_records(2, [bytes(1000)], NOW)
+    for index in (1, 0, 0, 0):
+        assert _produce(wire, topic, {index: records})[0]["error_code"] == NONE
+    with closing(KafkaPythonWire(broker.bootstrap_servers)) as reader:
+        reader.socket.settimeout(20)
+        request = _fetch_request(topic, {1: 0, 0: 1}, max_wait_ms=100_000, min_bytes=1_000_000)
+        reader.send(encode("Fetch", 11, request))
+        assert len(reader.receive()) > 2 * len(records)
 
 
 def test_max_bytes_are_shared_by_partitions(wire: KafkaPythonWire, topic: str) -> None:

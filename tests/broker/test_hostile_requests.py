@@ -365,6 +365,34 @@ def test_long_ids_that_kafka_has_written_are_served_and_expire(server_dir: Path)
     assert "failed" not in broker.log.read_text()
 
 
+def test_what_a_request_names_twice_is_not_changed(broker: KlogBroker) -> None:
+    """As Kafka 4: INVALID_REQUEST, once for each name; the others are served."""
+    invalid, none = ErrorCode.INVALID_REQUEST, ErrorCode.NONE
+    with RawClient(broker.port) as client:
+        one = {"num_partitions": 1, "replication_factor": 1}
+        new = [one | {"name": name} for name in ("a", "b", "a", "a")]
+        answer = client.request(apis.CREATE_TOPICS, 4, {"topics": new, "timeout_ms": 5000})
+        assert {entry["name"]: entry["error_code"] for entry in answer["topics"]} == {"a": invalid, "b": none}
+        assert len(answer["topics"]) == 2
+        _create(client, "a")
+        grown = [{"name": name, "count": count} for name, count in (("a", 2), ("a", 3), ("b", 2))]
+        answer = client.request(apis.CREATE_PARTITIONS, 1, {"topics": grown, "timeout_ms": 5000})
+        assert {entry["name"]: entry["error_code"] for entry in answer["results"]} == {"a": invalid, "b": none}
+        values = [("a", "1"), ("b", "2"), ("a", "3")]
+        changed = [
+            {"resource_type": 2, "resource_name": name, "configs": [{"name": "retention.ms", "value": value}]}
+            for name, value in values
+        ]
+        for api in (apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS):
+            answer = client.request(api, 0, {"resources": changed})
+            assert sorted(error_codes(answer)) == [none, invalid]
+        assert _settings(client, "a")["retention.ms"] == "-1"
+        assert _settings(client, "b")["retention.ms"] == "2"
+        answer = client.request(apis.DELETE_TOPICS, 4, {"topic_names": ["a", "b", "a"], "timeout_ms": 5000})
+        assert {entry["name"]: entry["error_code"] for entry in answer["responses"]} == {"a": invalid, "b": none}
+        assert _settings(client, "a")
+
+
 def test_names_write_no_lines_of_the_log(broker: KlogBroker, server_dir: Path) -> None:
     """A client id with a line break, an escape sequence and a mark that turns the text around."""
     forged = "x\n2026-01-01 00:00:00,000 INFO spark_klog.broker: forged\x1b[2J\x85\u2028\u202e"

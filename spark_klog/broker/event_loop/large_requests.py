@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from time import perf_counter
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ _TURN_SECONDS = 0.005
 _MANY = 1000
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 class Turns:
@@ -41,6 +43,11 @@ def distinct(entries: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[T]:
         if name not in seen:
             seen.add(name)
             yield entry
+
+
+def repeated(keys: Iterable[K]) -> dict[K, None]:
+    """The keys that come more than once, in order."""
+    return {key: None for key, count in Counter(keys).items() if count > 1}
 
 
 def has_many_elements(message: Any) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.event_loop.large_requests import repeated
+from spark_klog.broker.handlers.create_topics import NAMED_TWICE
 from spark_klog.broker.metadata.errors import UnknownTopic
 from spark_klog.broker.settings.log_settings import is_list, setting_texts
 from spark_klog.broker.settings.loggers import set_levels
@@ -23,7 +25,8 @@ Changed = Callable[[Mapping[str, str], list[dict[str, Any]]], dict[str, str]]
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if not broker.authorizer.is_admin(request.session):
         return _refused(message)
-    return {"responses": [await _alter(broker, message, resource, _replaced) for resource in message["resources"]]}
+    resources, refused = _named_once(message)
+    return {"responses": refused + [await _alter(broker, message, resource, _replaced) for resource in resources]}
 
 
 async def handle_incremental(broker: Broker, request: Request, message: Message) -> Message:
@@ -34,14 +37,27 @@ async def handle_incremental(broker: Broker, request: Request, message: Message)
     def changed(before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[str, str]:
         return _changed(inherited, before, configs)
 
+    resources, refused = _named_once(message)
     return {
-        "responses": [
+        "responses": refused
+        + [
             _alter_loggers(broker, message, resource)
             if resource["resource_type"] == BROKER_LOGGER
             else await _alter(broker, message, resource, changed)
-            for resource in message["resources"]
+            for resource in resources
         ]
     }
+
+
+def _named_once(message: Message) -> tuple[list[dict[str, Any]], list[Message]]:
+    """The resources that the request names once, and the responses for the others."""
+    keys = [(resource["resource_type"], resource["resource_name"]) for resource in message["resources"]]
+    twice = repeated(keys)
+    refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": NAMED_TWICE}
+    return (
+        [resource for resource, key in zip(message["resources"], keys, strict=True) if key not in twice],
+        [{"resource_type": kind, "resource_name": name} | refused for kind, name in twice],
+    )
 
 
 def _refused(message: Message) -> Message:

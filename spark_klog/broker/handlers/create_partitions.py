@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.event_loop.large_requests import repeated
+from spark_klog.broker.handlers.create_topics import NAMED_TWICE
 from spark_klog.broker.metadata.errors import InvalidAssignment, InvalidPartitions, UnknownTopic
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
@@ -20,7 +22,16 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if not broker.authorizer.is_admin(request.session):
         refused = {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "error_message": "only admins add partitions"}
         return {"results": [{"name": entry["name"]} | refused for entry in message["topics"]]}
-    return {"results": [await _grow(broker, entry, message["validate_only"]) for entry in message["topics"]]}
+    twice = repeated(entry["name"] for entry in message["topics"])
+    refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": NAMED_TWICE}
+    return {
+        "results": [{"name": name} | refused for name in twice]
+        + [
+            await _grow(broker, entry, message["validate_only"])
+            for entry in message["topics"]
+            if entry["name"] not in twice
+        ]
+    }
 
 
 async def _grow(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.event_loop.large_requests import repeated
 from spark_klog.broker.metadata.errors import TopicCollides, TopicExists
 from spark_klog.broker.metadata.registry import MAX_PARTITIONS
 from spark_klog.broker.settings.described_settings import topic_entries
@@ -19,13 +20,23 @@ from spark_klog.protocol.codec import Message
 from spark_klog.records.topic_names import check_topic_name
 
 _DEFAULT = -1
+#: None of the entries counts, as in Kafka: which one is meant?
+NAMED_TWICE = "the request names it more than once"
 
 
 async def handle(broker: Broker, request: Request, message: Message) -> Message:
     if not broker.authorizer.is_admin(request.session):
         code, reason = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "only admins create topics"
         return {"topics": [_refused(entry["name"], code, reason) for entry in message["topics"]]}
-    return {"topics": [await _create(broker, entry, message["validate_only"]) for entry in message["topics"]]}
+    twice = repeated(entry["name"] for entry in message["topics"])
+    return {
+        "topics": [_refused(name, ErrorCode.INVALID_REQUEST, NAMED_TWICE) for name in twice]
+        + [
+            await _create(broker, entry, message["validate_only"])
+            for entry in message["topics"]
+            if entry["name"] not in twice
+        ]
+    }
 
 
 def _refused(name: str, code: ErrorCode, reason: str) -> Message:

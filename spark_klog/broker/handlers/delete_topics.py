@@ -9,6 +9,8 @@ import time
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.event_loop.large_requests import repeated
+from spark_klog.broker.handlers.create_topics import NAMED_TWICE
 from spark_klog.broker.metadata.errors import UnknownTopic
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
@@ -23,7 +25,10 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return {"responses": [{"name": name, "topic_id": topic_id, "error_code": code} for name, topic_id in requested]}
     deadline = time.monotonic() + message["timeout_ms"] / 1000
-    responses = [await _delete(broker, name, topic_id) for name, topic_id in requested]
+    twice = repeated(requested)
+    refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": NAMED_TWICE}
+    responses = [{"name": name, "topic_id": topic_id} | refused for name, topic_id in twice]
+    responses += [await _delete(broker, *one) for one in requested if one not in twice]
     return {"responses": [await _finish(broker, response, deadline) for response in responses]}
 
 

@@ -51,9 +51,9 @@ async def handle(broker: Broker, request: Request, message: Message) -> Message:
     next_epoch = session.next_epoch if session is not None else None
     deadline = now + min(message["max_wait_ms"], 0x7FFFFFFF) / 1000
     while True:
-        answers, size, failed = await _read(broker, request, message, requested)
+        answers, size, is_due = await _read(broker, request, message, requested)
         left = deadline - time.monotonic()
-        if failed or not requested or size >= message["min_bytes"] or left <= 0 or broker.purgatory.is_closed:
+        if is_due or not requested or size >= message["min_bytes"] or left <= 0 or broker.purgatory.is_closed:
             break
         if not _has_more(broker, answers):  # no await between this check and the wait
             answers = []  # they may be large, and are read again
@@ -103,17 +103,22 @@ def _by_topic(answers: list[tuple[PartitionKey, Message]]) -> list[Message]:
 async def _read(
     broker: Broker, request: Request, message: Message, requested: list[tuple[PartitionKey, dict[str, Any]]]
 ) -> tuple[list[tuple[PartitionKey, Message]], int, bool]:
-    """(response by partition, total bytes of records, whether a partition has an error)."""
+    """(response by partition, total bytes of records, whether to answer at once).
+
+    An error is answered at once, and records of an older segment: their range ends with it, and more may never come.
+    """
     left = min(message["max_bytes"], broker.config.fetch_max_bytes)
     is_committed = message["isolation_level"] == _READ_COMMITTED
-    total, failed = 0, False
+    total, is_due = 0, False
     answers = []
     for key, entry in requested:
-        partition = await _partition(broker, request, key, entry, left - total, total == 0, is_committed=is_committed)
+        partition, is_older = await _partition(
+            broker, request, key, entry, left - total, total == 0, is_committed=is_committed
+        )
         total += len(partition["records"])
-        failed = failed or partition["error_code"] != ErrorCode.NONE
+        is_due = is_due or partition["error_code"] != ErrorCode.NONE or is_older
         answers.append((key, partition))
-    return answers, total, failed
+    return answers, total, is_due
 
 
 async def _partition(
@@ -125,7 +130,8 @@ async def _partition(
     is_first: bool,
     *,
     is_committed: bool,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], bool]:
+    """(response of a partition, whether its records are of an older segment)."""
     index = entry["partition"]
     result: dict[str, Any] = {
         "partition_index": index,
@@ -137,13 +143,13 @@ async def _partition(
     if request.version >= _FIRST_TOPIC_IDS:
         named = await broker.topic_by_id(key.topic_id)
         if named is None:
-            return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}
+            return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}, False
         topic = named.name
     log = broker.authorizer.refusal(request.session, READ, topic) or await broker.leader_log(
         topic, index, entry["current_leader_epoch"], for_reading=True
     )
     if isinstance(log, ErrorCode):
-        return result | {"error_code": log}
+        return result | {"error_code": log}, False
     stable = log.last_stable_offset
     result |= {
         "high_watermark": log.high_watermark,
@@ -166,18 +172,19 @@ async def _partition(
                 del found[max(0, max_bytes) :]
     except ProtocolError as error:
         _log.warning("%s (%s) fetches with version %d: %s", request.client_id, request.peer, request.version, error)
-        return result | {"error_code": error.code}
+        return result | {"error_code": error.code}, False
     except OffsetOutOfRange:
-        return result | {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}
+        return result | {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}, False
     except (LogCorrupted, DecodeError) as error:
         _log.error("%s-%d can't be read at offset %d: %s", topic, index, entry["fetch_offset"], error)
-        return result | {"error_code": ErrorCode.CORRUPT_MESSAGE}
+        return result | {"error_code": ErrorCode.CORRUPT_MESSAGE}, False
     except OSError as error:
         _log.error("%s-%d can't be read at offset %d: %s", topic, index, entry["fetch_offset"], error)
-        return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
-    if found is not None and (is_first or len(found) <= left):
-        result["records"] = found
-    return result
+        return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}, False
+    if found is None or not (is_first or len(found) <= left):
+        return result, False
+    end = stable if is_committed else log.high_watermark
+    return result | {"records": found}, bool(found) and log.is_in_older_segment(offset, end)
 
 
 def _convertible(data: Buffer) -> memoryview:

@@ -1,9 +1,10 @@
 """Produce v0-13. acks=0 gets no response; 1 and -1 are equal, since there is no replication.
 
 Versions 0-2 may carry message sets of magic 0 and 1, which the log stores as magic 2. Later versions carry exactly one
-batch per partition. Batches are validated first (`records/reading/produced.py`). No client may produce to internal
-topics; Kafka excepts clients named `__admin_client`, but a client's name proves nothing. A transactional batch is
-accepted only if its partition is in the transaction (KIP-890), so a late batch can't leave a transaction open.
+batch per partition; from version 8 on the response names the records that a topic does not take (KIP-467). Batches are
+validated first (`records/reading/produced.py`). No client may produce to internal topics; Kafka excepts clients named
+`__admin_client`, but a client's name proves nothing. A transactional batch is accepted only if its partition is in the
+transaction (KIP-890), so a late batch can't leave a transaction open.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from spark_klog.protocol.codec import Message
 from spark_klog.records.building.conversion import up_convert
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.reading.produced import check_keys, check_produced
+from spark_klog.records.reading.produced import RejectedRecords, check_keys, check_produced
 
 _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
@@ -91,6 +92,7 @@ async def _append(
         return _failed(index, log, f"{topic}-{index} {why}")
     if records is None:
         return _failed(index, ErrorCode.INVALID_RECORD, "no records")
+    rejected: list[Message] = []
     try:
         limit = broker.config.decompressed_max_bytes
         if request.version < _FIRST_MAGIC_2:
@@ -117,6 +119,9 @@ async def _append(
         code, reason = ErrorCode.CORRUPT_MESSAGE, str(error)
     except BatchTooLarge as error:
         code, reason = ErrorCode.MESSAGE_TOO_LARGE, str(error)
+    except RejectedRecords as error:
+        code, reason = ErrorCode.INVALID_RECORD, str(error)
+        rejected = [{"batch_index": each, "batch_index_error_message": error.reason} for each in error.indexes]
     except DecodeError as error:
         code, reason = ErrorCode.INVALID_RECORD, str(error)
     except LogRetired as error:
@@ -135,7 +140,7 @@ async def _append(
             "log_start_offset": log.start_offset,
         }
     _log.warning("%s (%s): %s, nothing appended: %s", request.client_id, request.peer, code.name, reason)
-    return _failed(index, code, reason)
+    return _failed(index, code, reason) | {"record_errors": rejected}
 
 
 async def _check_keys(broker: Broker, records: memoryview, limit: int) -> None:

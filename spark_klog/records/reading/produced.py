@@ -8,6 +8,8 @@ find the batch corrupt. The kernel checks the records of uncompressed batches.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from spark_klog.errors import DecodeError
 from spark_klog.records import kernels
@@ -18,6 +20,8 @@ from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.lz4_frames import has_linked_blocks
 from spark_klog.wire.primitives import Buffer
 
+#: Rejected records that are named: each takes some 70 bytes of the response.
+MOST_INDEXES = 1000
 _MAGIC = 2
 _NO_CODEC, _GZIP, _SNAPPY, _LZ4 = 0, 1, 2, 3
 #: Bytes of the smallest record: length, attributes, four varints of a byte, no headers.
@@ -27,6 +31,14 @@ _MOST_EXPANDED = {_NO_CODEC: 1, _GZIP: 1032, _SNAPPY: 22, _LZ4: 256}
 _MAX_OFFSET = (1 << 63) - 1
 _OFFSETS, _KEYS = frozenset({"offset"}), frozenset({"key"})
 _FEW_OFFSETS = memoryview(array("q", range(1 << 14))).cast("B")
+
+
+class RejectedRecords(DecodeError):
+    """Records that a topic does not take; `indexes` are their numbers in the batch, at most `MOST_INDEXES`."""
+
+    def __init__(self, text: str, reason: str, indexes: Sequence[int]) -> None:
+        super().__init__(text)
+        self.reason, self.indexes = reason, indexes
 
 
 def check_produced(data: Buffer, *, is_one: bool = False, limit: int = MAX_DECOMPRESSED) -> bool:
@@ -93,7 +105,7 @@ def _check_records(header: BatchHeader, batch: memoryview) -> None:
 
 
 def check_keys(data: Buffer, limit: int = MAX_DECOMPRESSED) -> None:
-    """`DecodeError` for a record without a key, which a compacted topic can't have; `CorruptBatchError`.
+    """`RejectedRecords` for records without a key, which a compacted topic can't have; `CorruptBatchError`.
 
     Decompresses each batch to at most `limit` bytes.
     """
@@ -105,5 +117,13 @@ def check_keys(data: Buffer, limit: int = MAX_DECOMPRESSED) -> None:
         keys = builder.finish().key
         assert keys is not None
         if keys.null_count:
+            assert keys.validity is not None
+            valid = memoryview(keys.validity).cast("B")
+            missing = (index for index in range(header.count) if not valid[index >> 3] >> (index & 7) & 1)
             count = f"{keys.null_count} of {header.count} records of a batch"
-            raise DecodeError(f"{count} have no key, which those of a compacted topic must have")
+            text = f"{count} have no key, which those of a compacted topic must have"
+            raise RejectedRecords(text, "no key, which records of a compacted topic must have", _first(missing))
+
+
+def _first(indexes: Iterable[int]) -> list[int]:
+    return list(islice(indexes, MOST_INDEXES))
