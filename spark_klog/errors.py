@@ -274,6 +274,10 @@ class ConcurrentUse(KlogError):
     """A call to a consumer that another thread uses, or to a producer within one of its calls (a signal handler)."""
 
 
+class CallInterrupted(KlogError):
+    """An interrupt (Ctrl-C, what a signal handler raises) has ended an earlier call halfway: close this client."""
+
+
 class ProducerClosed(KlogError):
     """A call to a producer that is closed."""
 

@@ -8,6 +8,7 @@ import random
 import time
 
 from spark_klog.client.config import ClientConfig
+from spark_klog.client.network.interrupts import WAIT
 from spark_klog.errors import ConnectionFailed, RequestTimedOut
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,9 @@ class Backoff:
 
         If the last attempt had hardly any time, raise the failure before it instead.
         """
-        time.sleep(self.seconds(failure))
+        seconds = self.seconds(failure)
+        with WAIT:
+            time.sleep(seconds)
         self._resumed = time.monotonic()
 
     def seconds(self, failure: Exception) -> float:

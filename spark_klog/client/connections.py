@@ -190,6 +190,10 @@ class Connections:
         finally:
             self._deadline, self._limit = outer
 
+    def end_deadlines(self) -> None:
+        """Free later requests of deadlines whose block an interrupt has ended halfway."""
+        self._deadline, self._limit = math.inf, "request.timeout.ms"
+
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Free the requests of the block from the deadlines of outer blocks, and put those off by the time it takes."""

@@ -38,7 +38,7 @@ from spark_klog.client.delivery.topic_look_up import TopicLookUp
 from spark_klog.client.delivery.transaction_calls import TransactionCalls
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.network.connection import Connection
-from spark_klog.errors import ConcurrentUse, KlogError, ProducerClosed, RequestTimedOut
+from spark_klog.errors import CallInterrupted, ConcurrentUse, KlogError, ProducerClosed, RequestTimedOut
 from spark_klog.records import kernels
 from spark_klog.records.contract import Headers, RecordColumns
 
@@ -63,6 +63,9 @@ class Producer(TransactionCalls):
     Thread-safe: calls of several threads take turns, and wait for each other up to max.block.ms (`RequestTimedOut`).
     Threads that share a transactional producer share its transaction. The first `send` starts a daemon thread; `close`
     ends it. A signal handler may use the producer unless it has interrupted a call: `ConcurrentUse`, nothing is done.
+    An interrupt (Ctrl-C, what a signal handler raises) ends a call, whose own records may be written or not. Others are
+    not affected, unless it comes in the middle of a change: then every later call raises `CallInterrupted`, as do the
+    records that are not confirmed.
     Without `close` or `flush` the interpreter's exit writes what is left, for 10 s at most, and a warning counts what
     is lost; a killed process loses it, as does an exception that leaves the `with` block, which then calls `abort`.
     In a process forked since every call raises `ProducerClosed`, and `close` writes nothing: make a new producer there.
@@ -97,13 +100,15 @@ class Producer(TransactionCalls):
                 _log.warning("these settings have no effect on a producer: %s", ", ".join(ignored))
             settings = Cluster.connect(settings, prefix)
         self._cluster = cluster = settings
-        self._is_closed = False
+        #: Whether calls are refused, and whether nothing is left to close.
+        self._is_closed = self._has_ended = False
         name = cluster.config.transactional_id
         self._transactions = None if name is None else Transactions(cluster, name)
         self._sender = Sender(cluster, self._transactions)
         self._kernel = kernels.load()
-        self._turns = Turns(cluster.config.max_block_ms, cluster.config.named("max.block.ms"))
         self._background: Background | None = None
+        limit = cluster.config.named("max.block.ms")
+        self._turns = Turns(cluster.config.max_block_ms, limit, self._wake, self._fail_halfway)
         self._linger = cluster.config.linger_ms / 1000
         self._max_block = cluster.config.max_block_ms / 1000
         self._gathering = Gatherings()
@@ -116,14 +121,14 @@ class Producer(TransactionCalls):
 
     def partitions(self, topic: str) -> int:
         """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
-        with self._turns:
+        with self._turns, self._turns.section:
             self._check_open("partitions")
             self._choice.renew()
             return self._choice.counts.of(topic)
 
     def unknown(self, topics: Collection[str]) -> list[str]:
         """The topics whose partitions are not known from metadata that is at most metadata.max.age.ms old."""
-        with self._turns:
+        with self._turns, self._turns.section:
             self._check_open("unknown")
             self._choice.renew()
             return [topic for topic in topics if not self._choice.counts.knows(topic)]
@@ -163,21 +168,20 @@ class Producer(TransactionCalls):
             gathering = self._gathering.get((topic, partition))
             if gathering is None:
                 gathering = self._gather((topic, partition))
-            index = gathering.count
-            size = gathering.add(timestamp, key, value, headers)
+            index, size = gathering.add(timestamp, key, value, headers, on_delivery)
             self._gathering.bytes += size
-            if on_delivery is not None:
-                gathering.receipt.ask(on_delivery, index, timestamp)
             if is_free:
                 self._choice.filled(topic, size)
-            if len(gathering.body) >= self.batch_size:
+            if gathering.size >= self.batch_size:
                 try:
-                    self._finish((topic, partition), time.monotonic() + self._max_block)
+                    with self._turns.section:
+                        self._finish((topic, partition), time.monotonic() + self._max_block)
                 finally:
                     self._wake()  # also to call what waits for the records of an error
             elif not self._has_thread and gathering.due <= time.monotonic():
-                self._finish((topic, partition))
-                self._sender.step()
+                with self._turns.section:
+                    self._finish((topic, partition))
+                    self._sender.step()
         return Delivery(gathering.receipt, index, timestamp)
 
     def _look_up(self, topic: str, call: str) -> None:
@@ -189,8 +193,14 @@ class Producer(TransactionCalls):
         """Begin a batch, and have the thread send it after linger.ms."""
         due = time.monotonic() + self._linger
         if self._background is None and self._has_thread:
-            self._background = Background(self._turns, self._work, self._sender.receipts.call_back)
-            self._sender.work_on()
+            with self._turns.section:
+                self._background = Background(self._turns, self._work, self._sender.receipts.call_back)
+                try:
+                    self._background.start()
+                except RuntimeError:  # no thread can be started now
+                    self._background = None
+                    raise
+                self._sender.work_on()
         elif self._background is not None and due < self._background.looks_at:
             self._background.wake()
         gathering = self._gathering[key] = Gathering(self._sender.receipts.new(key), due)
@@ -207,8 +217,9 @@ class Producer(TransactionCalls):
             return
         until = time.monotonic() + self._max_block
         try:
-            self._finish_all(until)
-            self._sender.await_room(until)
+            with self._turns.section:
+                self._finish_all(until)
+                self._sender.await_room(until)
         finally:
             self._wake()
         if self._sender.size >= limit:
@@ -250,7 +261,7 @@ class Producer(TransactionCalls):
         if self._has_thread:
             for name in topics_of(rows, topic):
                 self._look_up(name, "send_arrow")
-        with self._turns:
+        with self._turns, self._turns.section:
             self._check("send_arrow")
             self._choice.renew()
             count, choose, size = self._choice.counts.of, self._choice.sticky.next, self.batch_size
@@ -283,11 +294,10 @@ class Producer(TransactionCalls):
         """Make a batch of what has gathered for a partition; `until`: see `Sender.make_room`."""
         if key not in self._gathering:
             return
-        with self._sender.whole(key):
-            gathering = self._gathering.take(key)
-            if gathering.count:  # no records if the first one could not be encoded
-                first, last = gathering.first_timestamp, gathering.max_timestamp
-                self._sender.add(key, gathering.body, gathering.count, first, last, gathering.receipt)
+        gathering = self._gathering.take(key)
+        if gathering.count:  # no records if the first one could not be encoded
+            first, last = gathering.first_timestamp, gathering.max_timestamp
+            self._sender.add(key, gathering.body, gathering.count, first, last, gathering.receipt)
         self._sender.make_room(until)
 
     def _finish_all(self, until: float = math.inf) -> None:
@@ -297,7 +307,7 @@ class Producer(TransactionCalls):
     def flush(self) -> None:
         """Send all records and wait until they are confirmed, and `on_delivery` was called for them."""
         try:
-            with self._turns:
+            with self._turns, self._turns.section:
                 self._flush()
         finally:
             self._sender.receipts.call_back()
@@ -313,7 +323,7 @@ class Producer(TransactionCalls):
         False if the brokers now belong to another cluster: it may give this producer's id to another producer, so do
         not use this one any more. Raises what `Cluster.partitions` raises.
         """
-        with self._turns:
+        with self._turns, self._turns.section:
             self._check_open("refresh")
             return self._choice.refresh()
 
@@ -325,7 +335,7 @@ class Producer(TransactionCalls):
         reason = "the time was over"
         self._turns.shorten(seconds)
         try:
-            with self._turns, self._cluster.within(1000 * seconds, "the time at exit"):
+            with self._turns, self._turns.section, self._cluster.within(1000 * seconds, "the time at exit"):
                 self._finish_all(until)
                 self._sender.flush(until)
         except KlogError as error:
@@ -338,6 +348,7 @@ class Producer(TransactionCalls):
     def close(self) -> None:
         """Flush and close the connections; abort an open transaction. A second call does nothing."""
         if self._is_closed:
+            self.abort()  # an interrupt may have ended the first call
             return
         try:
             if self._turns.is_forked:
@@ -360,6 +371,8 @@ class Producer(TransactionCalls):
 
         Another thread's call ends with `ProducerClosed`, or without its connection after max.block.ms.
         """
+        if self._has_ended:
+            return
         if self._turns.is_forked:
             self._is_closed = True
             self._cluster.close()
@@ -378,6 +391,20 @@ class Producer(TransactionCalls):
             if self._background is not None and not self._sender.receipts.is_calling:
                 self._background.join()
         self._sender.receipts.call_back()
+        self._has_ended = True
+
+    def _fail_halfway(self) -> None:
+        """Write nothing more after an interrupt in the middle of a change: see `Turns`."""
+        self._cluster.end_deadlines()
+        advice = "close it and make another one"
+        if self._transactions is not None:
+            advice = "abort the transaction or close it"
+        self._sender.fail(
+            CallInterrupted(
+                "an interrupt has ended a call of this producer halfway, and records that are not confirmed may be "
+                f"written or not: {advice}"
+            )
+        )
 
     def _end(self) -> None:
         self._cluster.close()

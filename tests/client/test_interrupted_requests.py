@@ -15,6 +15,7 @@ from tests.support.scripted_broker import ScriptedCluster
 
 _MODULES = ("client/network/connection.py", "client/network/frame_stream.py")
 _OUTSIDE = ("close", "closed")
+_HALFWAY = "an interrupt has ended a call of this producer halfway"
 #: The code that moves a producer's gathered records into its queue of batches.
 _QUEUEING = ("client/producer.py", "delivery/sender.py", "delivery/message.py", "delivery/queues.py", "producer_id.py")
 _QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_add", "_admit", "encode_batch", "take")
@@ -87,7 +88,7 @@ def test_an_interrupt_at_each_line_that_queues_records() -> None:
                 failure = str(error)
             producer.abort()
             if failure:
-                assert "records for t-0 are lost: an interrupt has ended the call" in failure, at
+                assert _HALFWAY in failure, at
             else:
                 written += 1
                 assert [one for one in brokers.values("t", 0) if one.startswith(b"%d " % at)] == values, at
@@ -122,7 +123,7 @@ def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
             brokers.clear()
             if failure:
                 failed += 1
-                assert "an interrupt has ended the call that processes the broker's answer" in failure, at
+                assert _HALFWAY in failure, at
                 continue
             for partition in range(2):
                 there = [one for one in brokers.values("t", partition) if one.startswith(b"%d " % at)]

@@ -1,9 +1,18 @@
-"""Raise KeyboardInterrupt (Ctrl-C) at any line of chosen code."""
+"""Interrupt chosen code at any of its steps: by a trace function that raises, or as a signal does."""
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+_interrupt_main = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.py_object, ctypes.py_object)(
+    ("PyErr_SetInterrupt", ctypes.pythonapi)
+)
 
 
 class Interrupt:
@@ -28,3 +37,54 @@ class Interrupt:
                 self.is_over = False
                 raise KeyboardInterrupt
         return self if is_ours else None
+
+
+class Signal:
+    """A trace function that has SIGINT arrive at the `at`-th instruction in files whose paths contain one of `parts`.
+
+    It sets the signal by C code, so that its handler is called where Python calls the handlers of real signals: after
+    the next call, or at the beginning of a function. A function that raises by itself would do so where none can.
+    """
+
+    def __init__(self, at: int, parts: tuple[str, ...], raised: Callable[[], BaseException]) -> None:
+        self._left, self._parts, self._raised = at, parts, raised
+        self._armed: FrameType | None = None
+        #: Where the handler was called, None if fewer instructions ran.
+        self.place: str | None = None
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not any(part in frame.f_code.co_filename for part in self._parts):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            self._left -= 1
+            if self._left == 0:
+                self._armed = frame
+                return _interrupt_main  # at the next instruction of this frame
+        return self
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        sys.settrace(None)
+        if self._armed is not None:
+            self._armed.f_trace = None
+        if frame is not None:
+            self.place = f"{frame.f_code.co_filename.rpartition('spark_klog/')[2]}:{frame.f_lineno}"
+        raise self._raised()
+
+
+@contextmanager
+def signalled(
+    at: int, parts: tuple[str, ...] = ("spark_klog/",), raised: Callable[[], BaseException] = KeyboardInterrupt
+) -> Iterator[Signal]:
+    """Have a signal arrive in the block, see `Signal`; what it raises ends the block."""
+    interrupt = Signal(at, parts, raised)
+    tracing, former = sys.gettrace(), signal.signal(signal.SIGINT, interrupt.handle)
+    sys.settrace(interrupt)
+    try:
+        yield interrupt
+    except BaseException as error:
+        if interrupt.place is None or type(error) is not type(raised()):
+            raise
+    finally:
+        sys.settrace(tracing)
+        signal.signal(signal.SIGINT, former)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -195,9 +196,15 @@ class Assignment:
     def topics(self) -> set[str]:
         return {topic for topic, _ in self._partitions}
 
-    def set(self, keys: Iterable[TopicPartition]) -> None:
-        """Assign exactly these partitions; those assigned before keep their positions."""
-        self._partitions = {key: self._partitions.get(key) or Assigned(*key) for key in keys}
+    def copy_of(self, key: TopicPartition) -> Assigned:
+        """A copy of a partition, for `set`; a new one if it is not assigned."""
+        item = self._partitions.get(key)
+        return Assigned(*key) if item is None else copy.copy(item)
+
+    def set(self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None) -> None:
+        """Assign exactly these partitions; those assigned before keep their positions unless they are in `changed`."""
+        there = self._partitions | dict(changed or {})
+        self._partitions = {key: there.get(key) or Assigned(*key) for key in keys}
 
     def to_end(self, key: TopicPartition) -> None:
         """Move a partition to the end of the fetch order, so that none starves (brokers before fetch sessions)."""

@@ -32,6 +32,7 @@ from spark_klog.client.consumer.membership.subscription import CLOSE_SECONDS, Gr
 from spark_klog.client.consumer.positions import Positions
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.network.interrupts import ORDERLY, Section
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.errors import ConfigError, KlogError, ProtocolError, RequestTimedOut
@@ -57,6 +58,9 @@ class Consumer:
                 batch = consumer.poll_arrow(1.0)
                 if batch is not None:
                     ...
+
+    After an interrupt (Ctrl-C, what a signal handler raises) in a call the next one goes on as if it had not been made;
+    if the interrupt came in the middle of a rebalance, the member joins its group again.
 
     At the end of the block the consumer is closed. If an exception ends the block, enable.auto.commit does not commit:
     the last records may not have been processed, and are read again.
@@ -96,7 +100,9 @@ class Consumer:
         self._cluster = Cluster(self._config.client)
         self._assignment = Assignment()
         self._waker = Waker()
-        self._guard = Guard(self._waker)
+        self._guard = Guard(self._waker, self._mend)
+        #: What moves positions; a poll is halfway until the caller has its records. What changes the group's state.
+        self._moving, self._joining = Section(*ORDERLY), Section(*ORDERLY)
         self._troubles = Troubles()
         self._group = None if self._config.group_id is None else self._new_group()
         committed = None if self._group is None else self._committed
@@ -114,18 +120,22 @@ class Consumer:
         Offset -2 is the first record, -1 the end. Without an offset, a partition assigned before continues at its
         position; a new one begins at the committed offset, or else as auto.offset.reset says.
         """
-        with self._guard.used():
+        with self._guard.used(), self._moving:
             wanted = starts_of("assign", partitions)
             if self._group is not None and self._group.is_subscribed:
                 raise ConfigError("this consumer has subscribed to topics: call unsubscribe before assign")
-            self._assign([(topic, partition) for topic, partition, _ in wanted])
+            changed: dict[TopicPartition, Assigned] = {}
             for topic, partition, offset in wanted:
                 if offset is not None:
-                    self._seek(self._assignment.assigned(topic, partition), offset)
+                    changed[topic, partition] = self._assignment.copy_of((topic, partition))
+                    self._seek(changed[topic, partition], offset)
+            self._assign([(topic, partition) for topic, partition, _ in wanted], changed)
 
-    def _assign(self, keys: Iterable[TopicPartition]) -> None:
+    def _assign(
+        self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None
+    ) -> None:
         before = set(self._assignment.keys())
-        self._assignment.set(keys)
+        self._assignment.set(keys, changed)
         for key in before.difference(self._assignment.keys()):
             self._decoders.forget(key)
 
@@ -143,7 +153,7 @@ class Consumer:
         `partition.assignment.strategy` says how the members share partitions. Reading begins at the committed offsets,
         or else as auto.offset.reset says.
         """
-        with self._guard.used():
+        with self._guard.used(), self._joining:
             group = self._in_group()
             if len(self._assignment) and not group.is_subscribed:
                 raise ConfigError("partitions are assigned to this consumer: call assign([]) before subscribe")
@@ -154,7 +164,7 @@ class Consumer:
 
     def unsubscribe(self) -> None:
         """Leave the group and drop all partitions; with enable.auto.commit commit the positions first."""
-        with self._guard.used():
+        with self._guard.used(), self._moving, self._joining:
             try:
                 if self._group is not None:
                     self._group.close()
@@ -169,7 +179,7 @@ class Consumer:
         `CommitFailed` if the group has rebalanced meanwhile or this subscribed consumer is not a member, `MemberFenced`
         if another member has this group.instance.id, `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`.
         """
-        with self._guard.used():
+        with self._guard.used(), self._joining:
             group = self._in_group()
             group.commit(group.consumed() if offsets is None else offsets_of("commit", offsets))
 
@@ -179,7 +189,7 @@ class Consumer:
         on_done: Callable[[Offsets, KlogError | None], None] | None = None,
     ) -> None:
         """Like `commit`, without waiting or retries: a later poll or commit calls `on_done(offsets, error)`."""
-        with self._guard.used():
+        with self._guard.used(), self._joining:
             group = self._in_group()
             if on_done is not None and not callable(on_done):
                 raise TypeError(f"commit_async: on_done must be a function, not {type(on_done).__name__}")
@@ -195,7 +205,7 @@ class Consumer:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """The group's committed offsets of the partitions that have one; waits up to default.api.timeout.ms."""
-        with self._guard.used():
+        with self._guard.used(), self._joining:
             limit = "default.api.timeout.ms"
             wanted = partitions_of("committed", partitions)
             return dict(self._in_group().committed(wanted, self._config.default_api_timeout_ms, limit))
@@ -218,7 +228,7 @@ class Consumer:
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue reading an assigned partition at an offset; -2 is its first record, -1 its end."""
-        with self._guard.used():
+        with self._guard.used(), self._moving:
             offset = offset_of("seek", offset)
             self._seek(self._assignment.assigned(*partition_of("seek", (topic, partition))), offset)
 
@@ -234,7 +244,7 @@ class Consumer:
 
         Asks brokers if it is not known yet: `RequestTimedOut` after default.api.timeout.ms, or what `poll` raises.
         """
-        with self._guard.used():
+        with self._guard.used(), self._moving:
             item = self._assignment.assigned(*partition_of("position", (topic, partition)))
             deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
             while item.position is None:
@@ -248,7 +258,7 @@ class Consumer:
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Return no records of these partitions until `resume`; they stay assigned."""
-        with self._guard.used():
+        with self._guard.used(), self._moving:
             for item in [self._assignment.assigned(*key) for key in partitions_of("pause", partitions)]:
                 item.is_paused = True
                 item.rewind()
@@ -271,20 +281,18 @@ class Consumer:
         headers with `include_headers`. A batch has at most 65,536 rows or about 8 MiB. A call that needs metadata or
         offsets may take a second longer. Errors: see the class.
         """
-        with self._guard.used():
-            return self._next(self._decoders.arrow.parts, True, timeout)
+        return self._next(self._decoders.arrow.parts, True, timeout)
 
     def poll(self, timeout: float = 1.0) -> list[ConsumerRecord]:
         """The next records of one partition, at most max.poll.records; [] if there are none within `timeout` s.
 
         For many records `poll_arrow` is much faster. Errors: see the class.
         """
-        with self._guard.used():
-            return self._next(self._decoders.records.parts, False, timeout) or []
+        return self._next(self._decoders.records.parts, False, timeout) or []
 
     def expect(self, topic_ids: Mapping[str, UUID]) -> None:
         """For the package's own use: the positions in assigned partitions of these topics belong to these ids."""
-        with self._guard.used():
+        with self._guard.used(), self._moving:
             for item in self._assignment:
                 if item.topic in topic_ids:
                     item.belong(topic_ids[item.topic])
@@ -294,18 +302,32 @@ class Consumer:
 
         CRCs are not checked. The chunk's bytes are valid until the next call. Errors: see the class.
         """
-        with self._guard.used():
-            return self._next(lambda chunk: iter([(chunk, chunk.following)]), False, timeout)
+        return self._next(lambda chunk: iter([(chunk, chunk.following)]), False, timeout)
 
     def _next(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], is_arrow: bool, timeout: float) -> _T | None:
-        self._handover.begin(is_arrow)
-        try:
-            return self._read(decode, time.monotonic() + timeout)
-        except KlogError:
-            raise
-        except BaseException:  # for example KeyboardInterrupt, anywhere
+        with self._guard.used():
+            self._moving.__enter__()
+            try:
+                self._handover.begin(is_arrow)
+                found = self._read(decode, time.monotonic() + timeout)
+            except BaseException as error:
+                self._moving.__exit__(type(error), error, None)
+                raise
+        self._moving.mended()  # from here on no interrupt can keep the records from the caller
+        return found
+
+    def _mend(self) -> None:
+        """Undo what an interrupt has left halfway, at the beginning of the next call."""
+        if self._moving.is_torn:
+            self._cluster.end_deadlines()
+            if self._group is not None:
+                self._group.cluster.end_deadlines()
             self._handover.undo()
-            raise
+            self._moving.mended()
+        if self._joining.is_torn:
+            assert self._group is not None
+            self._group.mend()
+            self._joining.mended()
 
     def _read(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], deadline: float) -> _T | None:
         while True:
@@ -325,7 +347,8 @@ class Consumer:
     def _maintain(self, deadline: float) -> None:
         """Do the work besides fetching: group membership, commits, leaders and positions."""
         if self._group is not None:
-            self._group.step(*self._patience(deadline))
+            with self._joining:
+                self._group.step(*self._patience(deadline))
         self._find_positions(deadline)
 
     def _find_positions(self, deadline: float) -> None:

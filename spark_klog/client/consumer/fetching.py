@@ -23,6 +23,7 @@ from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.fetcher import FETCH_WITH_TOPIC_IDS
 from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.interrupts import WAIT
 from spark_klog.client.network.responses import Handle
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.error_codes import Remedy
@@ -324,7 +325,8 @@ class Fetches:
                 selector.register(connection, connection.events)
                 if source.handle is not None:
                     until = min(until, source.until)
-            selector.select(max(0.0, until - now))
+            with WAIT:
+                selector.select(max(0.0, until - now))
 
     def rewind(self) -> None:
         """Drop all fetched records that were not returned; they are fetched again."""

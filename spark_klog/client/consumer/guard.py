@@ -3,58 +3,60 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from spark_klog.client.forks import Maker
+from spark_klog.client.network.interrupts import CallLock
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import ConcurrentUse, ConsumerClosed, WokenUp
 
 
-class Guard:
-    """Admits one thread at a time to a consumer. Any thread may call `wakeup` and `closing`."""
+class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
+    """Admits one thread at a time to a consumer. Any thread may call `wakeup` and `closing`.
 
-    def __init__(self, waker: Waker) -> None:
-        self._waker = waker
+    Each call begins with `mend`, which undoes what an interrupt of the one before has left halfway.
+    """
+
+    def __init__(self, waker: Waker, mend: Callable[[], None]) -> None:
+        self._waker, self._mend = waker, mend
         self.maker = Maker("consumer", ConsumerClosed)
-        self._lock = threading.RLock()
-        #: The thread that is in a call, by its id: a listener's calls come from within one.
-        self._user: int | None = None
+        #: The thread that closes the consumer, by its id.
+        self._closer: int | None = None
         self._is_woken = False
         self._is_closing = False
 
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Raise `ConcurrentUse` if another thread is in a call, `ConsumerClosed` after `closing` or a fork.
+    def used(self) -> Guard:
+        """A block for a call: `ConcurrentUse` if another thread is in one, `ConsumerClosed` after `closing` or a fork.
 
         A listener may call (for example commit) until its own call ends, even if that is `close`.
         """
         self.maker.check()
-        user = threading.get_ident()
-        is_nested = self._user == user
-        if self._is_closing and not is_nested:
+        if self._is_closing and not self.is_held:
             raise ConsumerClosed("the consumer is closed")
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUse("another thread is using this consumer: give each thread its own")
-        self._user = user
-        try:
-            yield
-        finally:
-            if not is_nested:
-                self._user = None
-            self._lock.release()
+        return self
 
-    @contextmanager
-    def closing(self) -> Iterator[None]:
-        """End the call of another thread, then admit this one alone and for good."""
+    def closing(self) -> Guard:
+        """A block that ends the call of another thread, then admits this one alone and for good."""
+        self._closer = threading.get_ident()
         self._is_closing = True
         self._waker.wake()
-        with self._lock:
-            self._user = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._user = None
+        return self
+
+    def __enter__(self) -> bool:  # type: ignore[override]  # typeshed: the arguments of `acquire`
+        is_nested = self.is_held
+        is_closer = self._closer == threading.get_ident()
+        try:
+            if not self.acquire(blocking=is_closer):
+                raise ConcurrentUse("another thread is using this consumer: give each thread its own")
+            if not is_nested:
+                if self._is_closing and not is_closer:
+                    raise ConsumerClosed("the consumer is closed")
+                self._mend()
+            return True
+        except BaseException:
+            if self.is_held and not is_nested:
+                self.release()
+            raise
 
     def wakeup(self) -> None:
         """Make `check` raise `WokenUp` in the call that waits, or else in the next one."""

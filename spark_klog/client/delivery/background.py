@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.interrupts import ORDERLY, CallLock, Section
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import ConcurrentUse, ProducerClosed, RequestTimedOut
 
@@ -22,17 +23,19 @@ _JOIN_SECONDS = 30.0
 _PAUSE = 0.05
 
 
-class Turns:
+class Turns(CallLock):  # type: ignore[misc]  # as `CallLock`
     """A lock that calls take for up to max.block.ms, and that the thread gets although calls follow each other.
 
     `ProducerClosed` in a process forked since, `ConcurrentUse` within a turn of the same thread: a signal handler or a
-    finalizer has interrupted a call halfway.
+    finalizer has interrupted a call halfway. An interrupt in `section` calls `wake`, and the next turn `on_torn` first.
     """
 
-    def __init__(self, timeout_ms: int, limit: str) -> None:
+    def __init__(
+        self, timeout_ms: int, limit: str, wake: Callable[[], None], on_torn: Callable[[], None]
+    ) -> None:
         self._process = os.getpid()
-        self._lock = threading.RLock()
-        self._is_taken = False
+        self._on_torn = on_torn
+        self.section = Section(*ORDERLY, RuntimeError, on_torn=wake)  # that of `Background.start`
         self._timeout = min(timeout_ms / 1000, threading.TIMEOUT_MAX)
         self._limit = limit
         #: Whether the thread waits for its turn.
@@ -49,43 +52,45 @@ class Turns:
 
     def check(self) -> None:
         """Raise `ConcurrentUse` within a turn of the same thread."""
-        if self._lock.acquire(blocking=False):
-            is_taken = self._is_taken
-            self._lock.release()
-            if is_taken:
-                raise ConcurrentUse("this producer is within another call, which a signal handler has interrupted")
+        if self.is_held:
+            raise ConcurrentUse("this producer is within another call, which a signal handler has interrupted")
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> bool:  # type: ignore[override]  # typeshed: the arguments of `acquire`
         if self.is_forked:
             raise ProducerClosed(f"process {self._process} has made this producer: make a new one after a fork")
+        self.check()
         if self.is_wanted:
             time.sleep(0)  # a lock is not fair: the call that releases it would take it again at once
-        if not self._lock.acquire(timeout=self._timeout):
-            raise RequestTimedOut(
-                f"another thread has used the producer for {self._timeout:g} s ({self._limit}): it waits for brokers"
-            )
         try:
-            self.check()
-        except ConcurrentUse:
-            self._lock.release()
+            if not self.acquire(timeout=self._timeout):
+                raise RequestTimedOut(
+                    f"another thread has used the producer for {self._timeout:g} s ({self._limit}): it waits for "
+                    "brokers"
+                )
+            if self.section.is_torn:
+                self._repair()
+            return True
+        except BaseException:
+            if self.is_held:
+                self.release()
             raise
-        self._is_taken = True
 
-    def __exit__(self, *_: object) -> None:
-        self._is_taken = False
-        self._lock.release()
+    def _repair(self) -> None:
+        self._on_torn()
+        self.section.mended()
 
     @contextmanager
     def of_thread(self) -> Iterator[None]:
         """The thread's turn, for which it waits without limit."""
         self.is_wanted = True
-        with self._lock:
+        self.acquire()
+        try:
             self.is_wanted = False
-            self._is_taken = True
-            try:
-                yield
-            finally:
-                self._is_taken = False
+            if self.section.is_torn:
+                self._repair()
+            yield
+        finally:
+            self.release()
 
 
 class Background:
@@ -107,9 +112,12 @@ class Background:
         #: When `work` is called next, a reading of `time.monotonic`.
         self.looks_at = 0.0
         self._thread = threading.Thread(target=self._run, name="spark_klog-producer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; `RuntimeError` if there can't be another one."""
         try:
             self._thread.start()
-        except BaseException:
+        except RuntimeError:
             self._waker.close()
             raise
 
@@ -129,7 +137,7 @@ class Background:
 
     def join(self) -> None:
         """Wait until the thread has ended; do not hold the lock."""
-        if not self.is_current:
+        if not self.is_current and self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:

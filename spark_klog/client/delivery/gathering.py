@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.config import ClientConfig
-from spark_klog.client.delivery.receipts import Receipt
+from spark_klog.client.delivery.receipts import OnDelivery, Receipt
 from spark_klog.errors import BufferExhausted, ConfigError, RecordTooLargeToSend
 from spark_klog.records.contract import NO_TIMESTAMP, Headers
 from spark_klog.records.kernels.reference import append_record
@@ -20,24 +20,56 @@ _MAX_INT64 = 0x7FFFFFFFFFFFFFFF
 class Gathering:
     """Records of one partition that do not fill a batch yet; they are due at `due`, a reading of `time.monotonic`."""
 
-    __slots__ = ("body", "count", "due", "first_timestamp", "max_timestamp", "receipt")
+    __slots__ = ("_whole", "body", "due", "first_timestamp", "receipt")
 
     def __init__(self, receipt: Receipt, due: float) -> None:
         self.body = bytearray()
-        self.count = 0
-        self.first_timestamp = self.max_timestamp = 0
+        self.first_timestamp = 0
+        #: Number of records, bytes of `body`, greatest timestamp: replaced at once, when a record is added as a whole.
+        self._whole = 0, 0, 0
         self.receipt = receipt
         self.due = due
 
-    def add(self, timestamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> int:
-        """Append a record; return its size in bytes."""
-        before = len(self.body)
-        if not self.count:
-            self.first_timestamp = self.max_timestamp = timestamp
-        append_record(self.body, timestamp - self.first_timestamp, self.count, key, value, headers)
-        self.count += 1
-        self.max_timestamp = max(self.max_timestamp, timestamp)
-        return len(self.body) - before
+    @property
+    def count(self) -> int:
+        return self._whole[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records."""
+        return self._whole[1]
+
+    @property
+    def max_timestamp(self) -> int:
+        return self._whole[2]
+
+    def add(
+        self,
+        timestamp: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+        on_delivery: OnDelivery | None = None,
+    ) -> tuple[int, int]:
+        """Append a record; return its place in the batch and its size in bytes."""
+        body = self.body
+        count, before, last = self._whole
+        if len(body) != before:
+            self.mend()
+        if not count:
+            self.first_timestamp = last = timestamp
+        append_record(body, timestamp - self.first_timestamp, count, key, value, headers)
+        if on_delivery is not None:
+            self.receipt.ask(on_delivery, count, timestamp)
+        size = len(body)
+        self._whole = count + 1, size, timestamp if timestamp > last else last
+        return count, size - before
+
+    def mend(self) -> None:
+        """Remove what an interrupted `add` has left."""
+        if len(self.body) != self.size:
+            del self.body[self.size :]
+            self.receipt.cut(self.count)
 
 
 class Gatherings(dict[TopicPartition, Gathering]):
@@ -49,7 +81,8 @@ class Gatherings(dict[TopicPartition, Gathering]):
 
     def take(self, key: TopicPartition) -> Gathering:
         gathering = self.pop(key)
-        self.bytes -= len(gathering.body)
+        gathering.mend()
+        self.bytes = self.bytes - gathering.size if self else 0
         return gathering
 
     def due(self, now: float) -> list[TopicPartition]:

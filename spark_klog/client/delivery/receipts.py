@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import DeliveryPending, KlogError
 
 _log = logging.getLogger(__name__)
+#: Seconds after which a thread that waits for a delivery looks again, in case an interrupt has kept another from waking it.
+_LONGEST_WAIT = 1.0
 
 
 class RecordMetadata(NamedTuple):
@@ -40,6 +43,37 @@ def fresh(error: KlogError) -> KlogError:
     return copied
 
 
+class _Latch:
+    """A `threading.Event` that an interrupt of a thread that waits can't lock: its thread may be the one to set it."""
+
+    __slots__ = ("_closed", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._closed = threading.Lock()
+        self._closed.acquire()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Let all go on that wait. Not for two threads at once."""
+        if not self._is_set:
+            self._is_set = True
+            self._closed.release()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds, None without limit; return whether it is set."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._is_set:
+            left = _LONGEST_WAIT if until is None else min(_LONGEST_WAIT, until - time.monotonic())
+            if left <= 0:
+                return False
+            if self._closed.acquire(timeout=left):
+                self._closed.release()
+        return True
+
+
 class Receipt:
     """The outcome of a batch, which its records' deliveries share. All but reading is done under a lock.
 
@@ -50,7 +84,7 @@ class Receipt:
 
     def __init__(self, key: TopicPartition) -> None:
         self.key = key
-        self.done = threading.Event()
+        self.done = _Latch()
         self.error: KlogError | None = None
         #: The first record of each confirmed part, its offset and append time.
         self._parts: list[tuple[int, int, int]] = []
@@ -61,6 +95,11 @@ class Receipt:
     def ask(self, callback: OnDelivery, index: int, timestamp: int) -> None:
         """Have `callback` called for a record; `index` is its position in the batch."""
         self._callbacks.append((callback, index, timestamp))
+
+    def cut(self, count: int) -> None:
+        """Call back only for the first `count` records."""
+        while self._callbacks and self._callbacks[-1][1] >= count:
+            self._callbacks.pop()
 
     def split(self) -> None:
         """Note that one more part is to be confirmed."""
@@ -101,13 +140,12 @@ class Receipt:
 
     def call_next(self) -> None:
         """Call the first callback; an error that it raises is logged."""
-        callback, index, timestamp = self._callbacks.popleft()
+        callback, index, timestamp = self._callbacks[0]
+        error = self.error_of(index)
+        metadata = None if error is not None else self.metadata(index, timestamp)
         try:
-            error = self.error_of(index)
-            if error is not None:
-                callback(error, None)
-            else:
-                callback(None, self.metadata(index, timestamp))
+            del self._callbacks[0]  # right before the call, so that an interrupt before it leaves the callback to be called
+            callback(error, metadata)
         except Exception:
             _log.exception("on_delivery of a record of %s-%s failed", *self.key)
 

@@ -18,8 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.delivery.in_flight import InFlight
@@ -31,6 +30,7 @@ from spark_klog.client.delivery.receipts import Receipt, fresh
 from spark_klog.client.delivery.retries import UNREACHABLE, Retries
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.interrupts import WAIT
 from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.errors import ConnectionFailed, KlogError, ProducerClosed
 from spark_klog.protocol.apis import PRODUCE
@@ -40,13 +40,12 @@ from spark_klog.wire.primitives import Buffer
 _log = logging.getLogger(__name__)
 #: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).
 _LAST_TRANSACTIONAL = 11
-_HALF_PROCESSED = "records may be written or not: an interrupt has ended the call that processes the broker's answer"
 #: Seconds between looks whether another thread has called `stop`.
 _LONGEST_WAIT = 0.25
 
 
 class Sender:
-    """Queue, send and confirm batches. Not thread-safe.
+    """Queue, send and confirm batches. Not thread-safe, and after an interrupt in a call only `fail` or `stop` it.
 
     After an error every call raises it again and nothing is sent until `reset`. With `transactions`, batches are part
     of the open transaction.
@@ -107,11 +106,10 @@ class Sender:
         receipt: Receipt | None = None,
     ) -> None:
         """Queue `count` encoded records as one batch; call `make_room` after it. Raises the sender's earlier error."""
-        with self.whole(key):
-            numbering = self._admit(key, count).numbering
-            is_transactional = self._transactions is not None
-            data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
-            self._add(key, data, count, receipt)
+        numbering = self._admit(key, count).numbering
+        is_transactional = self._transactions is not None
+        data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
+        self._add(key, data, count, receipt)
 
     def add_batch(self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None) -> None:
         """Queue a batch of magic 2 of another log: its header becomes this producer's, its records stay as they are.
@@ -119,31 +117,12 @@ class Sender:
         `count` is the number of its records, whose offset deltas must be 0, 1, 2 and so on. It is never split, so that
         these are its offsets in the log, too. Else like `add`.
         """
-        with self.whole(key):
-            numbering = self._admit(key, count).numbering
-            producer = (-1, -1, -1)
-            if numbering is not None:
-                producer = numbering.producer_id, numbering.epoch, numbering.take(count)
-            set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
-            self._add(key, batch, count, receipt, first=None)
-
-    def whole(self, key: TopicPartition) -> AbstractContextManager[None]:
-        """Fail if an interrupt (Ctrl-C) ends the block: records or a sequence would be missing without any error."""
-        return self._failing_if_interrupted(
-            f"records for {key[0]}-{key[1]} are lost: an interrupt has ended the call that adds them"
-        )
-
-    @contextmanager
-    def _failing_if_interrupted(self, failure: str, connection: Connection | None = None) -> Iterator[None]:
-        """Fail if an interrupt ends the block, unless it has closed `connection`: its requests are sent again then."""
-        try:
-            yield
-        except Exception:
-            raise
-        except BaseException:
-            if connection is None or not connection.closed:
-                self.fail(KlogError(failure))
-            raise
+        numbering = self._admit(key, count).numbering
+        producer = (-1, -1, -1)
+        if numbering is not None:
+            producer = numbering.producer_id, numbering.epoch, numbering.take(count)
+        set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
+        self._add(key, batch, count, receipt, first=None)
 
     def _admit(self, key: TopicPartition, count: int) -> Queue:
         """The queue for a batch of `count` records; raises the sender's earlier error."""
@@ -339,17 +318,16 @@ class Sender:
             if connections := self._in_flight.connections():
                 wait_until_ready(connections, timeout)
             else:
-                time.sleep(timeout)
+                with WAIT:
+                    time.sleep(timeout)
         final: KlogError | None = None
         for node in self._in_flight.nodes:
             try:
                 while (oldest := self._in_flight.oldest(node)) is not None and self._in_flight.has_answer(oldest):
-                    with self._failing_if_interrupted(_HALF_PROCESSED, oldest.connection):
-                        final = self._take_answer(node, oldest) or final
+                    final = self._take_answer(node, oldest) or final
             except UNREACHABLE as error:
-                with self._failing_if_interrupted(_HALF_PROCESSED):
-                    self._cluster.suspect(node)
-                    final = self._retries.resend(self._in_flight.end_all(node), error) or final
+                self._cluster.suspect(node)
+                final = self._retries.resend(self._in_flight.end_all(node), error) or final
         if final is not None:
             raise final
 

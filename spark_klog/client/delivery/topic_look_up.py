@@ -25,7 +25,7 @@ class TopicLookUp:
 
     def run(self, topic: str) -> None:
         """Retry retriable errors until the deadline, and raise others."""
-        with self._turns:
+        with self._turns, self._turns.section:
             self._check()
             deadline, backoff = self._cluster.deadline(), self._cluster.backoff()
         while True:
@@ -40,7 +40,7 @@ class TopicLookUp:
     def _ask(self, topic: str, deadline: float) -> None:
         request: MetadataRequest | None = None
         while True:
-            with self._turns:
+            with self._turns, self._turns.section:
                 self._check()
                 if self._counts.knows(topic):  # by another thread's call
                     if request is not None:

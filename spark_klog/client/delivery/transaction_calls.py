@@ -47,13 +47,13 @@ class TransactionCalls:
 
         Call it once, first, and after `prepare_transaction` before the next transaction.
         """
-        with self._turns:
+        with self._turns, self._turns.section:
             self._transactional("init_transactions").init()
             self._sender.reset()  # another epoch numbers its batches from 0 on
 
     def begin_transaction(self) -> None:
         """Begin a transaction. The broker learns of it with the first record."""
-        with self._turns:
+        with self._turns, self._turns.section:
             self._transactional("begin_transaction").begin()
 
     def send_offsets_to_transaction(
@@ -69,14 +69,14 @@ class TransactionCalls:
         a member if the group's coordinator is older than Kafka 2.5: it would not compare the generation.
         """
         found = GroupMetadata(group) if isinstance(group, str) else group
-        with self._turns:
+        with self._turns, self._turns.section:
             transactions = self._in_transaction("send_offsets_to_transaction")
             transactions.send_offsets(offsets, found.group, found.generation, found.member, found.instance)
 
     def commit_transaction(self) -> None:
         """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again."""
         try:
-            with self._turns:
+            with self._turns, self._turns.section:
                 transactions = self._transactional("commit_transaction")
                 if not transactions.is_ending:
                     self._in_transaction("commit_transaction")
@@ -93,7 +93,7 @@ class TransactionCalls:
         ended, as it aborts a transaction that has not. Any version of Kafka with transactions (compare KIP-939).
         """
         try:
-            with self._turns:
+            with self._turns, self._turns.section:
                 transactions = self._in_transaction("prepare_transaction")
                 self._flush()
                 return transactions.prepare()
@@ -103,7 +103,7 @@ class TransactionCalls:
     def abort_transaction(self) -> None:
         """Drop unsent records and abort the transaction. After an error call it again."""
         try:
-            with self._turns:
+            with self._turns, self._turns.section:
                 self._abort_transaction(self._transactional("abort_transaction"))
         finally:
             self._sender.receipts.call_back()

@@ -68,6 +68,7 @@ class Connection:
     def _default_deadline(self) -> float:
         return time.monotonic() + self._config.request_timeout_ms / 1000
 
+    @closing_if_interrupted
     def finish_opening(self) -> None:
         """Wait until the connection is open."""
         if self._is_open:
@@ -82,6 +83,7 @@ class Connection:
             self.close()
             raise
 
+    @closing_if_interrupted
     def open_step(self) -> bool:
         """Do what can be done without waiting; return whether the connection is open. Raises what a request raises."""
         if self._is_open:

@@ -1,10 +1,19 @@
-"""Interrupts (Ctrl-C, `SystemExit` of a signal handler) in the middle of a request."""
+"""Interrupts: Ctrl-C, and whatever else a signal handler raises, between any two steps of a call.
+
+Python runs signal handlers in the main thread, after any call of a function and at the beginning of each one, also of
+`__enter__` and `__exit__`. So no code of ours can undo everything: a `CallLock` is released by C code, which a handler
+can't interrupt, and a `Section` that was left halfway stays marked, for the next call to see.
+"""
 
 from __future__ import annotations
 
 import functools
+from _thread import RLock
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from spark_klog.errors import KlogError
 
 
 class _Closable(Protocol):
@@ -14,6 +23,73 @@ class _Closable(Protocol):
 _Self = TypeVar("_Self", bound=_Closable)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+#: The attribute of an exception that was raised between two steps.
+_MARK = "_klog_is_between_steps"
+
+
+def between_steps(error: BaseException) -> None:
+    """Note that an exception has interrupted nothing but a wait, or a connection that is closed since."""
+    setattr(error, _MARK, True)
+
+
+class _Wait:
+    """A block in which a call only waits: an interrupt in it leaves nothing half done."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            between_steps(error)
+
+
+WAIT = _Wait()
+#: What our own code raises, after it has put everything in order; interrupts may raise any other exception.
+ORDERLY = (KlogError, TypeError, ValueError)
+
+
+class CallLock(RLock):  # type: ignore[misc]  # final for typeshed only
+    """The base of locks that calls hold: a subclass has its `__enter__`, and `__exit__` stays that of the C lock.
+
+    So that no interrupt leaves it locked, `__enter__` releases it before it raises, and acquires it last.
+    """
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        return super().__new__(cls)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread is within the lock's block."""
+        return self._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+
+class Section:
+    """A block that changes several things that belong together; blocks within it count as part of it.
+
+    `is_torn` after it if an exception has left it: neither one of `whole`, nor one in a `WAIT` or of a method that is
+    `closing_if_interrupted`. `on_torn` is called then, unless another interrupt comes.
+    """
+
+    def __init__(self, *whole: type[Exception], on_torn: Callable[[], None] | None = None) -> None:
+        self._whole, self._on_torn = whole, on_torn
+        self.is_torn = False
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self.is_torn = True
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._depth -= 1
+        if error is None or isinstance(error, self._whole) or hasattr(error, _MARK):
+            self.is_torn = self._depth > 0
+        elif self._on_torn is not None:
+            self._on_torn()
+
+    def mended(self) -> None:
+        """Note that nothing is halfway any more."""
+        self._depth = 0
+        self.is_torn = False
 
 
 def closing_if_interrupted(
@@ -25,10 +101,11 @@ def closing_if_interrupted(
     def wrapped(self: _Self, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         try:
             return method(self, *args, **kwargs)
-        except Exception:
+        except ORDERLY:
             raise  # the method has decided what it means for the object
-        except BaseException:
+        except BaseException as error:
             self.close()
+            between_steps(error)
             raise
 
     return wrapped

@@ -11,6 +11,8 @@ import threading
 import time
 from typing import Any
 
+from spark_klog.client.network.interrupts import WAIT
+
 Addresses = list[tuple[Any, ...]]
 
 
@@ -53,7 +55,9 @@ def addresses_of(host: str, port: int, deadline: float) -> Addresses:
         ipaddress.ip_address(host)
     except ValueError:
         look_up = _under_way.get((host, port)) or _LookUp(host, port)
-        if not look_up.is_done.wait(max(0.0, deadline - time.monotonic())):
+        with WAIT:
+            is_done = look_up.is_done.wait(max(0.0, deadline - time.monotonic()))
+        if not is_done:
             raise TimeoutError("no name server has answered in time") from None
         if look_up.failure is not None:
             raise look_up.failure from None

@@ -6,6 +6,7 @@ import selectors
 from collections.abc import Collection
 
 from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.interrupts import WAIT
 
 
 def wait_until_ready(connections: Collection[Connection], timeout: float) -> None:
@@ -15,4 +16,5 @@ def wait_until_ready(connections: Collection[Connection], timeout: float) -> Non
     with selectors.DefaultSelector() as selector:
         for connection in dict.fromkeys(connections):  # one may have several requests under way
             selector.register(connection, connection.events)
-        selector.select(max(timeout, 0))
+        with WAIT:
+            selector.select(max(timeout, 0))

@@ -14,6 +14,7 @@ from spark_klog.client.consumer.membership.heartbeat import Membership
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.interrupts import between_steps
 from spark_klog.client.network.responses import Handle
 from spark_klog.client.offsets import Committed, GroupOffsets, Uncommitted, commit_errors, topics_to_commit
 from spark_klog.errors import (
@@ -110,6 +111,14 @@ class Commits:
         while self._under_way:
             self._finish_first(self._cluster.deadline())
 
+    def give_up(self, failure: KlogError) -> None:
+        """Fail the commits in flight: their answers do not come."""
+        while self._under_way:
+            try:
+                self._done(failure)
+            except Exception:
+                _log.exception("on_done of a commit of group %s failed", self._group)
+
     def step(self) -> None:
         """Process the answers that have arrived, in the order of the commits."""
         while self._under_way:
@@ -147,7 +156,11 @@ class Commits:
 
     def _tell(self, offsets: Offsets, failure: KlogError | None, on_done: OnCommit | None) -> None:
         if on_done is not None:
-            on_done(offsets, failure)
+            try:
+                on_done(offsets, failure)
+            except BaseException as error:
+                between_steps(error)
+                raise
         elif failure is not None:
             _log.warning("offsets of group %s were not committed: %s", self._group, failure)
 

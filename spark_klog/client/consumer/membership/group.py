@@ -141,6 +141,12 @@ class GroupMember:
                 raise
             self._try_again(error)
 
+    def rejoin(self) -> None:
+        """Join again as after a lost session, when an interrupt has left this object halfway; its requests are lost."""
+        self._handle = self._connection = None
+        self._retry_at, self._has_prepared = 0.0, False
+        self._lose(is_id_known=True)
+
     def look_at(self) -> float:
         """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
         at = self._until if self._handle is not None else self._topics.look_at

@@ -49,7 +49,9 @@ class Heartbeats:
         self._config = config
         self._group = config.group_id or ""
         self._on_news = on_news
-        self._changed = threading.Condition()
+        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._member: Membership | None = None
         self._news: ErrorCode | None = None
         self._polled_at = time.monotonic()
@@ -59,17 +61,17 @@ class Heartbeats:
 
     def begin(self, member: Membership) -> None:
         """Start the heartbeats of this member."""
-        with self._changed:
+        with self._lock:
             self._member, self._news = member, None
             self._polled_at = time.monotonic()
             self._changed.notify_all()
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
             self._thread.start()
 
     def pause(self) -> None:
         """Send no heartbeats until `begin`."""
-        with self._changed:
+        with self._lock:
             self._member = self._news = None
             self._changed.notify_all()
 
@@ -79,17 +81,17 @@ class Heartbeats:
 
     def take_news(self) -> ErrorCode | None:
         """Take the error code that the coordinator has answered since the last call, if any."""
-        with self._changed:
+        with self._lock:
             news, self._news = self._news, None
             return news
 
     def stop(self, deadline: float) -> None:
         """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
-        with self._changed:
+        with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
         self._cluster.patience = 0.0
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
 
     def close_sockets(self) -> None:
@@ -99,7 +101,7 @@ class Heartbeats:
     def _run(self) -> None:
         with self._cluster as cluster:
             while True:
-                with self._changed:
+                with self._lock:
                     while self._member is None and not self._is_stopping:
                         self._changed.wait()
                     member = self._member
@@ -116,7 +118,7 @@ class Heartbeats:
         next_at = heard_at + config.heartbeat_interval_ms / 1000
         while True:
             poll_until = self._polled_at + config.max_poll_interval_ms / 1000
-            with self._changed:
+            with self._lock:
                 if self._member is not member or self._is_stopping:
                     return
                 now = time.monotonic()
@@ -161,7 +163,7 @@ class Heartbeats:
         return error.code
 
     def _tell(self, member: Membership, code: ErrorCode) -> None:
-        with self._changed:
+        with self._lock:
             if self._member is not member:
                 return
             self._news = code

@@ -16,8 +16,9 @@ from spark_klog.client.consumer.membership.heartbeat import Membership
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.network.connection import Connection
+from spark_klog.client.network.interrupts import between_steps
 from spark_klog.client.offsets import Committed, GroupMetadata
-from spark_klog.errors import CommitFailed, KlogError, ProtocolError
+from spark_klog.errors import CallInterrupted, CommitFailed, KlogError, ProtocolError
 
 _log = logging.getLogger(__name__)
 #: Seconds that closing may take, as in Kafka.
@@ -106,7 +107,16 @@ class GroupSide:
                     self._commits.begin(offsets, None)
         if self._listener_failure is not None:
             failure, self._listener_failure = self._listener_failure, None
+            between_steps(failure)
             raise failure
+
+    def mend(self) -> None:
+        """Give up requests in flight and join again: an interrupt has ended a call halfway."""
+        self.cluster.end_deadlines()
+        self.cluster.close()
+        if self.is_subscribed:
+            self._member.rejoin()
+        self._commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
 
     def consumed(self, keys: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
         """The positions of these partitions, or of all, to commit."""
