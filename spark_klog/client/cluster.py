@@ -103,6 +103,7 @@ class Cluster(Connections):
         self._brokers = {entry["node_id"]: (entry["host"], entry["port"]) for entry in answer["brokers"]}
         addresses = {*self._brokers.values(), *self.config.bootstrap_servers}
         self._silent &= addresses
+        self._reached &= addresses
         for address in self._connections.keys() - addresses:
             self._connections.pop(address).close()
         for key in self._record_connections.keys() - {(*address, node) for node, address in self._brokers.items()}:
@@ -150,6 +151,7 @@ class Cluster(Connections):
     def answered(self, address: tuple[str, int]) -> None:
         """Note that the broker there has answered."""
         self._silent.discard(address)
+        self._described_by = address
         self._unreached_since = None
 
     def unanswered(self, address: tuple[str, int]) -> None:

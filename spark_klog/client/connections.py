@@ -50,6 +50,10 @@ class Connections:
         self._brokers: dict[int, tuple[str, int]] = {}
         #: Addresses that did not answer their last request; `any_broker` asks them last.
         self._silent: set[tuple[str, int]] = set()
+        #: Addresses where a broker has answered.
+        self._reached: set[tuple[str, int]] = set()
+        #: The broker that has answered last, from which the metadata come.
+        self._described_by: tuple[str, int] | None = None
         self._deadline = math.inf
         self._limit = "request.timeout.ms"
 
@@ -69,11 +73,28 @@ class Connections:
         self._maker.check()
         there = connections.get(key)
         if there is None or not there.is_usable():
-            there = connections[key] = Connection(key[0], key[1], self.config, self.deadline(), wait=False)
+            if there is not None and there.was_open:
+                self._reached.add(key[:2])
+            source = self._source(key[:2])
+            there = connections[key] = Connection(
+                key[0], key[1], self.config, self.deadline(), wait=False, source=source
+            )
             there.is_proven = bool(self._brokers)
         else:
             there.renew(self.deadline())
         return there
+
+    def _source(self, address: tuple[str, int]) -> str:
+        """Where the address comes from, for errors: from a broker, if none has ever answered there."""
+        open_ones = (*self._connections.items(), *self._record_connections.items())
+        is_reached = address in self._reached or any(
+            key[:2] == address and connection.was_open for key, connection in open_ones
+        )
+        node = next((node for node, there in self._brokers.items() if there == address), None)
+        if is_reached or node is None or self._described_by is None or address in self.config.bootstrap_servers:
+            return ""
+        host, port = self._described_by
+        return f"the address of broker {node} as {host}:{port} advertises it, check advertised.listeners"
 
     def address(self, node: int) -> tuple[str, int]:
         """A broker's host and port in the last metadata; `ConnectionFailed` if it is not there."""

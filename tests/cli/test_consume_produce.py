@@ -19,6 +19,7 @@ import pytest
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
 from tests.support.klog import klog_bytes, klog_command
+from tests.support.scripted_broker import ScriptedCluster
 from tests.support.tools import kcat
 from tests.support.topics import make_topic
 
@@ -337,6 +338,21 @@ def test_what_users_mistype(servers: str, topic: str, tmp_path: Path) -> None:
     assert b"partitions 0 to 1, not 5" in klog("produce", servers, topic, "-p", "5", stdin=b"x\n", code=1)
     assert b"nowhere" in klog("produce", servers, topic, str(tmp_path / "nowhere"), code=2)
     assert b"with --json" in klog("produce", servers, topic, "--json", "-k", "k", code=2)
+
+
+def test_a_topic_that_is_missing_or_can_not_be_reached() -> None:
+    """The command fails before it reads its input."""
+    with ScriptedCluster({"there": 2}, nodes=2) as brokers:
+        servers = f"127.0.0.1:{brokers.ports[0]}"
+        assert b"klog topics create" in klog("produce", servers, "missing", stdin=b"x\n", code=1)
+        brokers.ports[1] = 1  # of the leader of partition 1
+        own = ("-X", "socket.connection.setup.timeout.ms=500")
+        refused = klog("produce", servers, "there", *own, stdin=b"x\n", code=1)
+        advertised = f"127.0.0.1:1 (the address of broker 1 as {servers} advertises it, check advertised.listeners)"
+        assert f"no broker answers at {advertised}: ".encode() in refused
+        assert b"socket.connection.setup.timeout.ms" in refused
+        klog("produce", servers, "there", *own, "-p", "0", stdin=b"x\n")
+        assert (brokers.values("there", 0), brokers.values("there", 1)) == ([b"x"], [])
 
 
 def test_a_pipe_that_closes(servers: str, topic: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_klog.client import Consumer
-from spark_klog.errors import ErrorCode, ProtocolError
+from spark_klog.errors import ConnectionFailed, ErrorCode, ProtocolError
 from tests.support import faults
 from tests.support.broker import KlogBroker
 from tests.support.consumers import SECONDS, Server, short
@@ -160,3 +160,34 @@ def test_a_partition_with_open_offsets_holds_up_no_other() -> None:
             assert time.monotonic() < begin + SECONDS / 2
             brokers.clear()
             assert [record.value for record in consumer.poll(SECONDS)] == [b"0"]
+
+
+def test_a_coordinator_that_can_not_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+    """The error comes after default.api.timeout.ms, names who advertised the address, and comes again."""
+    with ScriptedCluster({"t": 1}, nodes=2) as brokers:
+        bootstrap = f"127.0.0.1:{brokers.ports[0]}"
+        brokers.ports[1] = 1  # of the coordinator
+        settings = {"bootstrap.servers": bootstrap, "group.id": "g", "default.api.timeout.ms": 1000}
+        with Consumer({**settings, "enable.auto.commit": False}) as consumer:
+            consumer.subscribe(["t"])
+            source = f"the address of broker 1 as {bootstrap} advertises it, check advertised.listeners"
+            advertised = f"127.0.0.1:1 ({source})"
+            for _ in range(2):
+                with pytest.raises(ConnectionFailed, match=re.escape(f"no broker answers at {advertised}: ")):
+                    _poll_until(consumer, lambda: False)
+        assert advertised in _warnings(caplog)[0]
+
+
+def test_a_broker_that_was_reached_and_is_down_is_no_matter_of_its_address(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with KlogBroker(tmp_path) as broker:
+        server = Server(f"localhost:{broker.port}", None)  # the broker advertises 127.0.0.1
+        topic = server.topic()
+        server.send(topic, short(1))
+        with server.consumer(auto_offset_reset="earliest") as consumer:
+            consumer.assign([(topic, 0)])
+            assert len(consumer.poll(SECONDS)) == 1
+            broker.kill()
+            _poll_until(consumer, lambda: any(broker.bootstrap_servers in text for text in _warnings(caplog)))
+        assert not any("advertise" in text for text in _warnings(caplog))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,9 +20,13 @@ from spark_klog.cli.records.counter import Counter
 from spark_klog.cli.records.form import unescape
 from spark_klog.cli.records.json_lines import parse_record
 from spark_klog.client import Producer
-from spark_klog.errors import ConfigError
+from spark_klog.client.cluster import Cluster
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
+from spark_klog.protocol.apis import METADATA
 
 _READ_BYTES = 1 << 20
+#: In which brokers with auto.create.topics.enable create a missing topic.
+_CREATED_MS = 5_000
 #: Fewer lines at once than this are sent one by one: an Arrow table's rows make record batches of their own.
 _ARROW_LINES = 256
 #: Beyond any record that a broker takes.
@@ -111,8 +115,8 @@ def produce(
     else:
         writer = _Lines(topic, separator, key, [_header(text) for text in headers], partition, empty_is_null)
     signal.signal(signal.SIGTERM, _stop)
+    _check_topic(chosen, topic, partition)
     with Counter(shows_stats) as counter, Producer(chosen) as producer:
-        producer.partitions(topic)
         if transaction is not None:
             producer.init_transactions()
             producer.begin_transaction()
@@ -137,6 +141,30 @@ def produce(
                 producer.abort_transaction()
                 click.echo("klog: the transaction is aborted: none of its records count", err=True)
             raise
+
+
+def _check_topic(settings: Mapping[str, str], topic: str, partition: int | None) -> None:
+    """Have the topic created if brokers do that, and reach the leaders: records would fail after delivery.timeout.ms.
+
+    `ConfigError` for a topic that does not exist, `ConnectionFailed`, `ProtocolError`.
+    """
+    with Cluster.connect(settings) as cluster:
+        try:
+            numbers = cluster.attempt(lambda: cluster.partitions([topic], create=True)[topic], _CREATED_MS)
+        except ProtocolError as error:
+            if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise ConfigError(f"{error}; `klog topics create` makes one") from None
+            raise
+        wanted = [(topic, number) for number in numbers if partition in (None, number)]
+
+        def reach() -> None:
+            leaders, _ = cluster.by_leader(wanted)  # the producer waits for leaders that are elected
+            probe = cluster.metadata_message(1, [], create=False)
+            for answer in cluster.request_each(METADATA, dict.fromkeys(leaders, probe)).values():
+                if isinstance(answer, KlogError):
+                    raise answer
+
+        cluster.attempt(reach, cluster.config.connect_timeout_ms, "socket.connection.setup.timeout.ms")
 
 
 def _stop(_: int, __: FrameType | None) -> NoReturn:

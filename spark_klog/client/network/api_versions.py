@@ -27,6 +27,10 @@ class ApiVersions:
         if not self._versions:
             raise UnsupportedVersionError(f"broker {self._address} lists no API in its ApiVersions response")
 
+    @property
+    def are_known(self) -> bool:
+        return bool(self._versions)
+
     def highest(self, api: Api) -> int:
         """The highest version that both sides support; `UnsupportedVersionError` if there is none."""
         if api.key not in self._versions:

@@ -45,8 +45,16 @@ class Connection:
     """
 
     def __init__(
-        self, host: str, port: int, config: ClientConfig, deadline: float | None = None, *, wait: bool = True
+        self,
+        host: str,
+        port: int,
+        config: ClientConfig,
+        deadline: float | None = None,
+        *,
+        wait: bool = True,
+        source: str = "",
     ) -> None:
+        """`source`: see `Dial`."""
         self.address = f"{host}:{port}"
         self._config = config
         self._responses = Responses(config.response_max_bytes)
@@ -55,7 +63,7 @@ class Connection:
         self._versions = ApiVersions(self.address)
         self._open_until = self._default_deadline() if deadline is None else deadline
         connect_until = time.monotonic() + config.connect_timeout_ms / 1000
-        dial = Dial(host, port, min(self._open_until, connect_until), config.security.tls)
+        dial = Dial(host, port, min(self._open_until, connect_until), config.security.tls, source)
         self._transport: Dial | FrameStream = dial
         self._sasl = SaslExchange(config.security, self.address) if config.security.sasl is not None else None
         #: The negotiation's request in flight, see `_next_of_negotiation`.
@@ -144,6 +152,11 @@ class Connection:
             self._is_open, self._negotiation = True, None
             return
         self._negotiation = self._responses.expect(Handle(_BARE, SASL_AUTHENTICATE, 0))
+
+    @property
+    def was_open(self) -> bool:
+        """Whether a broker has answered here, even if the connection is closed since."""
+        return self._versions.are_known
 
     @property
     def must_renew(self) -> bool:

@@ -26,10 +26,10 @@ class Dial:
     The addresses share the time until `deadline`, a reading of `time.monotonic`, so that a silent one leaves time for
     the next one. Only the name look-up blocks, at most until the deadline. The constructor and `step` raise
     `ConnectionFailed` if no address answers; with TLS also `TlsError` and `HandshakeInterrupted`, and the constructor
-    `ConfigError`.
+    `ConfigError`. `source` says in errors where the address comes from, if not from the user.
     """
 
-    def __init__(self, host: str, port: int, deadline: float, tls: TlsConfig | None = None) -> None:
+    def __init__(self, host: str, port: int, deadline: float, tls: TlsConfig | None = None, source: str = "") -> None:
         self._host = host
         self._begin_handshake = None
         if tls is not None:
@@ -38,6 +38,7 @@ class Dial:
             self._begin_handshake = handshakes(tls)
         self._handshake: Handshake | None = None
         self._address = f"{host}:{port}"
+        self._place = f"{self._address} ({source})" if source else self._address
         self._deadline = deadline
         self._failure: OSError = OSError("the name has no address")
         self._socket: socket.socket
@@ -46,7 +47,7 @@ class Dial:
         try:
             self._left = deque(addresses_of(host, port, deadline))
         except (OSError, UnicodeError) as error:
-            raise ConnectionFailed(f"no broker answers at {self._address}: {error}") from None
+            raise ConnectionFailed(f"no broker answers at {self._place}: {error}") from None
         self._try_next()
 
     def _try_next(self) -> None:
@@ -72,7 +73,7 @@ class Dial:
                 return
             candidate.close()
             self._failure = OSError(code, os.strerror(code))
-        raise ConnectionFailed(f"no broker answers at {self._address}: {self._failure}")
+        raise ConnectionFailed(f"no broker answers at {self._place}: {self._failure}")
 
     def step(self) -> socket.socket | None:
         """The connected socket; None while no address has answered or the handshake is not done. Never blocks."""

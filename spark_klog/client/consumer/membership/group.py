@@ -102,6 +102,8 @@ class GroupMember:
         self._until = math.inf
         self._protocol = ""
         self._attempts = 0
+        #: When the failures began that are retried, a reading of `time.monotonic`; infinite if there are none.
+        self._failing_since = math.inf
         self._retry_at = 0.0
 
     @property
@@ -126,7 +128,7 @@ class GroupMember:
         self._wants_rejoin = True
 
     def step(self) -> None:
-        """Do what can be done now; raises errors that can't be retried."""
+        """Do what can be done now; raises errors that can't be retried, and others after default.api.timeout.ms."""
         self._heartbeats.polled()
         now = time.monotonic()
         try:
@@ -136,6 +138,8 @@ class GroupMember:
             self._wants_rejoin |= self._topics.look(now)
             if (self._wants_rejoin or not self._is_stable) and self._handle is None and now >= self._retry_at:
                 self._join()
+            if self._is_stable and not self._wants_rejoin:
+                self._failing_since = math.inf
         except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
             if not is_retriable(error):
                 raise
@@ -157,7 +161,12 @@ class GroupMember:
         self._drop_request()
         self._connection = None
         self._attempts += 1
-        self._retry_at = time.monotonic() + pause_seconds(self._config.client, self._attempts)
+        now = time.monotonic()
+        self._retry_at = now + pause_seconds(self._config.client, self._attempts)
+        self._failing_since = min(self._failing_since, now)
+        if now > self._failing_since + self._config.default_api_timeout_ms / 1000:
+            self._failing_since = math.inf
+            raise error
 
     def _drop_request(self) -> None:
         if self._connection is not None and self._handle is not None:
@@ -259,7 +268,7 @@ class GroupMember:
         if code := answer["error_code"]:
             self._refused(handle.api, code, answer)
             return
-        self._attempts = 0
+        self._attempts, self._failing_since = 0, math.inf
         if handle.api is JOIN_GROUP:
             self._joined(connection, answer)
         else:
