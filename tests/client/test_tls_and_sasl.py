@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import threading
@@ -27,8 +28,9 @@ from spark_klog.errors import (
     TlsError,
 )
 from spark_klog.protocol.tables.list_offsets import LATEST
-from tests.support.certificates import KEY_PASSWORD, Certificates, make_certificates
-from tests.support.kafka import HOST
+from tests.support.broker import KlogBroker
+from tests.support.certificates import KEY_PASSWORD, Certificates, Chained, make_certificates, make_chained
+from tests.support.kafka import HOST, free_port
 from tests.support.kafka_python_wire import read_records
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 from tests.support.topics import create_topic
@@ -317,3 +319,46 @@ def test_a_silent_broker_holds_up_nobody(broker: SecureBroker, protocol: str, me
             Cluster.connect(alone)
     finally:
         silent.close()
+
+
+@pytest.mark.parametrize("trusted", ["root", "intermediate", "own"])
+def test_each_certificate_of_a_chain_may_be_trusted(trusted: str, chained: Chained, tmp_path: Path) -> None:
+    """On both sides, as in Java: the root, the intermediate authority, or the other side's own certificate."""
+    of_server, of_client = {
+        "root": (chained.root, chained.root),
+        "intermediate": (chained.intermediate, chained.intermediate),
+        "own": (chained.own_server, chained.own_client),
+    }[trusted]
+    with _chained_broker(tmp_path, chained, of_client) as broker:
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "security.protocol": "SSL"}
+        settings |= {"ssl.keystore.location": str(chained.client)}
+        _round_trip(settings | {"ssl.truststore.location": str(of_server)}, "t", count=3)
+        stranger = settings | {"ssl.truststore.location": str(chained.other_intermediate)}
+        assert "is not trusted" in _refused(stranger, TlsError)
+
+
+def test_a_client_of_another_intermediate_authority_is_refused(chained: Chained, tmp_path: Path) -> None:
+    with _chained_broker(tmp_path, chained, chained.other_intermediate) as broker:
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "security.protocol": "SSL"}
+        settings |= {"ssl.keystore.location": str(chained.client), "ssl.truststore.location": str(chained.root)}
+        # TLS 1.3: the broker's alert comes before the client's first request breaks, or after
+        assert re.search(r"refuses? the certificate in ssl\.keystore\.location", _refused(settings, KlogError))
+
+
+@pytest.fixture(scope="module")
+def chained(tmp_path_factory: pytest.TempPathFactory) -> Chained:
+    return make_chained(tmp_path_factory.mktemp("chained"))
+
+
+def _chained_broker(folder: Path, chained: Chained, trust: Path) -> KlogBroker:
+    port = free_port()
+    settings = {
+        "listeners": f"SSL://{HOST}:{port}",
+        "ssl.keystore.location": str(chained.server),
+        "ssl.keystore.type": "PEM",
+        "ssl.truststore.location": str(trust),
+        "ssl.client.auth": "required",
+    }
+    broker = KlogBroker(folder, *(part for name, text in settings.items() for part in ("--set", f"{name}={text}")))
+    broker.port = port
+    return broker

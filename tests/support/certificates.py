@@ -45,6 +45,47 @@ def make_certificates(folder: Path, *, expired: bool = False) -> Certificates:
     return Certificates(ca, made["server"], made["client"])
 
 
+@dataclass
+class Chained:
+    """PEM files of a root that has signed two intermediate authorities, of which the first has signed both ends.
+
+    `server` and `client` hold key, certificate and intermediate; the `own_` ones only the certificate.
+    """
+
+    root: Path
+    intermediate: Path
+    other_intermediate: Path
+    server: Path
+    client: Path
+    own_server: Path
+    own_client: Path
+
+
+def make_chained(folder: Path) -> Chained:
+    """Make the certificates of a server at 127.0.0.1 and a client, without a key password."""
+    folder.mkdir(parents=True, exist_ok=True)
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+    def made(name: str, signer: str, extension: str) -> Path:
+        key, request, certificate, extensions = (folder / f"{name}.{end}" for end in ("key", "csr", "pem", "ext"))
+        _openssl("req", *curve, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
+        extensions.write_text(f"{extension}\n")
+        signed = ("-CA", folder / f"{signer}.pem", "-CAkey", folder / f"{signer}.key", "-CAcreateserial")
+        _openssl("x509", "-req", "-in", request, "-out", certificate, *signed, "-extfile", extensions, "-days", "2")
+        return certificate
+
+    root = folder / "root.pem"
+    _openssl("req", "-x509", *curve, "-keyout", folder / "root.key", "-out", root, "-days", "2", "-subj", "/CN=root")
+    intermediate, other = (made(name, "root", "basicConstraints=critical,CA:TRUE") for name in ("first", "second"))
+    own, whole = {}, {}
+    for name in ("server", "client"):
+        own[name] = made(name, "first", "subjectAltName=IP:127.0.0.1")
+        whole[name] = folder / f"{name}-chain.pem"
+        parts = (folder / f"{name}.key", own[name], intermediate)
+        whole[name].write_text("".join(part.read_text() for part in parts))
+    return Chained(root, intermediate, other, whole["server"], whole["client"], own["server"], own["client"])
+
+
 def trusting(ca: Path) -> ssl.SSLContext:
     """A client's context that trusts `ca`.
 

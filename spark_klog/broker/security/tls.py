@@ -39,6 +39,8 @@ def server_context(config: SecurityConfig) -> ssl.SSLContext:
             "file with key and certificates; set ssl.key.password if the key is encrypted"
         ) from None
     context.verify_mode = _REQUIREMENTS[config.client_auth]
+    # as in Java any certificate in the store is trusted, also an intermediate authority or a client's own
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if config.trust_store is not None:
         try:
             context.load_verify_locations(config.trust_store)

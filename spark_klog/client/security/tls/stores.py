@@ -48,6 +48,8 @@ def _context(config: TlsConfig, changed: tuple[tuple[int, int] | None, ...]) -> 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = config.check_hostname
     context.verify_mode = ssl.CERT_REQUIRED if config.verify else ssl.CERT_NONE
+    # as in Java any certificate in the store is trusted, also an intermediate authority or the broker's own
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     versions = sorted(_VERSIONS[name] for name in config.protocols)
     context.minimum_version, context.maximum_version = versions[0], versions[-1]
     if config.ciphers:
