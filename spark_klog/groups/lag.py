@@ -18,12 +18,14 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 class Lag:
     """A committed offset, the number of records after it, and ms since the next record was written.
 
-    `records` and `time_ms` are None if the cluster does not have the partition, `time_ms` also if the record has no
-    timestamp or can't be read.
+    `lost` is the number of these records that are deleted already, by retention or DeleteRecords: the group has not
+    read them and never will. All but the offset are None if the cluster does not have the partition; `time_ms` also if
+    the record has no timestamp, can't be read, or if all unread records are deleted.
     """
 
     offset: int
     records: int | None
+    lost: int | None
     time_ms: int | None
 
 
@@ -78,10 +80,12 @@ def _lags(
     found = {}
     for key, offset in stored.items():
         if key not in latest:
-            found[key] = Lag(offset, None, None)
+            found[key] = Lag(offset, None, None, None)
         elif key not in behind:
-            found[key] = Lag(offset, 0, 0)
+            found[key] = Lag(offset, 0, 0, 0)
         else:
-            timestamp = written.get(key, now)
-            found[key] = Lag(offset, latest[key] - offset, None if timestamp is None else max(0, now - timestamp))
+            lost = max(0, earliest[key] - offset)
+            timestamp = written.get(key, None if lost else now)
+            age = None if timestamp is None else max(0, now - timestamp)
+            found[key] = Lag(offset, latest[key] - offset, lost, age)
     return found

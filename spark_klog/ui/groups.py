@@ -68,7 +68,7 @@ def group(
                 "latest": lag.latest,
                 "member": owners.get((lag.topic, lag.partition)),
                 "offsets": {
-                    place: {"offset": one.offset, "lag": one.records, "lagMs": one.time_ms}
+                    place: {"offset": one.offset, "lag": one.records, "lost": one.lost, "lagMs": one.time_ms}
                     for place, one in lag.stores.items()
                 },
             }

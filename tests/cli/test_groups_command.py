@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
+from spark_klog.client import Admin
 from tests.cli.place import Place, only_ours
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.consumer_groups import seen_by_kafka
@@ -110,13 +111,31 @@ def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Pat
     shown = klog("groups", "describe", group, *servers, *others).stdout.splitlines()
     assert shown[0] == f"{group}  Stable  consumer  range  coordinator {node}"
     assert shown[2].split() == [reader.memberid(), "-", "reader-1", "/127.0.0.1", f"{topic}:0,1"]
-    stores = [column for name in ("kafka", "zookeeper", "files") for column in (name, "lag", "time")]
+    stores = [column for name in ("kafka", "zookeeper", "files") for column in (name, "lag", "lost", "time")]
     assert shown[3].split() == ["topic", "partition", "member", "latest", *stores]
     cells = shown[5].split()
-    assert cells[:7] == [topic, "1", reader.memberid(), "3", "3", "0", "0.0s"]
-    assert cells[7:12] == ["-", "-", "-", "0", "3"]
-    assert cells[12].startswith("1h0")
+    assert cells[:8] == [topic, "1", reader.memberid(), "3", "3", "0", "0", "0.0s"]
+    assert cells[8:15] == ["-", "-", "-", "-", "0", "3", "0"]
+    assert cells[15].startswith("1h0")
     reader.close()
+
+
+def test_unread_records_that_are_deleted(place: Place, topic: str) -> None:
+    create_topic(place.servers, topic, 2)
+    written = now_ms() - 60 * MINUTE
+    for partition in (0, 1):
+        produce(place.servers, topic, [Sent(b"v", partition=partition, timestamp=written) for _ in range(5)])
+    commit(place, topic, [TopicPartition(topic, 0, 2), TopicPartition(topic, 1, 2)])
+    with Admin({"bootstrap.servers": place.servers}) as admin:
+        admin.delete_records({(topic, 0): 4, (topic, 1): 5}).check()
+    servers = ("--bootstrap-server", place.servers)
+    (line,) = klog_lines("groups", "lag", topic, *servers)
+    some, all_ = (partition["stores"]["kafka"] for partition in line["partitions"])
+    assert 60 * MINUTE <= some.pop("lagMs") < 70 * MINUTE
+    assert some == {"offset": 2, "lag": 3, "lost": 2}
+    assert all_ == {"offset": 2, "lag": 3, "lost": 3, "lagMs": None}, "the age of records that are gone is not known"
+    assert line["stores"]["kafka"]["lost"] == 5
+    assert klog("groups", "lag", topic, *servers).stdout.splitlines()[2].split()[-5:] == ["5", "2", "3", "3", "-"]
 
 
 def test_the_lag_is_watched(place: Place, topic: str) -> None:
@@ -125,13 +144,13 @@ def test_the_lag_is_watched(place: Place, topic: str) -> None:
     commit(place, topic, [TopicPartition(topic, 0, 5)])
     servers = ("--bootstrap-server", place.servers)
     (line,) = klog_lines("groups", "lag", topic, *servers)
-    assert (line["group"], line["state"], line["stores"]) == (topic, "Empty", {"kafka": {"lag": 0, "lagMs": 0}})
+    assert (line["group"], line["state"], line["stores"]) == (topic, "Empty", {"kafka": {"lag": 0, "lost": 0, "lagMs": 0}})
     command = klog_command("groups", "lag", topic, *servers, "--watch", "--interval", "0.2", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         assert watching.stderr is not None
         try:
-            assert json.loads(watching.stdout.readline())["stores"]["kafka"] == {"lag": 0, "lagMs": 0}
+            assert json.loads(watching.stdout.readline())["stores"]["kafka"] == {"lag": 0, "lost": 0, "lagMs": 0}
             produce(place.servers, topic, [Sent(b"v", timestamp=now_ms() - MINUTE) for _ in range(7)])
             seen = []
             while not seen or seen[-1]["lag"] < 7:
@@ -140,7 +159,7 @@ def test_the_lag_is_watched(place: Place, topic: str) -> None:
             commit(place, topic, [TopicPartition(topic, 0, 12)])
             while seen[-1]["lag"]:
                 seen.append(json.loads(watching.stdout.readline())["stores"]["kafka"])
-            assert seen[-1] == {"lag": 0, "lagMs": 0}
+            assert seen[-1] == {"lag": 0, "lost": 0, "lagMs": 0}
             watching.send_signal(signal.SIGINT)
             assert watching.wait(20) == 0
             assert watching.stderr.read() == ""
@@ -195,4 +214,4 @@ def test_a_topic_that_is_gone_and_a_group_that_never_was(place: Place, topic: st
     (described,) = klog_lines("groups", "describe", "g", *servers, "--offsets-path", str(tmp_path))
     assert (described["state"], described["members"]) == ("Dead", [])
     (partition,) = described["partitions"]
-    assert (partition["latest"], partition["stores"]) == (None, {"files": {"offset": 3, "lag": None, "lagMs": None}})
+    assert (partition["latest"], partition["stores"]) == (None, {"files": {"offset": 3, "lag": None, "lost": None, "lagMs": None}})

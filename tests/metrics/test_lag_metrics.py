@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
+from spark_klog.groups.lag_metrics import LagMetrics
 from spark_klog.metrics.thread import MetricsThread
 from spark_klog.spark.query_metrics import QueryMetrics
 from spark_klog.spark.source_progress import SourceProgress
@@ -85,6 +87,43 @@ def test_lag_of_all_groups(cluster: EmbeddedCluster, topic: str) -> None:
         assert process.wait(20) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+def test_unread_records_that_are_deleted(cluster: EmbeddedCluster, topic: str) -> None:
+    """Their age counts on: of those seen before since they were written, of others since the first look."""
+    servers, now = cluster.bootstrap_servers, int(time.time() * 1000)
+    make_topic(servers, topic, 2)
+    for partition in (0, 1):
+        produce(servers, topic, 3, partition, now - HOUR_MS)
+    commit(servers, topic, (topic, 0, 1), (topic, 1, 1))
+
+    def of(samples: Samples, name: str, partition: int) -> float | None:
+        return value(samples, name, group=topic, topic=topic, partition=str(partition), store="kafka")
+
+    with Admin({"bootstrap.servers": servers}) as admin:
+        metrics = LagMetrics(admin, [topic])
+
+        def looked() -> Samples:
+            metrics.refresh()
+            return parsed("".join(metrics.page()))
+
+        admin.delete_records({(topic, 1): 3}).check()
+        samples = looked()
+        assert [of(samples, "klog_group_lag_lost_records", partition) for partition in (0, 1)] == [0, 2]
+        first = of(samples, "klog_group_lag_seconds", 1)
+        assert first is not None
+        admin.delete_records({(topic, 0): 3}).check()
+        samples = looked()
+        assert of(samples, "klog_group_lag_records", 0) == of(samples, "klog_group_lag_lost_records", 0) == 2
+        for partition, least in ((0, 3600.0), (1, first)):
+            seconds = of(samples, "klog_group_lag_seconds", partition)
+            assert seconds is not None
+            assert least <= seconds < least + 300
+        wait_until(lambda: (of(looked(), "klog_group_lag_seconds", 1) or 0) > first, seconds=30)
+        commit(servers, topic, (topic, 0, 3), (topic, 1, 3))
+        samples = looked()
+        for name in ("klog_group_lag_seconds", "klog_group_lag_lost_records"):
+            assert [of(samples, name, partition) for partition in (0, 1)] == [0, 0]
 
 
 def test_an_outage_keeps_the_last_figures(

@@ -123,20 +123,21 @@ def _partition_line(lag: PartitionLag, owners: Mapping[TopicPartition, str]) -> 
 
 
 def _lag_line(lag: Lag) -> _Line:
-    return {"offset": lag.offset, "lag": lag.records, "lagMs": lag.time_ms}
+    return {"offset": lag.offset, "lag": lag.records, "lost": lag.lost, "lagMs": lag.time_ms}
 
 
 def _lags_table(sources: _GroupSources, lines: Sequence[_Line]) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows); each store has an offset, the lag in records, and the lag in time."""
+    """(columns, rows); each store has an offset, the lag in records, the lost ones, and the lag in time."""
     kinds = [store.kind for store in sources.stores]
     columns = ["topic", "partition", "member", "latest"]
-    columns += [column for kind in kinds for column in (kind, "lag", "time")]
+    columns += [column for kind in kinds for column in (kind, "lag", "lost", "time")]
     rows = []
     for line in lines:
         row = [cell(line[column]) for column in columns[:4]]
         for kind in kinds:
             found = line["stores"].get(kind, {})
-            row += [cell(found.get("offset")), cell(found.get("lag")), _duration(found.get("lagMs"))]
+            row += [cell(found.get(name)) for name in ("offset", "lag", "lost")]
+            row.append(_duration(found.get("lagMs")))
         rows.append(row)
     return columns, rows
 
@@ -242,6 +243,8 @@ def lag(
 ) -> None:
     """Show the lag of GROUP: the number of unread records, and the age of the oldest of them.
 
+    Of the unread records, `lost` are deleted: the group will never read them. Without others the age is not known.
+
     \b
     klog groups lag readers --watch
     klog groups lag --metrics 9404 --interval 15
@@ -284,10 +287,11 @@ def _rounds(sources: _GroupSources, interval: float | None) -> Iterator[_Line]:
 
 
 def _total(kind: str, lines: Sequence[_Line]) -> _Line:
-    """The sum of the known lags in records, and the longest lag in time."""
+    """The sums of the known lags in records and of the lost ones, and the longest lag in time."""
     found = [line["stores"][kind] for line in lines if kind in line["stores"]]
     times = [one["lagMs"] for one in found if one["lagMs"] is not None]
-    return {"lag": sum(one["lag"] or 0 for one in found), "lagMs": max(times, default=None)}
+    sums = {name: sum(one[name] or 0 for one in found) for name in ("lag", "lost")}
+    return {**sums, "lagMs": max(times, default=None)}
 
 
 def _show(sources: _GroupSources, rounds: Iterator[_Line], watch: bool) -> None:
