@@ -113,9 +113,7 @@ def _unread(found: Sequence[PartitionLag], keys: Mapping[str, tuple[str, str]], 
     return unread
 
 
-def _lag_families(
-    found: Sequence[PartitionLag], keys: Mapping[str, tuple[str, str]], unread: _Unread
-) -> list[Family]:
+def _lag_families(found: Sequence[PartitionLag], keys: Mapping[str, tuple[str, str]], unread: _Unread) -> list[Family]:
     now = system_ms()
     records: Samples = []
     lost: Samples = []

@@ -4,7 +4,7 @@
 {"topic":{"0":23,"1":-2}}                    one offset per partition; -2 is earliest, -1 latest
 "1700000000000", {"topic":{"0":170...}}      a timestamp (ms) for all partitions or one each (timestamp options only)
 "-10m", "2026-11-21T10:00:00Z"               a time: relative (ms, s, m, h, d, w) or ISO 8601
-"-1000"                                      so many records before the end of each partition
+"-1000"                                      so many offsets before the end of each partition
 "group"                                      the committed offsets of the group kafka.group.id
 
 A checkpoint stores {"topic":{"0":42}}: the end of a micro-batch. It adds the start of the micro-batch if that is not
@@ -83,9 +83,12 @@ class TimeSpec(_PartitionValues):
 
 @dataclass(frozen=True)
 class BeforeEndSpec:
-    """So many records before the end of each partition, but not before its first record."""
+    """So many offsets before the end of each partition, but not before its first record.
 
-    records: int
+    Some may have no record, by transactions and compaction. `klog consume` counts records instead.
+    """
+
+    count: int
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
     except ValueError:
         raise ConfigError(
             f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), '
-            "records before the end (-1000), an ISO time, or group"
+            "offsets before the end (-1000), an ISO time, or group"
         ) from None
     return TimeSpec(_milliseconds(time))
 

@@ -16,6 +16,10 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from spark_klog.cli.records import places
+from spark_klog.client.cluster import Cluster
+from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.spark.offsets import OffsetSpec
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
 from tests.support.klog import klog_bytes, klog_command
@@ -127,6 +131,46 @@ def test_places(servers: str, topic: str) -> None:
     assert len(offsets(servers, topic, "--count", "7")) == 7
     assert offsets(servers, topic, "--where", "header.n>=15") == [(0, 8), (1, 8), (1, 9)]
     assert offsets(servers, "^places$", "--where", "key=k15") == [(1, 7)]
+
+
+def _transactions(servers: str, topic: str, *sizes: int) -> None:
+    """Write transactions of so many records to partition 0; negative sizes are aborted."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": servers, "transactional.id": topic})
+    producer.init_transactions(30)
+    for size in sizes:
+        producer.begin_transaction()
+        for number in range(abs(size)):
+            producer.produce(topic, b"%d" % number, partition=0)
+        if size > 0:
+            producer.commit_transaction(30)
+        else:
+            producer.flush(30)
+            producer.abort_transaction(30)
+
+
+def test_the_last_records_are_counted(servers: str, topic: str) -> None:
+    """Markers, and with read_committed aborted records, are offsets without a record."""
+    _transactions(servers, topic, 4, -40, 2, 1, -3)  # with a marker each: offsets 0-3, 5-44, 46-47, 49, 51-53
+    committed = [(0, offset) for offset in (0, 1, 2, 3, 46, 47, 49)]
+    for count in (1, 2, 3, 4, 6, 7, 8):
+        found = offsets(servers, topic, "--from", f"-{count}", "--isolation", "read_committed")
+        assert found == committed[-count:]
+    assert offsets(servers, topic, "--until", "-3", "--isolation", "read_committed") == committed[:-3]
+    every = [(0, offset) for offset in (*range(4), *range(5, 45), 46, 47, 49, 51, 52, 53)]
+    for count in (1, 4, 30, 100):
+        assert offsets(servers, topic, "--from", f"-{count}") == every[-count:]
+
+
+def test_the_search_for_the_last_records_is_bounded(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _transactions(servers, topic, 3, -40, 1)
+    monkeypatch.setattr(places, "_FARTHEST", 20)
+    settings = {"bootstrap.servers": servers, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+    with Cluster.connect(settings) as cluster:
+        found, warnings = places.ranges(
+            cluster, settings, [(topic, 0), (topic, 1)], places.parse_place("--from", "-2"), OffsetSpec(LATEST)
+        )
+    assert found == {(topic, 0): (27, 47), (topic, 1): (0, 0)}
+    assert warnings == [f"{topic}-0 has 1 records in its last 20 offsets"]
 
 
 def test_follow(servers: str, topic: str) -> None:

@@ -144,7 +144,8 @@ def test_the_lag_is_watched(place: Place, topic: str) -> None:
     commit(place, topic, [TopicPartition(topic, 0, 5)])
     servers = ("--bootstrap-server", place.servers)
     (line,) = klog_lines("groups", "lag", topic, *servers)
-    assert (line["group"], line["state"], line["stores"]) == (topic, "Empty", {"kafka": {"lag": 0, "lost": 0, "lagMs": 0}})
+    assert (line["group"], line["state"]) == (topic, "Empty")
+    assert line["stores"] == {"kafka": {"lag": 0, "lost": 0, "lagMs": 0}}
     command = klog_command("groups", "lag", topic, *servers, "--watch", "--interval", "0.2", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
@@ -214,4 +215,5 @@ def test_a_topic_that_is_gone_and_a_group_that_never_was(place: Place, topic: st
     (described,) = klog_lines("groups", "describe", "g", *servers, "--offsets-path", str(tmp_path))
     assert (described["state"], described["members"]) == ("Dead", [])
     (partition,) = described["partitions"]
-    assert (partition["latest"], partition["stores"]) == (None, {"files": {"offset": 3, "lag": None, "lost": None, "lagMs": None}})
+    assert partition["latest"] is None
+    assert partition["stores"] == {"files": {"offset": 3, "lag": None, "lost": None, "lagMs": None}}

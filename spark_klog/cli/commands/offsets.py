@@ -199,7 +199,7 @@ Examples:
 @click.option("--to-earliest", "to_earliest", is_flag=True, help="The first record.")
 @click.option("--to-latest", "to_latest", is_flag=True, help="The end of the partition.")
 @click.option("--to-time", metavar="TIME", help="The first record since: ISO 8601 (UTC without a zone), ms, or -10m.")
-@click.option("--shift-by", type=int, metavar="N", help="N records forward, or back if N is negative.")
+@click.option("--shift-by", type=int, metavar="N", help="N offsets forward, or back if N is negative.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="This offset.")
 @click.option(
     "--from-file",

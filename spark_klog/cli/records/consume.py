@@ -196,7 +196,7 @@ class _Partitions:
         self.settings: dict[str, Any] = {name: text for name, text in settings.items() if name not in _GROUP_SETTINGS}
         # retention may delete records that are still to be read
         self.settings |= {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
-        found, warnings = ranges(admin.cluster, keys, begin, until)
+        found, warnings = ranges(admin.cluster, self.settings, keys, begin, until)
         for warning in warnings:
             click.echo(f"klog: {warning}", err=True)
         self._starts = [(*key, start) for key, (start, end) in found.items() if follow or start < end]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
 
+from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, high_watermarks, list_offsets
 from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.offsets import BeforeEndSpec, OffsetSpec, TimeSpec, parse_offsets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Place = OffsetSpec | TimeSpec | BeforeEndSpec | int
 Offsets = Mapping[TopicPartition, int]
@@ -20,6 +26,10 @@ _OTHER_NAMES = {"beginning": "earliest", "end": "latest"}
 #: s@MS and e@MS, where kcat starts and ends.
 _TIMES_OF_KCAT = re.compile(r"[se]@([0-9]{1,14})")
 _LARGEST_OFFSET = (1 << 63) - 1
+_POLL_SECONDS = 0.5
+#: The most offsets before the end in which so many records are looked for, unless more are asked for.
+_FARTHEST = 1_000_000
+_GROWTH = 4
 
 
 def parse_place(option: str, text: str) -> Place:
@@ -42,12 +52,87 @@ def parse_place(option: str, text: str) -> Place:
     )
 
 
+class _Tail:
+    """The offsets of the last records of a partition, found backwards from its end, a range at a time."""
+
+    def __init__(self, end: int) -> None:
+        #: What is looked at next: [start, stop).
+        self.start = self.stop = end
+        #: The offsets found, in order.
+        self._parts: deque[pa.Array] = deque()
+        self._range: list[pa.Array] = []
+        self.count = 0
+
+    def look_back(self, start: int) -> None:
+        """Begin with the range from `start` to where the last one began."""
+        self.start, self.stop = start, self.start
+        self._parts.extendleft(reversed(self._range))
+        self._range = []
+
+    def add(self, offsets: pa.Array) -> None:
+        """Add the offsets of records that follow each other; those of the range count."""
+        import pyarrow.compute as pc
+
+        kept = offsets.filter(pc.less(offsets, self.stop))
+        if len(kept):
+            self._range.append(kept)
+            self.count += len(kept)
+
+    def offset_of_last(self, count: int) -> int:
+        """The offset of the last record but `count` - 1; the start of the range if there are not so many."""
+        left = count
+        for part in reversed([*self._range, *self._parts]):
+            if len(part) >= left:
+                return int(part[len(part) - left].as_py())
+            left -= len(part)
+        return self.start
+
+
+def _before_end(
+    settings: Mapping[str, Any], count: int, first: Offsets, end: Offsets
+) -> tuple[dict[TopicPartition, int], list[str]]:
+    """The offset of the last record but `count` - 1 in each partition, and what to warn of.
+
+    Markers of transactions, aborted records and gaps of compaction are offsets without a record, so that records are
+    counted: backwards, in ranges that grow up to `_FARTHEST` offsets from the end.
+    """
+    tails = {key: _Tail(offset) for key, offset in end.items()}
+    distance = count
+    while True:
+        wanted = {
+            key: max(first[key], end[key] - distance)
+            for key, tail in tails.items()
+            if tail.count < count and tail.start > first[key] and end[key] - tail.start < max(_FARTHEST, count)
+        }
+        if not wanted:
+            break
+        for key, start in wanted.items():
+            tails[key].look_back(start)
+        with Consumer(settings) as consumer:
+            consumer.assign([(*key, start) for key, start in wanted.items()])
+            while wanted:
+                batch = consumer.poll_arrow(_POLL_SECONDS)
+                if batch is not None:
+                    tails[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()].add(
+                        batch.column("offset")
+                    )
+                for key in [key for key in wanted if consumer.position(*key) >= tails[key].stop]:
+                    del wanted[key]
+                    consumer.pause([key])
+        distance = min(_GROWTH * distance, max(_FARTHEST, count))
+    warnings = [
+        f"{topic}-{partition} has {tails[topic, partition].count} records in its last {_FARTHEST:,} offsets"
+        for topic, partition in tails
+        if tails[topic, partition].count < count and tails[topic, partition].start > first[topic, partition]
+    ]
+    return {key: tail.offset_of_last(count) for key, tail in tails.items()}, warnings
+
+
 def offsets_of(cluster: Cluster, place: Place, first: Offsets, end: Offsets) -> dict[TopicPartition, int]:
-    """The offset that a place means in each partition; `first` and `end` are the partitions' ranges."""
+    """The offset that a place means in each partition, but a number of records; `first` and `end` are their ranges."""
+    assert not isinstance(place, BeforeEndSpec)
     if isinstance(place, int):
         return dict.fromkeys(end, place)
-    if isinstance(place, BeforeEndSpec):
-        return {key: max(first[key], end[key] - place.records) for key in end}
     if isinstance(place, OffsetSpec):
         return dict(first if place.everywhere == EARLIEST else end)
     found = list_offsets(cluster, place.values(end))
@@ -71,17 +156,27 @@ def _check_starts(cluster: Cluster, starts: Offsets) -> None:
 
 
 def ranges(
-    cluster: Cluster, keys: list[TopicPartition], begin: Place, until: Place
+    cluster: Cluster, settings: Mapping[str, Any], keys: list[TopicPartition], begin: Place, until: Place
 ) -> tuple[dict[TopicPartition, tuple[int, int]], list[str]]:
     """The offsets to read of each partition, [start, stop), and what to warn of.
+
+    `settings` are those of a consumer, which counts records if a place is a number of them.
 
     `ConfigError` if a start is beyond a partition's end: a typing error, or the offset of another topic.
     """
     first = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
     end = list_offsets(cluster, dict.fromkeys(keys, LATEST))
-    starts, stops = offsets_of(cluster, begin, first, end), offsets_of(cluster, until, first, end)
+    warnings: list[str] = []
+    found = []
+    for place in (begin, until):
+        if isinstance(place, BeforeEndSpec):
+            offsets, few = _before_end(settings, place.count, first, end)
+            warnings += few
+        else:
+            offsets = offsets_of(cluster, place, first, end)
+        found.append(offsets)
+    starts, stops = found
     _check_starts(cluster, {key: start for key, start in starts.items() if start > end[key]})
-    warnings = []
     for topic, partition in keys:
         key = topic, partition
         if starts[key] < first[key]:

@@ -42,7 +42,7 @@ def resolve(source: OffsetSource, spec: Spec, partitions: Collection[TopicPartit
     assert not isinstance(spec, GroupSpec)
     if isinstance(spec, BeforeEndSpec):
         first, end = earliest(source, partitions), latest(source, partitions)
-        return {key: max(first[key], end[key] - spec.records) for key in partitions}
+        return {key: max(first[key], end[key] - spec.count) for key in partitions}
     given, times = split_times(spec, partitions)
     found = given | (source.list_offsets(times) if times else {})
     late = [key for key, offset in found.items() if offset == NO_OFFSET]
