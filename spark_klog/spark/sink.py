@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
@@ -75,7 +76,11 @@ def _is_headers(kind: DataType) -> bool:
 
 
 def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Counts:
-    """Send a task's rows, without the flush, and count them."""
+    """Send a task's rows, without the flush, and count them.
+
+    Without rows the first task looks for the topic: a stream's first micro-batch is often empty, and a name that is
+    wrong should not wait for the first record.
+    """
     first = 0
     counts: Counts = {}
     for arrow_batch in arrow_batches:
@@ -84,6 +89,9 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
         producer.send_arrow(rows, options.topic, options.create_topics, first)
         first += rows.num_rows
         counts = total([counts, count_rows(rows, options.topic)])
+    context = TaskContext.get()
+    if not first and options.topic is not None and context is not None and context.partitionId() == 0:
+        producer.require([options.topic], options.create_topics)
     return counts
 
 

@@ -45,7 +45,7 @@ class SinkProducer:
         if rows.num_rows == 0:
             return
         names = [topic] if topic is not None else topic_names(rows.column("topic"), first)
-        self._require(self._producer.unknown(names), create_partitions)
+        self.require(names, create_partitions)
         try:
             self._producer.send_arrow(rows, topic)
         except InvalidRecords as error:
@@ -57,10 +57,10 @@ class SinkProducer:
             row = first + (error.row or 0)
             raise RecordTooLargeToSend(error.topic, error.size, error.limit, error.setting, row) from None
 
-    def _require(self, names: list[str], create_partitions: int | None) -> None:
-        if not names:
-            return
-        missing = self._missing(names)
+    def require(self, names: list[str], create_partitions: int | None) -> None:
+        """Make sure that the topics exist; see `send_arrow`."""
+        unknown = self._producer.unknown(names)
+        missing = self._missing(unknown) if unknown else []
         for name in missing:
             check_topic_name(name)  # brokers answer one that is illegal as one that does not exist
         seconds = _GRACE if create_partitions is None else self._cluster.config.request_timeout_ms / 1000

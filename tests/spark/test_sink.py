@@ -179,8 +179,10 @@ def test_other_columns_are_not_written(spark: SparkSession, servers: str, topic:
 
 def test_no_rows(spark: SparkSession, servers: str, topic: str) -> None:
     create_topic(servers, topic)
-    write(spark.createDataFrame([], "value string"), servers, topic=topic)
+    none = spark.createDataFrame([], "value string")
+    write(none, servers, topic=topic)
     assert consume(servers, topic) == []
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in error_of(lambda: write(none, servers, topic=f"{topic}-x"))
 
 
 @pytest.mark.parametrize(
@@ -312,6 +314,29 @@ def test_stream_refused(
             query.stop()
 
     assert message in error_of(run)
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
+def test_a_stream_without_records_finds_that_its_topic_is_missing(
+    spark: SparkSession, servers: str, topic: str, tmp_path: Path, guarantee: str
+) -> None:
+    create_topic(servers, topic)
+    target = f"{topic}-{guarantee}"
+
+    def run(**more: str) -> None:
+        writer = stream_of(spark, servers, topic).select("value").writeStream.format("klog")
+        options = {"topic": target, "deliveryGuarantee": guarantee, "checkpointLocation": str(tmp_path), **more}
+        query = writer.option("kafka.bootstrap.servers", servers).options(**options).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+
+    assert f"topic {target} (option createTopics=PARTITIONS creates topics)" in error_of(run)
+    run(createTopics="2")
+    assert (
+        len(AdminClient({"bootstrap.servers": servers}).list_topics(target, timeout=30).topics[target].partitions) == 2
+    )
 
 
 def test_values_of_other_types_can_be_cast(spark: SparkSession, servers: str, topic: str) -> None:

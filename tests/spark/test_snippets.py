@@ -6,6 +6,7 @@ Each page has a cluster of its own, or starts the broker that it describes. Free
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -167,6 +168,19 @@ def _check_clean(reader: _Reader) -> None:
     assert reader.namespace["clean"].count() == 9
 
 
+def _check_readme(reader: _Reader) -> None:
+    copies = reader.text(_COPIES)
+    exec(compile(copies, "README.md", "exec"), reader.namespace)
+    values = [json.loads(row.value) for row in reader.namespace["copies"].selectExpr("cast(value AS string)").collect()]
+    assert {value["page"] for value in values} == {"page 0", "page 1", "page 2"}
+
+
+_COPIES = """
+copies = spark.read.format("klog").option("kafka.bootstrap.servers", "127.0.0.1:9092").option("subscribe", "copies")
+copies = copies.load()
+"""
+
+
 def _check_tutorial(reader: _Reader) -> None:
     rows = reader.namespace["written"].selectExpr("cast(key AS string)", "cast(value AS string)").collect()
     assert sorted(tuple(row) for row in rows) == [("ada", "CART"), ("ada", "HOME"), ("grace", "SEARCH")]
@@ -179,16 +193,26 @@ _BEFORE: dict[str, Callable[[_Reader, EmbeddedCluster, Path], None]] = {
     "docs/recipes/zookeeper-to-kafka.md": _store_in_zookeeper,
 }
 _AFTER: dict[str, Callable[[_Reader], None]] = {
+    "README.md": _check_readme,
     "docs/recipes/exactly-once.md": _check_clean,
     "docs/recipes/testing.md": _call_test,
     "docs/tutorial.md": _check_tutorial,
 }
 
 
-def _end_queries(spark: SparkSession) -> None:
-    """Let streams read everything, then stop them: idle ones would poll the broker all the time."""
+def _end_queries(spark: SparkSession, servers: str = "") -> None:
+    """Let streams read everything, then stop them: idle ones would poll the broker all the time.
+
+    With `servers` each gets one more record: a stream that starts at the end of its topics would read none.
+    """
     for query in spark.streams.active:
         query.processAllAvailable()
+        if servers:
+            with Producer({"bootstrap.servers": servers}) as producer:
+                for topic in ("clicks", "clicks-eu"):
+                    producer.send(topic, b"page 0")
+            query.processAllAvailable()
+            assert sum(item["numInputRows"] for item in query.recentProgress), "the stream has read the record"
         query.stop()
 
 
@@ -219,7 +243,7 @@ def test_page(page: str, spark: SparkSession, server_dir: Path, tmp_path: Path) 
                 _BEFORE[page](reader, cluster, data_dir)
             for snippet in _runnable(page):
                 reader.run(snippet)
-                _end_queries(spark)
+                _end_queries(spark, servers if page == "README.md" else "")
             if page in _AFTER:
                 _AFTER[page](reader)
         finally:
