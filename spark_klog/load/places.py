@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,13 @@ def parse_run(option: str, text: str) -> AtRun:
     return AtRun(int(text))
 
 
-def parse_time(option: str, text: str, zone: Any = None) -> AtTime:
-    """Parse an ISO time, in `zone` (UTC by default) unless it names its own, or a time before now (-1h).
+def parse_time(option: str, text: str, zone: tzinfo = timezone.utc) -> AtTime:
+    """Parse an ISO time, in `zone` unless it names its own, or a time before now (-1h).
 
     `ConfigError`, also for a time to come.
     """
-    if zone is not None:
-        try:
-            local = datetime.fromisoformat(text.strip())
-            text = (local if local.tzinfo else local.replace(tzinfo=zone)).isoformat()
-        except ValueError:
-            pass  # perhaps one of the other forms
     try:
-        spec = parse_offsets(option, text, system_ms)
+        spec = parse_offsets(option, text, system_ms, zone=zone)
     except ConfigError:
         spec = None
     if not isinstance(spec, TimeSpec) or spec.everywhere is None:

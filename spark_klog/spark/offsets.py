@@ -3,7 +3,7 @@
 "earliest", "latest"                         for all partitions
 {"topic":{"0":23,"1":-2}}                    one offset per partition; -2 is earliest, -1 latest
 "1700000000000", {"topic":{"0":170...}}      a timestamp (ms) for all partitions or one each (timestamp options only)
-"-10m", "2026-11-21T10:00:00Z"               a time: relative (ms, s, m, h, d, w) or ISO 8601
+"-10m", "2026-11-21T10:00:00Z"               a time: relative (ms, s, m, h, d, w) or ISO 8601 with its zone
 "-1000"                                      so many offsets before the end of each partition
 "group"                                      the committed offsets of the group kafka.group.id
 
@@ -26,7 +26,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, tzinfo
 from typing import Any
 
 from spark_klog.directories.checkpoint import START_OF, from_json as from_json, to_json as to_json
@@ -125,8 +125,14 @@ def _by_partition(option: str, text: str, smallest: int, what: str) -> Each:
     return tuple(sorted(each.items()))
 
 
-def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | None = None) -> Spec:
-    """Parse every form but timestamps; `now` returns the time in ms. `ConfigError` for anything else."""
+def parse_offsets(
+    option: str, text: str, now: Callable[[], int], group: str | None = None, zone: tzinfo | None = None
+) -> Spec:
+    """Parse every form but timestamps; `now` returns the time in ms. `ConfigError` for anything else.
+
+    `zone` is that of an ISO time that names none. Without it such a time is refused: Spark does not tell a Python
+    source the session's zone, which filters use.
+    """
     word = text.strip().lower()
     if word in _WORDS:
         return OffsetSpec(_WORDS[word])
@@ -149,15 +155,15 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
             f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), '
             "offsets before the end (-1000), an ISO time, or group"
         ) from None
-    return TimeSpec(_milliseconds(time))
-
-
-def _milliseconds(time: datetime) -> int:
-    """Milliseconds since the epoch, at least 0: negative times have special meanings in ListOffsets.
-
-    A time without a zone is UTC, so that it means the same on every machine.
-    """
-    return max(0, round((time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp() * 1000))
+    if time.tzinfo is None:
+        if zone is None:
+            raise ConfigError(
+                f"option {option}={text!r} names no time zone: append Z for UTC or an offset like +01:00; "
+                "spark.sql.session.timeZone does not reach a source in Python"
+            )
+        time = time.replace(tzinfo=zone)
+    # At least 0: negative times have special meanings in ListOffsets.
+    return TimeSpec(max(0, round(time.timestamp() * 1000)))
 
 
 def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:

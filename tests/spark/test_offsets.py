@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, strategies as st
@@ -55,9 +56,8 @@ def parse(text: str, group: str | None = None) -> Spec:
         ("-2h", TimeSpec(NOW - 7_200_000)),
         ("-7d", TimeSpec(NOW - 604_800_000)),
         ("-1w", TimeSpec(NOW - 604_800_000)),
-        ("2026-11-21", TimeSpec(NOON - 12 * 3_600_000)),
-        ("2026-11-21T12:00", TimeSpec(NOON)),
-        ("2026-11-21 12:00:00", TimeSpec(NOON)),
+        ("2026-11-21T12:00Z", TimeSpec(NOON)),
+        ("2026-11-21 12:00:00Z", TimeSpec(NOON)),
         ("2026-11-21T12:00:00Z", TimeSpec(NOON)),
         (" 2026-11-21t12:00:00z ", TimeSpec(NOON)),
         ("2026-11-21T12:00:00.250Z", TimeSpec(NOON + 250)),
@@ -70,6 +70,16 @@ def test_parse_offsets(text: str, spec: Spec) -> None:
     assert parse(text) == spec
 
 
+@pytest.mark.parametrize("text", ["2026-11-21", "2026-11-21T12:00", "2026-11-21 12:00:00"])
+def test_a_time_without_a_zone(text: str) -> None:
+    """Filters read it in the session's zone, which a Python source is not told."""
+    with pytest.raises(ConfigError, match=r"names no time zone: append Z for UTC or an offset like \+01:00"):
+        parse(text)
+    there = datetime.fromisoformat(text).replace(tzinfo=ZoneInfo("America/New_York"))
+    found = parse_offsets("--from", text, lambda: NOW, zone=ZoneInfo("America/New_York"))
+    assert found == TimeSpec(int(there.timestamp() * 1000))
+
+
 @pytest.mark.parametrize("text", ["group", " GROUP "])
 def test_group(text: str) -> None:
     assert parse(text, "g") == GroupSpec("g")
@@ -79,7 +89,14 @@ def test_group(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1970-01-01", "1969-12-31T23:59:59.999Z", "1969-12-31T23:59:59.998Z", "0001-01-01", "-9999w", f"-{'9' * 18}d"],
+    [
+        "1970-01-01T00:00Z",
+        "1969-12-31T23:59:59.999Z",
+        "1969-12-31T23:59:59.998Z",
+        "0001-01-01T00:00Z",
+        "-9999w",
+        f"-{'9' * 18}d",
+    ],
 )
 def test_no_time_is_before_the_epoch(text: str) -> None:
     """Such times become 0: ListOffsets takes -1 and -2 ms for latest and earliest, and INT64 may overflow."""
@@ -205,8 +222,8 @@ def test_iso_times(moment: datetime, minutes: int) -> None:
     """The same moment in any time zone; microseconds become milliseconds."""
     exact = (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) / timedelta(milliseconds=1)
     there = moment.astimezone(timezone(timedelta(minutes=minutes)))
-    for text in (moment.isoformat(), there.isoformat(), moment.replace(tzinfo=None).isoformat()):
-        spec = parse(text)
+    local = parse_offsets("x", there.replace(tzinfo=None).isoformat(), lambda: NOW, zone=there.tzinfo)
+    for spec in (parse(moment.isoformat()), parse(there.isoformat()), local):
         assert isinstance(spec, TimeSpec)
         assert spec.everywhere is not None
         assert abs(spec.everywhere - exact) <= 1

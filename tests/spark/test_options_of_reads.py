@@ -116,6 +116,7 @@ FORMS = 'earliest, latest, {"topic":{"0":23}}, a time before now (-10m), offsets
         ({"startingOffsets": "first"}, f"option startingOffsets='first' must be {FORMS}"),
         ({"startingOffsets": "group"}, "option startingOffsets=group needs kafka.group.id"),
         ({"startingOffsets": "{"}, "option startingOffsets='{' is not JSON"),
+        ({"startingOffsets": "2026-11-21 10:00"}, "option startingOffsets='2026-11-21 10:00' names no time zone"),
         ({"startingOffsets": '{"t":{"0":-3}}'}, "option startingOffsets: t-0: -3 is not a valid offset"),
         ({"startingTimestamp": "-1"}, "option startingTimestamp='-1' must be a timestamp in ms since the epoch"),
         ({"startingTimestamp": ISO}, f"option startingTimestamp='{ISO}' must be a timestamp in ms since the epoch"),

@@ -55,7 +55,8 @@ Examples:
     "-o",
     "begin",
     metavar="PLACE",
-    help="earliest (the default), latest, an offset, -10 (records before each end), -1h, or an ISO time.",
+    help="earliest (the default), latest, an offset, -10 (records before each end), -1h, or an ISO time (UTC without a "
+    "zone).",
 )
 @click.option("--until", metavar="PLACE", help="The same words; by default the ends at the start of the command.")
 @click.option("--follow", "-F", is_flag=True, help="Wait for more records, until Ctrl-C.")

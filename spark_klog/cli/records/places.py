@@ -33,12 +33,15 @@ _GROWTH = 4
 
 
 def parse_place(option: str, text: str) -> Place:
-    """Parse an offset, earliest, latest, -10 (records before the end), -1h or an ISO time; `ConfigError`."""
+    """Parse an offset, earliest, latest, -10 (records before the end), -1h or an ISO time, UTC if it names no zone.
+
+    `ConfigError` for anything else.
+    """
     word = text.strip().lower()
     if word.isdecimal() and int(word) <= _LARGEST_OFFSET:
         return int(word)
     try:
-        spec = parse_offsets(option, _OTHER_NAMES.get(word, text), system_ms)
+        spec = parse_offsets(option, _OTHER_NAMES.get(word, text), system_ms, zone=timezone.utc)
     except ConfigError:
         spec = None
     if isinstance(spec, TimeSpec | BeforeEndSpec) or (isinstance(spec, OffsetSpec) and not spec.each):
