@@ -5,7 +5,7 @@ writes to. So a worker keeps the producer of a successful task, with all records
 the same settings. The producer of a failed task is closed, and its unacknowledged record batches are dropped.
 
 A transactional producer has an id of its own. The driver ends its transactions, and it serves another task only in a
-later micro-batch: `exactly_once/protocol.py` says why.
+later micro-batch, and not if the driver has fenced it: `exactly_once/protocol.py` says why.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from spark_klog.errors import KlogError
+from spark_klog.client.delivery.transactions import PreparedTransaction
+from spark_klog.errors import KlogError, ProducerFenced
 from spark_klog.spark.sink_producer import SinkProducer
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,8 @@ class _Entry:
     idle_since: float = 0.0
     #: The claim that its last transaction is of; -1 without transactions.
     claim: int = -1
-    transactional_id: str = ""
+    #: The last transaction of its id; None before the first.
+    last: PreparedTransaction | None = None
 
 
 class ProducerCache:
@@ -55,8 +57,8 @@ class ProducerCache:
         self._lock = threading.Lock()
         #: The longest idle first.
         self._idle: list[_Entry] = []
-        #: Transactional ids of closed producers, with the claims that they were used in: brokers keep ids for a week.
-        self._free_ids: list[tuple[_Key, str, int]] = []
+        #: The last transactions of closed producers, with their claims: brokers keep transactional ids for a week.
+        self._free_ids: list[tuple[_Key, PreparedTransaction, int]] = []
 
     @contextmanager
     def borrow(self, settings: Mapping[str, str]) -> Iterator[SinkProducer]:
@@ -75,39 +77,52 @@ class ProducerCache:
     def borrow_transactional(self, settings: Mapping[str, str], id_prefix: str, claim: int) -> Iterator[SinkProducer]:
         """A producer in an open transaction for the block, which prepares it; errors as of `Producer`.
 
-        Its id was not used since the claim. If the block fails, the transaction is aborted.
+        Its id was not used since the claim. If the block fails, the transaction is aborted, and the id not used again.
         """
         key = tuple(sorted({**settings, "transactional.id": id_prefix}.items()))
-        entry = self._take(key, claim)
-        if entry is None:
-            name = self._free_id(key, claim) or f"{id_prefix}{uuid.uuid4()}"
-            producer = SinkProducer({**settings, "transactional.id": name})
-            entry = _Entry(key, producer, self._clock(), transactional_id=name)
+        entry = self._in_transaction(settings, key, id_prefix, claim)
         try:
-            entry.producer.begin_transaction()
             yield entry.producer
         except BaseException:
             try:
                 entry.producer.abort_transaction()
             finally:
-                with self._lock:
-                    self._close(replace(entry, claim=claim))
+                entry.producer.abort()
             raise
-        self._keep(entry, claim)
+        self._keep(replace(entry, last=entry.producer.prepared or entry.last), claim)
 
-    def _free_id(self, key: _Key, claim: int) -> str | None:
+    def _in_transaction(self, settings: Mapping[str, str], key: _Key, id_prefix: str, claim: int) -> _Entry:
+        """A producer with an id that nobody has fenced, which has begun a transaction."""
+        while True:
+            entry = self._take(key, claim)
+            if entry is None:
+                last = self._free_id(key, claim)
+                name = f"{id_prefix}{uuid.uuid4()}" if last is None else last.transactional_id
+                producer = SinkProducer({**settings, "transactional.id": name})
+                entry = _Entry(key, producer, self._clock(), last=last)
+            try:
+                entry.producer.begin_transaction(entry.last)
+            except BaseException as error:
+                entry.producer.abort()
+                if isinstance(error, ProducerFenced) and entry.last is not None:
+                    _log.info("another transactional.id than %s, which was fenced", entry.last.transactional_id)
+                    continue
+                raise
+            return entry
+
+    def _free_id(self, key: _Key, claim: int) -> PreparedTransaction | None:
         with self._lock:
-            for place, (its_key, name, its_claim) in enumerate(self._free_ids):
+            for place, (its_key, last, its_claim) in enumerate(self._free_ids):
                 if its_key == key and its_claim < claim:
                     del self._free_ids[place]
-                    return name
+                    return last
         return None
 
     def _close(self, entry: _Entry) -> None:
         """Close a producer; an open transaction stays open. The caller holds the lock."""
         entry.producer.abort()
-        if entry.transactional_id:
-            self._free_ids.append((entry.key, entry.transactional_id, entry.claim))
+        if entry.last is not None:
+            self._free_ids.append((entry.key, entry.last, entry.claim))
             del self._free_ids[:-_MOST_FREE_IDS]
 
     def _take(self, key: _Key, claim: int = 0) -> _Entry | None:

@@ -35,6 +35,8 @@ class SinkProducer:
         self._producer = Producer(self._cluster, creates_topics=False)
         #: Whether no transaction has used the producer's epoch.
         self._has_new_epoch = False
+        #: The last transaction that was prepared.
+        self.prepared: PreparedTransaction | None = None
 
     def send_arrow(self, rows: pa.RecordBatch, topic: str | None, create_partitions: int | None, first: int) -> None:
         """Add rows as `Producer.send_arrow` does.
@@ -98,22 +100,30 @@ class SinkProducer:
         """Send all rows and wait until they are confirmed."""
         self._producer.flush()
 
-    def begin_transaction(self) -> None:
-        """Begin a transaction with another epoch. One that this producer has prepared must have ended."""
+    def begin_transaction(self, known: PreparedTransaction | None) -> None:
+        """Begin a transaction with another epoch, the next one of `known`, the last transaction of this id, if any.
+
+        That one must have ended. `ProducerFenced` if someone has ended it with another epoch.
+        """
         if not self._has_new_epoch:
-            self._producer.init_transactions()
+            self._producer.init_transactions(known)
         self._producer.begin_transaction()
 
     def prepare_transaction(self) -> PreparedTransaction | None:
         """As `Producer.prepare_transaction`."""
         found = self._producer.prepare_transaction()
         self._has_new_epoch = found is None
+        self.prepared = found or self.prepared
         return found
 
     def abort_transaction(self) -> None:
-        """Abort what the task has written, for readers not to wait for it; within 5 s, and without errors."""
+        """Abort what the task has written, for readers not to wait for it; within 5 s, and without errors.
+
+        Records may be in flight: brokers refuse them then. The producer can only be closed.
+        """
         with suppress(KlogError), self._cluster.within(_LAST_ABORT_MS):
-            self._producer.abort_transaction()
+            found = self._producer.transaction_under_way()
+            Admin(self._cluster).fence_transactions([] if found is None else [found])
 
     def refresh(self) -> bool:
         """As `Producer.refresh`; topics that are gone since have to be created again."""

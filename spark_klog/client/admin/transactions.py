@@ -25,10 +25,12 @@ from spark_klog.protocol.apis import (
     DESCRIBE_PRODUCERS,
     DESCRIBE_TRANSACTIONS,
     END_TXN,
+    INIT_PRODUCER_ID,
     LIST_TRANSACTIONS,
     WRITE_TXN_MARKERS,
 )
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.coordinator import TRANSACTION
 
 _MAX_INT16, _MAX_INT32 = 0x7FFF, 0x7FFFFFFF
@@ -44,7 +46,11 @@ _STATES = (
 )
 #: The first version of ListTransactions with a filter by duration (KIP-994).
 _FIRST_WITH_DURATION = 1
-#: EndTxn requests that are sent before the first is answered.
+#: The first InitProducerId with the producer id and epoch that are to be fenced (KIP-360).
+_FIRST_WITH_EPOCH = 3
+#: InitProducerId's answers if the producer has another epoch than the given one.
+_FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
+#: Requests that are sent before the first is answered.
 _MOST_IN_FLIGHT = 100
 
 
@@ -158,41 +164,81 @@ class TransactionCalls(AdminCalls):
         wanted = items_of("transactions", transactions)
         word = "commit" if commits else "abort"
 
-        def request(one: PreparedTransaction) -> Message:
-            return {
-                "transactional_id": one.transactional_id,
-                "producer_id": one.producer_id,
-                "producer_epoch": one.epoch,
-                "committed": commits,
-            }
-
         def ended(one: PreparedTransaction, answer: Message | KlogError) -> Message | KlogError:
             if isinstance(answer, KlogError):
-                if not isinstance(answer, ConnectionFailed | RequestTimedOut):
+                if not isinstance(answer, ConnectionFailed | RequestTimedOut | ProtocolError):
                     raise answer
             elif answer["error_code"]:
                 return answer_error(END_TXN, answer["error_code"], f"{word} of a transaction of {one.transactional_id}")
             return answer
 
         def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
-            by_name = self._found.nodes([one.transactional_id for one in rest], TRANSACTION)
-            found: dict[PreparedTransaction, Message | KlogError] = {}
-            requests: dict[PreparedTransaction, tuple[int, Message]] = {}
-            for one in rest:
-                node = by_name[one.transactional_id]
-                if isinstance(node, ProtocolError):
-                    found[one] = node
-                else:
-                    requests[one] = node, request(one)
-            asked = list(requests)
-            for start in range(0, len(asked), _MOST_IN_FLIGHT):
-                some = {one: requests[one] for one in asked[start : start + _MOST_IN_FLIGHT]}
-                answers = self.cluster.request_all(END_TXN, some)
-                found |= {one: ended(one, answer) for one, answer in answers.items()}
-            return found
+            answers = self._ask_about(END_TXN, rest, {"committed": commits})
+            return {one: ended(one, answer) for one, answer in answers.items()}
 
         with self._call():
             return without_results(self._each(wanted, ask))
+
+    def fence_transactions(self, transactions: Iterable[PreparedTransaction]) -> Outcomes[PreparedTransaction, None]:
+        """Abort transactions with the next epoch, so that leaders refuse what their producers still send.
+
+        After an abort by `end_transactions` brokers from 3.0 to 3.5 take a record of the same epoch, and open a
+        transaction with it that no coordinator ends (KIP-890). A producer that has another epoch already is fenced:
+        a repeated call succeeds again. Kafka aborts a transaction that its producer has begun with a later epoch
+        as well: the caller excludes that. InitProducerId and DescribeTransactions (Kafka 3.0), at the coordinators.
+        """
+        wanted = items_of("transactions", transactions)
+        more = {"transaction_timeout_ms": self.cluster.config.transaction_timeout_ms}
+
+        def fenced(one: PreparedTransaction, answer: Message | KlogError) -> Message | KlogError:
+            if isinstance(answer, KlogError):
+                if not isinstance(answer, ConnectionFailed | RequestTimedOut | ProtocolError):
+                    raise answer
+                return answer
+            what = f"abort of a transaction of {one.transactional_id}"
+            if answer["error_code"] != ErrorCode.CONCURRENT_TRANSACTIONS:
+                code = ErrorCode.NONE if answer["error_code"] in _FENCED else answer["error_code"]
+                return answer_error(INIT_PRODUCER_ID, code, what) if code else answer
+            # the broker has begun to abort, or is ending another transaction; markers may take long to be written
+            now = self.describe_transactions([one.transactional_id])[one.transactional_id]
+            if isinstance(now, KlogError):
+                return now
+            is_open = (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", one.producer_id, one.epoch)
+            return answer_error(INIT_PRODUCER_ID, answer["error_code"], what) if is_open else answer
+
+        def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
+            answers = self._ask_about(INIT_PRODUCER_ID, rest, more, _FIRST_WITH_EPOCH)
+            return {one: fenced(one, answer) for one, answer in answers.items()}
+
+        with self._call():
+            return without_results(self._each(wanted, ask))
+
+    def _ask_about(
+        self, api: Api, transactions: list[PreparedTransaction], more: Message, first_version: int = 0
+    ) -> dict[PreparedTransaction, Message | KlogError]:
+        """Ask the coordinators about transactions, each by a request of its own, with `more` fields."""
+        by_name = self._found.nodes([one.transactional_id for one in transactions], TRANSACTION)
+        found: dict[PreparedTransaction, Message | KlogError] = {}
+        requests: dict[PreparedTransaction, tuple[int, Message]] = {}
+        for one in transactions:
+            node = by_name[one.transactional_id]
+            if isinstance(node, ProtocolError):
+                found[one] = node
+                continue
+            if first_version and self.cluster.version_of(node, api) < first_version:
+                raise UnsupportedVersionError(f"{api.name} with a producer's epoch needs Kafka 2.5 or later")
+            identity = {
+                "transactional_id": one.transactional_id,
+                "producer_id": one.producer_id,
+                "producer_epoch": one.epoch,
+            }
+            requests[one] = node, {**identity, **more}
+        asked = list(requests)
+        for start in range(0, len(asked), _MOST_IN_FLIGHT):
+            found |= self.cluster.request_all(
+                api, {one: requests[one] for one in asked[start : start + _MOST_IN_FLIGHT]}
+            )
+        return found
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition]

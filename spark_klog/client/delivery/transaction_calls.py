@@ -42,13 +42,14 @@ class TransactionCalls:
         transactions.check_open(call)
         return transactions
 
-    def init_transactions(self) -> None:
+    def init_transactions(self, known: PreparedTransaction | None = None) -> None:
         """Fence other producers with this transactional.id and abort their transactions.
 
-        Call it once, first, and after `prepare_transaction` before the next transaction.
+        Call it once, first, and after `prepare_transaction` before the next transaction. With `known`, the last
+        transaction of this id, it fences nobody: it raises `ProducerFenced` if the id has another epoch (Kafka 2.5).
         """
         with self._turns, self._turns.section:
-            self._transactional("init_transactions").init()
+            self._transactional("init_transactions").init(known)
             self._sender.reset()  # another epoch numbers its batches from 0 on
 
     def begin_transaction(self) -> None:
@@ -99,6 +100,11 @@ class TransactionCalls:
                 return transactions.prepare()
         finally:
             self._sender.receipts.call_back()
+
+    def transaction_under_way(self) -> PreparedTransaction | None:
+        """What `Admin.fence_transactions` aborts this producer's transaction by; None if nothing was written."""
+        with self._turns:
+            return self._transactional("transaction_under_way").under_way
 
     def abort_transaction(self) -> None:
         """Drop unsent records and abort the transaction. After an error call it again."""

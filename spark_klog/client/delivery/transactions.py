@@ -113,13 +113,14 @@ class Transactions:
         """A numbering from 0 for a partition, in the current epoch."""
         return Numbering(self._producer_id, self._epoch)
 
-    def init(self) -> None:
+    def init(self, known: PreparedTransaction | None = None) -> None:
         """Get a producer id and epoch. This fences earlier producers and aborts their open transactions.
 
-        After `prepare` it aborts the prepared transaction, too, if nobody has ended it.
+        After `prepare` it aborts the prepared transaction, too, if nobody has ended it. With `known`, the last
+        transaction of this id, it goes on from there (Kafka 2.5): `ProducerFenced` if the id has another epoch.
         """
         self._expect("init_transactions", State.NEW, State.PREPARED)
-        self._init(-1, -1)
+        self._init(-1, -1) if known is None else self._init(known.producer_id, known.epoch)
 
     def begin(self) -> None:
         self._expect("begin_transaction", State.READY)
@@ -129,6 +130,12 @@ class Transactions:
     def is_open(self) -> bool:
         """Whether there is a transaction to abort."""
         return self.state in (State.OPEN, State.FAILED, State.ABORTING)
+
+    @property
+    def under_way(self) -> PreparedTransaction | None:
+        """The transaction that the coordinator may know of and that has not ended; None if there is none."""
+        identity = PreparedTransaction(self.transactional_id, self._producer_id, self._epoch)
+        return identity if self._is_begun else None
 
     @property
     def has_failed(self) -> bool:

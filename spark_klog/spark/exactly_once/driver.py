@@ -43,7 +43,6 @@ _ONGOING = "Ongoing"
 _NOT_COMMITTED = frozenset(
     {ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH}
 )  # fmt: skip
-_NOTHING_TO_ABORT = _NOT_COMMITTED | {ErrorCode.INVALID_PRODUCER_ID_MAPPING}
 
 
 class NotDecided(KlogError):
@@ -148,7 +147,10 @@ def _act(action: Action, log: DecisionLog, admin: Admin) -> Any:
 def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ...]:
     """Whether each is committed; raises the error of one if the brokers' answer decides nothing about it."""
     results = []
-    for error in _end(admin, transactions, commits=True):
+    prepared = [_prepared(one) for one in transactions]
+    failures = admin.end_transactions(prepared, commits=True).failures
+    for one in prepared:
+        error = failures.get(one)
         if isinstance(error, ProtocolError) and error.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING:
             raise ProtocolError(
                 error.code,
@@ -166,16 +168,13 @@ def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ..
 def _abort(admin: Admin, transactions: Sequence[Transaction]) -> None:
     for one in transactions:
         _log.info("aborting a transaction that no micro-batch has: %s", one)
-    for error in _end(admin, transactions, commits=False):
-        if error is not None and not (isinstance(error, ProtocolError) and error.code in _NOTHING_TO_ABORT):
-            raise error
+    prepared = [_prepared(one) for one in transactions]
+    for error in admin.fence_transactions(prepared).failures.values():
+        raise error
 
 
-def _end(admin: Admin, transactions: Sequence[Transaction], *, commits: bool) -> list[KlogError | None]:
-    """The error of each transaction that has not ended so."""
-    prepared = [PreparedTransaction(one.transactional_id, one.producer_id, one.epoch) for one in transactions]
-    failures = admin.end_transactions(prepared, commits=commits).failures
-    return [failures.get(one) for one in prepared]
+def _prepared(one: Transaction) -> PreparedTransaction:
+    return PreparedTransaction(one.transactional_id, one.producer_id, one.epoch)
 
 
 def _open_transactions(admin: Admin, prefix: str) -> tuple[Transaction, ...]:

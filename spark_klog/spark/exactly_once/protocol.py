@@ -14,7 +14,9 @@ those producers may be in other transactions already.
 
 A transactional id belongs to the Python worker that drew it, and not to a task's number: Kafka lets the last
 InitProducerId win, and a late copy of a task, with the same id, would abort a transaction that the driver has decided.
-A worker may use an id again for a later claim, as `begin` has ended all transactions of the claims before.
+A worker may use an id again for a later claim, as `begin` has ended all transactions of the claims before; but only
+with the epoch that it had (KIP-360), not one that a driver has fenced: Kafka's InitProducerId aborts whatever is open,
+and that of a driver which was overtaken may come late.
 """
 
 from __future__ import annotations
@@ -98,9 +100,11 @@ class Commit:
 
 @dataclass(frozen=True)
 class Abort:
-    """EndTxn of transactions in any order, by producer id and epoch.
+    """InitProducerId of transactions in any order, by producer id and epoch.
 
-    No result that counts; a transaction that has ended already stays as it is.
+    It aborts with the next epoch, so that leaders refuse what a late attempt still writes: after EndTxn, brokers from
+    3.0 to 3.5 would take it, and open a transaction that no coordinator ends. No result that counts; a transaction that
+    has ended already stays as it is.
     """
 
     transactions: tuple[Transaction, ...]
@@ -213,8 +217,8 @@ def _commit(decision: Decision, number: int) -> Program[None]:
 def _sweep(number: int) -> Program[None]:
     """Abort open transactions, all undecided; `number` is the next free one of the log.
 
-    If the log is not longer after they were listed, none of them belongs to a later claim. Their epochs keep the aborts
-    from what the producers do next.
+    If the log is not longer after they were listed, none of them belongs to a later claim. A later claim fences them
+    itself before its tasks begin, so that no producer uses their ids again.
     """
     found: tuple[Transaction, ...] = yield ListOpen()
     if not found:

@@ -32,22 +32,27 @@ OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
 
 
 class Violation(AssertionError):
-    """Rows are duplicated, missing, or reported lost without a timeout; or transactions stay open."""
+    """Rows are duplicated, missing, or reported lost without a timeout; or transactions stay open, or open again."""
 
 
 @dataclass(frozen=True)
 class Producer:
-    """The coordinator's state of a transactional id, and the last claim that its worker used it for."""
+    """The coordinator's state of a transactional id, and the last claim that its worker used it for.
+
+    `known` is the epoch that the worker has, `leader` the highest that the partitions' leaders have seen.
+    """
 
     epoch: int
     state: str
     rows: tuple[int, ...]
     claim: int
+    known: int
+    leader: int
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Another attempt of a task; `transaction` is set once it has written."""
+    """Another attempt of a task; `transaction` is set once it has written, `has_more` until it has written again."""
 
     run: int
     begun: Begun
@@ -55,6 +60,7 @@ class Copy:
     task: int
     rows: tuple[int, ...]
     transaction: Transaction | None = None
+    has_more: bool = False
 
 
 _NOT_BEGUN = Begun(0, -1)
@@ -78,7 +84,10 @@ class Run:
 
 @dataclass(frozen=True)
 class World:
-    """A state of the model. `copies_left` etc. bound the search."""
+    """A state of the model. `copies_left` etc. bound the search.
+
+    Brokers before 3.6 do not verify (KIP-890): a leader takes any record of the producer's current epoch.
+    """
 
     log: tuple[Entry, ...] = ()
     producers: tuple[Producer, ...] = ()
@@ -93,6 +102,7 @@ class World:
     timed_out: bool = False
     started: int = 1
     had_twins: bool = False
+    verifies: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,6 +113,9 @@ class Design:
     finish: Callable[[Begun, int, tuple[Transaction, ...]], Program[None]] = protocol.finish
     is_exclusive: bool = True
     has_ids_by_task: bool = False
+    #: Whether an abort gives the producer the next epoch, and whether a worker uses no id again that has another one.
+    fences: bool = True
+    keeps_epochs: bool = True
 
 
 @dataclass
@@ -140,8 +153,9 @@ class Search:
             raise Violation(f"{violation}, after: {'; '.join(reversed(text))}") from None
         for place, producer in enumerate(world.producers):
             if world.timeouts_left and producer.state == OPEN:
-                fenced = replace(producer, state=ABORTED, epoch=producer.epoch + 1)
-                gone = replace(_with(world, place, fenced), timeouts_left=world.timeouts_left - 1, timed_out=True)
+                gone = replace(
+                    _with(world, place, _fenced(producer)), timeouts_left=world.timeouts_left - 1, timed_out=True
+                )
                 yield f"id {place} times out", gone
         if world.restarts_left and world.checkpoint < self.batches:
             new = Run(world.started, world.checkpoint)
@@ -234,8 +248,15 @@ class Search:
             others = world.copies[:place] + world.copies[place + 1 :]
             if copy.transaction is None:
                 wrote, transaction = self._write(world, copy.begun, copy.task, copy.rows)
-                writing = replace(copy, transaction=transaction)
+                writing = replace(copy, transaction=transaction, has_more=True)
                 yield f"copy of task {copy.task} writes", replace(wrote, copies=(*others, writing))
+                continue
+            if copy.has_more:
+                self._check_late(world, copy.transaction)
+                yield (
+                    f"copy of task {copy.task} writes again",
+                    replace(world, copies=(*others, replace(copy, has_more=False))),
+                )
                 continue
             for number, run in enumerate(world.runs):
                 is_its = (run.number, run.batch, run.begun) == (copy.run, copy.batch, copy.begun)
@@ -250,13 +271,14 @@ class Search:
         place = len(producers)
         if self.design.has_ids_by_task:
             place = task
-            producers += [Producer(0, ABORTED, (), -1)] * (1 + task - len(producers))
+            producers += [Producer(0, ABORTED, (), -1, 0, 0)] * (1 + task - len(producers))
         else:
             held = {copy.transaction.producer_id for copy in world.copies if copy.transaction is not None}
-            free = [n for n, old in enumerate(producers) if old.claim < begun.number and n not in held]
+            kept = [n for n, old in enumerate(producers) if old.known == old.epoch or not self.design.keeps_epochs]
+            free = [n for n in kept if producers[n].claim < begun.number and n not in held]
             place = free[0] if free else place
         epoch = producers[place].epoch + 1 if place < len(producers) else 0
-        producers[place : place + 1] = [Producer(epoch, OPEN, rows, begun.number)]
+        producers[place : place + 1] = [Producer(epoch, OPEN, rows, begun.number, epoch, epoch)]
         return replace(world, producers=tuple(producers)), Transaction(f"id-{place}", place, epoch, task)
 
     def _act(self, world: World, action: protocol.Action) -> tuple[World, Any]:
@@ -272,11 +294,18 @@ class Search:
         return replace(world, log=(*world.log, action.entry)), True
 
     def _end(self, world: World, one: Transaction, *, commits: bool) -> tuple[World, bool]:
-        """Call EndTxn. Return whether it ended the transaction; for a commit also True if it was committed before."""
+        """End a transaction; return for a commit whether it is committed, now or before.
+
+        A commit is EndTxn, an abort InitProducerId: as Kafka's it does not look at the epoch of an open transaction.
+        """
         place = one.producer_id
         producer = world.producers[place]
         is_same = producer.epoch == one.epoch
         if not commits:
+            if self.design.fences:
+                if producer.state == OPEN:
+                    return _with(world, place, _fenced(producer)), True
+                return (_with(world, place, replace(producer, epoch=one.epoch + 1)) if is_same else world), False
             is_open = is_same and producer.state == OPEN
             return (_with(world, place, replace(producer, state=ABORTED)) if is_open else world), is_open
         if not is_same or producer.state == ABORTED:
@@ -288,12 +317,24 @@ class Search:
         ended = _with(world, place, replace(producer, state=COMMITTED))
         return replace(ended, rows=world.rows | set(producer.rows)), True
 
+    def _check_late(self, world: World, one: Transaction) -> None:
+        """A late attempt writes again: leaders look at its epoch; those that verify, at its transaction, too."""
+        producer = world.producers[one.producer_id]
+        is_open = producer.state == OPEN and producer.epoch == one.epoch
+        if producer.leader <= one.epoch and not is_open and not world.verifies:
+            raise Violation("a late record opens a transaction that no coordinator knows")
+
     def _check_batch(self, world: World, batch: int) -> None:
         missing = {3 * batch, 3 * batch + 1, 3 * batch + 2} - world.rows
         if missing:
             raise Violation(f"rows {sorted(missing)} are missing")
         if not (world.had_twins or world.copies) and any(old.state == OPEN for old in world.producers):
             raise Violation("transactions stay open, which holds readers up")
+
+
+def _fenced(producer: Producer) -> Producer:
+    """Aborted with the next epoch, which the markers tell the leaders."""
+    return replace(producer, state=ABORTED, epoch=producer.epoch + 1, leader=producer.epoch + 1)
 
 
 def _with(world: World, place: int, producer: Producer) -> World:

@@ -18,7 +18,7 @@ from spark_klog.client.admin.topics import NewTopic
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.producer import Producer
-from spark_klog.errors import ConfigError, ProtocolError
+from spark_klog.errors import ConfigError, KlogError, ProducerFenced, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.spark.exactly_once.decision_log import DecisionLog
@@ -40,6 +40,19 @@ SHORT = {"transaction.timeout.ms": "5000"}
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address
+
+
+@pytest.fixture(
+    params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)],
+)
+def unverified(request: pytest.FixtureRequest, server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
+    """A broker, Kafka as before 3.6: it takes records of a transaction that its coordinator does not know."""
+    if request.param == "ours":
+        with serving("ours", server_dir, shared_kafkas) as address:
+            yield address
+    else:
+        settings = {"transaction.partition.verification.enable": "false"}
+        yield shared_kafkas.get(request.param, settings).bootstrap_servers
 
 
 class Query:
@@ -116,6 +129,35 @@ def test_what_no_driver_has_decided_is_aborted(query: Query) -> None:
     assert query.claim().begun.decided == 0
     assert query.state(lost) in ("PrepareAbort", "CompleteAbort")
     query.read_until("a", "b")
+
+
+def test_an_attempt_that_writes_after_its_abort(unverified: str, topic: str, tmp_path: Path) -> None:
+    query = Query(unverified, topic, tmp_path)
+    claimed = query.claim()
+    late = Producer({**query.settings, "transactional.id": f"{claimed.identity.id_prefix}late"})
+    late.init_transactions()
+    late.begin_transaction()
+    late.send(topic, b"first")
+    late.flush()
+    query.decide(claimed, 0, query.task(claimed, 0, b"a"))
+    late.send(topic, b"second")
+    with pytest.raises(KlogError):
+        late.flush()
+    late.abort()
+    query.read_until("a")
+    query.close()
+
+
+def test_fencing(query: Query) -> None:
+    claimed = query.claim()
+    done, task = query.task(claimed, 0, b"a"), query.task(claimed, 1, b"b")
+    query.decide(claimed, 0, done)
+    with Admin({"bootstrap.servers": query.settings["bootstrap.servers"]}) as admin:
+        admin.fence_transactions([_prepared(task)]).check()  # the driver has fenced it
+    with pytest.raises(ProducerFenced):
+        query.producers[-1].init_transactions(_prepared(task))
+    query.producers[0].init_transactions(_prepared(done))
+    query.read_until("a")
 
 
 def test_a_restart_with_another_prefix(query: Query, tmp_path: Path) -> None:

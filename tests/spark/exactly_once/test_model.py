@@ -81,7 +81,9 @@ def careless_begin(*, sweeps: bool = True, ends_first: bool = True, marks: bool 
         pytest.param(World(restarts_left=2, copies_left=0), 3, id="restarts"),
         pytest.param(World(restarts_left=1, copies_left=1), 2, id="restart-and-copy"),
         pytest.param(World(restarts_left=1, twins_left=1, copies_left=0), 2, id="two-runs"),
+        pytest.param(World(restarts_left=2, twins_left=1, copies_left=0), 1, id="two-runs-and-a-restart"),
         pytest.param(World(restarts_left=1, copies_left=0, timeouts_left=1), 3, id="timeout"),
+        pytest.param(World(restarts_left=1, copies_left=1, verifies=True), 2, id="brokers-that-verify"),
         pytest.param(World(restarts_left=2, copies_left=1), 3, id="restarts-and-copy", marks=full),
         pytest.param(World(restarts_left=1, twins_left=1, copies_left=1), 1, id="two-runs-and-copy", marks=full),
         pytest.param(World(restarts_left=1, twins_left=1, copies_left=0), 3, id="two-runs-of-three", marks=full),
@@ -126,6 +128,13 @@ def test_every_row_is_there_once_or_reported(world: World, batches: int) -> None
             World(restarts_left=2),
             "none timed out",
             id="ends are not marked",
+        ),
+        pytest.param(Design(fences=False), World(), "no coordinator knows", id="aborts without another epoch"),
+        pytest.param(
+            Design(keeps_epochs=False),
+            World(restarts_left=2, twins_left=1, copies_left=0),
+            "none timed out",
+            id="ids that a driver has fenced are used again",
         ),
     ],
 )
