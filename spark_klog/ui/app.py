@@ -1,4 +1,4 @@
-"""The routes of `klog ui`: static files, views as JSON, live views and searches as server-sent events, changes."""
+"""The routes of `klog ui`: static files, views as JSON, live views and searches as events, exports, changes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from spark_klog import __version__
 from spark_klog.client import Admin, Consumer
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.ui import changes, groups, overview, queries
+from spark_klog.ui.export import FORMS, MAX_RECORDS as MAX_EXPORTED, Render, export
 from spark_klog.ui.guard import Guard, RequestRefused, Session
-from spark_klog.ui.messages import MAX_COUNT, page
+from spark_klog.ui.messages import MAX_COUNT, View, page
 from spark_klog.ui.outage import OutageWatch
 from spark_klog.ui.search import FIELDS, MAX_MATCHES, MAX_RECORDS, Search, search
 from spark_klog.ui.streams import Streams
@@ -40,9 +41,11 @@ class Sources(NamedTuple):
     """What the page shows: a cluster by its client settings, stores of offsets, checkpoints, outputs of loads.
 
     `cluster` or `command_config` is where the settings are from: the lines to copy name it, and no secret.
+    `json_lines` renders records that are exported.
     """
 
     settings: Mapping[str, str]
+    json_lines: Render
     stores: Sequence[str] = ()
     checkpoints: Sequence[str] = ()
     loads: Sequence[str] = ()
@@ -69,6 +72,7 @@ class Pages:
             "overview": lambda _: overview.overview(self._admin),
             "topic": lambda asked: overview.topic(self._admin, _name(asked)),
             "messages": self._messages,
+            "readers": lambda asked: groups.readers(self._admin, _name(asked)),
             "groups": lambda _: groups.groups(self._admin),
             "group": self._group,
             "queries": lambda _: queries.queries(self._admin, self._sources.checkpoints),
@@ -77,6 +81,7 @@ class Pages:
         views |= {name: self._checked(look) for name, look in views.items() if name not in _WITHOUT_BROKERS}
         made: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "topics/create": partial(changes.create_topic, self._admin),
+            "topics/delete": partial(changes.delete_topic, self._admin),
             "topics/alter": partial(changes.alter_topic, self._admin),
             "produce": partial(changes.produce, self._admin, self._sources.settings),
             "groups/move": partial(changes.move_group, self._admin),
@@ -86,6 +91,7 @@ class Pages:
             *(Route(f"/api/live/{name}", self._live(look, name)) for name, look in views.items() if name != "session"),
             Route("/api/outage", self._outage),
             Route("/api/search", self._search),
+            Route("/api/export", self._export),
             *(Route(f"/api/{name}", self._change(work), methods=["POST"]) for name, work in made.items()),
         ]
 
@@ -109,17 +115,15 @@ class Pages:
         return Consumer(self._consumer_settings, include_headers=True)
 
     def _messages(self, asked: Request) -> dict[str, Any]:
-        before = asked.query_params.get("before")
-        return page(
-            self._admin,
-            self._new_consumer,
-            _name(asked),
-            _number(asked, "partition"),
-            _number(asked, "count", most=MAX_COUNT) or 50,
-            _places(before) if before else None,
-            _number(asked, "offset"),
-            _number(asked, "time"),
-        )
+        count = _number(asked, "count", most=MAX_COUNT) or 50
+        return page(self._admin, self._new_consumer, _message_view(asked), count)
+
+    async def _export(self, asked: Request) -> Response:
+        form = asked.query_params.get("format", "jsonl")
+        records = _number(asked, "records", most=MAX_EXPORTED) or 10_000
+        view, lines = _message_view(asked), self._sources.json_lines
+        work = await run_in_threadpool(export, self._admin, self._new_consumer, view, form, records, lines)
+        return self._streams.download(work, f"{view.topic}.{form}", FORMS[form])
 
     def _group(self, asked: Request) -> dict[str, Any]:
         sources = self._sources
@@ -173,6 +177,21 @@ def _name(asked: Request) -> str:
     return name
 
 
+def _message_view(asked: Request) -> View:
+    order = asked.query_params.get("order", "newest")
+    if order not in ("newest", "oldest"):
+        raise ConfigError(f"order={order[:50]!r} must be newest or oldest")
+    reached = asked.query_params.get("after" if order == "oldest" else "before")
+    return View(
+        _name(asked),
+        _number(asked, "partition"),
+        order == "oldest",
+        _number(asked, "offset"),
+        _number(asked, "time"),
+        _places(reached) if reached else None,
+    )
+
+
 def _number(asked: Request, name: str, most: int = 2**63 - 1) -> int | None:
     text = asked.query_params.get(name, "")
     if not text:
@@ -188,7 +207,7 @@ def _places(text: str) -> dict[int, int]:
         pairs = [part.split(":") for part in text.split(",")]
         return {int(number): int(offset) for number, offset in pairs}
     except ValueError:
-        raise ConfigError("before must be PARTITION:OFFSET,...") from None
+        raise ConfigError("before and after must be PARTITION:OFFSET,...") from None
 
 
 async def _failed(_: Request, error: Exception) -> Response:

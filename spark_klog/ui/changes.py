@@ -44,6 +44,15 @@ def alter_topic(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"altered": name}
 
 
+def delete_topic(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
+    """{"name", "confirm": the name once more}"""
+    name = _text(body, "name")
+    if body.get("confirm") != name:
+        raise ConfigError(f"to delete topic {name} with all its records, confirm must be its name")
+    admin.delete_topic(name)
+    return {"deleted": name}
+
+
 def produce(admin: Admin, settings: Mapping[str, str], body: Mapping[str, Any]) -> dict[str, Any]:
     """{"topic", "partition", "key", "value", "headers": [{"key", "value"}]}
 

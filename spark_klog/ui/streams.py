@@ -1,4 +1,4 @@
-"""Server-sent events: a view again and again, or the steps of a search.
+"""Server-sent events: a view again and again, or the steps of a search. And downloads, with the same limit.
 
     event: NAME
     data: JSON
@@ -13,6 +13,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
@@ -82,6 +83,24 @@ class Streams:
 
         return StreamingResponse(events(), media_type=_EVENT_STREAM)
 
+    def download(self, work: Iterator[bytes], name: str, media_type: str) -> StreamingResponse:
+        """Send the pieces of a file."""
+        self._take()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            try:
+                while not self._is_closing.is_set():
+                    piece = await run_in_threadpool(next, work, None)
+                    if piece is None:
+                        return
+                    yield piece
+            finally:
+                await asyncio.shield(run_in_threadpool(work.close))  # type: ignore[attr-defined]
+                self._places.release()
+
+        saved_as = f"attachment; filename*=UTF-8''{quote(name, safe='')}"
+        return StreamingResponse(pieces(), media_type=media_type, headers={"Content-Disposition": saved_as})
+
     def _take(self) -> None:
         if not self._places.acquire(blocking=False):
-            raise RequestRefused(503, f"there are {_MAX_STREAMS} live views and searches already: close some")
+            raise RequestRefused(503, f"there are {_MAX_STREAMS} live views, searches and exports already: close some")

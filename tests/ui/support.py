@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from typing import Any
 
 from tests.support.kafka import free_port
@@ -45,6 +46,12 @@ class Page:
         status, answer = self.ask(path, **parameters)
         assert status == 200, answer
         return answer
+
+    def download(self, path: str, **parameters: object) -> tuple[str, Message]:
+        """Send a GET request that must succeed; return the text and the headers."""
+        address = f"{self.address}api/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(address, timeout=60) as response:
+            return response.read().decode(), response.headers
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
         """POST a change with the page's token."""

@@ -47,7 +47,16 @@ HOSTILE_JSON = [
     {"__proto__": {"pwned": 1}, "constructor": {"prototype": {"pwned": 1}}},
     {"<img src=x onerror=window.pwned=1>": "<img src=x onerror=window.pwned=1>"},
 ]
-VIEWS = ["overview", f"topic/{CLICKS}", f"messages/{CLICKS}", "groups", "group/readers", "queries", "loads"]
+VIEWS = [
+    "overview",
+    f"topic/{CLICKS}",
+    f"messages/{CLICKS}",
+    f"record/{CLICKS}/0/1",
+    "groups",
+    "group/readers",
+    "queries",
+    "loads",
+]
 #: Whether all rows show their details, which the page creates when a row is opened.
 IS_EACH_OPEN = "return [...document.querySelectorAll('td > details')].every((one) => one.childElementCount > 1)"
 
@@ -332,6 +341,118 @@ def test_changes_by_the_page(browser: Browser, topic: str) -> None:
         for one in browser.page.get("group", name="readers")["partitions"]
     }
     assert offsets == {0: 0, 1: 0, 2: 0}
+
+
+def test_every_view_and_record_has_an_address(browser: Browser) -> None:
+    browser.open("messages", CLICKS)
+    browser.js("const form = document.forms.jump; form.partition.value = '1'; form.offset.value = '3'")
+    browser.js("document.forms.jump.order.value = 'oldest'")
+    browser.click("#jump button")
+
+    def offsets() -> list[str]:
+        return list(
+            browser.js("return [...document.querySelectorAll('#messages td:nth-child(3)')].map((one) => one.innerText)")
+        )
+
+    def address() -> str:
+        return str(browser.js("return location.hash"))
+
+    browser.wait(lambda: offsets()[:3] == ["3", "4", "5"])
+    assert address() == f"#/messages/{CLICKS}?partition=1&offset=3&order=oldest"
+    shown = offsets()
+    browser.driver.refresh()
+    browser.wait(lambda: offsets() == shown)
+    assert browser.js("return document.forms.jump.order.value") == "oldest"
+
+    browser.click("#messages tbody tr:nth-child(2) a")
+    browser.wait(lambda: browser.text("h1") == f"Record 1:4 of {CLICKS}")
+    assert address() == f"#/record/{CLICKS}/1/4"
+    assert '"klog"' in browser.text("pre[aria-label=Spark]")
+    (record,) = browser.page.get("messages", name=CLICKS, partition=1, offset=4, count=1)["messages"]
+    assert record["key"]["text"] in browser.text("pre[aria-label=Key]")
+    browser.click("#main p.row a:nth-child(2)")
+    browser.wait(lambda: browser.text("h1") == f"Record 1:5 of {CLICKS}")
+    browser.driver.back()
+    browser.driver.back()
+    browser.wait(lambda: offsets() == shown)
+
+    browser.type("#search", "/products/42", Keys.ENTER)
+    browser.wait(lambda: browser.text("#result").endswith(" s"))
+    found, searched = browser.text("#result").split(",")[0], address()
+    assert "search=%2Fproducts%2F42" in searched
+    browser.open("overview")
+    browser.js("location.hash = arguments[0]", searched)
+    browser.wait(lambda: browser.text("#result").split(",")[0] == found)
+    browser.open("groups")
+    browser.type("input[type=search]", "read")
+    browser.driver.refresh()
+    browser.wait(lambda: "1 of 2 groups" in browser.text("#main"))
+
+
+def test_an_offset_that_does_not_exist(browser: Browser) -> None:
+    """The view says so in place of what was shown before."""
+    browser.open("messages", CLICKS)
+    for offset, order, said in (
+        ("5000", "newest", "offset 5000 is beyond the end of 3 partitions, whose last offset is at most"),
+        ("5000", "oldest", "nothing of it is shown"),
+        ("99999999999999999999", "newest", "must be a number from 0 to"),
+    ):
+        browser.js("document.forms.jump.offset.value = arguments[0]", offset)
+        browser.js("document.forms.jump.order.value = arguments[0]", order)
+        browser.click("#jump button")
+        browser.wait(lambda: said in browser.text("#note"))  # noqa: B023
+        assert (browser.rows() > 0) == (
+            said == "offset 5000 is beyond the end of 3 partitions, whose last offset is at most"
+        )
+    assert [one for one in browser.problems() if "400" not in one] == []  # the console logs the refused request
+    browser.open("record", CLICKS, "0", "5000")
+    assert "is beyond the end of partition 0" in browser.text("#note")
+    assert "Previous: " in browser.text("#main")
+
+
+def test_export_by_the_page(browser: Browser, tmp_path: Path) -> None:
+    browser.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.open("messages", CLICKS)
+    browser.click("#export button")
+    file = tmp_path / f"{CLICKS}.jsonl"
+    browser.wait(file.exists)
+    assert len(file.read_text().splitlines()) == 121
+    browser.js("document.querySelectorAll('#export select')[1].value = 'csv'")
+    browser.click("#export button")
+    table = tmp_path / f"{CLICKS}.csv"
+    browser.wait(table.exists)
+    assert len(table.read_text().splitlines()) == 122
+
+
+def test_groups_of_a_topic_and_axes(browser: Browser) -> None:
+    browser.open("topic", CLICKS)
+    browser.wait(lambda: "readers" in browser.text("#readers"))
+    row = browser.text("#readers tbody tr:first-child").split("\t")
+    assert row[:3] in ([HOSTILE[1], "Empty", "0"], ["readers", "Empty", "0"])
+    assert int(row[3]) > 0
+    browser.open("topic", "orders")
+    browser.wait(lambda: browser.text("#readers") == "No group reads this topic.")
+    axis = browser.text("figure.chart .values").splitlines()
+    assert (axis[-1], len(axis)) == ("0", 3)
+    browser.wait(lambda: re.fullmatch(r"\d\d:\d\d:\d\d\n\d\d:\d\d:\d\d UTC", browser.text("figure.chart .times")))
+
+
+def test_deletion_by_the_page(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    browser.open("topic", topic)
+    assert browser.js("return document.querySelector('#delete-topic button').disabled")
+    browser.type("#delete-topic input", topic[:-1], Keys.ENTER)
+    assert browser.js("return document.querySelector('#delete-topic button').disabled")
+    assert topic in {one["name"] for one in browser.page.get("overview")["topics"]}
+    browser.type("#delete-topic input", topic[-1])
+    browser.click("#delete-topic button")
+    browser.wait(lambda: browser.text("#status") == f"topic {topic} is deleted")
+    assert topic not in {one["name"] for one in browser.page.get("overview")["topics"]}
+    with serving("-b", cluster.bootstrap_servers) as reading:
+        only = Browser(browser.driver, reading)
+        only.open("topic", CLICKS)
+        assert only.js("return document.querySelector('form')") is None
+        browser.driver.get("about:blank")
 
 
 def test_the_keyboard_is_enough(browser: Browser) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import socket
 import subprocess
@@ -16,7 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.support.klog import klog_command, klog_refusal
+from tests.support.klog import klog_command, klog_lines, klog_refusal
 from tests.support.topics import make_topic
 from tests.ui.support import Page, serving
 
@@ -67,6 +69,148 @@ def test_pages_of_messages_are_all_messages(page: Page, cluster: EmbeddedCluster
     assert (at["partition"], at["offset"]) == (1, 7)
     jumped = page.get("messages", name=topic, time=start + 100_000, count=10)["messages"]
     assert jumped[0]["timestamp"] >= start + 100_000 > jumped[5]["timestamp"]
+
+
+def test_the_oldest_first(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 4)
+    start = 1_700_000_000_000
+    records = [
+        {"value": b"%d" % number, "partition": number * number % 3, "timestamp": start + number * 1000}
+        for number in range(170)
+    ]
+    produce(cluster.bootstrap_servers, topic, records)
+    seen: list[dict[str, Any]] = []
+    after = ""
+    while True:
+        found = page.get("messages", name=topic, count=25, order="oldest", after=after)
+        times = [row["timestamp"] for row in found["messages"]]
+        assert times == sorted(times)
+        assert found["before"] is None
+        seen += found["messages"]
+        if found["after"] is None:
+            break
+        after = ",".join(f"{number}:{place}" for number, place in found["after"].items())
+    assert len({(row["partition"], row["offset"]) for row in seen}) == len(seen) == 170
+    assert sorted(int(row["value"]["text"]) for row in seen) == list(range(170))
+    assert [int(row["value"]["text"]) for row in seen[:20]] == list(range(20))
+
+    way = {"name": topic, "order": "oldest", "count": 3}
+    at = page.get("messages", partition=1, offset=7, **way)
+    assert [row["offset"] for row in at["messages"]] == [7, 8, 9]
+    (first, *_) = page.get("messages", time=start + 100_000, **way)["messages"]
+    assert int(first["value"]["text"]) == 100
+    beyond = page.get("messages", partition=1, offset=1000, **way)
+    assert (beyond["messages"], beyond["note"]) == (
+        [],
+        "offset 1000 is beyond the end of partition 1, whose last offset is 112: nothing of it is shown",
+    )
+    empty = page.get("messages", partition=2, offset=1000, **way)
+    assert (empty["messages"], empty["note"]) == ([], "partition 2 without messages: the next offset is 0")
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_a_page_of_large_records(page: Page, cluster: EmbeddedCluster, topic: str, order: str) -> None:
+    """More bytes than a page reads: what is shown still begins with the newest, or the oldest."""
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    values = [b"%d " % number + b"x" * 900_000 for number in range(100)]
+    produce(cluster.bootstrap_servers, topic, [{"value": value} for value in values])
+    offsets = [row["offset"] for row in page.get("messages", name=topic, order=order, count=100)["messages"]]
+    assert offsets[0] == (99 if order == "newest" else 0)
+    assert offsets == sorted(offsets, reverse=order == "newest")
+
+
+def test_export(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    """The lines are those of `klog consume --json`; the CSV has the same bytes."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 2)
+    long = b"x" * 100_000  # longer than what the page shows
+    records: list[dict[str, Any]] = [
+        {"value": b"%d" % number, "key": b'k,"\n', "partition": number % 2, "timestamp": 1000 + number}
+        for number in range(20)
+    ]
+    records += [
+        {
+            "value": b"\xff\x00",
+            "key": None,
+            "partition": 0,
+            "headers": [("h", b"\xfe"), ("h", None)],
+            "timestamp": 5000,
+        },
+        {"value": None, "key": b"", "partition": 1, "timestamp": 5001},
+        {"value": long, "partition": 1, "timestamp": 5002},
+    ]
+    produce(servers, topic, records)
+
+    def lines(**parameters: object) -> list[dict[str, Any]]:
+        text, headers = page.download("export", name=topic, **parameters)
+        assert headers["Content-Disposition"] == f"attachment; filename*=UTF-8''{topic}.jsonl"
+        return sorted(map(json.loads, text.splitlines()), key=lambda one: (one["partition"], one["offset"]))
+
+    said = klog_lines("consume", topic, "--from", "earliest", "-e", "-b", servers)
+    said.sort(key=lambda one: (one["partition"], one["offset"]))
+    assert len(said) == 23
+    assert lines() == lines(format="jsonl", order="oldest") == said
+    assert [one["offset"] for one in lines(partition=1, records=3)] == [9, 10, 11]
+    assert [one["offset"] for one in lines(partition=1, offset=4, order="oldest", records=3)] == [4, 5, 6]
+    assert [one["offset"] for one in lines(partition=1, offset=4, records=3)] == [2, 3, 4]
+    assert lines(partition=1, offset=99, order="oldest") == []
+
+    def cell(encoding: str, text: str) -> object:
+        return {"base64": text} if encoding == "base64" else text if encoding else None
+
+    table = list(csv.DictReader(io.StringIO(page.download("export", name=topic, format="csv")[0], newline="")))
+    made = [
+        {
+            "topic": row["topic"],
+            **{name: int(row[name]) for name in ("partition", "offset", "timestamp")},
+            "key": cell(row["keyEncoding"], row["key"]),
+            "value": cell(row["valueEncoding"], row["value"]),
+            "headers": json.loads(row["headers"]),
+        }
+        for row in table
+    ]
+    assert sorted(made, key=lambda one: (one["partition"], one["offset"])) == said
+    assert page.ask("export", name=topic, format="xml")[0] == 400
+    assert page.ask("export", name=topic, records=2_000_000)[0] == 400
+
+
+def test_groups_of_a_topic(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    for name in (topic, f"{topic}-other"):
+        make_topic(servers, name, 2)
+        produce(servers, name, [{"value": b"x", "partition": number % 2} for number in range(10)])
+    settings = {"bootstrap.servers": servers, "log_level": 0, "enable.auto.commit": False}
+    committing = Consumer({**settings, "group.id": f"{topic}-offline"})
+    places = [TopicPartition(topic, 0, 2), TopicPartition(f"{topic}-other", 0, 4)]
+    committing.commit(offsets=places, asynchronous=False)
+    committing.close()
+    member = Consumer({**settings, "group.id": f"{topic}-online", "auto.offset.reset": "earliest"})
+    member.subscribe([topic])
+    try:
+        assert member.poll(30)
+        groups = {one["group"]: (one["members"], one["lag"]) for one in page.get("groups")}
+        assert (groups[f"{topic}-offline"], groups[f"{topic}-online"]) == ((0, 4), (1, None))
+        rows = {one["group"]: (one["state"], one["members"], one["lag"]) for one in page.get("readers", name=topic)}
+        assert rows == {f"{topic}-offline": ("Empty", 0, 3), f"{topic}-online": ("Stable", 1, None)}
+        (other,) = page.get("readers", name=f"{topic}-other")
+        assert (other["group"], other["members"], other["lag"]) == (f"{topic}-offline", 0, 1)
+    finally:
+        member.close()
+
+
+def test_deletion_of_a_topic(page: Page, changing: Page, cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    body = {"name": topic, "confirm": topic}
+    assert page.ask("topics/delete", body)[0] == 403
+    assert changing.ask("topics/delete", body)[0] == 403  # without the token
+    for confirm in ({}, {"confirm": ""}, {"confirm": f"{topic}x"}, {"confirm": True}):
+        assert changing.post("topics/delete", {"name": topic, **confirm})[0] == 400
+    admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    assert topic in admin.list_topics(timeout=30).topics
+    assert changing.post("topics/delete", body) == (200, {"deleted": topic})
+    assert topic not in admin.list_topics(timeout=30).topics
+    assert changing.post("topics/delete", body)[0] == 502
 
 
 def test_a_jump_to_nowhere_says_so(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
@@ -189,6 +333,7 @@ def test_foreign_requests_are_refused(page: Page, changing: Page) -> None:
         ("messages", {"name": "t", "count": 501}),
         ("messages", {"name": "t", "offset": "-1"}),
         ("messages", {"name": "t", "before": "1:x"}),
+        ("messages", {"name": "t", "order": "up"}),
         ("messages", {"name": "t", "time": "99999999999999999999"}),
         ("topic", {"name": "../etc"}),
     ],

@@ -59,6 +59,7 @@ def ui(
     log-in: whoever has an account on this machine can open it, and sees what this command may read.
     """
     try:
+        from spark_klog.cli.records.json_lines import json_lines
         from spark_klog.ui.app import Sources
         from spark_klog.ui.server import serve
     except ModuleNotFoundError as error:
@@ -69,5 +70,5 @@ def ui(
     settings = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
     stores = [*([f"zookeeper://{zookeeper}"] if zookeeper else []), *([offsets_path] if offsets_path else [])]
     config = None if command_config is None else command_config.absolute()
-    sources = Sources(settings, stores, checkpoints, loads, chosen_cluster(), config)
+    sources = Sources(settings, json_lines, stores, checkpoints, loads, chosen_cluster(), config)
     serve(sources, listen, allow_changes, allow_remote, lambda address: click.echo(f"the page is at {address}"))

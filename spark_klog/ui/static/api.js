@@ -2,7 +2,7 @@
 
 let session = { allowsChanges: false, token: "" };
 
-function address(path, parameters) {
+export function address(path, parameters) {
   const query = new URLSearchParams();
   for (const [key, value] of Object.entries(parameters ?? {})) {
     if (value !== null && value !== undefined && value !== "") query.set(key, String(value));

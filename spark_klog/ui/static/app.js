@@ -1,51 +1,51 @@
-// The router: a view is a fragment #/NAME/ARGUMENT...; leaving a view ends its live updates.
+// The router: a view is a fragment #/NAME/ARGUMENT...?KEY=VALUE&...; leaving a view ends its live updates.
 
 import { openSession } from "./api.js";
 import { el, link, say } from "./dom.js";
 import { watchOutages } from "./outage.js";
 import { groupView, groupsView } from "./groups.js";
 import { loadsView, queriesView } from "./jobs.js";
-import { messagesView } from "./messages.js";
+import { messagesView, recordView } from "./messages.js";
 import { overviewView } from "./overview.js";
 import { topicView } from "./topic.js";
 
 const VIEWS = {
-  overview: overviewView, topic: topicView, messages: messagesView,
+  overview: overviewView, topic: topicView, messages: messagesView, record: recordView,
   groups: groupsView, group: groupView, queries: queriesView, loads: loadsView,
 };
 const LINKS = [["Overview", "overview"], ["Groups", "groups"], ["Queries", "queries"], ["Loads", "loads"]];
-const PART_OF = { topic: "overview", messages: "overview", group: "groups" };
+const PART_OF = { topic: "overview", messages: "overview", record: "overview", group: "groups" };
 const KEYS = { o: "overview", g: "groups", q: "queries", l: "loads" };
 const main = document.getElementById("main");
 let leave = null;
 
 function place() {
   try {
-    const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-    return VIEWS[parts[0]] && Object.hasOwn(VIEWS, parts[0]) ? parts : ["overview"];
-  } catch {
-    return ["overview"];
-  }
+    const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+    const parts = path.split("/").map(decodeURIComponent);
+    if (Object.hasOwn(VIEWS, parts[0])) return [new URLSearchParams(query), ...parts];
+  } catch { /* no address of a view */ }
+  return [new URLSearchParams(), "overview"];
 }
 
 async function show() {
   if (location.hash === "#main") return;
   leave?.abort();
   const left = (leave = new AbortController());
-  const [name, ...rest] = place();
+  const [query, name, ...rest] = place();
   const current = PART_OF[name] ?? name;
   document.getElementById("views").replaceChildren(...LINKS.map(([text, view]) => {
     const made = link(text, view);
     if (view === current) made.setAttribute("aria-current", "page");
     return made;
   }));
-  document.title = ["klog", name, ...rest.slice(0, 1)].join(" · ");
+  document.title = ["klog", name, ...rest].join(" · ");
   say("");
   main.replaceChildren(el("p", { class: "soft" }, "Loading…"));
   try {
     // `until(stop)` registers what ends the view's updates.
     const until = (stop) => (left.signal.aborted ? stop() : left.signal.addEventListener("abort", stop));
-    const shown = await VIEWS[name](until, ...rest);
+    const shown = await VIEWS[name](until, query, ...rest);
     if (left.signal.aborted) return;
     main.replaceChildren(...shown);
     main.dataset.view = name;

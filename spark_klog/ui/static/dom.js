@@ -12,9 +12,20 @@ export function el(name, attributes = {}, ...children) {
   return made;
 }
 
-// A link to a view. The address is always a fragment of this page.
+// The address of a view, always a fragment of this page; values of the query that are empty are left out.
+export function address(parts, query = {}) {
+  const chosen = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
+  return "#/" + parts.map(encodeURIComponent).join("/") + (chosen.length ? `?${new URLSearchParams(chosen)}` : "");
+}
+
+// The address follows what is typed into a filter, without a step in the browser's history.
+export function keepFilter(view, filter) {
+  history.replaceState(null, "", address([view], { filter }));
+}
+
+// A link to a view.
 export function link(text, ...parts) {
-  return el("a", { href: "#/" + parts.map(encodeURIComponent).join("/") }, text);
+  return el("a", { href: address(parts) }, text);
 }
 
 // columns: {title, number (aligned right), cell(row)}
@@ -47,6 +58,10 @@ export const trouble = {
     if (status.dataset.trouble !== undefined) say("");
   },
 };
+
+// For the axes of charts.
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+export const compact = (value) => short.format(value);
 
 const whole = new Intl.NumberFormat("en");
 export const number = (value) => (value === null || value === undefined ? "–" : whole.format(value));

@@ -2,18 +2,20 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Series, chart } from "./chart.js";
-import { duration, el, field, link, number, say, table, trouble } from "./dom.js";
+import { duration, el, field, keepFilter, link, number, say, table, trouble } from "./dom.js";
 
-export async function groupsView() {
+export async function groupsView(until, query) {
   const found = await get("groups");
   const list = el("div");
-  const filter = el("input", { type: "search", on: { input: draw } });
+  const filter = el("input", { type: "search", value: query.get("filter") ?? "", on: { input: () => { keepFilter("groups", filter.value); draw(); } } });
   function draw() {
     const words = filter.value.toLowerCase();
     const rows = found.filter((one) => one.group.toLowerCase().includes(words)).slice(0, 1000);
     list.replaceChildren(table(`${number(rows.length)} of ${number(found.length)} groups`, [
       { title: "Group", cell: (row) => link(row.group, "group", row.group) },
       { title: "State", cell: (row) => row.state },
+      { title: "Members", number: true, cell: (row) => number(row.members) },
+      { title: "Lag", number: true, cell: (row) => number(row.lag) },
       { title: "Type", cell: (row) => row.protocolType || "–" },
       { title: "Coordinator", number: true, cell: (row) => row.coordinator },
     ], rows));
@@ -22,7 +24,7 @@ export async function groupsView() {
   return [el("h1", {}, "Groups"), el("div", { class: "row" }, field("Filter groups (/)", filter)), list];
 }
 
-export async function groupView(until, name) {
+export async function groupView(until, query, name) {
   const found = await get("group", { name });
   const lag = new Series();
   const line = chart("Lag in records", lag);
@@ -49,7 +51,7 @@ export async function groupView(until, name) {
         { title: "Partition", number: true, cell: (row) => row.partition },
         { title: "Latest", number: true, cell: (row) => number(row.latest) },
         ...group.places.flatMap((place) => [
-          { title: place, number: true, cell: (row) => number(row.offsets[place]?.offset) },
+          { title: place, number: true, cell: (row) => placed(row, place) },
           { title: "Lag", number: true, cell: (row) => number(row.offsets[place]?.lag) },
           { title: "Time", number: true, cell: (row) => duration(row.offsets[place]?.lagMs) },
         ]),
@@ -60,6 +62,13 @@ export async function groupView(until, name) {
   draw(found);
   until(listen("live/group", { name }, { view: (group) => { trouble.end(); draw(group); }, trouble: trouble.say }));
   return [el("h1", {}, name), total, line.node, parts, ...(allowsChanges() ? [moveForm(name, found)] : [])];
+}
+
+// An offset beyond the end has no lag: the topic may have been made anew since.
+function placed(row, place) {
+  const offset = row.offsets[place]?.offset;
+  if (offset === undefined || row.latest === null || offset <= row.latest) return number(offset);
+  return [number(offset), " ", el("span", { class: "bad" }, "beyond the end")];
 }
 
 function moveForm(group, found) {

@@ -2,14 +2,14 @@
 
 import { allowsChanges, get, listen, post } from "./api.js";
 import { Rate, chart } from "./chart.js";
-import { bytes, el, field, link, number, say, sumKnown, table, trouble } from "./dom.js";
+import { bytes, el, field, keepFilter, link, number, say, sumKnown, table, trouble } from "./dom.js";
 
 const MOST = 1000;
 
-export async function overviewView(until) {
+export async function overviewView(until, query) {
   let found = await get("overview");
   const rate = new Rate();
-  const filter = el("input", { type: "search", id: "filter", on: { input: () => draw() } });
+  const filter = el("input", { type: "search", id: "filter", value: query.get("filter") ?? "", on: { input: () => { keepFilter("overview", filter.value); draw(); } } });
   const internal = el("input", { type: "checkbox", on: { change: () => draw() } });
   const brokers = el("div");
   const topics = el("div");

@@ -103,11 +103,16 @@ export function detail(row) {
   const made = el("details", {}, el("summary", {}, preview(row.value)));
   made.addEventListener("toggle", () => {
     if (!made.open || made.childElementCount > 1) return;
-    const headers = row.headers.flatMap((one) => whole(`Header ${visible(one.key)}`, one.value));
-    const left = row.headerCount - row.headers.length;
-    made.append(...whole("Value", row.value), ...whole("Key", row.key), ...headers,
-      ...(left > 0 ? [el("p", { class: "soft" }, `and ${number(left)} more headers`)] : []),
-      copied("klog consume", consumeLine(row, access())), copied("Spark", sparkSnippet(row, access())));
+    made.append(...content(row));
   });
   return made;
+}
+
+// Value, key, headers, and how to read them again.
+export function content(row) {
+  const headers = row.headers.flatMap((one) => whole(`Header ${visible(one.key)}`, one.value));
+  const left = row.headerCount - row.headers.length;
+  return [...whole("Value", row.value), ...whole("Key", row.key), ...headers,
+    ...(left > 0 ? [el("p", { class: "soft" }, `and ${number(left)} more headers`)] : []),
+    copied("klog consume", consumeLine(row, access())), copied("Spark", sparkSnippet(row, access()))];
 }

@@ -4,11 +4,12 @@ import { allowsChanges, get, listen, post } from "./api.js";
 import { Rate, chart } from "./chart.js";
 import { bytes, el, field, link, number, say, sumKnown, table, trouble } from "./dom.js";
 
-export async function topicView(until, name) {
+export async function topicView(until, query, name) {
   const found = await get("topic", { name });
   const rate = new Rate();
   const line = chart("Records a second", rate.series);
   const partitions = el("div");
+  const groups = el("div", { id: "readers" }, el("p", { class: "soft" }, "Looking for groups…"));
   const now = el("p", { id: "rate" });
 
   function draw(topic) {
@@ -29,14 +30,43 @@ export async function topicView(until, name) {
   }
   draw(found);
   until(listen("live/topic", { name }, { view: (topic) => { trouble.end(); draw(topic); }, trouble: trouble.say }));
+  get("readers", { name }).then((rows) => groups.replaceChildren(readers(rows)),
+    (error) => groups.replaceChildren(el("p", { class: "bad" }, error.message)));
   return [el("h1", {}, name), el("p", {}, link("Messages", "messages", name), el("span", { class: "soft" }, ` id ${found.id ?? "–"}`)),
-    now, line.node, partitions,
+    now, line.node, partitions, groups,
     found.settingsError !== null ? el("p", { class: "bad" }, `The broker does not tell the settings: ${found.settingsError}`) : table("Settings", [
       { title: "Setting", cell: (row) => (row.default ? row.name : el("strong", {}, row.name)) },
       { title: "Value", cell: (row) => row.value ?? "–" },
       { title: "From", cell: (row) => row.source },
     ], found.settings),
-    ...(allowsChanges() ? [alterForm(name), produceForm(name)] : [])];
+    ...(allowsChanges() ? [alterForm(name), produceForm(name), deleteForm(name)] : [])];
+}
+
+function readers(rows) {
+  if (!rows.length) return el("p", {}, "No group reads this topic.");
+  return table("Groups that read it", [
+    { title: "Group", cell: (row) => link(row.group, "group", row.group) },
+    { title: "State", cell: (row) => row.state },
+    { title: "Members", number: true, cell: (row) => number(row.members) },
+    { title: "Lag", number: true, cell: (row) => number(row.lag) },
+  ], rows);
+}
+
+// The name is typed, and then the button pressed.
+function deleteForm(name) {
+  const remove = el("button", { class: "danger", disabled: true }, "Delete the topic and all its records");
+  const typed = el("input", { required: true, autocomplete: "off", on: { input: () => { remove.disabled = typed.value !== name; } } });
+  const submit = async (event) => {
+    event.preventDefault();
+    try {
+      await post("topics/delete", { name, confirm: typed.value });
+      addEventListener("hashchange", () => say(`topic ${name} is deleted`), { once: true });
+      location.hash = "#/overview";
+    } catch (error) {
+      say(error.message);
+    }
+  };
+  return el("form", { id: "delete-topic", on: { submit } }, field("To delete the topic, type its name", typed), remove);
 }
 
 function alterForm(name) {
