@@ -151,13 +151,15 @@ def _no_offset(
     earlier = [number for (_, number), (start, _) in there.items() if offset < start]
     if not there and offset > 0:
         following = max(end.values(), default=0)
-        most = "" if len(end) == 1 else "at most "
-        return f"{_named([number for _, number in end])} without messages: the next offset is {most}{following}"
+        has = (
+            "has no messages: its next offset is" if len(end) == 1 else "have no messages: their next offset is at most"
+        )
+        return f"{_named([number for _, number in end])} {has} {following}"
     said = []
     if beyond:
         last = max(stop for _, stop in there.values() if offset >= stop) - 1
         most = "" if len(beyond) == 1 else "at most "
-        shown = "nothing of it is shown" if is_oldest_first else "the newest messages are shown"
+        shown = "there are no messages from there on" if is_oldest_first else "the newest messages are shown"
         said.append(
             f"offset {offset} is beyond the end of {_named(beyond)}, whose last offset is {most}{last}: {shown}"
         )

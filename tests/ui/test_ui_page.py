@@ -394,7 +394,7 @@ def test_an_offset_that_does_not_exist(browser: Browser) -> None:
     browser.open("messages", CLICKS)
     for offset, order, said in (
         ("5000", "newest", "offset 5000 is beyond the end of 3 partitions, whose last offset is at most"),
-        ("5000", "oldest", "nothing of it is shown"),
+        ("5000", "oldest", "there are no messages from there on"),
         ("99999999999999999999", "newest", "must be a number from 0 to"),
     ):
         browser.js("document.forms.jump.offset.value = arguments[0]", offset)

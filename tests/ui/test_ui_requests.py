@@ -102,10 +102,10 @@ def test_the_oldest_first(page: Page, cluster: EmbeddedCluster, topic: str) -> N
     beyond = page.get("messages", partition=1, offset=1000, **way)
     assert (beyond["messages"], beyond["note"]) == (
         [],
-        "offset 1000 is beyond the end of partition 1, whose last offset is 112: nothing of it is shown",
+        "offset 1000 is beyond the end of partition 1, whose last offset is 112: there are no messages from there on",
     )
     empty = page.get("messages", partition=2, offset=1000, **way)
-    assert (empty["messages"], empty["note"]) == ([], "partition 2 without messages: the next offset is 0")
+    assert (empty["messages"], empty["note"]) == ([], "partition 2 has no messages: its next offset is 0")
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest"])

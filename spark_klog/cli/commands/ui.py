@@ -27,7 +27,11 @@ Examples:
 @click.option(
     "--listen", metavar="HOST:PORT", default="127.0.0.1:8080", show_default=True, help="A port alone: 127.0.0.1."
 )
-@click.option("--allow-changes", is_flag=True, help="Let the page change topics and offsets, and produce messages.")
+@click.option(
+    "--allow-changes",
+    is_flag=True,
+    help="Let the page create, alter and delete topics, move groups, and produce messages.",
+)
 @click.option("--allow-remote", is_flag=True, help="Let --listen be a host that is not loopback. There is no log-in.")
 @click.option("--checkpoint", "checkpoints", multiple=True, metavar="DIR", help="A Spark query to show; repeatable.")
 @click.option("--load", "loads", multiple=True, metavar="DIR", help="The output of a load to show; repeatable.")

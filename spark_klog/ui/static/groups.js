@@ -14,9 +14,9 @@ export async function groupsView(until, query) {
     list.replaceChildren(table(`${number(rows.length)} of ${number(found.length)} groups`, [
       { title: "Group", cell: (row) => link(row.group, "group", row.group) },
       { title: "State", cell: (row) => row.state },
+      { title: "Type", cell: (row) => row.protocolType || "–" },
       { title: "Members", number: true, cell: (row) => number(row.members) },
       { title: "Lag", number: true, cell: (row) => number(row.lag) },
-      { title: "Type", cell: (row) => row.protocolType || "–" },
       { title: "Coordinator", number: true, cell: (row) => row.coordinator },
     ], rows));
   }

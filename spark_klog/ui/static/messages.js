@@ -178,7 +178,7 @@ export async function messagesView(until, query, name) {
       el("label", { class: "inline" }, ignoreCase, "Ignore case"), field("Records", records), el("button", {}, "Search"), stop, progress),
     result, note, body, more,
     el("form", { id: "export", on: { submit: save } }, field("Export", exported), field("As", form), el("button", {}, "Save"),
-      el("span", { class: "soft" }, "from the place above on, in its order; all partitions, or the one above"))];
+      el("span", { class: "soft" }, "of the partition, from the place and in the order chosen above"))];
 }
 
 // One record, or what is nearest to an offset that has none.
