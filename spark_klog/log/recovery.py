@@ -71,6 +71,11 @@ def open_segments(
     end_offset = start_offset if not segments else segments[-1].load_end() if clean else None
     if end_offset is None:
         end_offset = _recover(segments, recovery_point, clean=clean)
+    if not segments and end_offset < recovery_point:
+        raise LogCorrupted(
+            f"{folder} has no {LOG} files, but records up to offset {recovery_point} had been flushed. Restore them "
+            f"from a copy, or go on without them, at offset {recovery_point}, with `klog log repair {folder}`"
+        )
     segments = segments or [empty]
     if end_offset < recovery_point:
         raise LogCorrupted(

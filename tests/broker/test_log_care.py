@@ -179,6 +179,35 @@ def test_a_damaged_partition_is_named_the_others_are_served_and_repair_goes_on(s
     assert "is not damaged" in here.stdout
 
 
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
+def test_a_partition_that_has_lost_its_files_goes_on_where_it_ended(server_dir: Path, is_clean: bool) -> None:
+    broker = start(server_dir)
+    create(broker, "t")
+    for number in range(5):
+        produce(broker, "t", [("k", str(number))], **{"linger.ms": 0})
+    broker.stop()
+    folder = broker.data_dir / "t-0"
+    for path in folder.glob("0*"):
+        if is_clean or path.suffix == ".log":
+            path.unlink()
+    if not is_clean:
+        (broker.data_dir / ".kafka_cleanshutdown").unlink()
+    broker.start()
+    advice = broker.wait_for_log("t-0 is not served", "has no .log files")
+    command = advice.partition("`klog ")[2].partition("`")[0].split()
+    broker.stop()
+    verify = [sys.executable, "-m", "spark_klog.cli", "log", "verify", str(folder)]
+    assert "it has no .log files" in subprocess.run(verify, capture_output=True, text=True).stderr
+    done = subprocess.run([sys.executable, "-m", "spark_klog.cli", *command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "ends at offset 5" in done.stdout
+    assert subprocess.run(verify, capture_output=True, text=True).returncode == 0
+    broker.start()
+    produce(broker, "t", [("k", "after")])
+    assert consume(broker.bootstrap_servers, "t") == [(5, "k", "after")]
+    broker.stop()
+
+
 def test_a_full_disk_refuses_appends_and_serves_reads_until_there_is_room(server_dir: Path) -> None:
     """A limit on the size of files stands for a full disk: writes beyond it fail at the same place."""
     broker = start(server_dir)

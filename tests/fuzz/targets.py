@@ -397,7 +397,7 @@ def fuzz_assignment(data: bytes) -> None:
 
 
 def fuzz_dump(data: bytes) -> None:
-    """`klog log dump`: every byte of a file belongs to a batch or to damage."""
+    """`klog log dump`: every byte of a file belongs to a batch, to damage or to zeros at its end."""
     knobs, source = _split(data)
     if knobs.choice & 1:
         items = _dump_07(memoryview(knobs.log(source, wrap_07)), knobs.span)
@@ -412,8 +412,10 @@ def fuzz_dump(data: bytes) -> None:
         position += item.size
         if isinstance(item, Damage):
             assert item.reason
-        else:
+        elif isinstance(item, Dumped):
             _look_into(item)
+        else:
+            assert position == size
     assert position == size
 
 

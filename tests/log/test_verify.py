@@ -338,7 +338,34 @@ def test_segments_that_overlap_are_misnamed_or_missing(tmp_path: Path) -> None:
     assert {first.with_suffix(suffix).name for suffix in (".index", ".timeindex")} <= _told(folder)
 
 
-@pytest.mark.parametrize("tail", [b"\x00", bytes(1000), b"\xff" * 100, "half"])
+def test_zeros_after_the_batches_belong_to_the_newest_segment(tmp_path: Path) -> None:
+    """As Kafka leaves them that was killed with `preallocate`."""
+    folder = _our_log(tmp_path / "t-0")
+    *_, older, newest = sorted(folder.glob("*.log"))
+    for size in (1, 11, 12, 3_000_000):
+        whole = newest.read_bytes()
+        newest.write_bytes(whole + bytes(size))
+        assert _found(folder) == []
+        newest.write_bytes(whole + bytes(size) + b"x")
+        (finding,) = _found(folder)
+        assert (finding.file, finding.position) == (newest, len(whole))
+        newest.write_bytes(whole)
+    whole = older.read_bytes()
+    older.write_bytes(whole + bytes(100))
+    (finding,) = _found(folder)
+    assert (finding.file, finding.position) == (older, len(whole))
+
+
+def test_a_folder_without_a_log(tmp_path: Path) -> None:
+    folder = _our_log(tmp_path / "t-0")
+    for path in folder.glob("*.*"):
+        if path.suffix in (".log", ".index", ".timeindex", ".txnindex"):
+            path.unlink()
+    (finding,) = _found(folder)
+    assert (finding.file, finding.what) == (folder, "it has no .log files: its records are gone")
+
+
+@pytest.mark.parametrize("tail", [b"\x00x", b"\xff" * 100, "half"])
 def test_a_tail_that_is_no_whole_batch(tmp_path: Path, tail: bytes | str) -> None:
     folder = _our_log(tmp_path / "t-0")
     newest = max(folder.glob("*.log"))

@@ -16,6 +16,10 @@ from spark_klog.records.formats.message_07 import Message07, check_crc_07, iter_
 from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import CODECS, MAX_DECOMPRESSED
 
+#: Base offset and length of no batch.
+_EMPTY_START = bytes(12)
+_CHUNK_BYTES = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -24,6 +28,14 @@ class Damage:
     position: int
     size: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """Zeros up to the end of a file, which Kafka preallocates: indexes always, a .log file with `preallocate`."""
+
+    position: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ def mapped(path: Path) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b"")
 
 
-def dump(path: Path) -> Iterator[Dumped | Damage]:
+def dump(path: Path) -> Iterator[Dumped | Damage | Padding]:
     """Yield the batches of a .log file, or the messages of a .kafka file (Kafka 0.7), in order; raises OSError.
 
     A batch with a wrong CRC is one `Damage`; reading continues after it. If the bytes at a position are not a whole
@@ -104,10 +116,21 @@ def dump(path: Path) -> Iterator[Dumped | Damage]:
         yield Damage(0, len(data), f"a {SUFFIX_07} file is named by the offset of its first byte, not {path.stem}")
 
 
-def _dump(data: memoryview) -> Iterator[Dumped | Damage]:
+def _is_zero(data: memoryview) -> bool:
+    """Whether there are zeros only; no batch begins with as many of them as `_EMPTY_START` has."""
+    starts = range(0, len(data), _CHUNK_BYTES)
+    return data[: len(_EMPTY_START)] == _EMPTY_START[: len(data)] and not any(
+        bytes(data[start : start + _CHUNK_BYTES]).strip(b"\0") for start in starts
+    )
+
+
+def _dump(data: memoryview) -> Iterator[Dumped | Damage | Padding]:
     position = 0
     while position < len(data):
         left = len(data) - position
+        if _is_zero(data[position:]):
+            yield Padding(position, left)
+            return
         try:
             size = first_batch_size(data, position)
         except DecodeError as error:

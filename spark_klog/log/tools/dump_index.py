@@ -16,7 +16,7 @@ from pathlib import Path
 from struct import Struct
 
 from spark_klog.log.segments.segment_files import INDEX, TIME_INDEX, TRANSACTION_INDEX
-from spark_klog.log.tools.dump import Damage, mapped
+from spark_klog.log.tools.dump import Damage, Padding, mapped
 
 #: By suffix: the format of an entry, and the names of its fields as in Kafka's DumpLogSegments.
 _FORMATS = {
@@ -38,14 +38,6 @@ class IndexEntry:
     position: int
     size: int
     fields: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Padding:
-    """Preallocated zeros after the last entry."""
-
-    position: int
-    size: int
 
 
 def dump_index(path: Path) -> Iterator[IndexEntry | Damage | Padding]:

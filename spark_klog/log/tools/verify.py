@@ -1,7 +1,8 @@
 """Check the files of a log, for `klog log verify`. It changes nothing; damage is returned as findings, never raised.
 
 .log and .kafka     each batch's checksum, structure and records; offsets grow, and lie between the base offsets of the
-                    segment and of the next one; the files of Kafka 0.7 follow each other without a gap
+                    segment and of the next one; preallocated zeros may follow them in the newest segment only; the
+                    files of Kafka 0.7 follow each other without a gap
 .index, .timeindex  entries agree with the log; preallocated zeros may follow them in the newest segment only
 .txnindex           entries are the aborted transactions of the log
 .snapshot           checksum and structure
@@ -28,7 +29,7 @@ from spark_klog.log.layout import check_no_cluster
 from spark_klog.log.log_07 import files_07, hole_07
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
 from spark_klog.log.segments.segment_files import TRANSACTION_INDEX
-from spark_klog.log.tools.dump import Damage, Dumped, dump
+from spark_klog.log.tools.dump import Damage, Dumped, Padding, dump
 from spark_klog.log.tools.dump_index import INDEX_SUFFIXES
 from spark_klog.log.tools.verify_index import Batch, Finding, OffsetIndexCheck, TimeIndexCheck, TransactionCheck
 from spark_klog.records import kernels
@@ -111,6 +112,8 @@ def _partition(folder: Path, progress: Progress | None) -> Iterator[Finding]:
             yield Finding(path, None, f"{path.stem}{_LOG} is missing beside it")
         elif reader := _reader(path):
             yield from _guarded(path, _small_file(path, reader))
+    if not any(path.suffix in (_LOG, SUFFIX_07) for path in files):
+        yield Finding(folder, None, f"it has no {_LOG} files: its records are gone")
     yield from _log_07([path for path in files if path.suffix == SUFFIX_07], progress)
     transactions = TransactionCheck()
     for path, after in zip_longest(segments, segments[1:]):
@@ -168,6 +171,10 @@ def _segment(
     sound = True
     for found in dump(path):
         try:
+            if isinstance(found, Padding):
+                if next_base is not None:
+                    raise DecodeError(f"{found.size} zeros at its end, which only the newest segment may have")
+                continue
             if isinstance(found, Damage):
                 raise DecodeError(found.reason)
             batch = _checked(found, builder, base_offset, last, next_base)
@@ -234,7 +241,8 @@ def _messages_07(path: Path, progress: Progress | None) -> Iterator[Finding]:
         try:
             if isinstance(found, Damage):
                 raise DecodeError(found.reason)
-            found.records()
+            if isinstance(found, Dumped):
+                found.records()
         except DecodeError as error:
             yield Finding(path, found.position, str(error))
         if progress:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_klog.log.segments.segment_files import INDEX, TIME_INDEX, TRANSACTION_INDEX
-from spark_klog.log.tools.dump import Damage
-from spark_klog.log.tools.dump_index import IndexEntry, Padding, dump_index
+from spark_klog.log.tools.dump import Damage, Padding
+from spark_klog.log.tools.dump_index import IndexEntry, dump_index
 from spark_klog.records.formats.batch import Header
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.control import ABORT, read_marker
