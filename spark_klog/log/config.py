@@ -30,6 +30,8 @@ class LogConfig:
     max_compaction_lag_ms: int = _NEVER
     delete_retention_ms: int = 24 * 3600 * 1000
     message_timestamp_type: str = CREATE_TIME
+    #: How far ahead of the broker's clock a producer's timestamps may be.
+    message_timestamp_after_max_ms: int = _NEVER
 
     @property
     def deletes(self) -> bool:

@@ -44,7 +44,10 @@ from spark_klog.records.kernels.batch_run import MAX_RELATIVE
 
 _log = logging.getLogger(__name__)
 _NONE = -1
-_PRODUCER_EXPIRATION_MS = 24 * 3600 * 1000
+_DAY_MS = 24 * 3600 * 1000
+_PRODUCER_EXPIRATION_MS = _DAY_MS
+#: How far ahead of this one a producer's clock may well be (Kafka 4's message.timestamp.after.max.ms).
+_SKEW_MS = 3600 * 1000
 _LOCAL = LocalFileSystem()
 #: How many segments a request may delete while other requests wait.
 SEGMENTS_AT_ONCE = 8
@@ -118,6 +121,8 @@ class PartitionLog(ReadableLog):
         self.is_open = True
         #: Compacted segments are replacing others: their files have no other use until that is done.
         self.is_swapping = False
+        #: Whether a timestamp in the future has been logged.
+        self._has_warned = False
         self.deleted_files = DeletedFiles(files, now_ms)
         #: Since it was opened: offsets before the appends, bytes appended, segments that retention deleted.
         self.opened_at, self.appended_bytes, self.expired_segments = self.end_offset, 0, 0
@@ -310,6 +315,7 @@ class PartitionLog(ReadableLog):
         self.check_open()
         if self.failure is not None or self.is_swapping:
             return 0
+        self._warn_of_the_future()
         count = self._count_expired()
         if most is not None and count > most:
             count = most
@@ -323,6 +329,19 @@ class PartitionLog(ReadableLog):
         if count:
             _log.info("%s starts at offset %d: deleted %d segments", self.directory.name, self.start_offset, count)
         return count
+
+    def _warn_of_the_future(self) -> None:
+        """Log once that a record's timestamp keeps records longer than retention.ms says."""
+        ahead_ms = max(self._segments[0].max_timestamp, self._segments[-1].max_timestamp) - self._now_ms()
+        if ahead_ms > _SKEW_MS and self.config.deletes and self.config.retention_ms >= 0 and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s has a record whose timestamp is %.1f days in the future: retention.ms keeps its segment, and all "
+                "later ones, for that much longer. To refuse such records set the topic's "
+                "message.timestamp.after.max.ms, to ignore producers' timestamps message.timestamp.type=LogAppendTime; "
+                "kafka-delete-records (DeleteRecords) removes records by offset",
+                *(self.directory.name, ahead_ms / _DAY_MS),
+            )
 
     def _delete_oldest(self) -> None:
         # The file first: a start would take a remaining one for the start of the log, with a hole after it.

@@ -6,6 +6,7 @@ import json
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -206,6 +207,32 @@ def test_a_partition_that_has_lost_its_files_goes_on_where_it_ended(server_dir: 
     produce(broker, "t", [("k", "after")])
     assert consume(broker.bootstrap_servers, "t") == [(5, "k", "after")]
     broker.stop()
+
+
+def test_timestamps_in_the_future(server_dir: Path) -> None:
+    """They keep a log beyond its retention: the broker says so, once, and has Kafka's setting against them."""
+    broker = start(server_dir)
+    day_ms = 24 * 3600 * 1000
+    try:
+        create(broker, "kept", **{"retention.ms": "1000", "segment.bytes": "1000"})
+        create(broker, "checked", **{"message.timestamp.after.max.ms": str(day_ms)})
+        create(broker, "compacted", **{"cleanup.policy": "compact"})
+        ahead, soon = (int(time.time() * 1000) + days * day_ms for days in (365, 0.5))
+        far, near = (bytes(make_batch([(b"k", bytes(600))], [int(stamp)])) for stamp in (ahead, soon))
+        with RawClient(broker.port) as client:
+            for _ in range(3):
+                assert client.produce("kept", far, 7)[0] == ErrorCode.NONE
+            assert client.produce("compacted", far, 7)[0] == ErrorCode.NONE
+            assert client.produce("checked", far, 7)[0] == ErrorCode.INVALID_TIMESTAMP
+            assert client.produce("checked", near, 7) == (ErrorCode.NONE, 0)
+        assert "365.0 days in the future" in broker.wait_for_log("kept-0", "message.timestamp.after.max.ms")
+        create(broker, "expires", **{"retention.ms": "1000", "segment.bytes": "1000"})
+        with RawClient(broker.port) as client:
+            assert client.produce("expires", bytes(make_batch([(b"k", b"v")], [1])), 7)[0] == ErrorCode.NONE
+        broker.wait_for_log("expires-0", "deleted 1 segments")  # further rounds of retention
+        assert broker.log.read_text().count("in the future: ") == 1
+    finally:
+        broker.stop()
 
 
 def test_a_full_disk_refuses_appends_and_serves_reads_until_there_is_room(server_dir: Path) -> None:

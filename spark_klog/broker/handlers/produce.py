@@ -20,7 +20,9 @@ from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.broker.transactions.verification import Verification
+from spark_klog.clock import system_ms
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, LogRetired
+from spark_klog.log.config import CREATE_TIME
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.log.sequences import ProducerRefused
 from spark_klog.protocol.apis import PRODUCE
@@ -103,7 +105,9 @@ async def _append(
         if log.config.compacts:
             await _check_keys(broker, records, limit)
         verified = await _verified(broker, log, records, transactional_id) if is_transactional else []
-        await broker.flushes.make_room(log, len(records), _timestamp(records))
+        timestamp = _timestamp(records)
+        _check_timestamp(log, timestamp)
+        await broker.flushes.make_room(log, len(records), timestamp)
         # no await between these checks and the append: the topic could be deleted, or the transaction end
         if not broker.serves(log):
             raise LogRetired(errno.ESTALE, _RETIRED, str(log.directory))
@@ -155,6 +159,16 @@ async def _check_keys(broker: Broker, records: memoryview, limit: int) -> None:
 def _timestamp(records: memoryview) -> int:
     """The largest timestamp (ms) of the batches."""
     return max((header.max_timestamp for header, _ in iter_batches(records)), default=-1)
+
+
+def _check_timestamp(log: PartitionLog, timestamp: int) -> None:
+    """Raise `ProducerRefused` if the largest timestamp (ms) of a request is too far in the future."""
+    limit = log.config.message_timestamp_after_max_ms
+    if log.config.message_timestamp_type == CREATE_TIME and timestamp - system_ms() > limit:
+        reason = (
+            f"timestamp {timestamp} is more than message.timestamp.after.max.ms={limit} ahead of the broker's clock"
+        )
+        raise ProducerRefused(ErrorCode.INVALID_TIMESTAMP, reason)
 
 
 async def _verified(

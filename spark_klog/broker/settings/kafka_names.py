@@ -48,7 +48,7 @@ _NAMES = {
         cleaner.io.buffer.load.factor cleaner.io.buffer.size cleaner.io.max.bytes.per.second cleaner.threads
         dir.failure.timeout.ms flush.scheduler.interval.ms flush.start.offset.checkpoint.interval.ms
         local.retention.bytes local.retention.ms message.downconversion.enable message.format.version
-        message.timestamp.after.max.ms message.timestamp.before.max.ms message.timestamp.difference.max.ms preallocate
+        message.timestamp.before.max.ms message.timestamp.difference.max.ms preallocate
         roll.jitter.hours roll.jitter.ms
     """,
     "max.": """

@@ -76,6 +76,12 @@ _SETTINGS = (
     _Setting("max_compaction_lag_ms", "max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", _number(1)),
     _Setting("delete_retention_ms", "delete.retention.ms", "log.cleaner.delete.retention.ms", _number(0)),
     _Setting("message_timestamp_type", "message.timestamp.type", "log.message.timestamp.type", _timestamp_type),
+    _Setting(
+        "message_timestamp_after_max_ms",
+        "message.timestamp.after.max.ms",
+        "log.message.timestamp.after.max.ms",
+        _number(0),
+    ),
 )
 _LONGER_UNITS = (
     _Setting("retention_ms", "", "log.retention.minutes", _number(-1, _MINUTE_MS)),

@@ -18,6 +18,7 @@ _OF_TOPICS = {
     "max.message.bytes": "Largest record batch, in bytes.",
     "message.downconversion.enable": "Old consumers get message sets of their format; no other value is supported.",
     "message.format.version": "Without effect: the log stores record batches of magic 2.",
+    "message.timestamp.after.max.ms": "How far a timestamp may be ahead of the broker's clock, in milliseconds.",
     "message.timestamp.type": "Source of records' timestamps: CreateTime (the producer) or LogAppendTime.",
     "min.cleanable.dirty.ratio": "Smallest uncompacted share of a log at which it is compacted.",
     "min.compaction.lag.ms": "Shortest time in milliseconds before a record is compacted.",
