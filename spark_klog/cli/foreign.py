@@ -11,6 +11,13 @@ _HINTS = {
     "-C": "klog consume is a command of its own; leave the option out",
     "-P": "klog produce is a command of its own; leave the option out",
     "-J": "use --json",
+    "-O": "use --format '%o %s\\n'",
+    "-s": "keys and values are bytes as they are in the record; --json writes other bytes than text in base64, and the "
+    "functions of Spark unpack them",
+    "-r": "no schema registry is asked; keys and values are bytes as they are in the record",
+    "-m": "use --set request.timeout.ms=MS",
+    "-d": "use klog --log-level DEBUG {command}",
+    "-T": "use tee before klog produce",
     "-L": "use klog topics describe",
     "-Q": "use klog topics offsets",
     "-u": "output is not held back; leave the option out",

@@ -261,6 +261,18 @@ def test_produce_many_lines(servers: str, tmp_path: Path, codec: str) -> None:
     assert all(int(value) == int(key) ** 2 for _, key, value, _ in found)
 
 
+def test_an_empty_delimiter(servers: str, topic: str) -> None:
+    """Nothing is between the printed records, as with kcat, and all input is one record, which kcat refuses."""
+    klog("produce", servers, topic, "-p", "0", stdin=b"a\nb\n")
+    printed = kcat("-C", "-q", "-e", "-b", servers, "-t", topic, "-p", "0", "-D", "")
+    assert klog("consume", servers, topic, "-p", "0", "-D", "") == printed == b"ab"
+    assert klog("consume", servers, topic, "-p", "0", "-D", "", "-K", ":") == b":a:b"
+    whole = b"line\n" * 100_000 + b"end"
+    klog("produce", servers, topic, "-p", "1", "-D", "", stdin=whole)
+    assert klog("consume", servers, topic, "-p", "1", "-f", "%S\\n") == b"%d\n" % len(whole)
+    assert klog("consume", servers, topic, "-p", "1", "-D", "") == whole
+
+
 def test_produce_files(servers: str, topic: str, tmp_path: Path) -> None:
     contents = [b"\0\xff\n" * 99, b"", b"x"]
     paths = [tmp_path / f"{number}" for number in range(3)]
@@ -377,7 +389,7 @@ def test_what_users_mistype(servers: str, topic: str, tmp_path: Path) -> None:
         assert message in klog("consume", servers, *arguments, code=1), arguments
     for arguments in (["--follow", "--until", "3"], ["--group", "g", "-p", "0"], ["--json", "-f", "%s"]):
         klog("consume", servers, topic, *arguments, code=2)
-    assert b"must not be empty" in klog("produce", servers, topic, "-D", "", code=2)
+    assert b"needs a delimiter" in klog("produce", servers, topic, "--json", "-D", "", code=2)
     assert klog_bytes("consume", topic, "-b", servers, "-n", "1").stdout, "kcat's -b"
     assert b"partitions 0 to 1, not 5" in klog("produce", servers, topic, "-p", "5", stdin=b"x\n", code=1)
     assert b"nowhere" in klog("produce", servers, topic, str(tmp_path / "nowhere"), code=2)

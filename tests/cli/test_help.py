@@ -86,6 +86,10 @@ def test_a_log_level_that_does_not_exist() -> None:
         ("-b h:1 -L", "'-b': options follow the command, klog topics ..."),
         ("-C -b h:1 -t clicks", "'-C': options follow the command, klog consume ..."),
         ("consume clicks -J", "'-J': use --json."),
+        ("consume clicks -s value=i", "'-s': keys and values are bytes as they are in the record; --json"),
+        ("produce clicks -s i", "'-s': keys and values are bytes as they are in the record; --json"),
+        ("consume clicks -r http://h:8081", "'-r': no schema registry is asked; keys and values are bytes"),
+        ("consume clicks -O", r"'-O': use --format '%o %s\n'."),
         ("groups --group g --reset-offsets", "'--reset-offsets': klog offsets set moves a group's offsets."),
     ],
 )

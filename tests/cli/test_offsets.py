@@ -61,6 +61,9 @@ def test_set(place: Place, topic: str) -> None:
     # half a day after record 6; partition 0 has records up to 9
     assert changes(*to, "--to-time", "2023-11-21T10:00:00Z") == [(0, 0, 7, "", True), (1, 5, 7, "", True)]
     assert changes(*to, "--to-time", str(START + 10 * DAY)) == [(0, 7, 10, "", True), (1, 7, 10, "", True)]
+    done = klog("offsets", *to, "--to-time", "2999-01-01", "--dry-run", "--json")
+    assert [json.loads(line)["new"] for line in done.stdout.splitlines()] == [10, 20]
+    assert "--to-time 2999-01-01 is in the future" in done.stderr
     assert changes(*to, "--shift-by", "-7") == [
         (0, 10, 3, "", True),
         (1, 10, 5, "3 is before the first offset", True),

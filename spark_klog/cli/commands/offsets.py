@@ -17,6 +17,7 @@ from spark_klog.cli.partitions import parse_topics, partitions_of
 from spark_klog.cli.times import parse_time
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.clock import system_ms
 from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import ConfigError
 from spark_klog.groups.export_lines import export_lines, parse_export
@@ -198,7 +199,11 @@ Examples:
 @_topic_option
 @click.option("--to-earliest", "to_earliest", is_flag=True, help="The first record.")
 @click.option("--to-latest", "to_latest", is_flag=True, help="The end of the partition.")
-@click.option("--to-time", metavar="TIME", help="The first record since: ISO 8601 (UTC without a zone), ms, or -10m.")
+@click.option(
+    "--to-time",
+    metavar="TIME",
+    help="The first record since, or else the end: ISO 8601 (UTC without a zone), ms, or -10m.",
+)
 @click.option("--shift-by", type=int, metavar="N", help="N offsets forward, or back if N is negative.")
 @click.option("--to-offset", type=click.IntRange(0), metavar="N", help="This offset.")
 @click.option(
@@ -238,6 +243,9 @@ def set_(
     chosen = parse_topics("--topic ", topics)
     if not chosen and targets:
         raise click.UsageError("--topic is required")
+    if any(isinstance(target, ToTime) and target.time > system_ms() for target in targets):
+        text = "is in the future: without records that late the group gets the ends as they are now, not those of then"
+        click.echo(f"klog: --to-time {to_time} {text}", err=True)
     with _opened(group, store, [], servers, command_config, force) as (opened, _, cluster):
         if cluster is None:
             raise click.UsageError("--bootstrap-server is required: the cluster that has the topics")

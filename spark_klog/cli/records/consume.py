@@ -168,7 +168,8 @@ class _Printer:
             option = "--format"
             if form is None:
                 before = "" if key_separator is None else "%k" + key_separator.replace("%", "%%")
-                form, option = before + "%s" + (delimiter or r"\n").replace("%", "%%"), "--key-separator, --delimiter"
+                after = r"\n" if delimiter is None else delimiter
+                form, option = before + "%s" + after.replace("%", "%%"), "--key-separator, --delimiter"
             null = b"NULL" if shows_null else b""
             made = Form(form, option=option, null=null, is_terminal=self._out.isatty())
             self.needs_headers = made.has_headers

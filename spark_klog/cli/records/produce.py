@@ -47,7 +47,14 @@ Examples:
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--lines", "-l", is_flag=True, help="Each line of FILES is a record, not each file.")
-@click.option("--delimiter", "-D", default=r"\n", show_default=True, metavar="TEXT", help="What ends a record.")
+@click.option(
+    "--delimiter",
+    "-D",
+    default=r"\n",
+    show_default=True,
+    metavar="TEXT",
+    help="What ends a record; if empty, all of stdin is one.",
+)
 @click.option("--key-separator", "-K", metavar="TEXT", help="What is between key and value.")
 @click.option("--key", "-k", metavar="KEY", help="The key of all records.")
 @click.option("--header", "-H", "headers", multiple=True, metavar="NAME=VALUE", help="Of all records; repeatable.")
@@ -104,8 +111,8 @@ def produce(
     if transaction is not None:
         chosen["transactional.id"] = transaction
     end = unescape("--delimiter", delimiter)
-    if not end:
-        raise click.UsageError("--delimiter must not be empty")
+    if as_json and not end:
+        raise click.UsageError("--json needs a delimiter: each record is a line")
     separator = None if key_separator is None else unescape("--key-separator", key_separator)
     if separator == b"":
         raise click.UsageError("--key-separator must not be empty")
@@ -196,13 +203,16 @@ def _chunks(files: tuple[Path, ...], by_line: bool, end: bytes) -> Iterator[list
 
 
 def _split(read: Callable[[], bytes], name: str, end: bytes) -> Iterator[list[bytes]]:
-    """Split what comes from a file at its delimiters; what has none at the end is a record, too."""
+    """Split what comes from a file at its delimiters; what has none at the end is a record, too.
+
+    With an empty delimiter all is one record.
+    """
     rest = bytearray()
     while data := read():
         # the delimiter may begin in an earlier read
         looked = max(0, len(rest) - len(end) + 1)
         rest += data
-        if rest.find(end, looked) >= 0:
+        if end and rest.find(end, looked) >= 0:
             *whole, left = bytes(rest).split(end)
             yield whole
             rest = bytearray(left)
