@@ -36,6 +36,7 @@ from spark_klog.child_process import (
     ClusterStartError as ClusterStartError,
     await_orphans,
 )
+from spark_klog.client.forks import Maker
 from spark_klog.directories.paths import host_and_port
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ConfigError, DirectoryError, KlogError
@@ -96,6 +97,7 @@ class EmbeddedCluster:
         host, port = parse_listen(listen, "listen") if listen is not None else (_HOST, 0)
         self._listen_first, self._listen_others = host_and_port(host, port), host_and_port(host, 0)
         self._count = brokers
+        self._maker = Maker("cluster", KlogError)
         self._with_zookeeper = zookeeper
         self._given_dir = Path(data_dir) if data_dir is not None else None
         self._settings = {"log.retention.ms": "-1", "group.initial.rebalance.delay.ms": "0"} | (settings or {})
@@ -308,7 +310,9 @@ class EmbeddedCluster:
         return self._started(broker_id).popen.pid
 
     def stop(self) -> None:
-        """Stop all processes cleanly, and remove a temporary data directory."""
+        """Stop all processes cleanly, and remove a temporary data directory; in a forked process do nothing."""
+        if self._maker.is_forked:
+            return  # the processes, the lock and the directory are the parent's
         for process in self._brokers.values():
             process.stop()
         if self._zookeeper is not None:

@@ -178,6 +178,20 @@ def test_a_connector(make_cluster: Callable[..., EmbeddedCluster], topic: str) -
     assert found == values
 
 
+def test_an_embedded_cluster(topic: str) -> None:
+    with EmbeddedCluster() as running:
+
+        def child() -> None:
+            running.stop()
+
+        _in_child(child)
+        values = _filled({"bootstrap.servers": running.bootstrap_servers}, topic, 3)
+        with Consumer({"bootstrap.servers": running.bootstrap_servers, "auto.offset.reset": "earliest"}) as consumer:
+            consumer.assign([(topic, 0)])
+            assert _values(consumer, 3) == values
+        assert running.data_dir.exists()
+
+
 def test_connections_over_tls(server_dir: Path, certificates: Certificates, topic: str) -> None:
     """Closing, collection and exit in a child write nothing to a TLS connection: the parent's requests go on there."""
     with SecureBroker(server_dir, certificates) as broker:
