@@ -45,6 +45,23 @@ def test_options_that_are_wrong(spark: SparkSession) -> None:
         spark.catalog.dropTempView("clicks")
 
 
+def test_a_table_keeps_no_options(spark: SparkSession, cluster: EmbeddedCluster, topic: str) -> None:
+    """Spark drops the options of a table; the error says what works instead, which then works."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, values(3))
+    dropped = f"`kafka.bootstrap.servers` '{servers}', subscribe '{topic}'"
+    spark.sql(f"CREATE TABLE klog_table USING klog OPTIONS ({dropped})")
+    try:
+        for action in ("SELECT * FROM klog_table", "INSERT INTO klog_table (value) VALUES (X'00')"):
+            text = error_of(lambda action=action: spark.sql(action).collect())
+            assert "Spark drops those of CREATE TABLE ... USING klog. Use CREATE TEMPORARY VIEW" in text, action
+        given = f"'kafka.bootstrap.servers' = '{servers}', 'subscribe' = '{topic}'"
+        assert spark.sql(f"SELECT * FROM klog_table WITH ({given})").count() == 3
+    finally:
+        spark.sql("DROP TABLE klog_table")
+
+
 #: pyspark 4.2 has the method, but no setting that makes Spark keep names in checkpoints.
 _HAS_NAMES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
 

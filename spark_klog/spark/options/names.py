@@ -63,6 +63,11 @@ PROTECTED = {
 #: Secrets that Spark does not redact by name, but shows in the plans of streams.
 _SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
 _KNOWN_BY_KEY = {canonical(name): name for name in _KNOWN}
+#: Spark keeps the options and TBLPROPERTIES of a table in its catalog, and passes none of them to a Python source.
+_DROPPED = (
+    "No option is set: Spark drops those of CREATE TABLE ... USING klog. Use CREATE TEMPORARY VIEW ... USING klog "
+    "OPTIONS (...), or name them in each query: SELECT ... FROM table WITH ('kafka.bootstrap.servers' = '...', ...)"
+)
 #: What is meant by names of other connectors that look more like another option.
 _MEANT = {"topics": "subscribe (to read; topics with commas between them) or topic (to write)"}
 
@@ -100,7 +105,10 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     if "path" not in own:
         check_names(settings, PREFIX)
         if "bootstrap.servers" not in settings:
-            raise ConfigError("option kafka.bootstrap.servers is required: HOST:PORT[,HOST:PORT...], or cluster")
+            dropped = "" if settings or own else f". {_DROPPED}"
+            raise ConfigError(
+                f"option kafka.bootstrap.servers is required: HOST:PORT[,HOST:PORT...], or cluster{dropped}"
+            )
         client_config(settings, PREFIX)
         _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
     return settings, own
