@@ -93,6 +93,7 @@ CURES = {
     "OffsetOutOfRange": "Start at an offset that the log holds; raise the topic's `retention.ms`.",
     "PartitionsMismatch": "Name exactly the partitions that are read.",
     "ProducerClosed": "Make a new `Producer`; after a fork, in the new process.",
+    "MirrorFenced": "Stop one of the two processes; another mirror needs a name of its own (`--name`).",
     "ProducerFenced": "Close this producer. Give each producer its own `transactional.id`.",
     "ProtocolError": "The text says what to do if something can be done; see the codes below.",
     "QueueFull": "Slow down, raise `queue.size`, or leave out `queue.enqueueTimeout.ms`, so that `send` waits.",

@@ -81,6 +81,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, metavar="N", help=f"default: as before, {_DEFAULT_TASKS} for a new mirror")
     parser.add_argument("--exactly-once", action="store_true")
     parser.add_argument("--recreated", choices=["fail", "begin"], default="fail", help="see klog mirror --help")
+    parser.add_argument("--copy-again", action="append", default=[], metavar="TOPIC", help="see klog mirror --help")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat, with this pause; default: run once")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each run")
     options = parser.parse_args(argv)
@@ -103,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prefix=options.prefix,
             exactly_once=options.exactly_once,
             recreated=options.recreated,
+            copy_again=frozenset(options.copy_again),
         )
         prepare(settings, options.tasks)  # report wrong settings before Spark starts
         spark = spark_session("klog mirror")

@@ -333,6 +333,17 @@ class ProducerFenced(ErrorWithFields):
         )
 
 
+class MirrorFenced(ErrorWithFields):
+    """Another process of a mirror has begun since: this one has committed what it has copied, and ends."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"another process of the mirror {name} has begun, and goes on from here: stop one of the two, or give one "
+            "another name (--name)"
+        )
+
+
 class InvalidTransactionState(ErrorWithFields):
     """A call that a producer's transaction does not allow in its present state."""
 

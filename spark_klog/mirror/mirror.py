@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from spark_klog.client.delivery.transactions import NEVER_COMMITTED
 from spark_klog.errors import KlogError, ProducerFenced, ProtocolError, is_retriable
+from spark_klog.mirror.ownership import Ownership
 from spark_klog.mirror.session import Session
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.totals import Totals
@@ -35,6 +36,7 @@ class Mirror:
     def __init__(self, settings: MirrorSettings, *, slot: int = 0, slots: int | None = 1) -> None:
         self._settings, self._slot, self._slots = settings, slot, slots
         self._stopped = threading.Event()
+        self._ownership = Ownership(settings)
         self.totals = Totals()
 
     def stop(self) -> None:
@@ -46,15 +48,16 @@ class Mirror:
 
         Failures that may pass are retried from the last commit, with pauses of up to 30 s; with `until_end` for three
         times in a row. So is a transaction that the target has aborted because it lasted too long. Raises
-        `ConfigError`, `ProducerFenced` if another mirror of this name runs with exactly-once, `DataLossError` if the
-        source's log is another one now (see `MirrorSettings.recreated`), `DecodeError` for corrupt batches,
+        `ConfigError`, `MirrorFenced` if another mirror of this name has begun since, or `ProducerFenced` if both run
+        with exactly-once, `DataLossError` if the source's log is another one now (see `MirrorSettings.recreated`), or
+        the copy is (`MirrorSettings.copy_again`), `DecodeError` for corrupt batches,
         `AuthenticationError`, and any `ProtocolError` that can't be retried.
         """
         failures = 0
         while not self._stopped.is_set():
             before, session = self.totals.records, None
             try:
-                with Session(self._settings, self._slot, self._slots, self.totals) as session:
+                with Session(self._settings, self._slot, self._slots, self._ownership, self.totals) as session:
                     session.run(self._stopped.is_set, on_progress, until_end=until_end)
                 break
             except KlogError as error:

@@ -56,6 +56,11 @@ class PartitionMap:
         """The source's offset up to which the partition is mirrored; None before the first run."""
         return self._runs[-1].upstream if self._runs else None
 
+    @property
+    def downstream(self) -> int:
+        """The target's offset after the last record that was written; 0 before the first."""
+        return self._runs[-1].downstream if self._runs else 0
+
     def load(self, run: Run) -> None:
         """Add a run as it was written; one that begins before the end of the last replaces what it overlaps."""
         while self._runs and self._runs[-1].upstream > run.first:

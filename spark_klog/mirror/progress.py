@@ -62,24 +62,44 @@ def prepare_progress(admin: Admin, name: str, slots: int | None = None, default:
     return there
 
 
-def load_progress(settings: Mapping[str, str], admin: Admin, name: str, slot: int) -> Progress:
-    """What is noted of a slot's partitions. `DecodeError` if its topic holds other records."""
-    key = progress_topic(name), slot
-    end = list_offsets(admin.cluster, {key: LATEST}, _READ_COMMITTED)[key]
-    progress = Progress()
-    until = time.monotonic() + _SECONDS
-    with Consumer({**settings, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}) as consumer:
-        consumer.assign([(*key, EARLIEST)])
-        while consumer.position(*key) < end:
-            records = consumer.poll(1.0)
+class ProgressReader:
+    """Reads a slot's partition of a mirror's topic: what is noted, and later which process has begun since."""
+
+    def __init__(self, settings: Mapping[str, str], admin: Admin, topic: str, slot: int) -> None:
+        self._admin, self._key = admin, (topic, slot)
+        self.progress = Progress()
+        own = {"isolation.level": "read_committed", "auto.offset.reset": "earliest", "enable.auto.commit": "false"}
+        self._consumer = Consumer({**settings, **own})
+        self._consumer.assign([(*self._key, EARLIEST)])
+
+    def __enter__(self) -> ProgressReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def load(self) -> Progress:
+        """What is noted of the slot's partitions now. `DecodeError` if the topic holds other records."""
+        key = self._key
+        end = list_offsets(self._admin.cluster, {key: LATEST}, _READ_COMMITTED)[key]
+        until = time.monotonic() + _SECONDS
+        while self._consumer.position(*key) < end:
+            records = self._consumer.poll(1.0)
             for record in records:
                 if record.key is not None and record.value is not None:
-                    progress.load(record.key, record.value)
+                    self.progress.load(record.key, record.value)
             if records:
                 until = time.monotonic() + _SECONDS
             elif time.monotonic() > until:
                 raise RequestTimedOut(f"the offsets in topic {key[0]} could not be read within {_SECONDS:g} s")
-    return progress
+        return self.progress
+
+    def look(self) -> None:
+        """Take in which process has begun since, without waiting; the mirror's own records come back, too."""
+        while records := self._consumer.poll(0.0):
+            for record in records:
+                if record.key is not None and record.value is not None:
+                    self.progress.load_owner(record.key, record.value)
 
 
 def progress_batches(rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytearray, int]]:

@@ -26,20 +26,28 @@ from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.client.offsets import high_watermarks, list_offsets
-from spark_klog.errors import DataLossError, LogTruncated, OffsetOutOfRange, ProtocolError, TopicRecreated
+from spark_klog.errors import (
+    DataLossError,
+    LogTruncated,
+    MirrorFenced,
+    OffsetOutOfRange,
+    ProtocolError,
+    TopicRecreated,
+)
 from spark_klog.mirror.batches import Span, out_batches
-from spark_klog.mirror.beginnings import prefix_record, topic_record
+from spark_klog.mirror.beginnings import copy_record, origins_record, prefix_record, topic_record
 from spark_klog.mirror.bounds import Bounds, ends_now, find_bounds
 from spark_klog.mirror.clusters import check_clusters, mirror_name
 from spark_klog.mirror.groups import GroupTranslation
 from spark_klog.mirror.offset_map import PartitionMap, encode_run
-from spark_klog.mirror.progress import load_progress, prepare_progress, slot_of
+from spark_klog.mirror.ownership import LOOK_SECONDS, Ownership
+from spark_klog.mirror.progress import ProgressReader, prepare_progress, progress_topic, slot_of
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.target import Target
 from spark_klog.mirror.topics import MirroredTopics
 from spark_klog.mirror.totals import Totals
 from spark_klog.mirror.waiting import Waiting
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 
 _log = logging.getLogger(__name__)
 #: Seconds that the loop waits for one side while the other may have work.
@@ -54,8 +62,9 @@ _MOST_WAITING = 16 * 1024 * 1024
 _MOST_NOTED = 20_000
 
 
-#: What to do if the source's log is another one now.
-_REMEDY = "Delete its copy and give the mirror another name (--name), or exclude the topic (--exclude)"
+def _remedy(topic: str) -> str:
+    """What to do if the source's log or the copy is another one now."""
+    return f"Delete its copy, and have it copied again (--copy-again {topic}), or exclude the topic (--exclude)"
 
 
 class _Noted(NamedTuple):
@@ -69,20 +78,25 @@ class _Noted(NamedTuple):
 class Session:
     """Use it as a context; `run` mirrors until it is told to stop."""
 
-    def __init__(self, settings: MirrorSettings, slot: int, slots: int | None, totals: Totals) -> None:
-        self._settings, self._slot, self.totals = settings, slot, totals
+    def __init__(
+        self, settings: MirrorSettings, slot: int, slots: int | None, ownership: Ownership, totals: Totals
+    ) -> None:
+        self._settings, self._slot, self._ownership, self.totals = settings, slot, ownership, totals
         self._stack = ExitStack()
         try:
             self._source_admin = self._stack.enter_context(Admin(settings.source_admin()))
             self._target_admin = self._stack.enter_context(Admin(settings.target_admin()))
             check_clusters(settings, self._source_admin, self._target_admin)
-            name = mirror_name(settings, self._source_admin)
+            self._name = name = mirror_name(settings, self._source_admin)
             self._slots = prepare_progress(self._target_admin, name, slots)
             self._target = Target(settings, name, slot)
             self._stack.callback(self._target.close)
+            self._reader = self._stack.enter_context(
+                ProgressReader(settings.target_admin(), self._target_admin, progress_topic(name), slot)
+            )
+            self._reader.load().check_prefix(name, settings.prefix)
             #: Its maps are of all partitions that the topic knows, those that are assigned among them.
-            self._progress = load_progress(settings.target_admin(), self._target_admin, name, slot)
-            self._progress.check_prefix(name, settings.prefix)
+            self._progress = ownership.claim(name, self._reader, self._target)
             self._maps = self._progress.maps
             self._consumer = self._stack.enter_context(Consumer(settings.source_consumer()))
         except BaseException:
@@ -101,7 +115,7 @@ class Session:
         self._waiting = Waiting()
         self._noted: dict[TopicPartition, deque[_Noted]] = {}
         self._noted_count = 0
-        self._commit_at = self._refresh_at = self._groups_at = self._lag_at = 0.0
+        self._commit_at = self._refresh_at = self._groups_at = self._lag_at = self._look_at = 0.0
         self._is_first = self._progress.is_new
         #: Whether topics and partitions that appear are left out: the mirror stops at the ends that it has seen.
         self._is_closed = False
@@ -119,8 +133,12 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            if isinstance(error, DataLossError) and not self._target.is_transactional:
+                self._ownership.release(self._target)
+        finally:
+            self._stack.close()
 
     def run(self, is_stopped: Callable[[], bool], on_progress: Callable[[Totals], None], *, until_end: bool) -> None:
         """Mirror until `is_stopped`, with `until_end` until the offsets that the source has now; commit at the end.
@@ -140,6 +158,8 @@ class Session:
                 self._follow()
             if now >= self._lag_at:
                 self._look_at_lag()
+            if now >= self._look_at:
+                self._check_owner()
             self._step()
             if time.monotonic() >= self._commit_at or self._noted_count >= _MOST_NOTED:
                 self._commit()
@@ -148,12 +168,25 @@ class Session:
                 break
             if time.monotonic() >= self._groups_at and not until_end:
                 self._translate()
-        self._target.flush()
-        self._commit()
-        self._target.commit()
+        self._finish()
         self._translate()
         self._look_at_lag()
         on_progress(self.totals)
+
+    def _finish(self) -> None:
+        self._target.flush()
+        self._commit()
+        self._target.commit()
+        self._ownership.release(self._target)
+
+    def _check_owner(self) -> None:
+        """Leave the mirror to another process that has begun, which waits for the last commit."""
+        try:
+            self._ownership.check(self._name, self._reader)
+        except MirrorFenced:
+            self._finish()
+            raise
+        self._look_at = time.monotonic() + LOOK_SECONDS
 
     def _follow(self) -> None:
         """Take in new topics and partitions, and let go of those that were deleted."""
@@ -162,6 +195,7 @@ class Session:
         if self._is_closed:
             found = [key for key in found if key in self._positions]
         self._refresh_at = time.monotonic() + self._settings.refresh_seconds
+        self._check_copies(found)
         recreated = self._recreated({topic for topic, _ in found})
         new = [key for key in found if key not in self._positions or key[0] in recreated]
         bounds = find_bounds(self._source_admin.cluster, new, waits=self._must_find)
@@ -199,6 +233,46 @@ class Session:
             self._has_warned = True
             _log.warning("the source has no topic to mirror: see --topics and --exclude")
 
+    def _check_copies(self, keys: Sequence[TopicPartition]) -> None:
+        """Raise `DataLossError` if a copy is another topic than at the last look, or ends before what was mirrored.
+
+        What was mirrored of a topic is forgotten if it is to be copied again, and its copy has no records.
+        """
+        known, now = self._progress.copy_ids, self._topics.copy_ids
+        again = self._settings.copy_again
+        new = [key for key in keys if key not in self._positions and (key in self._maps or key[0] in again)]
+        copies = {(self._settings.prefix + topic, part): (topic, part) for topic, part in new}
+        cluster = self._target_admin.cluster
+        ends = {copies[key]: end for key, end in high_watermarks(cluster, copies).items()} if copies else {}
+        for topic in sorted(again & {topic for topic, _ in new}):
+            own = [key for key in copies if copies[key][0] == topic]
+            starts = list_offsets(cluster, dict.fromkeys(own, EARLIEST))
+            if all(starts[key] == ends[copies[key]] for key in own):
+                self._copy_again(topic)
+            else:
+                _log.warning("%s is not copied again: its copy has records; delete it first", topic)
+        for topic in sorted({topic for topic, _ in keys} & known.keys() & now.keys()):
+            if known[topic] != now[topic]:
+                raise DataLossError(
+                    f"the copy of topic {topic} was deleted at the target, and created again: what was mirrored is not "
+                    f"in it. {_remedy(topic)}"
+                )
+        for key, end in ends.items():
+            if key in self._maps and end < self._maps[key].downstream:
+                raise DataLossError(
+                    f"the copy of {key[0]}-{key[1]} ends at offset {end} at the target, but was written up to "
+                    f"{self._maps[key].downstream}: it was created again or truncated. {_remedy(key[0])}"
+                )
+
+    def _copy_again(self, topic: str) -> None:
+        if any(key[0] == topic for key in self._maps):
+            _log.warning("%s is copied again from its beginning", topic)
+            self._progress.forget(topic)
+            self._progress.topic_ids.pop(topic, None)
+            self._progress.copy_ids.pop(topic, None)
+            self._target.send_progress([topic_record(topic, None)])
+            self._target.commit()
+
     def _recreated(self, topics: Set[str]) -> list[str]:
         """The topics that were deleted and created again; `DataLossError` unless the new ones are to be mirrored."""
         ids, known = self._topics.ids, self._progress.topic_ids
@@ -206,7 +280,7 @@ class Session:
         if found and self._settings.recreated == "fail":
             raise DataLossError(
                 f"topic {found[0]} was deleted and created again at the source: what was mirrored is of another topic. "
-                f"{_REMEDY}, or mirror the new one behind the copy of the old one (--recreated begin)"
+                f"{_remedy(found[0])}, or mirror the new one behind the copy of the old one (--recreated begin)"
             )
         return found
 
@@ -219,8 +293,13 @@ class Session:
         for key, known in self._maps.items():
             if key[0] in new:
                 known.write_again()  # behind the record of the id, which ends what came before
+        copies = {topic: self._topics.copy_ids[topic] for topic in ids.keys() & self._topics.copy_ids.keys()}
         rows = [topic_record(topic, one) for topic, one in new.items()]
+        rows += [copy_record(*one) for one in copies.items() if self._progress.copy_ids.get(one[0]) != one[1]]
         rows += self._changes()
+        origins = dict(self._topics.origins.of_copies)
+        if origins != self._progress.origins:
+            rows.append(origins_record(origins))
         if self._progress.prefix is None:
             rows.append(prefix_record(self._settings.prefix))
         if not rows:
@@ -228,6 +307,8 @@ class Session:
         self._target.send_progress(rows)
         self._target.commit()
         self._progress.topic_ids |= new
+        self._progress.copy_ids |= copies
+        self._progress.origins = origins
         self._progress.prefix = self._settings.prefix
 
     def _changes(self) -> list[tuple[bytes, bytes]]:
@@ -266,7 +347,7 @@ class Session:
             self._topics.check_id(key[0])
             raise DataLossError(
                 f"{key[0]}-{key[1]} ends at offset {end} at the source, but was mirrored up to {position}: "
-                f"it was created again or truncated. {_REMEDY}"
+                f"it was created again or truncated. {_remedy(key[0])}"
             )
 
     def _lose(self, key: TopicPartition, position: int, start: int) -> None:
@@ -297,7 +378,7 @@ class Session:
             self._follow()
             return
         except LogTruncated as error:
-            raise DataLossError(f"{error.what}. {_REMEDY}") from None
+            raise DataLossError(f"{error.what}. {_remedy(error.topic)}") from None
         except ProtocolError as error:
             before = {topic for topic, _ in self._assigned}
             if error.code in UNKNOWN_TOPIC:
@@ -374,6 +455,11 @@ class Session:
             receipt, spans, following = noted.popleft()
             self._noted_count -= 1
             if receipt is not None and receipt.base_offset >= 0:
+                if receipt.base_offset < known.downstream:
+                    raise DataLossError(
+                        f"the copy of {key[0]}-{key[1]} was deleted at the target while it was written: its offset "
+                        f"{receipt.base_offset} comes after {known.downstream}. {_remedy(key[0])}"
+                    )
                 for span in spans:
                     known.copied(span.first, span.count, receipt.base_offset + span.place)
             known.moved(following)

@@ -10,8 +10,12 @@ from typing import Any, Literal
 from spark_klog.client.security.settings.secrets import Settings
 from spark_klog.errors import ConfigError
 
-#: Topics that are never mirrored: Kafka's internal ones, and those of mirrors, ours and MirrorMaker 2.
+#: Topics that a pattern leaves out: Kafka's internal ones, and those of MirrorMaker 2.
 INTERNAL = re.compile(r"__.*|.*[.-]internal|mm2-.*")
+#: Topics with the progress of mirrors, which are never mirrored.
+PROGRESS = re.compile(r"klog-mirror\..*\.internal")
+#: A topic's name as a whole alternative of a pattern, with or without a backslash before dots.
+_LITERAL = re.compile(r"(?:[A-Za-z0-9_-]|\\?\.)+")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 #: Settings of consumer groups and transactions in shared files of settings: the mirror has its own.
 _OWN = ("group.id", "group.instance.id", "transactional.id", "enable.auto.commit", "auto.offset.reset")
@@ -42,6 +46,8 @@ class MirrorSettings:
     #: What to do about a topic that was deleted and created again at the source: raise `DataLossError`, or mirror the
     #: new one from its beginning, behind what was copied of the old one. Brokers before 2.8 do not tell.
     recreated: Literal["fail", "begin"] = "fail"
+    #: Topics to copy from their beginning if their copies were deleted: what was mirrored of them is forgotten.
+    copy_again: frozenset[str] = frozenset()
     #: Seconds between commits of progress, looks for new topics and partitions, and translations of groups.
     commit_seconds: float = 1.0
     refresh_seconds: float = 30.0
@@ -52,12 +58,28 @@ class MirrorSettings:
     def __post_init__(self) -> None:
         if self.name is not None:
             check_name(self.name)
+        for topic in sorted(self.copy_again):
+            if not self.wants(topic):
+                raise ConfigError(f"topic {topic} is to be copied again, but the mirror leaves it out")
         self.target_producer()
 
     def wants(self, topic: str) -> bool:
-        """Whether a topic is mirrored."""
+        """Whether a topic is mirrored; one that the pattern names, and does not only match, also if it is internal."""
+        return self._matches(topic) and (self.names(topic) or not INTERNAL.fullmatch(topic))
+
+    def leaves_out(self, topic: str) -> bool:
+        """Whether a topic that the pattern matches is not mirrored, as it is internal."""
+        return self._matches(topic) and not self.names(topic) and INTERNAL.fullmatch(topic) is not None
+
+    def names(self, topic: str) -> bool:
+        """Whether an alternative of the pattern is the topic's name."""
+        return topic in {
+            part.replace("\\", "") for part in self.topics.pattern.split("|") if _LITERAL.fullmatch(part)
+        }  # fmt: skip
+
+    def _matches(self, topic: str) -> bool:
         is_excluded = self.exclude is not None and self.exclude.fullmatch(topic) is not None
-        return self.topics.fullmatch(topic) is not None and not INTERNAL.fullmatch(topic) and not is_excluded
+        return self.topics.fullmatch(topic) is not None and not PROGRESS.fullmatch(topic) and not is_excluded
 
     def source_consumer(self) -> dict[str, str]:
         """Settings of the consumer at the source."""

@@ -10,8 +10,10 @@ from uuid import UUID
 
 from spark_klog.client import Admin, NewTopic
 from spark_klog.client.admin.configs import ConfigEntry
+from spark_klog.client.admin.topics import TopicListing
 from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
+from spark_klog.mirror.origins import Origins
 from spark_klog.mirror.settings import MirrorSettings
 
 _log = logging.getLogger(__name__)
@@ -40,8 +42,11 @@ class MirroredTopics:
         self._settings, self._source, self._target = settings, source, target
         #: Partitions of each topic that the target has, by the source's name.
         self._made: dict[str, int] = {}
-        #: The ids of the source's topics at the last `refresh`; none from brokers before 2.8.
+        #: The ids of the source's topics at the last `refresh`, and of their copies; none from brokers before 2.8.
         self.ids: dict[str, UUID] = {}
+        self.copy_ids: dict[str, UUID] = {}
+        self.origins = Origins(settings, source, target)
+        self._told: set[str] = set()
         #: Since when topics of earlier looks are missing at the source, readings of `time.monotonic`.
         self._missing_since: dict[str, float] = {}
 
@@ -51,18 +56,45 @@ class MirroredTopics:
         A topic of an earlier call counts as there until it has been missing for `patience` seconds: a broker that has
         just started may not know all topics yet.
         """
-        listed = [one for one in self._source.list_topics() if self._settings.wants(one.name)]
+        there = {one.name: one for one in self._source.list_topics()}
+        self.origins.look(there)
+        listed = [one for name, one in there.items() if self._settings.wants(name) and not self._is_returning(name)]
+        self._tell(name for name in there if self._settings.leaves_out(name))
         self.ids = {one.name: one.topic_id for one in listed if one.topic_id is not None}
         found = {one.name: one.partitions for one in listed}
         now = time.monotonic()
         missing = self._made.keys() - found.keys()
         self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
         found |= {name: self._made[name] for name, since in self._missing_since.items() if now - since < patience}
-        changed = {name: count for name, count in found.items() if self._made.get(name, 0) < count}
+        copies = self._listed_copies()
+        changed = {
+            name: count
+            for name, count in found.items()
+            if self._made.get(name, 0) < count or self._settings.prefix + name not in copies
+        }
         if changed:
-            self._make(changed)
+            self._make(changed, {name: one.partitions for name, one in copies.items()})
+            copies = self._listed_copies()
+        ids = {
+            name: copies[self._settings.prefix + name].topic_id
+            for name in found
+            if self._settings.prefix + name in copies
+        }
+        self.copy_ids = {name: one for name, one in ids.items() if one is not None}
         made = {name: count for name, count in sorted(found.items()) if self._made.get(name, 0) >= count}
         return [(name, number) for name, count in made.items() for number in range(count)]
+
+    def _listed_copies(self) -> dict[str, TopicListing]:
+        return {one.name: one for one in self._target.list_topics(include_internal=True)}
+
+    def _is_returning(self, topic: str) -> bool:
+        return self.origins.is_from_target(topic) and not self._settings.names(topic)
+
+    def _tell(self, left_out: Iterable[str]) -> None:
+        """Log once what the pattern leaves out."""
+        if new := sorted(set(left_out) - self._told):
+            self._told |= set(new)
+            _log.warning("left out as internal, unless --topics names them: %s", ", ".join(new))
 
     @property
     def missing(self) -> Set[str]:
@@ -76,8 +108,7 @@ class MirroredTopics:
         if self.ids.get(topic) != before:
             raise ProtocolError(ErrorCode.UNKNOWN_TOPIC_ID, f"topic {topic}, which was created again at the source")
 
-    def _make(self, counts: Mapping[str, int]) -> None:
-        there = {one.name: one.partitions for one in self._target.list_topics(include_internal=True)}
+    def _make(self, counts: Mapping[str, int], there: Mapping[str, int]) -> None:
         missing = [name for name in counts if self._settings.prefix + name not in there]
         copies = self._copies(missing)
         configs = self._configs(copies)

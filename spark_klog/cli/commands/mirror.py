@@ -64,6 +64,12 @@ Examples:
     type=click.Choice(["fail", "begin"]),
     help="A topic that was deleted and created again at the source: fail, or mirror it behind the copy of the old one.",
 )
+@click.option(
+    "--copy-again",
+    multiple=True,
+    metavar="TOPIC",
+    help="A topic whose copy was deleted: copy it from its beginning. May be repeated.",
+)
 @click.option("--replication-factor", type=click.IntRange(1), help="Of new topics. Default: as at the source.")
 @click.option(
     "--commit-interval",
@@ -94,6 +100,7 @@ def mirror(
     groups: str | None,
     start: str,
     recreated: str,
+    copy_again: tuple[str, ...],
     replication_factor: int | None,
     commit_interval: float,
     refresh_interval: float,
@@ -117,6 +124,7 @@ def mirror(
         groups=None if groups is None else pattern("--groups", groups),
         start="latest" if start == _LATEST else "earliest",
         recreated="begin" if recreated == "begin" else "fail",
+        copy_again=frozenset(copy_again),
         commit_seconds=commit_interval,
         refresh_seconds=refresh_interval,
         replication_factor=replication_factor,

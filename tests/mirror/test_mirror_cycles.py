@@ -1,0 +1,76 @@
+"""Which topics a mirror leaves out: copies that would come back, and internal ones that are not named."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import pytest
+
+from spark_klog.client import Admin, Producer
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.settings import MirrorSettings
+from tests.support.topics import make_topic
+
+
+def _topics(servers: str, name: str) -> set[str]:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        return {one.name for one in admin.list_topics() if one.name.endswith(name)}
+
+
+def _mirror(source: EmbeddedCluster, target: EmbeddedCluster, prefix: str, name: str, topics: str) -> None:
+    sides = {"bootstrap.servers": source.bootstrap_servers}, {"bootstrap.servers": target.bootstrap_servers}
+    Mirror(MirrorSettings(*sides, name=name, topics=re.compile(topics), prefix=prefix)).run(until_end=True)
+
+
+def _make(cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+        producer.send(topic, b"value")
+
+
+def test_copies_within_a_cluster_are_not_copied(cluster: EmbeddedCluster) -> None:
+    topic = f"clicks{uuid.uuid4().hex[:8]}"
+    _make(cluster, topic)
+    for _ in range(2):
+        for prefix in ("copy.", "backup."):
+            _mirror(cluster, cluster, prefix, f"{prefix}{topic}", f".*{topic}")
+    assert _topics(cluster.bootstrap_servers, topic) == {topic, f"copy.{topic}", f"backup.{topic}"}
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_cycle_of_clusters(
+    count: int, cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    topic = f"clicks{uuid.uuid4().hex[:8]}"
+    with EmbeddedCluster(data_dir=tmp_path_factory.mktemp("third")) as third:
+        clusters = [cluster, target, third][:count]
+        for one in clusters:
+            _make(one, topic)
+        for _ in range(2):
+            for number, one in enumerate(clusters):
+                to = clusters[(number + 1) % count]
+                _mirror(one, to, f"{number}.", f"{number}.{topic}", f".*{topic}")
+        found = [_topics(one.bootstrap_servers, topic) for one in clusters]
+    for number in range(count):
+        before = [(number - step) % count for step in range(1, count)]
+        chain = ["".join(f"{one}." for one in before[:length]) for length in range(count)]
+        assert found[number] == {prefix + topic for prefix in chain}
+
+
+def test_topics_that_are_named(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = uuid.uuid4().hex[:8]
+    named = [f"clicks{end}", f"mm2-{end}", f"orders.{end}-internal"]
+    others = [f"mm2-other-{end}", f"other-{end}-internal"]
+    for topic in (*named, *others):
+        _make(cluster, topic)
+    pattern = f"clicks{end}|mm2-{end}|orders\\.{end}-internal|.*other-{end}.*"
+    _mirror(cluster, target, "", f"named-{end}", pattern)
+    with Admin({"bootstrap.servers": target.bootstrap_servers}) as admin:
+        there = {one.name for one in admin.list_topics() if end in one.name and not one.name.startswith("klog-")}
+    assert there == set(named)
+    told = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
+    assert told == [f"left out as internal, unless --topics names them: {', '.join(others)}"]

@@ -1,0 +1,74 @@
+"""Two processes of one mirror: the later one goes on, the earlier one ends, and no record is copied twice."""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from typing import Any
+
+import pytest
+
+from spark_klog.client import Producer
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import KlogError, MirrorFenced, ProducerFenced
+from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.settings import MirrorSettings
+from tests.support.mirrors import SECONDS, read_topic
+from tests.support.topics import make_topic
+from tests.support.waiting import wait_until
+
+
+class _Process(threading.Thread):
+    def __init__(self, settings: MirrorSettings) -> None:
+        super().__init__(daemon=True)
+        self.mirror, self.error = Mirror(settings), None
+        self.start()
+
+    error: KlogError | None
+
+    def run(self) -> None:
+        try:
+            self.mirror.run()
+        except KlogError as error:
+            self.error = error
+
+    def wait_for(self, records: int) -> None:
+        wait_until(lambda: self.error is not None or self.mirror.totals.records >= records, seconds=SECONDS)
+        assert self.error is None
+
+
+@pytest.mark.parametrize(("first", "second"), [(False, False), (False, True), (True, False), (True, True)])
+def test_the_later_process_goes_on(
+    first: bool, second: bool, cluster: EmbeddedCluster, target: EmbeddedCluster
+) -> None:
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    sides = {"bootstrap.servers": cluster.bootstrap_servers}, {"bootstrap.servers": target.bootstrap_servers}
+
+    def process(is_exact: bool) -> _Process:
+        more: dict[str, Any] = {"exactly_once": is_exact, "commit_seconds": 0.3}
+        return _Process(MirrorSettings(*sides, name=topic, topics=re.compile(topic), **more))
+
+    values = [b"%d" % number for number in range(3000)]
+    with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+        old = process(first)
+        for value in values[:1000]:
+            producer.send(topic, value)
+        producer.flush()
+        old.wait_for(1000)
+        new = process(second)
+        for value in values[1000:2000]:
+            producer.send(topic, value)
+        producer.flush()
+        old.join(SECONDS)
+        assert isinstance(old.error, ProducerFenced if first and second else MirrorFenced)
+        for value in values[2000:]:
+            producer.send(topic, value)
+        producer.flush()
+    # records of an aborted transaction count as copied
+    wait_until(lambda: len(read_topic(target.bootstrap_servers, topic, 1)[0]) >= len(values), seconds=SECONDS)
+    new.mirror.stop()
+    new.join(SECONDS)
+    assert new.error is None
+    assert [seen.value for seen in read_topic(target.bootstrap_servers, topic, 1)[0]] == values
