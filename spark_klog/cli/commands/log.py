@@ -175,6 +175,8 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
             task = progress.add_task(path.name, total=path.stat().st_size)
             for found in dump_index(path) if path.suffix in INDEX_SUFFIXES else dump_file(path):
                 reason = found.reason if isinstance(found, Damage) else _print(found, batches)
+                if isinstance(found, Padding) and path.suffix not in INDEX_SUFFIXES:
+                    reason = "zeros, which are preallocated or stand for lost writes"
                 if reason:
                     damaged += 1
                     click.echo(f"{path}: position {found.position}, {found.size} bytes: {reason}", err=True)
