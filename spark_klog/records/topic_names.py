@@ -1,8 +1,9 @@
-"""The rule for names of topics."""
+"""The rule for names of topics, and patterns of names."""
 
 from __future__ import annotations
 
 import re
+import warnings
 
 from spark_klog.errors import ConfigError
 
@@ -13,3 +14,49 @@ def check_topic_name(topic: str) -> None:
     """Raise `ConfigError` for a name that Kafka rejects (letters, digits, '.', '_', '-'; at most 249)."""
     if topic in (".", "..") or not _LEGAL.fullmatch(topic):
         raise ConfigError(f"illegal topic name {topic[:300]!r}: 1 to 249 of a-z A-Z 0-9 . _ - are allowed")
+
+
+#: What Python's re reads otherwise than Java, outside and inside of [...]: octal escapes. Java's \0 takes up to three
+#: more digits; its \101 is a reference to a group.
+_OCTAL = re.compile(r"\\(?:0|[1-3][0-7][0-7])")
+
+
+def topic_pattern(what: str, text: str) -> re.Pattern[str]:
+    """Compile a pattern for names of topics; `ConfigError`, which names it as `what`.
+
+    Refuses what Java, for which such patterns are often written, reads otherwise: Python's re takes `[a-z&&[^b]]`, and
+    matches other names. What Python does not know (`\\p{Alpha}`, `\\Q`, `(?<name>...)`) is an error of its own.
+    """
+    _check_means_the_same(what, text)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of sets in classes: Java takes || and -- as Python does
+            warnings.simplefilter(
+                "error", DeprecationWarning
+            )  # (?i) within a pattern, which Python 3.10 applies to all
+            return re.compile(text)
+    except (re.error, DeprecationWarning) as error:
+        raise ConfigError(f"{what} is not a regular expression: {error}") from None
+
+
+def _check_means_the_same(what: str, text: str) -> None:
+    is_class, first, place = False, 0, 0  # `first` is where a ] is a character of the class
+    while place < len(text):
+        character = text[place]
+        if character == "\\":
+            if _OCTAL.match(text, place):
+                raise ConfigError(f"{what} has an octal escape at position {place}: write the character itself")
+            place += 2
+            continue
+        if is_class and character == "]" and place != first:
+            is_class = False
+        elif is_class and (character == "[" or text.startswith("&&", place)):
+            kind = "a class within a class" if character == "[" else "an intersection of classes"
+            raise ConfigError(
+                f"{what} has {kind} at position {place}, which Java knows and Python does not: list the characters, "
+                r"use a lookahead ((?![b])[a-z]), or write \[ and \& for the characters themselves"
+            )
+        elif not is_class and character == "[":
+            is_class = True
+            first = place + (2 if text.startswith("^", place + 1) else 1)
+        place += 1

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 
 from spark_klog.directories.consumers import BLACK_LIST, STATIC, WHITE_LIST, Registration
-from spark_klog.errors import ConfigError
+from spark_klog.records.topic_names import topic_pattern
 
 _QUOTES = "\"'"
 _INTERNAL = frozenset(["__consumer_offsets", "__transaction_state"])
@@ -16,17 +15,14 @@ _INTERNAL = frozenset(["__consumer_offsets", "__transaction_state"])
 class TopicFilter(ABC):
     """A regular expression that a topic's whole name matches; a comma means "or", spaces and outer quotes are dropped.
 
-    `ConfigError` if Python's module `re` does not accept it.
+    `ConfigError` as of `topic_pattern`.
     """
 
     pattern: str
 
     def __init__(self, regex: str) -> None:
         self.regex = regex.strip().replace(",", "|").replace(" ", "").strip(_QUOTES)
-        try:
-            self._compiled = re.compile(self.regex)
-        except re.error as error:
-            raise ConfigError(f"{type(self).__name__}: {regex!r} is not a regular expression: {error}") from None
+        self._compiled = topic_pattern(f"{type(self).__name__}: {regex!r}", self.regex)
 
     @abstractmethod
     def allows(self, topic: str, exclude_internal_topics: bool = True) -> bool:

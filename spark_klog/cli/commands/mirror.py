@@ -21,6 +21,7 @@ from spark_klog.errors import ConfigError
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.totals import Totals
+from spark_klog.records.topic_names import topic_pattern
 
 #: Objects between two collections of cyclic garbage, which a mirror hardly makes; by default 700.
 _COLLECTED_AFTER = 20_000
@@ -158,10 +159,7 @@ def side_settings(option: str, value: str) -> dict[str, str]:
 
 def pattern(option: str, text: str) -> re.Pattern[str]:
     """Compile an option's pattern; `ConfigError`."""
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"{option}: {text!r} is not a regular expression: {error}") from None
+    return topic_pattern(f"{option}: {text!r}", text)
 
 
 @contextmanager

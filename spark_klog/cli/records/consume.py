@@ -24,6 +24,7 @@ from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, WokenUp
 from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.records.topic_names import topic_pattern
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -328,10 +329,7 @@ def _pattern(text: str) -> re.Pattern[str] | None:
     """The pattern that begins with ^, None for a name; `ConfigError` if it is malformed."""
     if not text.startswith("^"):
         return None
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"{text} is not a regular expression: {error}") from None
+    return topic_pattern(text, text)
 
 
 def _names(admin: Admin, topics: tuple[str, ...]) -> list[str]:

@@ -11,7 +11,7 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import Committed, check_committable
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.list_offsets import EARLIEST
-from spark_klog.records.topic_names import check_topic_name
+from spark_klog.records.topic_names import check_topic_name, topic_pattern
 
 _MAX_PARTITION, _MAX_OFFSET = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
 
@@ -80,10 +80,7 @@ def topics_of(topics: Any) -> tuple[Collection[str], re.Pattern[str] | None]:
         raise ConfigError("subscribe: the list of topics is empty; call unsubscribe to leave the group")
     patterns = [topic for topic in wanted if isinstance(topic, str) and topic.startswith("^")]
     for text in patterns:
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise ConfigError(f"subscribe: {text!r} is not a regular expression: {error}") from None
+        topic_pattern(f"subscribe: {text!r}", text)
     names = [_topic("subscribe", topic) for topic in wanted if topic not in patterns]
     return names, re.compile("|".join(f"(?:{text}).*" for text in patterns)) if patterns else None
 

@@ -12,6 +12,7 @@ from typing import Any
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
+from spark_klog.records.topic_names import topic_pattern
 from spark_klog.spark.offsets import (
     GroupSpec,
     OffsetSpec,
@@ -141,10 +142,7 @@ def _subscription(own: dict[str, str], default: Subscription | None) -> Subscrip
         text = text.strip()
         if not text:
             raise ConfigError("option subscribePattern is empty")
-        try:
-            re.compile(text)
-        except re.error as error:
-            raise ConfigError(f"option subscribePattern={text!r} is not a regular expression: {error}") from None
+        topic_pattern(f"option subscribePattern={text!r}", text)
         return Subscription(pattern=text)
     topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not topics:
