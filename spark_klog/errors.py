@@ -40,6 +40,16 @@ class EncodeError(KlogError, ValueError):
     """A value that the wire format can't hold: a string of more than 32,767 bytes, a number beyond its field."""
 
 
+class FrameTooLarge(ErrorWithFields, DecodeError):
+    """A request or response of `size` bytes, which is above the `limit`; `where` names it, if a broker has sent it."""
+
+    def __init__(self, size: int, limit: int, where: str = "") -> None:
+        self.size, self.limit, self.where = size, limit, where
+        what = f"{where}: response" if where else "frame"
+        advice = ": raise fetch.max.bytes to half of it" if where else ": not the Kafka protocol, or a wrong port?"
+        super().__init__(f"{what} of {size} bytes, the limit is {limit}{advice}")
+
+
 class CorruptBatchError(DecodeError):
     """A record batch whose checksum does not match its bytes."""
 

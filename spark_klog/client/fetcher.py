@@ -22,6 +22,7 @@ from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
     ErrorCode,
+    FrameTooLarge,
     KlogError,
     OffsetOutOfRange,
     ProtocolError,
@@ -76,6 +77,11 @@ def fetch_range(
     Brokers before 3.1 can't tell the two apart.
     """
     return RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms, topic_id).run()
+
+
+def too_large(topic: str, partition: int, offset: int, error: FrameTooLarge) -> RecordTooLarge:
+    """The error for a fetch of one partition whose response is too large: brokers send a first batch of any size."""
+    return RecordTooLarge(topic, partition, offset, error.size, 0, f"fetch.max.bytes to at least {-(-error.size // 2)}")
 
 
 def entries_of(answer: Message, by: str = "topic") -> Iterator[tuple[tuple[Any, int], Message]]:
@@ -175,7 +181,10 @@ class RangeFetch:
             self._send(self._connection)
         assert self._handle is not None  # a fetch is answered
         handle, self._handle = self._handle, None
-        answer = self._connection.receive(handle, self._cluster.deadline())
+        try:
+            answer = self._connection.receive(handle, self._cluster.deadline())
+        except FrameTooLarge as error:
+            raise too_large(self._topic, self._partition, self._offset, error) from None
         return self.fetched(self._entry(answer, handle.version))
 
     def _send(self, connection: Connection) -> None:

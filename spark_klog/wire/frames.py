@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from struct import Struct
 
-from spark_klog.errors import DecodeError
+from spark_klog.errors import FrameTooLarge
 from spark_klog.wire.primitives import Buffer
 
 SIZE = Struct(">i")
@@ -14,8 +14,8 @@ MAX_FRAME = 100 * 1024 * 1024
 
 
 def frame_size(prefix: Buffer, limit: int = MAX_FRAME) -> int:
-    """The size in a 4-byte prefix; `DecodeError` if it is negative or above `limit`."""
+    """The size in a 4-byte prefix; `FrameTooLarge` if it is negative or above `limit`."""
     size: int = SIZE.unpack(prefix)[0]
     if not 0 <= size <= limit:
-        raise DecodeError(f"frame of {size} bytes, the limit is {limit}: not the Kafka protocol, or a wrong port?")
+        raise FrameTooLarge(size, limit)
     return size

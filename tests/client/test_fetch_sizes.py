@@ -11,8 +11,10 @@ from collections.abc import Iterator
 import pytest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
+from spark_klog.client import Admin, Consumer, Producer, config
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DecodeError, RecordTooLarge
 from tests.support.batches import read_records
 from tests.support.fake_broker import MAX_FRAME, TOPIC, FakeBroker
@@ -185,3 +187,28 @@ def test_what_is_no_message_is_named(broker: FakeBroker, position: int) -> None:
     broker.log = [(0, bytes(message))]
     with pytest.raises(DecodeError, match=f"{TOPIC}-0 at offset 0: no batch at position 0"):
         _fetch(broker, 0, 1)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_batch_that_is_larger_than_a_response_may_be(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """Brokers send a first batch of any size; the limit of 100 MiB is lowered here. The error says what to raise."""
+    servers, topic = cluster.bootstrap_servers, f"large-{partitions}"
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.create_topic(topic, partitions)
+    with Producer({"bootstrap.servers": servers}) as producer:
+        producer.send(topic, b"x" * 500_000, partition=partitions - 1)
+    monkeypatch.setattr(config, "MAX_FRAME", 100_000)
+    client = {"bootstrap.servers": servers, "fetch.max.bytes": "20000"}
+    words = rf"{topic}-{partitions - 1}.*500\d\d\d bytes.*raise fetch.max.bytes"
+    with Cluster.connect(client) as connected, pytest.raises(RecordTooLarge, match=words):
+        list(fetch_range(connected, topic, partitions - 1, 0, 1))
+    with Consumer({**client, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.assign([(topic, partition) for partition in range(partitions)])
+        with pytest.raises(RecordTooLarge if partitions == 1 else DecodeError, match=words) as found:
+            consumer.poll(20)
+        assert str(pickle.loads(pickle.dumps(found.value))) == str(found.value)  # noqa: S301
+    with Cluster.connect({**client, "fetch.max.bytes": "260000"}) as connected:
+        [fetched] = fetch_range(connected, topic, partitions - 1, 0, 1)
+        assert len(fetched.data) > 500_000

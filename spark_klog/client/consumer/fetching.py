@@ -21,7 +21,7 @@ from spark_klog.client.consumer.decoding.chunk import Chunk
 from spark_klog.client.consumer.session import LOST_SESSION, FetchParameters, FetchSession
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
-from spark_klog.client.fetcher import FETCH_WITH_TOPIC_IDS
+from spark_klog.client.fetcher import FETCH_WITH_TOPIC_IDS, too_large
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.interrupts import WAIT
 from spark_klog.client.network.responses import Handle
@@ -30,6 +30,7 @@ from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     DecodeError,
     ErrorCode,
+    FrameTooLarge,
     KlogError,
     ProtocolError,
     RecordTooLarge,
@@ -174,6 +175,14 @@ class Fetches:
             source.handle = None
             requested = source.session.requested
             entries = source.session.accept(connection.receive(handle), f"fetch from broker {source.node}")
+        except FrameTooLarge as error:
+            first, *others = source.session.requested.items()
+            failure: KlogError = too_large(*first[0], first[1].offset, error)
+            if others:  # one of these has the record batch
+                names = ", ".join(f"{topic}-{partition}" for topic, partition in source.session.requested)
+                failure = FrameTooLarge(error.size, error.limit, f"fetch of {names}")
+            self._failed(source, failure)
+            return
         except KlogError as error:
             self._failed(source, error)
             return

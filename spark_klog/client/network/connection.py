@@ -21,7 +21,7 @@ from spark_klog.client.network.quota import Quota
 from spark_klog.client.network.responses import Handle, Responses
 from spark_klog.client.security.hints import closed_early, security_error
 from spark_klog.client.security.sasl.exchange import SaslExchange
-from spark_klog.errors import ConnectionFailed, DecodeError, RequestTimedOut
+from spark_klog.errors import ConnectionFailed, DecodeError, FrameTooLarge, RequestTimedOut
 from spark_klog.protocol.apis import API_VERSIONS, FETCH, SASL_AUTHENTICATE
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
@@ -371,7 +371,10 @@ class Connection:
     def _undecodable(self, error: DecodeError) -> NoReturn:
         self.close()
         refused = None if self._is_open else security_error(self._stream.buffer, self.address, self._config.security)
-        raise refused or DecodeError(f"broker {self.address}: {error}") from None
+        where = f"broker {self.address}"
+        if isinstance(error, FrameTooLarge) and self._is_open:
+            raise FrameTooLarge(error.size, error.limit, where) from None
+        raise refused or DecodeError(f"{where}: {error}") from None
 
     def _fail(self, error: OSError, begin: float) -> NoReturn:
         self.close()
