@@ -245,13 +245,17 @@ class Producer(TransactionCalls):
             return math.inf, ()
         return max(0.0, min(pause, self._gathering.next_due - time.monotonic())), connections
 
-    def send_arrow(self, rows: pa.Table | pa.RecordBatch, topic: str | None = None) -> None:
+    def send_arrow(
+        self, rows: pa.Table | pa.RecordBatch, topic: str | None = None, *, is_any_time: bool = False
+    ) -> None:
         """Add the rows of an Arrow table or record batch as records, without a Python object per record.
 
         Columns: value (string or binary) and, if present, key (the same), topic (string; `topic` replaces it),
         partition (an integer), timestamp (a timestamp, or int64 in ms) and headers (list<struct<key: string, value:
         binary>>). A null partition or timestamp is chosen as by `send`. The columns offset and timestampType, as
         `Consumer.poll_arrow` returns them, are ignored. The rows of a call form batches of their own: pass thousands.
+
+        `is_any_time` is for copies of records: it takes timestamps before 1970, as brokers do.
 
         `InvalidRecords` names the column and its type, or the row, that is wrong, `RecordTooLargeToSend` a row that is
         beyond max.request.size or buffer.memory; no row is added then.
@@ -265,7 +269,16 @@ class Producer(TransactionCalls):
             self._check("send_arrow")
             self._choice.renew()
             count, choose, size = self._choice.counts.of, self._choice.sticky.next, self.batch_size
-            records = arrow_records(rows, topic, count, choose, size, self._choice.partitioning, self._size_limit)
+            records = arrow_records(
+                rows,
+                topic,
+                count,
+                choose,
+                size,
+                self._choice.partitioning,
+                self._size_limit,
+                is_any_time=is_any_time,
+            )
             for name, partition, columns in records:
                 self._add_columns((name, partition), columns)
             self._wake()

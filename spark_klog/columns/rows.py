@@ -148,11 +148,18 @@ def topic_names(topics: Any, first: int) -> list[str]:
     return names
 
 
-def check_rows(rows: pa.RecordBatch, first: int, topic: str | None, partitions_of: Callable[[str], int]) -> None:
+def check_rows(
+    rows: pa.RecordBatch,
+    first: int,
+    topic: str | None,
+    partitions_of: Callable[[str], int],
+    *,
+    is_any_time: bool = False,
+) -> None:
     """Raise `InvalidRecords`, with the row's number counted from `first`, for a row that is not a record.
 
-    That is a row with a topic that is null or not UTF-8, an unknown partition, a negative timestamp (but -1: none) or a
-    header without key.
+    That is a row with a topic that is null or not UTF-8, an unknown partition, a header without key or, unless
+    `is_any_time`, a negative timestamp (but -1: none).
     """
     names = rows.schema.names
     topics = [topic] if topic is not None else topic_names(rows.column("topic"), first)
@@ -167,7 +174,7 @@ def check_rows(rows: pa.RecordBatch, first: int, topic: str | None, partitions_o
                 row = _first(wrong)
                 there = f"partition {numbers[row].as_py()} of topic {name}: it has partitions 0 to {count - 1}"
                 raise InvalidRecords(f"row {first + row}: {there}", "partition", first + row)
-    if "timestamp" in names:
+    if "timestamp" in names and not is_any_time:
         wrong = pc.less(rows.column("timestamp"), -1)
         if pc.any(wrong).as_py():
             row = _first(wrong)

@@ -13,6 +13,7 @@ from spark_klog.client.small_ranges import MOST_RANGES
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path, new_token
 from spark_klog.load.journal.store import Store
+from spark_klog.load.settings import LOSS_ADVICE
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.spark.options.reads import SplitLimits
 from spark_klog.spark.planning.ranges import (
@@ -120,7 +121,7 @@ def find_extent(cluster: Cluster, topics: list[str], progress: Mapping[Key, Prog
         lost += loss
     if lost and fail_on_loss:
         raise DataLossError(
-            f"records can't be loaded: {'; '.join(map(str, lost))}; --fail-on-data-loss false goes on without them",
+            f"records can't be loaded: {'; '.join(map(str, lost))}; {LOSS_ADVICE}",
             lost[0].cause,
         )
     end = {key: max(high[key], item.offset) for key, item in start.items()}

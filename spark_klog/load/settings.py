@@ -21,6 +21,8 @@ CODECS = {
 }
 EXTENSIONS = {PARQUET: "parquet", ARROW: "arrow", JSON_LINES: "jsonl"}
 _SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
+#: For users of the job, which has no option failOnDataLoss.
+LOSS_ADVICE = "--fail-on-data-loss false goes on without them"
 LAYOUTS = ("none", "day", "hour")
 #: Columns in which values repeat.
 _DICTIONARY = ("topic", "partition", "timestampType")

@@ -69,7 +69,7 @@ def _write(producer: Producer, part: Part, table: pa.Table | None, after: int) -
     """Write records and the progress in one transaction."""
     producer.begin_transaction()
     if table is not None:
-        producer.send_arrow(table, part.topic)
+        producer.send_arrow(table, part.topic, is_any_time=True)
     producer.send_offsets_to_transaction({(part.topic, part.partition): after}, part.group)
     producer.commit_transaction()
 

@@ -348,7 +348,7 @@ def test_outputs_of_others(cluster: EmbeddedCluster, topic: str, tmp_path: Path)
     with pytest.raises(LoadError, match="belongs to a load with --format parquet, not arrow"):
         run(servers, tmp_path, topic, settings=WriteSettings("arrow"))
     # With two layouts, Spark would silently read the files of one of them, or of none.
-    with pytest.raises(LoadError, match="belongs to a load with --partition-by none, not day"):
+    with pytest.raises(LoadError, match="belongs to a load with --partition-by none, not with --partition-by day"):
         run(servers, tmp_path, topic, settings=WriteSettings(layout="day"))
     assert {path: path.read_bytes() for path in before} == before
     identity = tmp_path / "_klog" / "load.json"

@@ -243,6 +243,22 @@ def test_a_topic_that_is_gone_is_awaited_once(
     assert [item.gaps for item in loaded.partitions] == [{RECREATED if is_again else DELETED: 5}] * count
 
 
+def test_records_that_are_lost_since_the_plan(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """The error names the job's option, as the job has none of Spark's source."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+
+    class Late(InProcess):
+        def run(self, tasks: Any, job: Any) -> None:
+            delete_records(servers, topic, {0: 5})
+            super().run(tasks, job)
+
+    [failed] = load(LoadOptions({"bootstrap.servers": servers}, [topic], str(tmp_path)), Late()).failed
+    assert "--fail-on-data-loss false goes on without them" in failed.error
+    assert "failOnDataLoss" not in failed.error
+
+
 @pytest.mark.parametrize("corrupted", [False, True])
 def test_short_ranges_are_fetched_together(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corrupted: bool

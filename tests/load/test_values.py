@@ -321,6 +321,28 @@ def test_by_event_time_in_a_zone(cluster: EmbeddedCluster, topic: str, tmp_path:
     assert sum(status(str(tmp_path)).hours[topic].values()) == 122
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"time_zone": "Asia/Kolkata"}, "with --time-zone UTC, not with --time-zone Asia/Kolkata"),
+        ({"event_time": ""}, "with --event-time at, not without --event-time"),
+    ],
+)
+def test_other_times_for_an_output(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, change: dict[str, str], words: str
+) -> None:
+    """Records of one time would be in two folders."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b'{"at":0}')])
+    asked: dict[str, Any] = {"layout": "hour", "schema": "at bigint, by bigint", "event_time": "at"}
+    run(servers, tmp_path, topic, settings=WriteSettings(**asked))
+    with pytest.raises(LoadError, match=words):
+        run(servers, tmp_path, topic, settings=WriteSettings(**asked | change))
+    run(servers, tmp_path / "flat", topic)
+    run(servers, tmp_path / "flat", topic, settings=WriteSettings(time_zone="Asia/Kolkata"))  # without folders
+
+
 def test_dead_letters_are_utf_8_in_any_locale(tmp_path: Path) -> None:
     """Runs in its own process, since a process has one locale; the variables keep Python from replacing C by UTF-8."""
     row = {"topic": "t", "partition": 0, "offset": 0, "timestamp": 1, "value": b"no", "headers": [{"key": "é"}]}

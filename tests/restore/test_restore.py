@@ -29,8 +29,10 @@ from spark_klog.restore.restore import Restored, restore_partition
 from tests.jobs.support import ROOT, environment, spark_submit
 from tests.load.support import Killed, kills, run
 from tests.spark.support import Sent, create_topic, delete_topic, produce
+from tests.support.batches import make_batch
 from tests.support.klog import klog
 from tests.support.mirrors import read_topic
+from tests.support.raw_client import RawClient
 
 _TIME = 1_700_002_800_000
 _HOUR_MS = 3_600_000
@@ -249,6 +251,21 @@ def test_replay_of_dead_letters(cluster: EmbeddedCluster, target: EmbeddedCluste
     later = whole.name.replace("+" + "0" * 20, f"+{json.loads(lines[5])['offset']:020d}")
     whole.with_name(later).write_text("".join(lines[5:]))  # an overlapping range that a run gave up
     assert replay(str(tmp_path), _client(target), topic, topic).records == sent + 1
+
+
+def test_records_before_1970(cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Brokers take them from old clients, and so they are restored as they are."""
+    for each in (cluster, target):
+        create_topic(each.bootstrap_servers, topic)
+    times = [_TIME, -2, -86_400_000, _TIME + 1]
+    batch = make_batch([(None, b"%d" % time) for time in times], times)
+    with RawClient(int(cluster.bootstrap_servers.rpartition(":")[2])) as client:
+        assert client.produce(topic, bytes(batch), 7) == (0, 0)
+    run(cluster.bootstrap_servers, tmp_path, topic)
+    [done] = _restore(RestoreOptions(str(tmp_path), _client(target)))
+    assert (done.error, done.records) == ("", 4)
+    copies = [(item.value, item.timestamp[1]) for item in read_topic(target.bootstrap_servers, topic, 1)[0]]
+    assert copies == [(b"%d" % time, time) for time in times]
 
 
 def test_a_replay_that_is_interrupted(

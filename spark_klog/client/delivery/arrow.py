@@ -37,8 +37,11 @@ def arrow_records(
     batch_bytes: int,
     partitioning: Partitioning,
     size_limit: tuple[int, str],
+    *,
+    is_any_time: bool = False,
 ) -> Iterator[tuple[str, int, RecordColumns]]:
-    """Yield (topic, partition, records); parameters as of `PartitionEncoder`, `size_limit` as of `gathering`.
+    """Yield (topic, partition, records); parameters as of `PartitionEncoder`, `size_limit` as of `gathering`,
+    `is_any_time` as of `check_rows`.
 
     Raises `InvalidRecords` or `RecordTooLargeToSend` before it yields anything, `TypeError` if `rows` is not of Arrow.
     """
@@ -46,7 +49,7 @@ def arrow_records(
     # a few rows are cast once; of many only a slice is in memory, so they are cast again
     few = list(record_rows(rows)) if rows.num_rows <= SLICE_ROWS else None
     for first, batch in few or record_rows(rows):
-        check_rows(batch, first, topic, partitions_of)
+        check_rows(batch, first, topic, partitions_of, is_any_time=is_any_time)
         check_sizes(batch, first, topic, *size_limit)
     encoder = PartitionEncoder(topic, partitions_of, choose, batch_bytes, partitioning)
     for _, batch in few or record_rows(rows):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.model import (
@@ -23,6 +24,11 @@ from spark_klog.load.journal.model import (
     run_name,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
+from spark_klog.load.settings import WriteSettings
+
+#: The settings that decide on the folders of records, the layout first, with the job's options.
+_LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time": "--event-time"}
+_DEFAULTS = WriteSettings().to_json()
 
 
 @dataclass(frozen=True)
@@ -162,11 +168,12 @@ def open_load(output: str) -> tuple[Store, Identity]:
     return store, identity
 
 
-def check_output(store: Store, cluster_id: str | None, format_name: str, schema: str, layout: str) -> Identity | None:
+def check_output(store: Store, cluster_id: str | None, settings: WriteSettings) -> Identity | None:
     """The load that the output belongs to; None if it is new.
 
     `LoadError` if it belongs to a load of another cluster, format, schema or layout, or has other files.
     """
+    format_name, schema = settings.format, settings.schema
     found = read_identity(store)
     if found is None:
         others = [name for name in store.names("") if name != FOLDER and not name.startswith((".", "_"))]
@@ -194,21 +201,30 @@ def check_output(store: Store, cluster_id: str | None, format_name: str, schema:
             f"{store.address} belongs to a load with {_values(found.schema)}, not {_values(schema)}: use another "
             "--output, which --from-time and --from-offsets may begin where you like"
         )
-    before = _last_layout(store)
-    if before is not None and before != layout:
-        # Spark leaves out files outside of the folders, or refuses the folders, without knowing that they are one load.
-        raise LoadError(
-            f"{store.address} belongs to a load with --partition-by {before}, not {layout}: use another --output, "
-            "which --from-time and --from-offsets may begin where you like"
-        )
+    before, now = _last_settings(store), settings.to_json()
+    for name, option in _LAYOUT.items():
+        # Spark leaves out files outside of the folders, or refuses the folders, without knowing that they are one load;
+        # in another time zone, or by another time, records of one time would be in two folders.
+        was = now[name] if before is None else before.get(name, _DEFAULTS[name])
+        if was != now[name]:
+            raise LoadError(
+                f"{store.address} belongs to a load {_with(option, was)}, not {_with(option, now[name])}: use another "
+                "--output, which --from-time and --from-offsets may begin where you like"
+            )
+        if name == "layout" and was == "none":
+            break
     return found
 
 
-def _last_layout(store: Store) -> str | None:
-    """How the last run, committed or not, lays out its files; None before the first run that has files."""
+def _with(option: str, value: str) -> str:
+    return f"with {option} {value}" if value else f"without {option}"
+
+
+def _last_settings(store: Store) -> dict[str, Any] | None:
+    """The settings of the last run, committed or not; None before the first run that has files."""
     number = last_committed(store)
     plan = read_plan(store, number + 1) or read_plan(store, number)
-    return None if plan is None else plan.settings.get("layout")
+    return None if plan is None else plan.settings
 
 
 def _values(schema: str) -> str:

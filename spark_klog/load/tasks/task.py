@@ -29,7 +29,7 @@ from spark_klog.load.journal.model import (
     task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
-from spark_klog.load.settings import WriteSettings
+from spark_klog.load.settings import LOSS_ADVICE, WriteSettings
 from spark_klog.load.tasks.parsing import READ, Values
 from spark_klog.load.tasks.time_limit import TaskTime
 from spark_klog.load.tasks.writers import HOUR_US, FinishedFile, RangeWriter, time_text
@@ -83,6 +83,7 @@ class _Observer(ReadObserver):
     ) -> None:
         self._range, self._counts, self._time, self._keep = item, counts, time, keep
         self._letters_before = 0
+        self.loss_advice = LOSS_ADVICE
         self.keep_letter = self._keep_letter
 
     def _keep_letter(self, name: str, letter: dict[str, Any]) -> None:
@@ -230,7 +231,7 @@ def _load(attempt: _Attempt, item: Range, reader: RangeReader | None) -> RangeRe
     try:
         if item.topic in job.recreated:
             lost = Lost(item.topic, item.partition, item.start, item.end, -1, -1, RECREATED)
-            LossReporter(job.source.on_data_loss).report([lost])
+            LossReporter(job.source.on_data_loss, LOSS_ADVICE).report([lost])
             _Observer(item, counts, attempt.time, keep).lost(lost)
         elif not attempt.time.is_over():
             writer = RangeWriter(item, job.settings.columns, job.settings, attempt.folder, put, attempt.token)

@@ -10,6 +10,8 @@ from spark_klog.spark.planning.ranges import UNSUBSCRIBED, Lost
 
 _log = logging.getLogger(__name__)
 
+#: How a query goes on; jobs have options of their own.
+OPTION_ADVICE = "set failOnDataLoss=false or report to continue without them"
 #: The checkpoint keeps no offset of a partition that a query no longer reads.
 _NAMED_AGAIN = "if it is named again later, the query reads it from its first record on"
 
@@ -17,12 +19,11 @@ _NAMED_AGAIN = "if it is named again later, the query reads it from its first re
 class LossReporter:
     """Reports lost ranges by `mode`: "fail" raises, "warn" logs, "report" logs and adds them to the progress record.
 
-    `explanation` is added to an error: why the ranges may be older than the query.
+    `advice` says how a query or job goes on without them; `explanation`, why the ranges may be older than the query.
     """
 
-    def __init__(self, mode: str, explanation: str = "") -> None:
-        self._mode = mode
-        self._explanation = explanation
+    def __init__(self, mode: str, advice: str = OPTION_ADVICE, explanation: str = "") -> None:
+        self._mode, self._advice, self._explanation = mode, advice, explanation
         self._micro_batch: list[Lost] = []
         self._is_shown = False
 
@@ -40,7 +41,7 @@ class LossReporter:
             return
         if self._mode == "fail":
             causes = {item.cause for item in lost}
-            advice = "set failOnDataLoss=false or report to continue without them"
+            advice = self._advice
             if UNSUBSCRIBED in causes:
                 advice = f"name it again to continue with it, or {advice}: {_NAMED_AGAIN}"
             explained = f". {self._explanation[0].upper()}{self._explanation[1:]}" if self._explanation else ""

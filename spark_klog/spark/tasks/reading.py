@@ -31,7 +31,7 @@ from spark_klog.records.kernels import warn_if_slow
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.options.names import PREFIX
 from spark_klog.spark.options.reads import SourceOptions
-from spark_klog.spark.planning.loss import LossReporter
+from spark_klog.spark.planning.loss import OPTION_ADVICE, LossReporter
 from spark_klog.spark.planning.ranges import DELETED, RECREATED, RETENTION, TRUNCATED, Lost, OffsetRange
 from spark_klog.spark.tasks.bad_records import BadRecords
 from spark_klog.spark.tasks.rereads import Plan, warn_if_read_again
@@ -105,14 +105,15 @@ def read_ranges(
     warn_if_slow()
     if plan is not None and plan.ends:
         warn_if_read_again(plan, _cluster(options.client))
-    losses = LossReporter(options.on_data_loss, "" if plan is None else plan.advice)
+    observer = observer or ReadObserver()
+    losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
     decoder: PartitionDecoder | None = None
     pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
     for requested, reader in pairs:
         topic, partition = requested.topic, requested.partition
         if decoder is None:
             decoder = PartitionDecoder(topic, partition, schema, reader.config.decompressed_max_bytes)
-        yield from _read_range(reader, options, requested, decoder, observer or ReadObserver(), losses)
+        yield from _read_range(reader, options, requested, decoder, observer, losses)
     if decoder is not None:
         yield from decoder.finish()
 
@@ -145,6 +146,8 @@ class ReadObserver:
 
     #: Takes (name, letter) of each corrupt record batch that is skipped; None: as the option badRecordsPath says.
     keep_letter: Callable[[str, dict[str, Any]], None] | None = None
+    #: How the caller's user goes on without lost records.
+    loss_advice: str = OPTION_ADVICE
 
     def lost(self, lost: Lost) -> None:
         """Offsets that can't be read, and failOnDataLoss is not true."""
