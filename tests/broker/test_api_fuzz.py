@@ -1,4 +1,4 @@
-"""Mutated requests, requests that cost more than their size, and valid requests with hostile values.
+"""Mutated requests, requests that cost more than their size, longest values, and valid requests with hostile values.
 
 The broker survives, serves others, and logs no stack trace; after the last test's requests the next start serves all
 that was acknowledged. SPARK_KLOG_FUZZ_SECONDS sets the duration, SPARK_KLOG_FUZZ_SEED repeats a sequence,
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import socket
 import struct
 import threading
 import time
@@ -28,6 +29,9 @@ from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.costly_requests import arrays, costly_frame
 from tests.support.hostile_steps import HostileClient, check_served, lying
+from tests.support.kafka import HOST
+from tests.support.klog import klog
+from tests.support.longest_values import Requests
 from tests.support.raw_client import CLIENT_ID, RawClient
 
 SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "5"))
@@ -137,6 +141,8 @@ class Neighbour(threading.Thread):
         super().__init__()
         self.port, self.slowest, self.asked = broker.port, 0.0, 0
         self.most_computed = 0.0
+        #: What the broker was doing in the slowest round.
+        self.doing = self.slowest_doing = ""
         #: The first number is the CPU time (ns) of the main thread, which runs the event loop.
         self._times = Path(f"/proc/{broker.pid}/task/{broker.pid}/schedstat")
         self.error: Exception | None = None
@@ -148,7 +154,8 @@ class Neighbour(threading.Thread):
                 while not self._is_over.wait(0.05):
                     begin, before = time.monotonic(), self._computed()
                     client.request(apis.METADATA, 4, {"topics": []})
-                    self.slowest = max(self.slowest, time.monotonic() - begin)
+                    if time.monotonic() - begin > self.slowest:
+                        self.slowest, self.slowest_doing = time.monotonic() - begin, self.doing
                     self.most_computed = max(self.most_computed, self._computed() - before)
                     self.asked += 1
         except Exception as error:
@@ -272,6 +279,122 @@ def test_no_request_costs_many_times_its_size(broker: KlogBroker) -> None:
             costs[api.name, version, path, name] = _peak_bytes(broker) - before
             assert costs[api.name, version, path, name] < MORE_MEMORY, (api.name, version, path, name, len(frame))
     assert "a request failed" not in broker.log.read_text()
+
+
+def _check_commands(broker: KlogBroker) -> None:
+    """Check that the commands of an operator answer, and show the topic and the group that nobody harms."""
+    commands = [["topics", "list"], ["topics", "describe", CARED], ["topics", "offsets", CARED], ["groups", "list"]]
+    commands += [["groups", "describe", CARED], ["groups", "lag", CARED]]
+    for command in commands:
+        done = klog(*command, "--bootstrap-server", broker.bootstrap_servers)
+        assert (done.returncode, CARED in done.stdout) == (0, True), done
+    done = klog("offsets", "show", "--group", CARED, "--from", f"kafka://{broker.bootstrap_servers}")
+    assert (done.returncode, CARED in done.stdout) == (0, True), done
+
+
+def _commit(client: RawClient, group: str, topic: str) -> int:
+    entry = {"partition_index": 0, "committed_offset": 0, "committed_metadata": ""}
+    topics = [{"name": topic, "partitions": [entry]}]
+    request = {"group_id": group, "generation_id_or_member_epoch": -1, "topics": topics}
+    answer = client.request(apis.OFFSET_COMMIT, 6, request)
+    return int(answer["topics"][0]["partitions"][0]["error_code"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS * 4 + 300)
+def test_each_field_with_its_longest_values(server_dir: Path) -> None:
+    """CI sends a slice, a long run all fields of all versions."""
+    settings = ["group.initial.rebalance.delay.ms=0", "auto.create.topics.enable=false", "num.partitions=1"]
+    settings += ["offsets.retention.check.interval.ms=500"]
+    served = [api for api in apis.BY_KEY.values() if "Sasl" not in api.name]
+    source = random.Random(0)
+    cases = [(api, version) for api in served for version in range(api.versions.first, api.versions.last + 1)]
+    source.shuffle(cases)
+    if SECONDS <= 5:
+        cases = list({api.name: (api, version) for api, version in cases}.values())
+    batch = bytes(make_batch([(b"k", b"v" * 1000)], [NOW]))
+    count, deadline = 0, time.monotonic() + 3 * SECONDS
+    with KlogBroker(server_dir, *(word for text in settings for word in ("--set", text))) as broker:
+        with RawClient(broker.port, 60) as client:
+            for name in (CARED, TOPIC):
+                _create(client, name)
+            while _commit(client, CARED, CARED):
+                assert time.monotonic() < deadline + 60
+        before = broker.rss_bytes()
+        for number, (api, version) in enumerate(cases):
+            with RawClient(broker.port, 60) as client:
+                topic_id = _create(client, TOPIC)
+                _commit(client, TOPIC, TOPIC)
+                client.produce(TOPIC, batch, 8)
+            requests = Requests(api, version, TOPIC, topic_id, batch)
+            frames = [("plain", requests.plain()), *requests.frames()]
+            if SECONDS <= 5:
+                frames = [frames[0], *source.sample(frames[1:], min(len(frames) - 1, 5))]
+            with Neighbour(broker) as neighbour:
+                for label, frame in frames:
+                    neighbour.doing = label
+                    _check_cost(broker, label, frame)
+                    count += 1
+                neighbour.doing = f"{api.name} v{version}, whose answers nobody reads"
+                _check_unread(broker, neighbour.doing, requests.repeated())
+            assert neighbour.error is None
+            assert neighbour.slowest * 1000 < ANSWER_MS, (neighbour.slowest, neighbour.slowest_doing)
+            assert neighbour.most_computed * 1000 <= LOOP_MS, (neighbour.most_computed, neighbour.slowest_doing)
+            _check_log(broker)
+            if SECONDS > 5 or number % 20 == 0:
+                _check_commands(broker)
+            if time.monotonic() > deadline:
+                break
+        assert broker.rss_bytes() - before < 2 * MORE_MEMORY
+        for _ in range(2):
+            _check_commands(broker)
+            assert broker.stop() == 0
+            broker.start()
+        _check_log(broker)
+    assert count > 100
+
+
+def _create(client: RawClient, name: str) -> uuid.UUID:
+    """Create the topic if it is not there; return its id."""
+    entry = {"name": name, "num_partitions": 1, "replication_factor": 1}
+    deadline = time.monotonic() + 30
+    while client.request(apis.CREATE_TOPICS, 2, {"topics": [entry], "timeout_ms": 10_000})["topics"][0]["error_code"]:
+        (found,) = client.request(apis.METADATA, 12, {"topics": [{"name": name}]})["topics"]
+        if not found["error_code"]:
+            break
+        assert time.monotonic() < deadline, found
+    (found,) = client.request(apis.METADATA, 12, {"topics": [{"name": name}]})["topics"]
+    topic_id: uuid.UUID = found["topic_id"]
+    return topic_id
+
+
+def _check_cost(broker: KlogBroker, label: str, frame: bytes) -> None:
+    """Send the request; the broker's memory must not grow by much more than the request has."""
+    Path(f"/proc/{broker.pid}/clear_refs").write_text("5")  # resets the peak to the current size
+    before = _peak_bytes(broker)
+    with RawClient(broker.port, 1) as client, contextlib.suppress(OSError):
+        client.send_frame(frame)
+        _answer_bytes(client, 100_000_000)
+    assert _peak_bytes(broker) - before < MORE_MEMORY + 3 * len(frame), label
+
+
+def _check_unread(broker: KlogBroker, label: str, frames: list[bytes]) -> None:
+    """Send the requests from many clients, none of which reads an answer."""
+    before = broker.rss_bytes()
+    with contextlib.ExitStack() as stack:
+        for _ in range(20 if frames else 0):
+            client = stack.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((HOST, broker.port))
+            client.settimeout(0.5)
+            with contextlib.suppress(OSError):
+                for frame in frames * 2:
+                    client.sendall(struct.pack(">i", len(frame)) + frame)
+        with RawClient(broker.port, 60) as client:
+            for _ in range(3):
+                client.request(apis.METADATA, 4, {"topics": []})
+        # requests that wait count for the broker's limit of 256 MiB
+        assert broker.rss_bytes() - before < MORE_MEMORY + 20 * 2 * sum(map(len, frames)), label
 
 
 CARED = "cared-for"

@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -512,6 +513,7 @@ def test_others_are_served_while_a_time_is_looked_up(
                     await asyncio.sleep(0)
 
             monkeypatch.setattr(large_requests, "_TURN_SECONDS", 0)
+            monkeypatch.setattr(large_requests, "_REST_SECONDS", inf)
             task = asyncio.create_task(others())
             entry = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}

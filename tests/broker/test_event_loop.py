@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -602,6 +603,7 @@ def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch:
         async with running(tmp_path) as broker:
             monkeypatch.setattr(Segment, "load_end", noted)
             monkeypatch.setattr(large_requests, "_TURN_SECONDS", 0.0)
+            monkeypatch.setattr(large_requests, "_REST_SECONDS", inf)
             monkeypatch.setattr(background, "_SLICE_SECONDS", 0.0)
             counting = asyncio.create_task(count_turns())
             partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": 1029}

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextvars import ContextVar
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 #: is that of a string, 32,767 bytes, but ids are kept, and are parts of other ids, records and answers.
 MAX_ID_LENGTH = 1024
 _TURN_SECONDS = 0.005
+#: A task that has not taken turns for so long begins one at once, which is shorter: there may be many such tasks.
+_REST_SECONDS, _FIRST_TURN_SECONDS = 0.05, 0.001
 #: Elements of a response above which encoding takes longer than a turn.
 _MANY = 1000
 
@@ -23,16 +26,44 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Turns:
-    """Shares the event loop's time: handlers call `take` once for each element of a request."""
+    """Shares the event loop's time: handlers call `take` once for each element of a request.
+
+    A task that has used up its turn waits in a queue, from which one goes on in each round of the loop. A task that has
+    rested begins a short turn at once. So whoever has little to do hardly waits, however many have much to do.
+    """
 
     def __init__(self) -> None:
-        self._ends = 0.0
+        #: When the turn of the current task ends; each task has its own value.
+        self._ends: ContextVar[float] = ContextVar("ends", default=0.0)
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_due = False
 
-    async def take(self) -> None:
-        """Let others run if this turn has lasted long enough."""
-        if perf_counter() >= self._ends:
-            await asyncio.sleep(0)
-            self._ends = perf_counter() + _TURN_SECONDS
+    async def take(self, *, before_long_step: bool = False) -> None:
+        """Let others run if this task's turn has lasted long enough, or the next step takes a turn by itself."""
+        now, ends = perf_counter(), self._ends.get()
+        if now > ends + _REST_SECONDS and not before_long_step:
+            self._ends.set(now + _FIRST_TURN_SECONDS)
+        elif now > ends or before_long_step:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            self._call_soon()
+            await waiter
+            self._ends.set(perf_counter() + _TURN_SECONDS)
+
+    def _call_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._wake_next)
+
+    def _wake_next(self) -> None:
+        self._is_due = False
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # else its task was cancelled
+                waiter.set_result(None)
+                break
+        if self._waiting:
+            self._call_soon()
 
 
 def distinct(entries: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[T]:

@@ -42,7 +42,8 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
     else:
         reason = f"only topics, broker {broker.config.broker_id} and its loggers can be described here"
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
-    chosen = [entry for entry in entries if names is None or entry["name"] in names]
+    wanted = None if names is None else set(names)
+    chosen = [entry for entry in entries if wanted is None or entry["name"] in wanted]
     for entry in chosen:
         if not message["include_synonyms"]:
             entry["synonyms"] = []

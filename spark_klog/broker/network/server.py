@@ -45,6 +45,8 @@ _SWITCH_SECONDS = 0.001
 _UNAUTHENTICATED_MAX = 512 * 1024
 #: Bytes that a request's decoded elements may take beyond twice its frame; enough to commit 50,000 offsets.
 _DECODED_MAX = 24 * 1024 * 1024
+#: Bytes of a frame that may take milliseconds to decode.
+_LONG_FRAME = 16 * 1024
 #: Allowance for decoding in the event loop, which then takes a few milliseconds.
 _DECODED_AT_ONCE = 512 * 1024
 
@@ -105,6 +107,7 @@ class Server:
     ) -> tuple[str | None, dict[str, Any], int]:
         """(client id, message, decoded bytes); a message with many elements is decoded in a thread."""
         allowed = _DECODED_MAX + 2 * len(frame)
+        await self.broker.turns.take(before_long_step=len(frame) > _LONG_FRAME)
         for allowance in (_DECODED_AT_ONCE, allowed):
             reader = Reader(frame, allowance)
             reader.position = start
@@ -136,6 +139,7 @@ class Server:
         elif has_many_elements(response):
             encoded = await asyncio.to_thread(encode_response, api, version, correlation_id, response)
         else:
+            await self.broker.turns.take()
             encoded = encode_response(api, version, correlation_id, response)
         if self.broker.metrics.is_read:
             self.broker.note_answered(api, response, perf_counter() - started)
