@@ -87,6 +87,8 @@ class Broker:
             controller = Controller(tree, self.registry, self._id_in_logs) if is_shared else None
             has_07 = config.paths_07 and (config.directories or "").startswith("zookeeper:")
             topics_07 = Topics07(tree, config.broker_id) if has_07 else None
+            #: Whether it was logged that the session may have ended.
+            self._has_lapsed = False
             self.purgatory = Purgatory()
             self.turns = Turns()
             #: Held while a request's records are decompressed in a thread.
@@ -134,6 +136,9 @@ class Broker:
             register_logs(self.logs, self.registry)
         self.registry.registration.register(endpoints)
         self.follower.start()
+        deadline = time.monotonic() + _RENEWAL_SECONDS
+        while not self.registry.holds() and time.monotonic() < deadline:
+            time.sleep(_RENEWAL_POLL_SECONDS)
 
     def _id_in_logs(self, name: str, assignment: Mapping[int, Sequence[int]]) -> UUID | None:
         for partition in sorted(assignment):
@@ -174,11 +179,19 @@ class Broker:
 
         After its session has ended it waits a moment: it registers again and reads the topics.
         """
+        if self.registry.holds(for_reading=for_reading):
+            return True
+        if not self._has_lapsed:
+            self._has_lapsed = True
+            _log.warning("the session with ZooKeeper may have ended: no records are taken until it is known to live")
         deadline = time.monotonic() + _RENEWAL_SECONDS
         while not self.registry.holds(for_reading=for_reading):
             if self.registry.is_cut_off or time.monotonic() >= deadline:
                 return False
             await asyncio.sleep(_RENEWAL_POLL_SECONDS)
+        if self._has_lapsed and self.registry.holds():
+            self._has_lapsed = False
+            _log.info("the session with ZooKeeper lives, and its topics have been read: records are taken again")
         return True
 
     def serves(self, log: PartitionLog) -> bool:

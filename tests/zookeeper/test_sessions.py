@@ -168,6 +168,8 @@ def test_what_a_frozen_broker_acknowledges_is_there(
         assert answers[0][0] in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         assert len(codes) == 1
         wait_until(lambda: offset_of(first) == (7 if codes == [ErrorCode.NONE] else -1))
+    first.wait_for_log("the session with ZooKeeper may have ended: no records are taken")
+    first.wait_for_log("records are taken again")
 
 
 def offset_of(broker: KlogBroker) -> int | None:
