@@ -19,8 +19,10 @@ from confluent_kafka import (
     TopicPartition as ConfluentPartition,
 )
 
+from spark_klog.classic.group.offsets import OffsetStorages
 from spark_klog.client import Admin, Committed, Consumer, ConsumerRecord
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.directories.trees.memory import MemoryTree
 from spark_klog.errors import (
     CommitFailed,
     ConcurrentUse,
@@ -544,3 +546,16 @@ def test_a_commit_of_a_topic_that_was_deleted(server: Server) -> None:
             consumer.commit({(topic, 0): 3, (f"{topic}-none", 0): 4})
         assert time.monotonic() - begin < 20.0  # default.api.timeout.ms is 60 s
         assert consumer.committed([(topic, 0)])[topic, 0].offset == 3
+
+
+def test_a_connector_commits_what_is_left(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """A group of ZooKeeper whose offsets are at the coordinator."""
+    topic = server.topic()
+    with Cluster.connect({"bootstrap.servers": server.servers}) as cluster:
+        storages = OffsetStorages(MemoryTree(), topic, ("kafka",))
+        gone = f"{topic}-none", 0
+        begin = time.monotonic()
+        storages.commit(cluster, {(topic, 0): 3, gone: 4})
+        assert time.monotonic() - begin < 20.0  # request.timeout.ms is 30 s
+        assert storages.fetch(cluster, [(topic, 0), gone]) == {(topic, 0): 3}
+    assert f"commit of {topic}-none-0 for group {topic}" in caplog.text

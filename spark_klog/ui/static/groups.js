@@ -34,11 +34,14 @@ export async function groupView(until, query, name) {
   function draw(group) {
     const known = group.partitions.map((one) => one.offsets.coordinator).filter(Boolean);
     const records = known.reduce((all, one) => all + (one.lag ?? 0), 0);
+    const lost = known.reduce((all, one) => all + (one.lost ?? 0), 0);
     lag.add(records);
     line.draw();
     const longest = Math.max(0, ...known.map((one) => one.lagMs ?? 0));
+    const behind = `${number(records)} records behind` + (lost ? `, ${number(lost)} of them deleted unread` : "");
     if (group.state === "Dead" && !known.length) total.textContent = "The coordinator has no such group, and no offsets of one.";
-    else total.textContent = `${group.state}; ${number(records)} records behind, the oldest unread is ${duration(longest)} old`;
+    else if (lost === records && lost) total.textContent = `${group.state}; ${behind}`;
+    else total.textContent = `${group.state}; ${behind}, the oldest unread is ${duration(longest)} old`;
     parts.replaceChildren(
       table("Members", [
         { title: "Member", cell: (row) => row.member },
@@ -53,6 +56,7 @@ export async function groupView(until, query, name) {
         ...group.places.flatMap((place) => [
           { title: place, number: true, cell: (row) => placed(row, place) },
           { title: "Lag", number: true, cell: (row) => number(row.offsets[place]?.lag) },
+          { title: "Lost", number: true, cell: (row) => number(row.offsets[place]?.lost) },
           { title: "Time", number: true, cell: (row) => duration(row.offsets[place]?.lagMs) },
         ]),
       ], group.partitions),
