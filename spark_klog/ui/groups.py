@@ -91,10 +91,10 @@ def group(
     described = admin.describe_group(name)
     owners = owners_of(described)
     offsets: dict[str, Mapping[TopicPartition, int]] = {
-        "coordinator": {key: found.offset for key, found in admin.list_group_offsets(name).items()}
+        "kafka": {key: found.offset for key, found in admin.list_group_offsets(name).items()}
     }
     errors: dict[str, str] = {}
-    topics = {topic for topic, _ in (*offsets["coordinator"], *owners)}
+    topics = {topic for topic, _ in (*offsets["kafka"], *owners)}
     for label, address in [*((one, one) for one in stores), *((one, f"checkpoint:{one}") for one in checkpoints)]:
         try:
             with open_store(address, name, settings) as store:

@@ -122,7 +122,7 @@ def test_every_view(browser: Browser) -> None:
     assert {"readers", HOSTILE[1]} <= set(browser.text("#main").replace("\t", "\n").splitlines())
     browser.open("group", "readers")
     assert "records behind" in browser.text("#lag")
-    assert "coordinator" in browser.text("#main")
+    assert "kafka" in browser.text("#main")
     browser.open("group", HOSTILE[1])
     assert browser.text("h1") == HOSTILE[1]
     browser.open("group", "nobody")
@@ -337,7 +337,7 @@ def test_changes_by_the_page(browser: Browser, topic: str) -> None:
     browser.click("#move-group button[type=button]")
     browser.wait(lambda: "Offsets are set" in browser.text("#moves"))
     offsets = {
-        one["partition"]: one["offsets"]["coordinator"]["offset"]
+        one["partition"]: one["offsets"]["kafka"]["offset"]
         for one in browser.page.get("group", name="readers")["partitions"]
     }
     assert offsets == {0: 0, 1: 0, 2: 0}

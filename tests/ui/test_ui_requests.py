@@ -381,7 +381,7 @@ def test_changes(changing: Page, cluster: EmbeddedCluster, topic: str) -> None:
     assert committed.offset == 3
     checking.close()
     (row,) = [one for one in changing.get("group", name=topic)["partitions"] if one["partition"] == 1]
-    assert row["offsets"]["coordinator"] | {"lagMs": 0} == {"offset": 3, "lag": 7, "lost": 0, "lagMs": 0}
+    assert row["offsets"]["kafka"] | {"lagMs": 0} == {"offset": 3, "lag": 7, "lost": 0, "lagMs": 0}
     for wrong in ({"to": "nowhere"}, {"value": "4"}, {"topic": 3}, {"dryRun": "no"}, {"to": "time", "value": 2**60}):
         assert changing.post("groups/move", {**move, **wrong})[0] == 400
 
@@ -446,7 +446,7 @@ def test_places_of_a_group_side_by_side(cluster: EmbeddedCluster, topic: str, tm
         found = page.get("group", name=topic)
         (row,) = found["partitions"]
         assert {place: (one["offset"], one["lag"]) for place, one in row["offsets"].items()} == {
-            "coordinator": (6, 4),
+            "kafka": (6, 4),
             str(tmp_path): (4, 6),
             str(checkpoint): (8, 2),
         }

@@ -32,7 +32,7 @@ export async function groupView(until, query, name) {
   const total = el("p", { id: "lag" });
 
   function draw(group) {
-    const known = group.partitions.map((one) => one.offsets.coordinator).filter(Boolean);
+    const known = group.partitions.map((one) => one.offsets.kafka).filter(Boolean);
     const records = known.reduce((all, one) => all + (one.lag ?? 0), 0);
     const lost = known.reduce((all, one) => all + (one.lost ?? 0), 0);
     lag.add(records);
