@@ -97,6 +97,12 @@ def test_a_topic_that_was_created_again_is_refused(cluster: EmbeddedCluster, tar
     assert mirror_once(*sides, *chosen, "--recreated", "begin")["records"] == 3
     assert mirror_once(*sides, *chosen)["records"] == 0
     assert [seen.value for seen in read_topic(sides[1], name, 1)[0]] == [b"1", b"2", b"3", b"4", b"5"]
+    with Admin({"bootstrap.servers": sides[1]}) as admin:
+        admin.delete_topic(name)
+    refusal = klog_refusal(*arguments)
+    assert f"the copy of topic {name} was deleted at the target" in refusal
+    assert f"--copy-again {name}" in refusal
+    assert mirror_once(*sides, *chosen, "--copy-again", name)["records"] == 3
 
 
 def test_another_prefix_needs_another_name(cluster: EmbeddedCluster, target: EmbeddedCluster) -> None:

@@ -165,10 +165,7 @@ class TransactionCalls(AdminCalls):
         word = "commit" if commits else "abort"
 
         def ended(one: PreparedTransaction, answer: Message | KlogError) -> Message | KlogError:
-            if isinstance(answer, KlogError):
-                if not isinstance(answer, ConnectionFailed | RequestTimedOut | ProtocolError):
-                    raise answer
-            elif answer["error_code"]:
+            if not isinstance(answer, KlogError) and answer["error_code"]:
                 return answer_error(END_TXN, answer["error_code"], f"{word} of a transaction of {one.transactional_id}")
             return answer
 
@@ -190,25 +187,28 @@ class TransactionCalls(AdminCalls):
         wanted = items_of("transactions", transactions)
         more = {"transaction_timeout_ms": self.cluster.config.transaction_timeout_ms}
 
-        def fenced(one: PreparedTransaction, answer: Message | KlogError) -> Message | KlogError:
-            if isinstance(answer, KlogError):
-                if not isinstance(answer, ConnectionFailed | RequestTimedOut | ProtocolError):
-                    raise answer
-                return answer
-            what = f"abort of a transaction of {one.transactional_id}"
-            if answer["error_code"] != ErrorCode.CONCURRENT_TRANSACTIONS:
-                code = ErrorCode.NONE if answer["error_code"] in _FENCED else answer["error_code"]
-                return answer_error(INIT_PRODUCER_ID, code, what) if code else answer
-            # the broker has begun to abort, or is ending another transaction; markers may take long to be written
-            now = self.describe_transactions([one.transactional_id])[one.transactional_id]
-            if isinstance(now, KlogError):
-                return now
-            is_open = (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", one.producer_id, one.epoch)
-            return answer_error(INIT_PRODUCER_ID, answer["error_code"], what) if is_open else answer
+        def is_open(one: PreparedTransaction, now: TransactionDescription) -> bool:
+            return (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", one.producer_id, one.epoch)
 
         def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
-            answers = self._ask_about(INIT_PRODUCER_ID, rest, more, _FIRST_WITH_EPOCH)
-            return {one: fenced(one, answer) for one, answer in answers.items()}
+            found = self._ask_about(INIT_PRODUCER_ID, rest, more, _FIRST_WITH_EPOCH)
+            answers = {one: answer for one, answer in found.items() if not isinstance(answer, KlogError)}
+            # the broker has begun to abort, or is ending another transaction; markers may take long to be written
+            busy = [one for one in answers if answers[one]["error_code"] == ErrorCode.CONCURRENT_TRANSACTIONS]
+            described = self.describe_transactions(one.transactional_id for one in busy)
+            for one in busy:
+                now = described[one.transactional_id]
+                if isinstance(now, KlogError):
+                    found[one] = now
+                elif not is_open(one, now):
+                    answers[one]["error_code"] = ErrorCode.NONE
+            for one, answer in answers.items():
+                code = answer["error_code"]
+                if code and code not in _FENCED and found[one] is answer:
+                    found[one] = answer_error(
+                        INIT_PRODUCER_ID, code, f"abort of a transaction of {one.transactional_id}"
+                    )
+            return found
 
         with self._call():
             return without_results(self._each(wanted, ask))
@@ -235,9 +235,11 @@ class TransactionCalls(AdminCalls):
             requests[one] = node, {**identity, **more}
         asked = list(requests)
         for start in range(0, len(asked), _MOST_IN_FLIGHT):
-            found |= self.cluster.request_all(
-                api, {one: requests[one] for one in asked[start : start + _MOST_IN_FLIGHT]}
-            )
+            some = {one: requests[one] for one in asked[start : start + _MOST_IN_FLIGHT]}
+            for one, answer in self.cluster.request_all(api, some).items():
+                if isinstance(answer, KlogError) and not isinstance(answer, ConnectionFailed | RequestTimedOut):
+                    raise answer
+                found[one] = answer
         return found
 
     def describe_producers(
