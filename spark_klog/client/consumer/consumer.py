@@ -72,8 +72,8 @@ class Consumer:
     In a process forked since every call raises `ConsumerClosed`, and `close` neither commits nor leaves the group: make
     a new consumer there.
     Retriable failures, for example of a broker that can't be reached, are logged as warnings and retried. If a
-    partition, or the group's coordinator, fails for default.api.timeout.ms, `poll` and `poll_arrow` raise the last error;
-    call again to continue.
+    partition, or the group's coordinator, fails for default.api.timeout.ms, `poll` and `poll_arrow` raise the last
+    error; call again to continue.
     Errors that can't be retried are raised at once:
 
     * `AuthenticationError`, and `ProtocolError` as brokers answer, for example TOPIC_AUTHORIZATION_FAILED,
