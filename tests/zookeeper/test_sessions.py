@@ -140,8 +140,9 @@ def test_what_a_frozen_broker_acknowledges_is_there(
     """Its session ends, the topic is deleted, and made again when the broker goes on: it must know that first."""
     first, second = two_brokers
     batch = bytes(make_batch([(None, b"v")], [1]))
-    with RawClient(first.port) as client, RawClient(first.port) as committing:
+    with RawClient(first.port) as client, RawClient(first.port) as committing, RawClient(first.port) as reading:
         assert client.produce("t", batch, 7) == (0, 0)
+        assert reading.fetch("t", 0, 4)[0] == ErrorCode.NONE
         assert error_codes(committing.request(apis.OFFSET_COMMIT, 7, _COMMITS)) == [0]
         freeze_past_its_session(tree, first)
         try:
@@ -150,6 +151,7 @@ def test_what_a_frozen_broker_acknowledges_is_there(
             # the requests wait in the sockets; the broker reads them before it can know that its session has ended
             answers: list[tuple[int, int]] = []
             codes: list[int] = []
+            fetched: list[tuple[int, bytes]] = []
 
             def produce() -> None:
                 answers.append(client.produce("t", batch, 7))
@@ -157,7 +159,10 @@ def test_what_a_frozen_broker_acknowledges_is_there(
             def commit() -> None:
                 codes.extend(error_codes(committing.request(apis.OFFSET_COMMIT, 7, _COMMITS)))
 
-            threads = [threading.Thread(target=one) for one in (produce, commit)]
+            def fetch() -> None:
+                fetched.append(reading.fetch("t", 0, 4))
+
+            threads = [threading.Thread(target=one) for one in (produce, commit, fetch)]
             for thread in threads:
                 thread.start()
             time.sleep(0.2)
@@ -165,7 +170,9 @@ def test_what_a_frozen_broker_acknowledges_is_there(
             os.kill(first.pid, signal.SIGCONT)
         for thread in threads:
             thread.join()
-        assert answers[0][0] in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        refusals = ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert answers[0][0] in refusals
+        assert fetched[0][0] in refusals  # a consumer would go on after records that the topic does not have
         assert len(codes) == 1
         wait_until(lambda: offset_of(first) == (7 if codes == [ErrorCode.NONE] else -1))
     first.wait_for_log("the session with ZooKeeper may have ended: no records are taken")
