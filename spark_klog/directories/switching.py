@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_klog.directories.checkpoint import START_OF, from_json, offset_lines
-from spark_klog.directories.trees.addresses import local_path
+from spark_klog.directories.trees.addresses import local_path, without_user
 from spark_klog.errors import ConfigError, DecodeError
 
 
@@ -41,11 +41,13 @@ def checkpoint_state(address: str) -> CheckpointState:
     """Read a local checkpoint. `ConfigError` if there is none, `DecodeError` if it is malformed, `OSError`."""
     path = local_path(address)
     if path is None:
-        raise ConfigError(f"{address} is not a local folder: copy the checkpoint to one to look at it")
+        raise ConfigError(f"{without_user(address)} is not a local folder: copy the checkpoint to one to look at it")
     root = Path(path)
     planned, done = _last(root / "offsets"), _last(root / "commits")
     if planned < 0 and not (root / "metadata").is_file():
-        raise ConfigError(f"{address} is not a checkpoint: it has neither offsets nor Spark's file metadata")
+        raise ConfigError(
+            f"{without_user(address)} is not a checkpoint: it has neither offsets nor Spark's file metadata"
+        )
     last = root / "offsets" / str(planned)
     values = offset_lines(last.read_bytes(), str(last)) if planned >= 0 else []
     sources = [Source(number, _offsets(value)) for number, value in enumerate(values)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from spark_klog.directories.trees.addresses import without_user
 from spark_klog.load.journal.history import committed_files, loaded_extents, manifests, open_load, read_idle, read_plan
 from spark_klog.load.journal.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
 from spark_klog.load.journal.store import Store
@@ -46,7 +47,7 @@ def loaded_json(loaded: Loaded, output: str) -> dict[str, Any]:
         "bad": loaded.bad,
         "dead_letters": loaded.dead_letters,
         "lost": loaded.lost,
-        "output": output,
+        "output": without_user(output),
     }
 
 
@@ -143,7 +144,7 @@ def status(output: str) -> Status:
     for item in idle.partitions if idle else ():
         _add_idle(totals, item)
     partitions = [totals[key] for key in sorted(totals)]
-    return Status(output, runs, partitions, found, findings, unfinished, idle.finished if idle else "")
+    return Status(without_user(output), runs, partitions, found, findings, unfinished, idle.finished if idle else "")
 
 
 def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int, int], list[tuple[int, int]]]:

@@ -164,7 +164,7 @@ def load(options: LoadOptions, runner: Runner, follower: Follower | None = None)
         check_names(store, partitions_of(cluster, options.topics), options.settings.extension)
         with locked(store):
             asked = options.settings
-            is_new = check_output(store, cluster.cluster_id, asked) is None
+            is_new = check_output(store, cluster.cluster_id, asked.to_json()) is None
             return _Run(options, store, cluster, runner, follower).all(is_new)
 
 

@@ -9,7 +9,8 @@ from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
-from spark_klog.errors import KlogError, ProtocolError
+from spark_klog.directories.trees.addresses import without_user
+from spark_klog.errors import KlogError
 from spark_klog.groups.lag import owners_of, partition_lags
 from spark_klog.groups.moves import existing
 from spark_klog.groups.stores import open_store
@@ -100,11 +101,11 @@ def group(
             with open_store(address, name, settings) as store:
                 found = store.fetch()
         except (KlogError, OSError) as error:
-            errors[label] = str(error)
+            errors[without_user(label)] = str(error)
             continue
         # a checkpoint does not know its group: it is of interest if it reads the same topics
         if label in stores or not topics or topics & {topic for topic, _ in found}:
-            offsets[label] = found
+            offsets[without_user(label)] = found
     with admin.exclusive() as cluster:
         lags = partition_lags(cluster, offsets, owners)
     return {

@@ -8,6 +8,7 @@ from typing import Any
 from spark_klog.client import Admin
 from spark_klog.client.offsets import list_offsets
 from spark_klog.directories.switching import checkpoint_state
+from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import KlogError
 from spark_klog.groups.moves import existing
 from spark_klog.protocol.tables.list_offsets import LATEST
@@ -23,7 +24,7 @@ def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
             with admin.exclusive() as cluster:
                 latest = list_offsets(cluster, dict.fromkeys(existing(cluster, keys), LATEST))
         except (KlogError, OSError) as error:
-            found.append({"checkpoint": address, "error": str(error)})
+            found.append({"checkpoint": without_user(address), "error": str(error)})
             continue
         partitions = [
             {
@@ -38,7 +39,7 @@ def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
         ]
         found.append(
             {
-                "checkpoint": address,
+                "checkpoint": without_user(address),
                 "query": state.query,
                 "planned": state.planned,
                 "done": state.done,
@@ -60,5 +61,5 @@ def loads(outputs: Sequence[str]) -> list[dict[str, Any]]:
         try:
             found.append(status_json(status(output)))
         except (KlogError, OSError) as error:
-            found.append({"output": output, "error": str(error)})
+            found.append({"output": without_user(output), "error": str(error)})
     return found

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from unittest.mock import MagicMock
+
 import pytest
 
 from spark_klog.directories.checkpoint import checkpoint_offsets
+from spark_klog.directories.switching import checkpoint_state
 from spark_klog.directories.trees.addresses import without_user
 from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ConfigError, KlogError
+from spark_klog.load import audit
+from spark_klog.load.run import Loaded
+from spark_klog.spark.exactly_once.decision_log import checkpoint_folder
+from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.planning import directory_source
+from spark_klog.spark.planning.directory_source import open_directory_source
 from spark_klog.spark.planning.log_files import directory
+from spark_klog.ui import queries
 
 
 @pytest.mark.parametrize(
@@ -34,6 +45,33 @@ def test_no_message_has_a_secret(ask: object, scheme: str) -> None:
     with pytest.raises(KlogError) as caught:
         ask(f"{scheme}://KEY:SECRET@")
     assert "SECRET" not in str(caught.value)
+
+
+def test_what_is_shown_of_a_load_and_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load's status, a topic that is not in directories, exactly-once writes, `klog checkpoint show`, the page."""
+    bucket = "s3://KEY:SECRET@bucket/out"
+    store = MagicMock(address="s3://***@bucket/out")
+    monkeypatch.setattr(audit, "open_load", lambda _: (store, None))
+    monkeypatch.setattr(audit, "manifests", lambda _: [])
+    monkeypatch.setattr(audit, "read_plan", lambda *_: None)
+    monkeypatch.setattr(audit, "read_idle", lambda *_: None)
+    shown = [json.dumps(audit.status_json(audit.status(bucket)))]
+    shown.append(json.dumps(audit.loaded_json(Loaded([], [], 0, [], [], {}), bucket)))
+    monkeypatch.setattr(audit, "open_load", checkpoint_state)
+    shown.append(json.dumps(queries.loads([bucket])))
+    shown.append(json.dumps(queries.queries(MagicMock(), [bucket])))
+    with pytest.raises(ConfigError) as caught:
+        checkpoint_state(bucket)
+    shown.append(str(caught.value))
+    with pytest.raises(ConfigError) as caught:
+        checkpoint_folder(bucket)
+    shown.append(str(caught.value))
+    options = source_options({"path": f"/nowhere,{bucket}", "subscribe": "t"}, streaming=False)
+    monkeypatch.setattr(directory_source, "_directories", lambda _: MagicMock(partitions=list))
+    with open_directory_source(options) as source, pytest.raises(ConfigError) as caught:
+        source.partitions()
+    shown.append(str(caught.value))
+    assert [text for text in shown if "SECRET" in text or "***@bucket" not in text] == []
 
 
 @pytest.mark.parametrize("address", ["zookeeper://user:SECRET@127.0.0.1:1/x", "zookeeper:user:SECRET@127.0.0.1:1"])

@@ -45,6 +45,7 @@ from spark_klog.cli.jobs.running import (
 )
 from spark_klog.cli.output import console
 from spark_klog.client.security.settings.secrets import Settings
+from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import ConfigError
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.groups import GroupPlace, publish_offsets
@@ -180,9 +181,9 @@ def _load_table(options: argparse.Namespace, client: dict[str, str]) -> int:
     finally:
         spark.stop()
     if options.json:
-        sys.stdout.write(json.dumps({"records": records, "output": options.output}) + "\n")
+        sys.stdout.write(json.dumps({"records": records, "output": without_user(options.output)}) + "\n")
     else:
-        console().print(f"loaded {records:,} records into {options.output}")
+        console().print(f"loaded {records:,} records into {without_user(options.output)}")
     return DONE if records else NOTHING_NEW
 
 

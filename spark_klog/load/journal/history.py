@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,9 @@ from spark_klog.load.journal.model import (
     run_name,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
-from spark_klog.load.settings import WriteSettings
 
 #: The settings that decide on the folders of records, the layout first, with the job's options.
 _LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time": "--event-time"}
-_DEFAULTS = WriteSettings().to_json()
 
 
 @dataclass(frozen=True)
@@ -168,12 +166,12 @@ def open_load(output: str) -> tuple[Store, Identity]:
     return store, identity
 
 
-def check_output(store: Store, cluster_id: str | None, settings: WriteSettings) -> Identity | None:
-    """The load that the output belongs to; None if it is new.
+def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, Any]) -> Identity | None:
+    """The load that the output belongs to; None if it is new. `settings` are those of `WriteSettings`, as JSON.
 
     `LoadError` if it belongs to a load of another cluster, format, schema or layout, or has other files.
     """
-    format_name, schema = settings.format, settings.schema
+    format_name, schema = settings["format"], settings["schema"]
     found = read_identity(store)
     if found is None:
         others = [name for name in store.names("") if name != FOLDER and not name.startswith((".", "_"))]
@@ -201,15 +199,15 @@ def check_output(store: Store, cluster_id: str | None, settings: WriteSettings) 
             f"{store.address} belongs to a load with {_values(found.schema)}, not {_values(schema)}: use another "
             "--output, which --from-time and --from-offsets may begin where you like"
         )
-    before, now = _last_settings(store), settings.to_json()
+    before = _last_settings(store)
     for name, option in _LAYOUT.items():
         # Spark leaves out files outside of the folders, or refuses the folders, without knowing that they are one load;
         # in another time zone, or by another time, records of one time would be in two folders.
-        was = now[name] if before is None else before.get(name, _DEFAULTS[name])
-        if was != now[name]:
+        was = settings[name] if before is None else before.get(name, settings[name])
+        if was != settings[name]:
             raise LoadError(
-                f"{store.address} belongs to a load {_with(option, was)}, not {_with(option, now[name])}: use another "
-                "--output, which --from-time and --from-offsets may begin where you like"
+                f"{store.address} belongs to a load {_with(option, was)}, not {_with(option, settings[name])}: use "
+                "another --output, which --from-time and --from-offsets may begin where you like"
             )
         if name == "layout" and was == "none":
             break

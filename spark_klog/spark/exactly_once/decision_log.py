@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spark_klog.directories.trees.addresses import local_path
+from spark_klog.directories.trees.addresses import local_path, without_user
 from spark_klog.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
@@ -60,15 +60,15 @@ def checkpoint_folder(location: str) -> Path:
     if path is None:
         raise ConfigError(
             "deliveryGuarantee=exactly-once needs a checkpointLocation that is a local or mounted folder of the "
-            f"driver, not {location}: its decision log relies on hard links. Use such a folder, or "
+            f"driver, not {without_user(location)}: its decision log relies on hard links. Use such a folder, or "
             "deliveryGuarantee=at-least-once"
         )
     folder = Path(path)
     if not (folder / _OF_SPARK).is_file():
         raise ConfigError(
-            f"checkpointLocation={location} is not a folder of the driver's machine with Spark's checkpoint in it: "
-            "deliveryGuarantee=exactly-once needs a local or mounted one; write file:///PATH if Spark's default file "
-            "system is another one"
+            f"checkpointLocation={without_user(location)} is not a folder of the driver's machine with Spark's "
+            "checkpoint in it: deliveryGuarantee=exactly-once needs a local or mounted one; write file:///PATH if "
+            "Spark's default file system is another one"
         )
     return folder
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.clock import system_ms
+from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import ConfigError
 from spark_klog.records.topic_names import topic_pattern
 from spark_klog.spark.offsets import (
@@ -230,7 +231,7 @@ def _paths(settings: dict[str, str], own: dict[str, str], streaming: bool) -> tu
     directory_config(settings)
     paths = tuple(part.strip() for part in own["path"].split(",") if part.strip())
     if not paths:
-        raise ConfigError(f"option path={own['path']!r} names no directory")
+        raise ConfigError(f"option path={without_user(own['path'])!r} names no directory")
     return paths
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from spark_klog.client.offsets import NO_OFFSET
+from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import ConfigError
 from spark_klog.log.stored.directory import StoredDirectories, StoredLog
 from spark_klog.log.stored.partition import StoredBatches
@@ -84,7 +85,8 @@ class DirectorySource:
         for topic, numbers in assigned.items():
             there = {partition for name, partition in found if name == topic}
             if not there:
-                raise ConfigError(f"topic {topic} does not exist in {', '.join(self._options.paths)}")
+                folders = ", ".join(map(without_user, self._options.paths))
+                raise ConfigError(f"topic {topic} does not exist in {folders}")
             if missing := sorted(set(numbers or ()) - there):
                 raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
         return [key for key in found if key[0] in assigned and key[1] in (assigned[key[0]] or (key[1],))]
