@@ -262,6 +262,26 @@ def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path)
             assert "Traceback" not in broker.log.read_text()
 
 
+def test_several_brokers_without_zookeeper_are_read_only(server_dir: Path) -> None:
+    """One that ZooKeeper does not reach can't know whether another one has deleted a topic meanwhile."""
+    batch = bytes(make_batch([(None, b"v")], [1]))
+    with ZooKeeperServer(server_dir / "zookeeper", tick_ms=500) as zookeeper:
+        arguments = ["--zookeeper", zookeeper.connect, "--set", "zookeeper.session.timeout.ms=1000"]
+        with (
+            KlogBroker(server_dir, "--broker-id", "0", *arguments, name="first") as first,
+            KlogBroker(server_dir, "--broker-id", "1", *arguments, name="second") as second,
+            RawClient(first.port) as client,
+        ):
+            wait_until(lambda: known_brokers(first.bootstrap_servers) == 2)
+            create_led_by_0(second, "t")
+            wait_until(lambda: client.produce("t", batch, 7)[0] == ErrorCode.NONE)
+            zookeeper.kill()
+            wait_until(lambda: client.produce("t", batch, 7)[0] == ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            assert client.fetch("t", 0, 4)[0] == ErrorCode.NONE
+            zookeeper.start()
+            wait_until(lambda: client.produce("t", batch, 7)[0] == ErrorCode.NONE)
+
+
 def test_the_id_of_a_killed_broker_is_free_when_its_session_ends(
     tree: KazooClient, make_broker: MakeBroker, chroot: str
 ) -> None:
