@@ -10,7 +10,7 @@ from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.directories.trees.addresses import without_user
-from spark_klog.errors import KlogError
+from spark_klog.errors import KlogError, ProtocolError
 from spark_klog.groups.lag import owners_of, partition_lags
 from spark_klog.groups.moves import existing
 from spark_klog.groups.stores import open_store
