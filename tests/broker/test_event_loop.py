@@ -619,3 +619,32 @@ def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch:
 
     asyncio.run(fill())
     asyncio.run(look())
+
+
+def test_one_of_those_with_much_to_do_goes_on_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that others wait for one turn, not for those of all; who is cancelled holds nobody up."""
+    monkeypatch.setattr(large_requests, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(large_requests, "_REST_SECONDS", inf)
+
+    async def run() -> None:
+        turns, turn, steps = large_requests.Turns(), 0, []
+
+        async def work(number: int) -> None:
+            for _ in range(50):
+                await turns.take()
+                steps.append((turn, number))
+
+        tasks = [asyncio.create_task(work(number)) for number in range(20)]
+        while not all(task.done() for task in tasks):
+            turn += 1
+            assert turn < 10_000
+            if turn % 100 == 0:
+                tasks[turn // 100 % 20].cancel()
+            await asyncio.sleep(0)
+        assert len({turn for turn, _ in steps}) == len(steps)
+        done = [task for task in tasks if not task.cancelled()]
+        assert done
+        assert len(steps) >= 50 * len(done)
+        assert max(number for _, number in steps[:20]) == 19  # each gets its turn
+
+    asyncio.run(run())
