@@ -68,7 +68,7 @@ def begin_at(
     if lost and fail_on_loss:
         raise DataLossError(
             f"records can't be loaded again: {'; '.join(map(str, lost))}; --fail-on-data-loss false loads what the log "
-            "still has, and keeps the files of what it has not",
+            "still has, and keeps the files of the other records",
             lost[0].cause,
         )
     return replace(extent, start=starts, again=again)

@@ -196,7 +196,7 @@ def round_trip() -> str:
     if code:
         ours = [line for line in lines if re.match(r"(spark_klog\.errors\.|\w+Error|\w+Exception|\[[A-Z_.]+\])", line)]
         raise NotWell(
-            (ours or lines)[-1][:400], f"mend what is above this line first; all that Spark says: {' '.join(command)}"
+            (ours or lines)[-1][:400], f"solve the findings above first; for all output of Spark: {' '.join(command)}"
         )
     return lines[-1]
 

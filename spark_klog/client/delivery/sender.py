@@ -236,7 +236,9 @@ class Sender:
                         break
                     pause = min(self._pause(now), until - now)
                     if pause == math.inf:
-                        raise KlogError("records wait for nothing, an error of the producer: report it")
+                        raise KlogError(
+                            "records wait, but no request is under way: this is a bug of the producer, report it"
+                        )
                     self._take_answers(min(pause, _LONGEST_WAIT))
             except KlogError as error:
                 self.fail(error)

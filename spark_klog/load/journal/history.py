@@ -197,7 +197,7 @@ def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, An
     if found.schema != schema:
         raise LoadError(
             f"{store.address} belongs to a load with {_values(found.schema)}, not {_values(schema)}: use another "
-            "--output, which --from-time and --from-offsets may begin where you like"
+            "--output; --from-time or --from-offsets set where it begins"
         )
     before = _last_settings(store)
     for name, option in _LAYOUT.items():
@@ -207,7 +207,7 @@ def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, An
         if was != settings[name]:
             raise LoadError(
                 f"{store.address} belongs to a load {_with(option, was)}, not {_with(option, settings[name])}: use "
-                "another --output, which --from-time and --from-offsets may begin where you like"
+                "another --output; --from-time or --from-offsets set where it begins"
             )
         if name == "layout" and was == "none":
             break

@@ -112,8 +112,8 @@ class DecisionLog:
         if not self._folder.is_dir() and _has_batches(checkpoint):
             raise ConfigError(
                 f"the checkpoint has micro-batches, but no {self._folder}: the query has written at-least-once until "
-                "now, or its decision log was deleted. Rows of the micro-batch that was under way may be written twice "
-                "now, and only these: to go on, make that directory, empty"
+                "now, or its decision log was deleted. If you go on, only rows of the micro-batch that was under way "
+                "may be written twice: to go on, create that directory, empty"
             )
 
     def read(self) -> Log:

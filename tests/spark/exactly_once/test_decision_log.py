@@ -227,7 +227,7 @@ def test_a_checkpoint_with_batches_and_no_log_is_refused(tmp_path: Path) -> None
     (tmp_path / "commits").mkdir()
     DecisionLog(tmp_path, Identity())
     (tmp_path / "commits" / "0").touch()
-    with pytest.raises(ConfigError, match=r"make that directory, empty"):
+    with pytest.raises(ConfigError, match=r"create that directory, empty"):
         DecisionLog(tmp_path, Identity())
     (tmp_path / "klog_sink").mkdir()
     fill(DecisionLog(tmp_path, Identity()), Claim())

@@ -141,7 +141,7 @@ def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: st
     copy(spark, servers, topic, tmp_path, deliveryGuarantee="at-least-once")
     fill(servers, topic, 10, 16)
     query = start(spark, servers, topic, tmp_path)
-    assert "make that directory, empty" in error_of(lambda: query.awaitTermination(_SECONDS))
+    assert "create that directory, empty" in error_of(lambda: query.awaitTermination(_SECONDS))
     (tmp_path / "klog_sink").mkdir()
     copy(spark, servers, topic, tmp_path)
     assert read(servers, topic) == once(16)
