@@ -19,7 +19,7 @@ from selenium import webdriver
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
-from spark_klog.client import Producer as KlogProducer
+from spark_klog.client import Admin, Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load.journal.history import claim_output
 from spark_klog.load.journal.store import open_store
@@ -408,6 +408,19 @@ def test_an_offset_that_does_not_exist(browser: Browser) -> None:
     browser.open("record", CLICKS, "0", "5000")
     assert "is beyond the end of partition 0" in browser.text("#note")
     assert "Previous: " in browser.text("#main")
+
+
+def test_a_committed_offset_beyond_the_end(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
+    """A topic that was made anew: the group's offset has no lag, and the page says why."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": topic, "log_level": 0})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 77)], asynchronous=False)
+    consumer.close()
+    browser.open("group", topic)
+    assert "77 beyond the end" in browser.text("#main")
+    with Admin({"bootstrap.servers": servers}) as admin:
+        admin.delete_group(topic)  # other tests count the groups
 
 
 def test_export_by_the_page(browser: Browser, tmp_path: Path) -> None:
