@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.spark.tasks import rereads
+from spark_klog.spark.tasks.rereads import Plan, warn_if_read_again
 
 from .conftest import SparkLog
 from .support import create_topic, delete_records, error_of, produce, read, values, wait_for
@@ -33,10 +39,21 @@ def test_a_frame_that_is_used_again(spark: SparkSession, servers: str, topic: st
     produce(servers, topic, values(3))
     _until_warned(spark_log, frame.count)
     assert f"{topic}-0 ends at offset 3, this read at 0; the DataFrame was planned at " in spark_log.text()
-    for _ in range(4):
-        frame.count()
-    assert spark_log.text().count(_WARNING) <= 2, "once in each of two processes"
     assert read(spark, servers, subscribe=topic).count() == 3
+
+
+def test_once_in_a_process(servers: str, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The tasks of an action, and their retries, are one read; after the warning there is no other one."""
+    create_topic(servers, topic)
+    produce(servers, topic, values(3))
+    plan = Plan({(topic, 0): 2})
+    context = mock.Mock()
+    with Cluster.connect({"bootstrap.servers": servers}) as cluster, mock.patch.object(rereads, "TaskContext") as spark:
+        spark.get.return_value = context
+        for execution, warnings in ((None, 0), ("7", 0), ("7", 0), ("8", 1), ("8", 1), ("9", 1)):
+            context.getLocalProperty.return_value = execution
+            warn_if_read_again(plan, cluster)
+            assert len(caplog.messages) == warnings, execution
 
 
 def test_an_end_that_was_chosen(spark: SparkSession, servers: str, topic: str, spark_log: SparkLog) -> None:
