@@ -132,9 +132,7 @@ class Consumer:
                     self._seek(changed[topic, partition], offset)
             self._assign([(topic, partition) for topic, partition, _ in wanted], changed)
 
-    def _assign(
-        self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None
-    ) -> None:
+    def _assign(self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None) -> None:
         before = set(self._assignment.keys())
         self._assignment.set(keys, changed)
         for key in before.difference(self._assignment.keys()):

@@ -30,9 +30,7 @@ class Turns(CallLock):  # type: ignore[misc]  # as `CallLock`
     finalizer has interrupted a call halfway. An interrupt in `section` calls `wake`, and the next turn `on_torn` first.
     """
 
-    def __init__(
-        self, timeout_ms: int, limit: str, wake: Callable[[], None], on_torn: Callable[[], None]
-    ) -> None:
+    def __init__(self, timeout_ms: int, limit: str, wake: Callable[[], None], on_torn: Callable[[], None]) -> None:
         self._process = os.getpid()
         self._on_torn = on_torn
         self.section = Section(*ORDERLY, RuntimeError, on_torn=wake)  # that of `Background.start`

@@ -15,7 +15,7 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import DeliveryPending, KlogError
 
 _log = logging.getLogger(__name__)
-#: Seconds after which a thread that waits for a delivery looks again, in case an interrupt has kept another from waking it.
+#: Seconds after which a thread that waits for a delivery looks again: an interrupt may keep another from waking it.
 _LONGEST_WAIT = 1.0
 
 
@@ -144,7 +144,9 @@ class Receipt:
         error = self.error_of(index)
         metadata = None if error is not None else self.metadata(index, timestamp)
         try:
-            del self._callbacks[0]  # right before the call, so that an interrupt before it leaves the callback to be called
+            del self._callbacks[
+                0
+            ]  # right before the call, so that an interrupt before it leaves the callback to be called
             callback(error, metadata)
         except Exception:
             _log.exception("on_delivery of a record of %s-%s failed", *self.key)
