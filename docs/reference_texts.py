@@ -60,6 +60,7 @@ CURES = {
     "AdminClosed": "Make a new `Admin`; after a fork, in the new process.",
     "AuthenticationError": "Compare protocol and credentials with the broker's: `klog doctor`.",
     "BufferExhausted": "Wait and send again; raise `buffer.memory`; check that the brokers can be reached.",
+    "CallInterrupted": "Close the client and make another one. With transactions `abort_transaction` suffices.",
     "CheckpointMismatch": "See [Write a stream exactly once](../../recipes/exactly-once.md).",
     "ClusterStartError": "Read the log that the text names.",
     "CommitFailed": "Call `poll`: a member gets the records again. Raise `max.poll.interval.ms` if work takes long.",

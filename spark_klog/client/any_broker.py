@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.interrupts import closing_if_interrupted
 from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.interrupts import closing_if_interrupted
 from spark_klog.client.network.responses import Handle
 from spark_klog.errors import ConnectionFailed, DecodeError, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA

@@ -8,7 +8,7 @@ import random
 import time
 
 from spark_klog.client.config import ClientConfig
-from spark_klog.client.network.interrupts import WAIT
+from spark_klog.client.interrupts import WAIT
 from spark_klog.errors import ConnectionFailed, RequestTimedOut
 
 _log = logging.getLogger(__name__)

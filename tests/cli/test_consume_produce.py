@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import random
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -371,6 +375,30 @@ def test_an_interrupted_producer_has_written_its_lines(servers: str, topic: str)
         running.send_signal(signal.SIGINT)
         assert running.stderr.read() == b"klog: interrupted; what was sent before is written\n"
     assert running.returncode == 130
+
+
+def test_a_producer_writes_all_that_it_has_read_before_a_signal(servers: str, topic: str) -> None:
+    choose = random.Random(4)
+    until = time.monotonic() + float(os.environ.get("SPARK_KLOG_INTERRUPT_SECONDS", "0"))
+    expected: list[bytes] = []
+    arguments = command("produce", servers, topic, "--json", "-z", "lz4", "-X", "batch.size=1000")
+    while len(expected) < 4_000 or time.monotonic() < until:
+        with subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            assert running.stdin is not None
+            assert running.stderr is not None
+            for _ in range(choose.randrange(1, 5)):
+                values = [f"{len(expected) + number}".encode() for number in range(choose.randrange(1, 3_000))]
+                expected += values
+                running.stdin.write(b"".join(b'{"value": "%s", "partition": 0}\n' % value for value in values))
+                running.stdin.flush()
+            deadline = time.monotonic() + 60
+            while struct.unpack("i", fcntl.ioctl(running.stdin, termios.FIONREAD, bytes(4)))[0]:
+                assert time.monotonic() < deadline
+            time.sleep(choose.choice([0, 0.005, 0.02]))
+            running.send_signal(choose.choice([signal.SIGTERM, signal.SIGINT]))
+            assert running.stderr.read() == b"klog: interrupted; what was sent before is written\n"
+        assert running.returncode == 130
+    assert klog("consume", servers, topic, "-p", "0").split() == expected
 
 
 def test_what_users_mistype(servers: str, topic: str, tmp_path: Path) -> None:

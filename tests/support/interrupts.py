@@ -47,7 +47,9 @@ class Signal:
     """
 
     def __init__(self, at: int, parts: tuple[str, ...], raised: Callable[[], BaseException]) -> None:
-        self._left, self._parts, self._raised = at, parts, raised
+        self._at, self._parts, self._raised = at, parts, raised
+        #: Instructions until the signal.
+        self.steps = 0
         self._armed: FrameType | None = None
         #: Where the handler was called, None if fewer instructions ran.
         self.place: str | None = None
@@ -57,8 +59,8 @@ class Signal:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         if event == "opcode":
-            self._left -= 1
-            if self._left == 0:
+            self.steps += 1
+            if self.steps == self._at:
                 self._armed = frame
                 return _interrupt_main  # at the next instruction of this frame
         return self

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from spark_klog.client.cluster import TopicPartition
@@ -70,8 +71,12 @@ class KafkaStream:
         self._most, self._timeout, self._on_taken, self._on_room = queued_max_chunks, timeout, on_taken, on_room
         self._check = check
         self._decoders = decoders
-        self._changed = threading.Condition()
+        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._chunks: deque[_Chunk] = deque()
+        #: Taken from `_chunks` and not begun; an interrupt leaves it to the next `_take`.
+        self._taken: _Chunk | None = None
         self._failure: KlogError | None = None
         self._is_closed = False
         self._held: Held | None = None
@@ -106,7 +111,14 @@ class KafkaStream:
                         if held.is_released:
                             break
                         held.consumed = record.offset
-                        yield _decoded(record, key_decoder, value_decoder)
+                        try:
+                            decoded = _decoded(record, key_decoder, value_decoder)
+                        except Exception:
+                            raise  # the next message follows
+                        except BaseException:  # an interrupt: this one is the next message
+                            self._rest = chain((record,), self._rest)
+                            raise
+                        yield decoded
                 if not held.is_released:
                     held.consumed = self._end
                 self._held, self._user = None, None
@@ -114,33 +126,31 @@ class KafkaStream:
             if chunk is None:
                 return
             self._rest, self._end, self._user = iter(chunk.records), chunk.end, threading.get_ident()
-            self._held = chunk.held
+            self._held, self._taken = chunk.held, None
 
     def _take(self) -> _Chunk | None:
         """Wait for the next chunk; None if the connector is shut down."""
         self._check()  # before the lock, which a thread of the parent may have held
         until = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
-            with self._changed:
-                while not self._chunks and self._failure is None and not self._is_closed:
+            with self._lock:
+                while self._taken is None and not self._chunks and self._failure is None and not self._is_closed:
                     left = None if until is None else until - time.monotonic()
                     if left is not None and left <= 0:
                         raise ConsumerTimeout(f"no message for {self._timeout:g} s (consumer.timeout.ms)")
                     self._changed.wait(left)
                 if self._is_closed:
                     return None
-                if not self._chunks:
-                    assert self._failure is not None
-                    raise fresh(self._failure)
-                chunk = self._chunks.popleft()
+                if self._taken is None:
+                    if not self._chunks:
+                        assert self._failure is not None
+                        raise fresh(self._failure)
+                    self._taken = self._chunks[0]
+                    del self._chunks[0]  # nothing is called since: it is in one of the two
             self._on_room()
-            try:
-                if self._on_taken(chunk.held, chunk.end):
-                    return chunk
-            except BaseException:
-                with self._changed:
-                    self._chunks.appendleft(chunk)
-                raise
+            if self._on_taken(self._taken.held, self._taken.end):
+                return self._taken
+            self._taken = None
 
     def consumed(self, held: Held, *, counts_own: bool) -> int | None:
         """The offset up to which `held` is consumed; `counts_own`: with the message that the calling thread has."""
@@ -155,24 +165,24 @@ class KafkaStream:
 
     def put(self, held: Held, records: Sequence[ConsumerRecord], end: int) -> None:
         """Add messages of one fetch; `end` is the offset after them."""
-        with self._changed:
+        with self._lock:
             self._chunks.append(_Chunk(held, records, end))
             self._changed.notify()
 
     def drop_released(self) -> None:
         """Drop the messages of partitions that were released."""
-        with self._changed:
+        with self._lock:
             self._chunks = deque(chunk for chunk in self._chunks if not chunk.held.is_released)
 
     def fail(self, error: KlogError) -> None:
         """Raise an error after the messages that are in the queue."""
-        with self._changed:
+        with self._lock:
             self._failure = error
             self._changed.notify()
 
     def close(self) -> None:
         """End the iteration."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify()
 

@@ -13,6 +13,8 @@ from spark_klog.classic.producing.settings import ProducerConfig
 from spark_klog.errors import ProducerClosed, QueueFull
 
 _log = logging.getLogger(__name__)
+#: Seconds.
+_LONGEST_WAIT = 1.0
 
 
 class ProducerQueue:
@@ -22,7 +24,9 @@ class ProducerQueue:
         self, config: ProducerConfig, callbacks: CallbackHandler, handle: Callable[[Sequence[KeyedMessage]], None]
     ) -> None:
         self._config, self._callbacks, self._handle = config, callbacks, handle
-        self._changed = threading.Condition()
+        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._messages: deque[KeyedMessage] = deque()
         #: When the batch is sent even if it is not full, a reading of `time.monotonic`.
         self._due = 0.0
@@ -39,7 +43,7 @@ class ProducerQueue:
             self._callbacks.after_enqueue(changed, added)
             if not added:
                 rest = len(messages) - number
-                with self._changed:
+                with self._lock:
                     self.dropped += rest
                 raise QueueFull(
                     f"{rest} messages for {message.topic} are dropped ({self.dropped} so far): "
@@ -49,7 +53,7 @@ class ProducerQueue:
 
     def _add(self, message: KeyedMessage) -> bool:
         config = self._config
-        with self._changed:
+        with self._lock:
             seconds = None if config.enqueue_timeout_ms < 0 else config.enqueue_timeout_ms / 1000
             self._changed.wait_for(lambda: self._is_closed or len(self._messages) < config.queue_size, seconds)
             if self._is_closed:
@@ -66,10 +70,11 @@ class ProducerQueue:
     def _next(self) -> list[KeyedMessage] | None:
         """Wait for a batch; None if the queue is closed and empty."""
         size = self._config.batch_size
-        with self._changed:
+        with self._lock:
             while not self._is_closed and len(self._messages) < size:
-                left = self._due - time.monotonic() if self._messages else None
-                if left is not None and left <= 0:
+                # an interrupt may end `_add` before it has notified
+                left = self._due - time.monotonic() if self._messages else _LONGEST_WAIT
+                if left <= 0:
                     break
                 self._changed.wait(left)
             if not self._messages:
@@ -99,7 +104,7 @@ class ProducerQueue:
 
     def close(self) -> None:
         """Send what is in the queue; returns when that is done, at most after the timeouts of its requests."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import click
 
@@ -21,6 +21,7 @@ from spark_klog.cli.records.form import unescape
 from spark_klog.cli.records.json_lines import parse_record
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
 from spark_klog.protocol.apis import METADATA
 
@@ -121,26 +122,25 @@ def produce(
         writer = _JsonLines(topic)
     else:
         writer = _Lines(topic, separator, key, [_header(text) for text in headers], partition, empty_is_null)
-    signal.signal(signal.SIGTERM, _stop)
     _check_topic(chosen, topic, partition)
-    with Counter(shows_stats) as counter, Producer(chosen) as producer:
+    with Counter(shows_stats) as counter, Producer(chosen) as producer, _Signals() as signals:
         if transaction is not None:
             producer.init_transactions()
             producer.begin_transaction()
         try:
             try:
-                for chunk in _chunks(files, lines or as_json, end):
+                for chunk in _chunks(files, lines or as_json, end, signals):
                     writer.send(producer, chunk)
                     counter.add(len(chunk), sum(map(len, chunk)))
-            except KeyboardInterrupt:
-                if transaction is not None:
-                    raise
-                producer.flush()
-                click.echo("klog: interrupted; what was sent before is written", err=True)
-                raise SystemExit(INTERRUPTED) from None
+                    if signals.has_come:
+                        break
             finally:
                 if transaction is None:
                     producer.flush()
+            if signals.has_come:
+                if transaction is None:
+                    click.echo("klog: interrupted; what was sent before is written", err=True)
+                raise SystemExit(INTERRUPTED)
             if transaction is not None:
                 producer.commit_transaction()
         except BaseException:
@@ -174,8 +174,31 @@ def _check_topic(settings: Mapping[str, str], topic: str, partition: int | None)
         cluster.attempt(reach, cluster.config.connect_timeout_ms, "socket.connection.setup.timeout.ms")
 
 
-def _stop(_: int, __: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+class _Signals:
+    """Ctrl-C and SIGTERM end the reading, so that what was read is written; a second one ends the process."""
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self._waker = Waker()
+
+    def _stop(self, number: int, _: FrameType | None) -> None:
+        self.has_come = True
+        signal.signal(number, signal.SIG_DFL)
+        self._waker.wake()
+
+    def wait(self, descriptor: int) -> bool:
+        """Wait until there is something to read; False if a signal has come."""
+        select.select([descriptor, self._waker.fileno()], [], [])
+        return not self.has_come
+
+    def __enter__(self) -> _Signals:
+        self._former = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._waker.close()
 
 
 def _header(text: str) -> tuple[str, bytes | None]:
@@ -185,15 +208,15 @@ def _header(text: str) -> tuple[str, bytes | None]:
     return name, value.encode("utf-8", "surrogateescape")
 
 
-def _chunks(files: tuple[Path, ...], by_line: bool, end: bytes) -> Iterator[list[bytes]]:
-    """Yield the records to write, as many at once as have arrived."""
+def _chunks(files: tuple[Path, ...], by_line: bool, end: bytes, signals: _Signals) -> Iterator[list[bytes]]:
+    """Yield the records to write, as many at once as have arrived; none after a signal."""
     if not files:
-        yield from _split(partial(os.read, sys.stdin.fileno(), _READ_BYTES), "stdin", end)
+        yield from _split(partial(_read, signals, sys.stdin.fileno()), "stdin", end)
     for path in files:
         try:
             with path.open("rb") as opened:
                 if by_line:
-                    yield from _split(partial(os.read, opened.fileno(), _READ_BYTES), str(path), end)
+                    yield from _split(partial(_read, signals, opened.fileno()), str(path), end)
                 else:
                     content = opened.read(_LONGEST + 1)
                     _check_length(str(path), len(content))
@@ -202,10 +225,15 @@ def _chunks(files: tuple[Path, ...], by_line: bool, end: bytes) -> Iterator[list
             raise ConfigError(f"{path} can't be read: {error.strerror}") from None
 
 
-def _split(read: Callable[[], bytes], name: str, end: bytes) -> Iterator[list[bytes]]:
+def _read(signals: _Signals, descriptor: int) -> bytes | None:
+    """Read what has arrived; b"" at the end, None after a signal."""
+    return os.read(descriptor, _READ_BYTES) if signals.wait(descriptor) else None
+
+
+def _split(read: Callable[[], bytes | None], name: str, end: bytes) -> Iterator[list[bytes]]:
     """Split what comes from a file at its delimiters; what has none at the end is a record, too.
 
-    With an empty delimiter all is one record.
+    After a signal (None) that may be half a record, and is left out. With an empty delimiter all is one record.
     """
     rest = bytearray()
     while data := read():
@@ -217,7 +245,7 @@ def _split(read: Callable[[], bytes], name: str, end: bytes) -> Iterator[list[by
             yield whole
             rest = bytearray(left)
         _check_length(name, len(rest))
-    if rest:
+    if rest and data is not None:
         yield [bytes(rest)]
 
 

@@ -14,6 +14,7 @@ from spark_klog.client.answers import answer_error, by_key, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
+from spark_klog.client.interrupts import CallLock
 from spark_klog.client.offsets import UNKNOWN_SECONDS
 from spark_klog.errors import (
     AdminClosed,
@@ -37,6 +38,23 @@ _V = TypeVar("_V")
 _UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
 
 
+class _Turn(CallLock):  # type: ignore[misc]  # as `CallLock`
+    """Admits one thread at a time; `until` is the end of its time, with that in which it has waited."""
+
+    def __init__(self, cluster: Cluster, maker: Maker, seconds: float, limit: str) -> None:
+        self._cluster, self._maker, self._seconds, self._limit = cluster, maker, seconds, limit
+        self.until = 0.0
+
+    def _begin(self, *, is_nested: bool) -> None:
+        self._maker.check()  # before the lock, which a thread of the parent may have held
+        until = time.monotonic() + self._seconds
+        if not self.acquire(timeout=min(self._seconds, threading.TIMEOUT_MAX)):
+            raise RequestTimedOut(f"calls of other threads took {self._seconds:g} s ({self._limit})")
+        if not is_nested:
+            self.until = until
+            self._cluster.end_deadlines()
+
+
 class AdminCalls:
     """The base of the families of calls."""
 
@@ -55,7 +73,7 @@ class AdminCalls:
                 self.cluster.close()
                 raise
         self._maker = Maker("admin client", AdminClosed)
-        self._lock = threading.RLock()
+        self._turn = _Turn(self.cluster, self._maker, self._timeout_ms / 1000, self._limit)
         self._is_closed = False
         self._found = Coordinators(self.cluster)
         self._keeps_coordinators = False
@@ -76,26 +94,18 @@ class AdminCalls:
     @contextmanager
     def exclusive(self) -> Iterator[Cluster]:
         """For the package's own use: the cluster, while the calls of other threads wait; bounded as one call."""
-        with self._call():
+        with self._turn, self._call():
             yield self.cluster
 
     @contextmanager
     def _call(self) -> Iterator[None]:
-        """Admit one thread, and bound the block, with the wait for other threads, by the timeout of a call."""
-        self._maker.check()  # before the lock, which a thread of the parent may have held
-        seconds = self._timeout_ms / 1000
-        until = time.monotonic() + seconds
-        if not self._lock.acquire(timeout=seconds):
-            raise RequestTimedOut(f"calls of other threads took {seconds:g} s ({self._limit})")
-        try:
-            if self._is_closed:
-                raise AdminClosed("the admin client is closed")
-            if not self._keeps_coordinators:
-                self._found.forget()
-            with self.cluster.within(1000 * (until - time.monotonic()), self._limit):
-                yield
-        finally:
-            self._lock.release()
+        """Bound the block, with the wait for the turn in which it is, by the timeout of a call."""
+        if self._is_closed:
+            raise AdminClosed("the admin client is closed")
+        if not self._keeps_coordinators:
+            self._found.forget()
+        with self.cluster.within(1000 * (self._turn.until - time.monotonic()), self._limit):
+            yield
 
     @property
     def _broker_timeout_ms(self) -> int:
@@ -291,7 +301,7 @@ class AdminCalls:
         if self._maker.is_forked:
             self.cluster.close()
             return
-        with self._lock:
+        with self._turn:
             self._is_closed = True
             self.cluster.close()
 

@@ -109,7 +109,7 @@ class ConfigCalls(AdminCalls):
             ]
             return {"resources": entries}
 
-        with self._call():
+        with self._turn, self._call():
             described = self._each(wanted, self._asker(DESCRIBE_CONFIGS, request, "results"))
         return mapped(described, _described)
 
@@ -146,7 +146,7 @@ class ConfigCalls(AdminCalls):
             ]
             return {"resources": entries, "validate_only": validate_only}
 
-        with self._call():
+        with self._turn, self._call():
             altered = self._each(wanted, self._asker(INCREMENTAL_ALTER_CONFIGS, request, "responses"))
         return without_results(altered)
 

@@ -70,7 +70,7 @@ class GroupCalls(AdminCalls):
             self.cluster.metadata([])
             return [listing for node in self.cluster.nodes for listing in self._groups_of(node)]
 
-        with self._call():
+        with self._turn, self._call():
             return sorted(self._attempt(ask), key=lambda listing: listing.group)
 
     def _groups_of(self, node: int) -> list[GroupListing]:
@@ -95,7 +95,7 @@ class GroupCalls(AdminCalls):
             by_node, failures = self._coordinators(rest)
             return {**failures, **self._describe(by_node)}
 
-        with self._call():
+        with self._turn, self._call():
             return self._each(names, ask)
 
     def describe_group(self, group: str) -> GroupDescription:
@@ -146,7 +146,7 @@ class GroupCalls(AdminCalls):
                     answered[name] = {}  # the attempt whose response was lost has deleted it
             return answered
 
-        with self._call():
+        with self._turn, self._call():
             return without_results(self._each(names, ask))
 
     def delete_group(self, group: str) -> None:
@@ -159,7 +159,7 @@ class GroupCalls(AdminCalls):
         """The committed offsets of the partitions that have one, or of all (None). OffsetFetch, at the coordinator."""
         name_of("the name of a group", group)
         wanted = None if partitions is None else partitions_of("partitions", partitions)
-        with self._call():
+        with self._turn, self._call():
             return self._attempt(lambda: GroupOffsets(self.cluster, group).committed(wanted))
 
     def alter_group_offsets(
@@ -181,7 +181,7 @@ class GroupCalls(AdminCalls):
             refused = GroupOffsets(self.cluster, group).commit_once({key: wanted[key] for key in rest})
             return {key: refused.get(key) for key in rest}
 
-        with self._call():
+        with self._turn, self._call():
             return self._each(wanted, ask)
 
     def delete_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> Outcomes[TopicPartition, None]:
@@ -202,7 +202,7 @@ class GroupCalls(AdminCalls):
                 found[key] = answer_error(OFFSET_DELETE, code, what) if code else entry
             return found
 
-        with self._call():
+        with self._turn, self._call():
             return without_results(self._each(wanted, ask))
 
 

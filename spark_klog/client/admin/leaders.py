@@ -71,7 +71,7 @@ class LeaderCalls(AdminCalls):
                 for key, entry in entries(answer)
             }
 
-        with self._call():
+        with self._turn, self._call():
             if keys is None:
                 found = Outcomes(self._attempt(elect_all))
             else:
@@ -120,7 +120,7 @@ class LeaderCalls(AdminCalls):
         def was_cancelled(key: TopicPartition, code: ErrorCode) -> bool:
             return wanted[key] is None and code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
-        with self._call():
+        with self._turn, self._call():
             altered = self._change(
                 ALTER_PARTITION_REASSIGNMENTS,
                 wanted,
@@ -146,7 +146,7 @@ class LeaderCalls(AdminCalls):
             check_code(LIST_PARTITION_REASSIGNMENTS, answer["error_code"], "list of reassignments")
             return answer
 
-        with self._call():
+        with self._turn, self._call():
             answer = self._attempt(ask)
         return {
             (topic["name"], entry["partition_index"]): Reassignment(

@@ -77,7 +77,7 @@ class QuotaCalls(AdminCalls):
                 raise answer_error(DESCRIBE_CLIENT_QUOTAS, answer["error_code"], reason)
             return answer
 
-        with self._call():
+        with self._turn, self._call():
             answer = self._attempt(ask)
         return {
             _entity(entry["entity"]): {value["key"]: value["value"] for value in entry["values"]}
@@ -116,7 +116,7 @@ class QuotaCalls(AdminCalls):
         def entries(answer: Message) -> Iterable[tuple[QuotaEntity, Message]]:
             return ((_entity(entry["entity"]), entry) for entry in answer["entries"])
 
-        with self._call():
+        with self._turn, self._call():
             altered = self._change(ALTER_CLIENT_QUOTAS, wanted, request, entries, lambda entity: f"quotas of {entity}")
         return without_results(altered)
 

@@ -86,7 +86,7 @@ class RecordCalls(AdminCalls):
 
     def describe_cluster(self) -> ClusterDescription:
         """The brokers, the controller and the id of the cluster. Metadata, any broker."""
-        with self._call():
+        with self._turn, self._call():
             answer = self._attempt(lambda: self.cluster.any_broker(METADATA, lambda _: {"topics": []}))
         brokers = [
             BrokerDescription(entry["node_id"], entry["host"], entry["port"], entry["rack"])
@@ -113,7 +113,7 @@ class RecordCalls(AdminCalls):
                 self._check_max_timestamp()
             return self._ask_leaders(LIST_OFFSETS, rest, request, partition_entries)
 
-        with self._call():
+        with self._turn, self._call():
             return mapped(self._each(wanted, ask), _found)
 
     def _check_max_timestamp(self) -> None:
@@ -139,7 +139,7 @@ class RecordCalls(AdminCalls):
         def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
             return self._ask_leaders(DELETE_RECORDS, rest, request, partition_entries)
 
-        with self._call():
+        with self._turn, self._call():
             return mapped(self._each(wanted, ask), lambda entry: int(entry["low_watermark"]))
 
     def describe_log_dirs(
@@ -155,7 +155,7 @@ class RecordCalls(AdminCalls):
         def ask(rest: list[int]) -> dict[int, Message | KlogError]:
             return self._ask_nodes(DESCRIBE_LOG_DIRS, rest, {"topics": None if wanted is None else _numbers(wanted)})
 
-        with self._call():
+        with self._turn, self._call():
             if nodes is None:
                 self._attempt(lambda: self.cluster.metadata([]))
                 nodes = self.cluster.nodes

@@ -112,7 +112,7 @@ class TopicCalls(AdminCalls):
 
     def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
         """All topics, sorted by name. Metadata, any broker."""
-        with self._call():
+        with self._turn, self._call():
             found = self._attempt(lambda: self.cluster.metadata(None))
         return [
             TopicListing(name, _id(topic), topic["is_internal"], len(topic["partitions"]))
@@ -134,7 +134,7 @@ class TopicCalls(AdminCalls):
             found = self.cluster.metadata(rest)
             return {name: _described(name, found.get(name)) for name in rest}
 
-        with self._call():
+        with self._turn, self._call():
             return self._each(names, ask)
 
     def describe_topic(self, name: str) -> TopicDescription:
@@ -167,7 +167,7 @@ class TopicCalls(AdminCalls):
                 return False
             return _count(wanted[name]) in (None, len(self.cluster.partitions([name])[name]))
 
-        with self._call():
+        with self._turn, self._call():
             made = self._change(
                 CREATE_TOPICS,
                 wanted,
@@ -225,7 +225,7 @@ class TopicCalls(AdminCalls):
             is_gone = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return is_gone and not self.cluster.partitions([name], missing_ok=True)
 
-        with self._call():
+        with self._turn, self._call():
             made = self._change(
                 DELETE_TOPICS,
                 names,
@@ -262,7 +262,7 @@ class TopicCalls(AdminCalls):
                 return False
             return len(self.cluster.partitions([name])[name]) == int(wanted[name])
 
-        with self._call():
+        with self._turn, self._call():
             made = self._change(
                 CREATE_PARTITIONS,
                 wanted,

@@ -130,7 +130,7 @@ class TransactionCalls(AdminCalls):
                     entry["transactional_id"], entry["producer_id"], entry["transaction_state"], node
                 )
 
-        with self._call():
+        with self._turn, self._call():
             return sorted(self._attempt(ask), key=lambda listing: listing.transactional_id)
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> Outcomes[str, TransactionDescription]:
@@ -150,7 +150,7 @@ class TransactionCalls(AdminCalls):
                 TRANSACTION,
             )
 
-        with self._call():
+        with self._turn, self._call():
             return mapped(self._each(names, ask), _described)
 
     def end_transactions(
@@ -173,7 +173,7 @@ class TransactionCalls(AdminCalls):
             answers = self._ask_about(END_TXN, rest, {"committed": commits})
             return {one: ended(one, answer) for one, answer in answers.items()}
 
-        with self._call():
+        with self._turn, self._call():
             return without_results(self._each(wanted, ask))
 
     def fence_transactions(self, transactions: Iterable[PreparedTransaction]) -> Outcomes[PreparedTransaction, None]:
@@ -210,7 +210,7 @@ class TransactionCalls(AdminCalls):
                     )
             return found
 
-        with self._call():
+        with self._turn, self._call():
             return without_results(self._each(wanted, ask))
 
     def _ask_about(
@@ -247,7 +247,7 @@ class TransactionCalls(AdminCalls):
     ) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
         """The active producers of partitions. DescribeProducers (Kafka 2.8), at the leaders."""
         wanted = partitions_of("partitions", partitions)
-        with self._call():
+        with self._turn, self._call():
             return self._producers(wanted)
 
     def _producers(self, wanted: list[TopicPartition]) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
@@ -289,7 +289,7 @@ class TransactionCalls(AdminCalls):
         def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
             return self._ask_leaders(WRITE_TXN_MARKERS, rest, lambda _: {"markers": [marker]}, entries)
 
-        with self._call():
+        with self._turn, self._call():
             self._check_open(key, producer_id)
             self._each([key], ask).check()
 

@@ -141,7 +141,7 @@ class UserCalls(AdminCalls):
             for entry in answer["results"]:
                 yield entry["user"], entry
 
-        with self._call():
+        with self._turn, self._call():
             wanted = self._attempt(listed) if names is None else names
             found = self._change(
                 DESCRIBE_USER_SCRAM_CREDENTIALS, wanted, request, entries, lambda user: f"SCRAM credentials of {user}"
@@ -172,7 +172,7 @@ class UserCalls(AdminCalls):
         def is_made(user: str, code: ErrorCode) -> bool:
             return code == ErrorCode.RESOURCE_NOT_FOUND
 
-        with self._call():
+        with self._turn, self._call():
             made = self._change(
                 ALTER_USER_SCRAM_CREDENTIALS,
                 by_user,
@@ -196,7 +196,7 @@ class UserCalls(AdminCalls):
             check_code(DESCRIBE_ACLS, answer["error_code"], f"DescribeAcls ({reason})" if reason else "DescribeAcls")
             return [_acl({**resource, **entry}) for resource in answer["resources"] for entry in resource["acls"]]
 
-        with self._call():
+        with self._turn, self._call():
             return self._attempt(ask)
 
     def create_acls(self, acls: Iterable[Acl]) -> Outcomes[Acl, None]:
@@ -242,7 +242,7 @@ class UserCalls(AdminCalls):
                 raise DecodeError(f"{api.name} response with {len(answer[results])} entries for {len(asked)}")
             return zip(asked, answer[results], strict=False)
 
-        with self._call():
+        with self._turn, self._call():
             return self._change(api, wanted, ordered, entries, lambda key: f"{doing} {key}")
 
 

@@ -32,7 +32,7 @@ from spark_klog.client.consumer.membership.subscription import CLOSE_SECONDS, Gr
 from spark_klog.client.consumer.positions import Positions
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.consumer.troubles import Troubles
-from spark_klog.client.network.interrupts import ORDERLY, Section
+from spark_klog.client.interrupts import ORDERLY, Section
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.errors import ConfigError, KlogError, ProtocolError, RequestTimedOut
@@ -313,6 +313,7 @@ class Consumer:
                 self._moving.__exit__(type(error), error, None)
                 raise
         self._moving.mended()  # from here on no interrupt can keep the records from the caller
+        self._handover.returned = None
         return found
 
     def _mend(self) -> None:
@@ -324,8 +325,8 @@ class Consumer:
             self._handover.undo()
             self._moving.mended()
         if self._joining.is_torn:
-            assert self._group is not None
-            self._group.mend()
+            if self._group is not None:
+                self._group.mend()
             self._joining.mended()
 
     def _read(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], deadline: float) -> _T | None:

@@ -22,8 +22,8 @@ from spark_klog.client.consumer.session import LOST_SESSION, FetchParameters, Fe
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.fetcher import FETCH_WITH_TOPIC_IDS, too_large
+from spark_klog.client.interrupts import WAIT
 from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.interrupts import WAIT
 from spark_klog.client.network.responses import Handle
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.error_codes import Remedy

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from spark_klog.client.forks import Maker
-from spark_klog.client.network.interrupts import CallLock
+from spark_klog.client.interrupts import CallLock
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import ConcurrentUse, ConsumerClosed, WokenUp
 
@@ -42,21 +42,14 @@ class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
         self._waker.wake()
         return self
 
-    def __enter__(self) -> bool:  # type: ignore[override]  # typeshed: the arguments of `acquire`
-        is_nested = self.is_held
+    def _begin(self, *, is_nested: bool) -> None:
         is_closer = self._closer == threading.get_ident()
-        try:
-            if not self.acquire(blocking=is_closer):
-                raise ConcurrentUse("another thread is using this consumer: give each thread its own")
-            if not is_nested:
-                if self._is_closing and not is_closer:
-                    raise ConsumerClosed("the consumer is closed")
-                self._mend()
-            return True
-        except BaseException:
-            if self.is_held and not is_nested:
-                self.release()
-            raise
+        if not self.acquire(blocking=is_closer):
+            raise ConcurrentUse("another thread is using this consumer: give each thread its own")
+        if not is_nested:
+            if self._is_closing and not is_closer:
+                raise ConsumerClosed("the consumer is closed")
+            self._mend()
 
     def wakeup(self) -> None:
         """Make `check` raise `WokenUp` in the call that waits, or else in the next one."""

@@ -31,8 +31,9 @@ class Handover:
     def __init__(self, assignment: Assignment, fetches: Fetches) -> None:
         self._assignment, self._fetches = assignment, fetches
         self._decoding: _Decoding | None = None
-        #: What the part being returned has changed, to undo it: (partition, run, position, epoch).
-        self._returned: tuple[Assigned, int, int | None, int] | None = None
+        #: What the part being returned has changed, to undo it: (partition, run, position, epoch). None once the caller
+        #: has the part.
+        self.returned: tuple[Assigned, int, int | None, int] | None = None
         #: Whether `_decoding` is from the Arrow decoder.
         self._decodes_arrow = False
 
@@ -41,15 +42,15 @@ class Handover:
         if is_arrow is not self._decodes_arrow:
             self._decodes_arrow, self._decoding = is_arrow, None
             self._fetches.rewind()
-        self._returned = None
+        self.returned = None
 
     def undo(self) -> None:
         """Return to the positions of the last call that has returned; nothing is lost or returned twice."""
-        if self._returned is not None:
-            item, run, position, epoch = self._returned
+        if self.returned is not None:
+            item, run, position, epoch = self.returned
             if item.run == run:
                 item.position, item.epoch = position, epoch
-        self._returned = self._decoding = None
+        self.returned = self._decoding = None
         self._fetches.abandon()
 
     def take(self, decode: Callable[[Chunk], Iterator[tuple[Any, int]]]) -> bool:
@@ -75,7 +76,7 @@ class Handover:
                 self._release()
                 item.rewind()
                 raise
-            self._returned = item, item.run, item.position, item.epoch
+            self.returned = item, item.run, item.position, item.epoch
             item.position, item.epoch = position, decoding.leader_epoch
             if part is None:
                 self._release()

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from spark_klog.client.interrupts import ORDERLY, CallLock, Section
 from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.interrupts import ORDERLY, CallLock, Section
 from spark_klog.client.network.wakeup import Waker
 from spark_klog.errors import ConcurrentUse, ProducerClosed, RequestTimedOut
 
@@ -53,25 +53,19 @@ class Turns(CallLock):  # type: ignore[misc]  # as `CallLock`
         if self.is_held:
             raise ConcurrentUse("this producer is within another call, which a signal handler has interrupted")
 
-    def __enter__(self) -> bool:  # type: ignore[override]  # typeshed: the arguments of `acquire`
+    def _begin(self, *, is_nested: bool) -> None:
         if self.is_forked:
             raise ProducerClosed(f"process {self._process} has made this producer: make a new one after a fork")
-        self.check()
+        if is_nested:
+            self.check()
         if self.is_wanted:
             time.sleep(0)  # a lock is not fair: the call that releases it would take it again at once
-        try:
-            if not self.acquire(timeout=self._timeout):
-                raise RequestTimedOut(
-                    f"another thread has used the producer for {self._timeout:g} s ({self._limit}): it waits for "
-                    "brokers"
-                )
-            if self.section.is_torn:
-                self._repair()
-            return True
-        except BaseException:
-            if self.is_held:
-                self.release()
-            raise
+        if not self.acquire(timeout=self._timeout):
+            raise RequestTimedOut(
+                f"another thread has used the producer for {self._timeout:g} s ({self._limit}): it waits for brokers"
+            )
+        if self.section.is_torn:
+            self._repair()
 
     def _repair(self) -> None:
         self._on_torn()

@@ -144,9 +144,7 @@ class Receipt:
         error = self.error_of(index)
         metadata = None if error is not None else self.metadata(index, timestamp)
         try:
-            del self._callbacks[
-                0
-            ]  # right before the call, so that an interrupt before it leaves the callback to be called
+            del self._callbacks[0]  # right before the call: an interrupt before that leaves the callback to be called
             callback(error, metadata)
         except Exception:
             _log.exception("on_delivery of a record of %s-%s failed", *self.key)

@@ -29,8 +29,8 @@ from spark_klog.client.delivery.queues import Batch, CallClock, Queue, Request, 
 from spark_klog.client.delivery.receipts import Receipt, fresh
 from spark_klog.client.delivery.retries import UNREACHABLE, Retries
 from spark_klog.client.delivery.transactions import Transactions
+from spark_klog.client.interrupts import WAIT
 from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.interrupts import WAIT
 from spark_klog.client.network.readiness import wait_until_ready
 from spark_klog.errors import ConnectionFailed, KlogError, ProducerClosed
 from spark_klog.protocol.apis import PRODUCE

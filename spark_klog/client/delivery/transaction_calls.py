@@ -36,8 +36,13 @@ class TransactionCalls:
         return self._transactions
 
     def _in_transaction(self, call: str) -> Transactions:
-        """The transactions, of which one is open; raises the error of an earlier record first, as `send` does."""
+        """The transactions, of which one is open; raises the error of an earlier record first, as `send` does.
+
+        But without a transaction it says so: a commit that an interrupt has ended may have been done.
+        """
         transactions = self._transactional(call)
+        if not transactions.is_open:
+            transactions.check_open(call)
         self._sender.check()
         transactions.check_open(call)
         return transactions
@@ -75,7 +80,10 @@ class TransactionCalls:
             transactions.send_offsets(offsets, found.group, found.generation, found.member, found.instance)
 
     def commit_transaction(self) -> None:
-        """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again."""
+        """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again.
+
+        After an interrupt, too: `InvalidTransactionState` then says that the first call has committed.
+        """
         try:
             with self._turns, self._turns.section:
                 transactions = self._transactional("commit_transaction")

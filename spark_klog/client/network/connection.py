@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 from spark_klog.client.answers import check_code
 from spark_klog.client.backoff import shown_seconds
 from spark_klog.client.config import ClientConfig
+from spark_klog.client.interrupts import closing_if_interrupted
 from spark_klog.client.network.api_versions import ApiVersions
 from spark_klog.client.network.dial import Dial
 from spark_klog.client.network.frame_stream import FrameStream
-from spark_klog.client.network.interrupts import closing_if_interrupted
 from spark_klog.client.network.quota import Quota
 from spark_klog.client.network.responses import Handle, Responses
 from spark_klog.client.security.hints import closed_early, security_error

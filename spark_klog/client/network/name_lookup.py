@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from spark_klog.client.network.interrupts import WAIT
+from spark_klog.client.interrupts import WAIT
 
 Addresses = list[tuple[Any, ...]]
 

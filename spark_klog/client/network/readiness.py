@@ -5,8 +5,8 @@ from __future__ import annotations
 import selectors
 from collections.abc import Collection
 
+from spark_klog.client.interrupts import WAIT
 from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.interrupts import WAIT
 
 
 def wait_until_ready(connections: Collection[Connection], timeout: float) -> None:

@@ -13,8 +13,8 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.consumer.membership.heartbeat import Membership
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import Coordinators
+from spark_klog.client.interrupts import between_steps
 from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.interrupts import between_steps
 from spark_klog.client.network.responses import Handle
 from spark_klog.client.offsets import Committed, GroupOffsets, Uncommitted, commit_errors, topics_to_commit
 from spark_klog.errors import (

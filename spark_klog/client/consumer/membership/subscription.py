@@ -15,8 +15,8 @@ from spark_klog.client.consumer.membership.group import GroupMember
 from spark_klog.client.consumer.membership.heartbeat import Membership
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.interrupts import between_steps
 from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.interrupts import between_steps
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.errors import CallInterrupted, CommitFailed, KlogError, ProtocolError
 

@@ -49,9 +49,9 @@ ORDERLY = (KlogError, TypeError, ValueError)
 
 
 class CallLock(RLock):  # type: ignore[misc]  # final for typeshed only
-    """The base of locks that calls hold: a subclass has its `__enter__`, and `__exit__` stays that of the C lock.
+    """The base of locks that calls hold. No interrupt leaves one locked, as `__exit__` is that of the C lock.
 
-    So that no interrupt leaves it locked, `__enter__` releases it before it raises, and acquires it last.
+    A subclass says how a block begins: `_begin` acquires the lock once, or raises.
     """
 
     def __new__(cls, *_: object, **__: object) -> Any:
@@ -61,6 +61,24 @@ class CallLock(RLock):  # type: ignore[misc]  # final for typeshed only
     def is_held(self) -> bool:
         """Whether this thread is within the lock's block."""
         return self._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def _count(self) -> int:
+        """How often this thread has acquired it; only the text of a lock says so in all versions of Python."""
+        return int(repr(self).partition("count=")[2].split()[0]) if self.is_held else 0
+
+    def _begin(self, *, is_nested: bool) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> bool:  # type: ignore[override]  # typeshed: the arguments of `acquire`
+        count = self._count if self.is_held else 0
+        try:
+            self._begin(is_nested=count > 0)
+            return True  # nothing is called from here to the block
+        except BaseException:
+            while self._count > count:
+                self.release()
+            raise
 
 
 class Section:
