@@ -10,7 +10,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
+from spark_klog.protocol.apis import METADATA
+
 from .kafka import kafka_libs
+from .raw_client import RawClient
 
 
 def admin(servers: str) -> AdminClient:
@@ -34,14 +37,21 @@ def delete_topic(servers: str, topic: str) -> None:
     client.delete_topics([topic])[topic].result(20)
 
 
-def known_brokers(servers: str) -> int:
-    return len(admin(servers).list_topics(timeout=10).brokers)
+def _metadata(server: str, topics: list[str]) -> dict[str, Any]:
+    """This broker's metadata: librdkafka may ask another broker, which learns of a topic earlier or later."""
+    with RawClient(int(server.rpartition(":")[2])) as client:
+        names = [{"name": topic} for topic in topics]
+        return client.request(METADATA, 4, {"topics": names, "allow_auto_topic_creation": False})
 
 
-def leaders(servers: str, topic: str) -> dict[int, int]:
+def known_brokers(server: str) -> int:
+    return len(_metadata(server, [])["brokers"])
+
+
+def leaders(server: str, topic: str) -> dict[int, int]:
     """Leaders by partition in a broker's metadata; -1: no leader, {}: the topic does not exist."""
-    metadata = admin(servers).list_topics(timeout=10).topics.get(topic)
-    return {} if metadata is None else {number: entry.leader for number, entry in metadata.partitions.items()}
+    (entry,) = _metadata(server, [topic])["topics"]
+    return {partition["partition_index"]: partition["leader_id"] for partition in entry["partitions"]}
 
 
 def expire_session(tree: KazooClient, path: str) -> None:
