@@ -15,8 +15,6 @@ import uuid
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from pyspark import TaskContext
-
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.clock import system_ms
@@ -55,6 +53,8 @@ class Plan:
 
 def warn_if_read_again(plan: Plan, cluster: Cluster) -> None:
     """Log, once per plan and process, that another action reads the plan while its partitions have newer records."""
+    from pyspark import TaskContext  # here: a load that has nothing to do reads this module, and needs no Spark
+
     context = TaskContext.get()
     execution = context.getLocalProperty(_EXECUTION) if context else None
     if execution is None or not plan.ends:
