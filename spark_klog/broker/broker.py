@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 #: The client did not send a leader epoch.
 ANY_EPOCH = -1
 _DELETION_POLL_SECONDS = 0.01
-#: How long a request waits for a broker that registers again, and how often it looks.
+#: How long requests wait for a broker that registers again, and how often they look.
 _RENEWAL_SECONDS, _RENEWAL_POLL_SECONDS = 5.0, 0.02
 
 
@@ -87,8 +87,8 @@ class Broker:
             controller = Controller(tree, self.registry, self._id_in_logs) if is_shared else None
             has_07 = config.paths_07 and (config.directories or "").startswith("zookeeper:")
             topics_07 = Topics07(tree, config.broker_id) if has_07 else None
-            #: Whether it was logged that the session may have ended.
-            self._has_lapsed = False
+            #: Since when the session may have ended, as far as requests have seen; None if it is known to live.
+            self._lapsed_at: float | None = None
             self.purgatory = Purgatory()
             self.turns = Turns()
             #: Held while a request's records are decompressed in a thread.
@@ -177,22 +177,26 @@ class Broker:
     async def is_current(self, *, for_reading: bool = False) -> bool:
         """Whether this broker may act on the topics it knows, see `Registry.holds`.
 
-        After its session has ended it waits a moment: it registers again and reads the topics.
+        After its session has ended it waits a moment: it registers again and reads the topics. If that takes longer,
+        requests do not wait any more: one of many partitions would wait for each.
         """
-        if self.registry.holds(for_reading=for_reading):
-            return True
-        if not self._has_lapsed:
-            self._has_lapsed = True
-            _log.warning("the session with ZooKeeper may have ended: no records are taken until it is known to live")
-        deadline = time.monotonic() + _RENEWAL_SECONDS
-        while not self.registry.holds(for_reading=for_reading):
-            if self.registry.is_cut_off or time.monotonic() >= deadline:
+        while not self._holds(for_reading=for_reading):
+            is_over = self._lapsed_at is not None and time.monotonic() - self._lapsed_at >= _RENEWAL_SECONDS
+            if is_over or self.registry.is_cut_off:
                 return False
             await asyncio.sleep(_RENEWAL_POLL_SECONDS)
-        if self._has_lapsed and self.registry.holds():
-            self._has_lapsed = False
-            _log.info("the session with ZooKeeper lives, and its topics have been read: records are taken again")
         return True
+
+    def _holds(self, *, for_reading: bool) -> bool:
+        """`Registry.holds`; logs when it ends, and when it begins again."""
+        holds = self.registry.holds()
+        if holds and self._lapsed_at is not None:
+            self._lapsed_at = None
+            _log.info("the session with ZooKeeper lives, and its topics have been read: records are taken again")
+        elif not holds and self._lapsed_at is None:
+            self._lapsed_at = time.monotonic()
+            _log.warning("the session with ZooKeeper may have ended: no records are taken until it is known to live")
+        return holds or (for_reading and self.registry.holds(for_reading=True))
 
     def serves(self, log: PartitionLog) -> bool:
         """Whether `log` is, this moment, the log of the current topic of its name: check it before an append.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_klog.broker import broker as broker_module
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
+from tests.support.loop_broker import running
 from tests.support.raw_client import RawClient, error_codes
 
 _TOPIC = {"name": "there", "num_partitions": 1, "replication_factor": 1}
@@ -79,3 +83,34 @@ def test_what_needs_the_directories(tmp_path: Path) -> None:
         assert codes(apis.FIND_COORDINATOR, 1, {"key": "g"}) == [0]
         log = broker.log.read_text()
     assert "a request failed" not in log
+
+
+def test_requests_wait_once_for_a_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for each partition of a request, if the broker can't register again; the log says when it can."""
+    caplog.set_level(logging.INFO, logger="spark_klog.broker")
+    monkeypatch.setattr(broker_module, "_RENEWAL_SECONDS", 0.1)
+
+    async def run() -> None:
+        async with running(tmp_path) as broker:
+            await broker.create_topic("t", 1)
+            looks: list[bool] = []
+            for _ in range(2):
+                with monkeypatch.context() as patch:
+
+                    def holds(*, for_reading: bool = False) -> bool:
+                        looks.append(for_reading)
+                        return False
+
+                    patch.setattr(broker.registry, "holds", holds)
+                    assert await broker.leader_log("t", 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    assert len(looks) > 1
+                    looks.clear()
+                    assert await broker.leader_log("t", 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+                    assert len(looks) == 1
+                assert not isinstance(await broker.leader_log("t", 0), ErrorCode)
+
+    asyncio.run(run())
+    lines = [record.message for record in caplog.records if "the session with ZooKeeper" in record.message]
+    assert ["may have ended" in line for line in lines] == [True, False, True, False]

@@ -280,6 +280,7 @@ def test_several_brokers_without_zookeeper_are_read_only(server_dir: Path) -> No
             assert client.fetch("t", 0, 4)[0] == ErrorCode.NONE
             zookeeper.start()
             wait_until(lambda: client.produce("t", batch, 7)[0] == ErrorCode.NONE)
+            assert "records are taken again" in first.log.read_text()
 
 
 def test_the_id_of_a_killed_broker_is_free_when_its_session_ends(
