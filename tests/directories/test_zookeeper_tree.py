@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -129,6 +130,21 @@ class TestZooKeeper:
             server.start()
             wait_until(lambda: lease.holds and not lease.is_cut_off)
             tree.close()
+
+    def test_a_beat_that_is_lost(self, zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """kazoo has a moment in which it forgets a request: the lease goes on with the next one."""
+        tree = ZooKeeperTree(f"{zookeeper.connect}/beats", session_timeout=1.0)
+        exists, lost = tree._client.exists_async, []
+
+        def exists_async(path: str) -> Any:
+            lost.append(path)
+            return tree._client.handler.async_result() if len(lost) == 1 else exists(path)
+
+        monkeypatch.setattr(tree._client, "exists_async", exists_async)
+        lease = tree.lease()
+        wait_until(lambda: lease.holds)
+        assert len(lost) > 1
+        tree.close()
 
     def test_operations_during_session_expiry(self, zookeeper: ZooKeeperServer) -> None:
         tree = ZooKeeperTree(f"{zookeeper.connect}/expiry2")

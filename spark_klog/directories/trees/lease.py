@@ -38,7 +38,8 @@ class SessionLease:
         self._session: int | None = None
         #: When the last beat that was answered was sent, in the session of that id.
         self._answered: tuple[int, _Clocks] | None = None
-        self._is_unanswered = False
+        #: When the beat under way was sent.
+        self._sent: _Clocks | None = None
         #: Whether this process stood still, and ZooKeeper has not answered since.
         self._stood_still = False
         self._was_cut_off, self._looked_at = False, _clocks()
@@ -90,21 +91,22 @@ class SessionLease:
     def _look(self) -> None:
         if _seconds_since(self._looked_at) >= self._zookeeper.timeout_seconds:
             self._stood_still = True
-        self._looked_at = _clocks()
         is_connected = self._zookeeper.client.connected
         self._was_cut_off = not is_connected and not self._stood_still
-        if is_connected and not self._is_unanswered:
+        self._looked_at = _clocks()  # last: it makes `is_cut_off` true
+        # kazoo may lose a request that is sent in the moment in which a session ends
+        if is_connected and (self._sent is None or _seconds_since(self._sent) >= self._zookeeper.timeout_seconds):
             self._beat()
 
     def _beat(self) -> None:
         session, sent = self._zookeeper.session_id, _clocks()
 
         def answered(result: Any) -> None:
-            self._is_unanswered = False
+            self._sent = None
             if result.successful() and session is not None and session == self._zookeeper.session_id:
                 self._answered = session, sent
                 if _seconds_since(sent) < self._zookeeper.timeout_seconds:
                     self._stood_still = False
 
-        self._is_unanswered = True
+        self._sent = sent
         self._zookeeper.client.exists_async(self._zookeeper.real("/")).rawlink(answered)
