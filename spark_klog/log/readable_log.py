@@ -98,7 +98,10 @@ class ReadableLog:
 
     def is_in_older_segment(self, offset: int, end: int) -> bool:
         """Whether `offset` is in a segment before the one that `end` is in."""
-        return any(offset < segment.base_offset <= end for segment in reversed(self._segments))
+        for segment in reversed(self._segments):  # mostly the last one
+            if segment.base_offset <= end:
+                return offset < segment.base_offset
+        return False
 
     def records_in(self, found: FileRange) -> int:
         """See `lookup.records_in`."""
