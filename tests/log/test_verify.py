@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError
+from spark_klog.log.directory import CLEAN_STOP, LogDirectory
 from spark_klog.log.partition_log import LogConfig, PartitionLog
 from spark_klog.log.tools.upgrade import upgrade
 from spark_klog.log.tools.verify import log_files, verify
@@ -28,6 +29,7 @@ from spark_klog.records.formats.batch_v2 import BatchHeader
 from tests.support.batches import make_batch, walk
 from tests.support.kafka import Kafka, Version
 from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log
+from tests.support.logs import add_log
 
 DATA = Path(__file__).parent.parent / "data"
 TRANSACTIONS = DATA / "kafka-3.9.1" / "logs" / "v2-transactions-0"
@@ -354,6 +356,29 @@ def test_zeros_after_the_batches_belong_to_the_newest_segment(tmp_path: Path) ->
     older.write_bytes(whole + bytes(100))
     (finding,) = _found(folder)
     assert (finding.file, finding.position) == (older, len(whole))
+
+
+def test_flushed_records_that_zeros_or_nothing_replaced(tmp_path: Path) -> None:
+    """A broker refuses such a log: zeros may be writes that a disk lost."""
+    directory = LogDirectory(tmp_path, 0, LogConfig())
+    log = add_log(directory, "t", 0)
+    for number in range(2):
+        log.append(memoryview(make_batch([(b"k", b"v")], [NOW + number])))
+    directory.close()
+    folder = tmp_path / "t-0"
+    assert _found(folder) == []
+    (newest,) = folder.glob("*.log")
+    whole = newest.read_bytes()
+    newest.write_bytes(whole + bytes(100))
+    (finding,) = _found(folder)
+    assert (finding.file, finding.position) == (newest, len(whole))
+    (tmp_path / CLEAN_STOP).unlink()
+    assert _found(folder) == []
+    half = len(whole) // 2
+    for tail in (b"", bytes(half)):
+        newest.write_bytes(whole[:half] + tail)
+        finding = next(finding for finding in _found(folder) if finding.file == newest)
+        assert finding.what == "it ends at offset 1, but had been flushed up to offset 2: records are missing"
 
 
 def test_a_folder_without_a_log(tmp_path: Path) -> None:

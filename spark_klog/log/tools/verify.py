@@ -1,8 +1,9 @@
 """Check the files of a log, for `klog log verify`. It changes nothing; damage is returned as findings, never raised.
 
 .log and .kafka     each batch's checksum, structure and records; offsets grow, and lie between the base offsets of the
-                    segment and of the next one; preallocated zeros may follow them in the newest segment only; the
-                    files of Kafka 0.7 follow each other without a gap
+                    segment and of the next one; preallocated zeros may follow them in the newest segment only, and
+                    not after a clean stop; the log reaches the offset up to which its broker had flushed it; the files
+                    of Kafka 0.7 follow each other without a gap
 .index, .timeindex  entries agree with the log; preallocated zeros may follow them in the newest segment only
 .txnindex           entries are the aborted transactions of the log
 .snapshot           checksum and structure
@@ -22,7 +23,10 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise, zip_longest
 from pathlib import Path
 
-from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.errors import ConfigError, DecodeError, LogCorrupted
+from spark_klog.log.directory import CLEAN_STOP
+from spark_klog.log.files.checkpoints import RECOVERY_POINT, read_checkpoint
+from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
 from spark_klog.log.files.partition_files import LEADER_EPOCHS, PARTITION_METADATA, read_leader_epochs, read_topic_id
 from spark_klog.log.layout import check_no_cluster
@@ -174,6 +178,8 @@ def _segment(
             if isinstance(found, Padding):
                 if next_base is not None:
                     raise DecodeError(f"{found.size} zeros at its end, which only the newest segment may have")
+                if (path.absolute().parent.parent / CLEAN_STOP).exists():
+                    raise DecodeError(f"{found.size} zeros at its end, although a clean stop cuts preallocated ones")
                 continue
             if isinstance(found, Damage):
                 raise DecodeError(found.reason)
@@ -190,11 +196,27 @@ def _segment(
             sound = False
         if progress:
             progress(path, found.position + found.size)
+    if sound and next_base is None:
+        yield from _lost_end(path, last + 1)
     for check in checks:
         yield from check.end(sound)
     if transactions:
         transactions.exact &= sound
         yield from transactions.segment_end(path)
+
+
+def _lost_end(path: Path, end: int) -> Iterator[Finding]:
+    """Records after the end of the newest segment that had been flushed."""
+    folder = path.absolute().parent
+    try:
+        points = read_checkpoint(LocalFileSystem(), folder.parent / RECOVERY_POINT) or {}
+    except LogCorrupted:
+        return  # it is no file of a partition
+    point = points.get(partition_of_folder(folder.name) or ("", 0), 0)
+    if end < point:
+        yield Finding(
+            path, None, f"it ends at offset {end}, but had been flushed up to offset {point}: records are missing"
+        )
 
 
 def _checked(found: Dumped, builder: ColumnBuilder, base_offset: int, last: int, next_base: int | None) -> Batch:
