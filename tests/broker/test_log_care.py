@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import resource
 import subprocess
@@ -15,11 +17,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from spark_klog.errors import ErrorCode
+from spark_klog.log.config import LogConfig
+from spark_klog.log.files.file_system import LocalFileSystem
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.compaction_logs import dumped_with_holes
 from tests.support.dump import dump_files
 from tests.support.kafka import Kafka
+from tests.support.loop_broker import running, send
 from tests.support.raw_client import RawClient
 from tests.support.tools import kcat
 from tests.support.topics import learn_topic
@@ -255,6 +260,28 @@ def test_a_full_disk_refuses_appends_and_serves_reads_until_there_is_room(server
     broker.start()
     assert consume(broker.bootstrap_servers, "t")[1] == (1, "k", "after")
     broker.stop()
+
+
+def test_an_append_whose_flush_can_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The records are there, and can be read: the log must not say otherwise."""
+    batch = make_batch([(b"k", b"v")], [1])
+
+    def no_descriptor(files: LocalFileSystem, path: Path) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def run() -> None:
+        async with running(tmp_path, log=LogConfig(flush_messages=1)) as broker:
+            await broker.create_topic("t", 1)
+            with monkeypatch.context() as patch:
+                patch.setattr(LocalFileSystem, "open_folder", no_descriptor)
+                assert (await send(broker, "t", bytes(batch)))["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
+            answer = await send(broker, "t", bytes(batch))
+            assert (answer["error_code"], answer["base_offset"]) == (ErrorCode.NONE, 1)
+
+    asyncio.run(run())
+    assert "KAFKA_STORAGE_ERROR, appended, but not acknowledged" in caplog.text
 
 
 def test_a_roll_without_a_free_descriptor(server_dir: Path) -> None:

@@ -22,6 +22,7 @@ from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.broker.transactions.verification import Verification
 from spark_klog.clock import system_ms
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, LogRetired
+from spark_klog.log.append_run import Appended
 from spark_klog.log.config import CREATE_TIME
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.log.sequences import ProducerRefused
@@ -95,6 +96,7 @@ async def _append(
     if records is None:
         return _failed(index, ErrorCode.INVALID_RECORD, "no records")
     rejected: list[Message] = []
+    appended: Appended | None = None
     try:
         limit = broker.config.decompressed_max_bytes
         if request.version < _FIRST_MAGIC_2:
@@ -143,7 +145,9 @@ async def _append(
             "log_append_time_ms": appended.append_time,
             "log_start_offset": log.start_offset,
         }
-    _log.warning("%s (%s): %s, nothing appended: %s", request.client_id, request.peer, code.name, reason)
+    # what is appended, but not flushed or confirmed, may be there twice after the client has sent it again
+    what = "nothing appended" if appended is None else "appended, but not acknowledged"
+    _log.warning("%s (%s): %s, %s: %s", request.client_id, request.peer, code.name, what, reason)
     return _failed(index, code, reason) | {"record_errors": rejected}
 
 
