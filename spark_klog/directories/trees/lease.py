@@ -27,7 +27,8 @@ def _clocks() -> _Clocks:
 
 
 def _seconds_since(then: _Clocks) -> float:
-    return max(now - before for now, before in zip(_clocks(), then, strict=True))
+    clock, wall = _clocks()
+    return max(clock - then[0], wall - then[1])
 
 
 class SessionLease:
