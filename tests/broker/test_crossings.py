@@ -454,12 +454,12 @@ def test_a_record_that_comes_while_a_fetch_looks_at_other_partitions_is_not_wait
             await broker.create_topic("t", 2)
             leader_log, is_appended = broker.leader_log, False
 
-            async def others_have_their_turn(topic: str, partition: int, epoch: int = -1) -> Any:
+            async def others_have_their_turn(topic: str, partition: int, epoch: int = -1, **more: bool) -> Any:
                 nonlocal is_appended
                 if partition == 1 and not is_appended:
                     is_appended = True
                     assert (await send(broker, "t", bytes(make_batch([(None, b"v")], [1]))))["error_code"] == 0
-                return await leader_log(topic, partition, epoch)
+                return await leader_log(topic, partition, epoch, **more)
 
             with monkeypatch.context() as patch:
                 patch.setattr(broker, "leader_log", others_have_their_turn)
