@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from spark_klog.client import Consumer
+from spark_klog.errors import ConsumerClosed
 from tests.support.broker import KlogBroker
 from tests.support.consumers import SECONDS, Server, short
 
@@ -73,3 +75,33 @@ def test_a_silent_broker_is_waited_for_up_to_the_timeout(tmp_path: Path, caplog:
     assert said
     assert not any("(request.timeout.ms)" in text for text in said)
     assert any("the timeout of close" in text for text in said)
+
+
+def test_two_threads_may_close_at_once(tmp_path: Path) -> None:
+    """The end of a block closes the consumer while another thread's `close`, which ended the block, has just begun."""
+    failures: list[BaseException] = []
+
+    def close(consumer: Consumer) -> None:
+        try:
+            consumer.close()
+        except BaseException as error:
+            failures.append(error)
+
+    def poll_until_closed(consumer: Consumer) -> None:
+        closer = threading.Thread(target=close, args=(consumer,))
+        try:
+            with consumer:
+                consumer.assign([])
+                closer.start()
+                while True:
+                    consumer.poll(1.0)
+        finally:
+            closer.join(_MIDDLE)
+            assert not closer.is_alive()
+
+    with KlogBroker(tmp_path) as broker:
+        for _ in range(20):
+            consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers})
+            with pytest.raises(ConsumerClosed):
+                poll_until_closed(consumer)
+    assert not failures

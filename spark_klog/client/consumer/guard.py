@@ -20,8 +20,8 @@ class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
     def __init__(self, waker: Waker, mend: Callable[[], None]) -> None:
         self._waker, self._mend = waker, mend
         self.maker = Maker("consumer", ConsumerClosed)
-        #: The thread that closes the consumer, by its id.
-        self._closer: int | None = None
+        #: The threads that close the consumer, by their ids: one may begin to while another one's `close` waits.
+        self._closers: set[int] = set()
         self._is_woken = False
         self._is_closing = False
 
@@ -37,13 +37,13 @@ class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
 
     def closing(self) -> Guard:
         """A block that ends the call of another thread, then admits this one alone and for good."""
-        self._closer = threading.get_ident()
+        self._closers.add(threading.get_ident())
         self._is_closing = True
         self._waker.wake()
         return self
 
     def _begin(self, *, is_nested: bool) -> None:
-        is_closer = self._closer == threading.get_ident()
+        is_closer = threading.get_ident() in self._closers
         if not self.acquire(blocking=is_closer):
             raise ConcurrentUse("another thread is using this consumer: give each thread its own")
         if not is_nested:
