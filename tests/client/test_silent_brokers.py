@@ -11,7 +11,9 @@ from functools import partial
 
 import pytest
 
+from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.config import client_config
 from spark_klog.client.network.dial import Dial
 from spark_klog.client.offsets import offsets_of_led
 from spark_klog.client.producer import Producer
@@ -205,3 +207,12 @@ def test_the_error_of_a_silent_broker_names_the_setting_that_ended_the_call() ->
         settings = {"bootstrap.servers": f"{HOST}:{port}", "request.timeout.ms": "900"}
         with pytest.raises(ConnectionFailed, match=r"\(request\.timeout\.ms\)$"):
             Cluster.connect(settings | {"socket.connection.setup.timeout.ms": "300"})
+
+
+def test_an_admin_with_the_callers_cluster_keeps_to_the_callers_time() -> None:
+    """A task that has failed aborts its transaction so, within some seconds."""
+    with _mute(0) as port, Cluster(client_config({"bootstrap.servers": f"{HOST}:{port}", **LONG})) as cluster:
+        begin = time.monotonic()
+        with cluster.within(500, "the caller's time"), pytest.raises(ConnectionFailed, match="the caller's time"):
+            Admin(cluster).list_topics()
+        assert time.monotonic() - begin < 50

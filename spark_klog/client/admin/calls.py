@@ -39,10 +39,13 @@ _UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
 
 
 class _Turn(CallLock):  # type: ignore[misc]  # as `CallLock`
-    """Admits one thread at a time; `until` is the end of its time, with that in which it has waited."""
+    """Admits one thread at a time; `until` is the end of its time, with that in which it has waited.
 
-    def __init__(self, cluster: Cluster, maker: Maker, seconds: float, limit: str) -> None:
-        self._cluster, self._maker, self._seconds, self._limit = cluster, maker, seconds, limit
+    `own` is the client's cluster, None if it is the caller's: then the deadlines of the caller's blocks hold.
+    """
+
+    def __init__(self, own: Cluster | None, maker: Maker, seconds: float, limit: str) -> None:
+        self._own, self._maker, self._seconds, self._limit = own, maker, seconds, limit
         self.until = 0.0
 
     def _begin(self, *, is_nested: bool) -> None:
@@ -52,7 +55,8 @@ class _Turn(CallLock):  # type: ignore[misc]  # as `CallLock`
             raise RequestTimedOut(f"calls of other threads took {self._seconds:g} s ({self._limit})")
         if not is_nested:
             self.until = until
-            self._cluster.end_deadlines()
+            if self._own is not None:
+                self._own.end_deadlines()
 
 
 class AdminCalls:
@@ -73,7 +77,8 @@ class AdminCalls:
                 self.cluster.close()
                 raise
         self._maker = Maker("admin client", AdminClosed)
-        self._turn = _Turn(self.cluster, self._maker, self._timeout_ms / 1000, self._limit)
+        own = None if self.cluster is settings else self.cluster
+        self._turn = _Turn(own, self._maker, self._timeout_ms / 1000, self._limit)
         self._is_closed = False
         self._found = Coordinators(self.cluster)
         self._keeps_coordinators = False
