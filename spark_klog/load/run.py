@@ -240,6 +240,8 @@ class _Run:
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
         lost, replaces = lost_json(extent.lost), [item for each in extent.again.values() for item in each]
         plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
+        if read_plan(self._store, number) is not None:  # in an object store, before this one removes that run's files
+            raise self._begun_by_another(number)
         # A run that could read nothing removes its folder: killed there, or with an attempt of a task that ends later,
         # it leaves results of ranges that this plan does not have.
         if self._store.shows_whole_files_only:
@@ -247,8 +249,11 @@ class _Run:
         for task in complete_tasks(self._store, number):
             self._store.remove(task_path(number, task))
         if not self._store.create(plan_path(number), to_json(plan)):
-            raise LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
+            raise self._begun_by_another(number)
         return plan
+
+    def _begun_by_another(self, number: int) -> LoadError:
+        return LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
 
     def _log_ends(self, plan: Plan) -> dict[Key, int]:
         keys = {(item.topic, item.partition) for ranges in plan.tasks for item in ranges}

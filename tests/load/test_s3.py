@@ -13,12 +13,13 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import ATTEMPTS, LATEST, run_name
+from spark_klog.load.journal.model import ATTEMPTS, LATEST, Range, run_name
 from spark_klog.load.journal.store import ArrowStore, open_store
 from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task
+from spark_klog.load.tasks.task import Job
 from tests.load.buckets import bucket, committed, seen
 from tests.load.support import Frozen, InProcess, Killed, TwinFails, die, expected, failing, kills, run, send_batch
 from tests.spark.support import create_topic, delete_records, produce, values
@@ -85,6 +86,32 @@ def test_an_attempt_that_fails_beside_one_that_is_done(cluster: EmbeddedCluster,
     assert seen(uri) == committed(uri) == expected(topic, {0: 200})
     assert len(files(uri)) == 4
     assert status(uri).findings == []
+
+
+def test_a_run_that_began_before_the_plan_of_another(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """It leaves the files of the other one's tasks, which may be about to commit."""
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "overlap")
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(120, partitions=2))
+    options = LoadOptions({"bootstrap.servers": servers}, [topic], uri)
+
+    class DiesBeforeItsCommit(InProcess):
+        def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
+            super().run(tasks, job)
+            raise Killed
+
+    class Overtaken(InProcess):
+        def cores(self) -> int:
+            with pytest.raises(Killed):
+                load(options, DiesBeforeItsCommit())
+            return super().cores()
+
+    with pytest.raises(LoadError, match="another run of this load has begun run 00000001"):
+        load(options, Overtaken())
+    last = InProcess()
+    load(options, last)
+    assert last.ran == []
+    assert seen(uri) == committed(uri) == expected(topic, {0: 60, 1: 60})
 
 
 @pytest.mark.parametrize("at", ["scratch", "put", "create"])
