@@ -47,7 +47,7 @@ from spark_klog.mirror.target import Target
 from spark_klog.mirror.topics import MirroredTopics
 from spark_klog.mirror.totals import Totals
 from spark_klog.mirror.waiting import Waiting
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.list_offsets import LATEST
 
 _log = logging.getLogger(__name__)
 #: Seconds that the loop waits for one side while the other may have work.
@@ -236,7 +236,7 @@ class Session:
     def _check_copies(self, keys: Sequence[TopicPartition]) -> None:
         """Raise `DataLossError` if a copy is another topic than at the last look, or ends before what was mirrored.
 
-        What was mirrored of a topic is forgotten if it is to be copied again, and its copy has no records.
+        What was mirrored of a topic is forgotten if it is to be copied again, and its copy has never had a record.
         """
         known, now = self._progress.copy_ids, self._topics.copy_ids
         again = self._settings.copy_again
@@ -245,12 +245,10 @@ class Session:
         cluster = self._target_admin.cluster
         ends = {copies[key]: end for key, end in high_watermarks(cluster, copies).items()} if copies else {}
         for topic in sorted(again & {topic for topic, _ in new}):
-            own = [key for key in copies if copies[key][0] == topic]
-            starts = list_offsets(cluster, dict.fromkeys(own, EARLIEST))
-            if all(starts[key] == ends[copies[key]] for key in own):
-                self._copy_again(topic)
+            if any(end for key, end in ends.items() if key[0] == topic):  # retention may have emptied it since
+                _log.warning("%s is not copied again: its copy has, or had, records; delete it first", topic)
             else:
-                _log.warning("%s is not copied again: its copy has records; delete it first", topic)
+                self._copy_again(topic)
         for topic in sorted({topic for topic, _ in keys} & known.keys() & now.keys()):
             if known[topic] != now[topic]:
                 raise DataLossError(

@@ -89,6 +89,15 @@ def test_a_copy_that_others_have_made_again(sides: Callable[..., _Sides]) -> Non
     assert len(both.copied(both.first)) == 150
 
 
+def test_a_copy_that_retention_has_emptied(sides: Callable[..., _Sides]) -> None:
+    """The option may still be in the command that runs each hour."""
+    both = sides()
+    with Admin({"bootstrap.servers": both.target}) as admin:
+        admin.delete_records({(both.first, 0): 100})
+    _write(both.source, both.first, "more", 10)
+    assert both.run(copy_again=frozenset({both.first})) == 10
+
+
 def test_a_copy_that_is_shorter_without_ids_of_topics(
     sides: Callable[..., _Sides], monkeypatch: pytest.MonkeyPatch
 ) -> None:
