@@ -92,6 +92,11 @@ class Progress:
         elif kind == _ORIGINS:
             self.origins = dict(json.loads(rest))
 
+    def load_note(self, key: bytes, value: bytes) -> None:
+        """Take in a record only if it is of no topic."""
+        if decode_key(key)[0] == "":
+            self.load(key, value)
+
     def load_owner(self, key: bytes, value: bytes) -> None:
         """Take in a record only if it tells of a process."""
         if decode_key(key) == ("", _OWNER):

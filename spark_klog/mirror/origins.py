@@ -24,24 +24,34 @@ class Origins:
     def __init__(self, settings: MirrorSettings, source: Admin, target: Admin) -> None:
         self._settings, self._source, self._target = settings, source, target
         self._clusters: dict[str, str] = {}
-        #: Topics of mirrors whose notes are read.
-        self._read: set[str] = set()
+        #: Readers of the notes of mirrors into the source, by their topics; None for what can't be read.
+        self._readers: dict[str, ProgressReader | None] = {}
 
     def look(self, topics: Iterable[str]) -> None:
-        """Read the notes of mirrors into the source, among its topics, that are not known yet."""
+        """Read what mirrors into the source, among its topics, have noted since the last call.
+
+        A mirror notes more clusters when one begins to copy to its source.
+        """
         for topic in topics:
-            if topic in self._read or not PROGRESS.fullmatch(topic):
+            if not PROGRESS.fullmatch(topic):
+                continue
+            if topic not in self._readers:
+                self._readers[topic] = ProgressReader(self._settings.source_admin(), self._source, topic, 0)
+            reader = self._readers[topic]
+            if reader is None:
                 continue
             try:
-                with ProgressReader(self._settings.source_admin(), self._source, topic, 0) as reader:
-                    found = reader.load().origins
+                self._clusters |= reader.load(notes_only=True).origins
             except KlogError as error:
                 _log.warning("copies that the mirror of topic %s makes may go back and forth: %s", topic, error)
-                self._read.add(topic)
-                continue
-            self._clusters |= found
-            if found:  # else it has not begun to mirror
-                self._read.add(topic)
+                reader.close()
+                self._readers[topic] = None
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            if reader is not None:
+                reader.close()
+        self._readers.clear()
 
     def is_from_target(self, topic: str) -> bool:
         """Whether a topic of the source is a copy of one of the target."""

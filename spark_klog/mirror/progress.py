@@ -76,10 +76,17 @@ class ProgressReader:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._consumer.close()
 
-    def load(self) -> Progress:
-        """What is noted of the slot's partitions now. `DecodeError` if the topic holds other records."""
+    def load(self, *, notes_only: bool = False) -> Progress:
+        """What is noted of the slot's partitions now. `DecodeError` if the topic holds other records.
+
+        With `notes_only` without the maps of offsets, which may be large.
+        """
+        load = self.progress.load_note if notes_only else self.progress.load
         key = self._key
         end = list_offsets(self._admin.cluster, {key: LATEST}, _READ_COMMITTED)[key]
         until = time.monotonic() + _SECONDS
@@ -87,7 +94,7 @@ class ProgressReader:
             records = self._consumer.poll(1.0)
             for record in records:
                 if record.key is not None and record.value is not None:
-                    self.progress.load(record.key, record.value)
+                    load(record.key, record.value)
             if records:
                 until = time.monotonic() + _SECONDS
             elif time.monotonic() > until:

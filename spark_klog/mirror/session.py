@@ -103,6 +103,7 @@ class Session:
             self._stack.close()
             raise
         self._topics = MirroredTopics(settings, self._source_admin, self._target_admin)
+        self._stack.callback(self._topics.origins.close)
         self._groups = GroupTranslation(settings, self._source_admin, self._target_admin)
         self._limit = self._source_admin.cluster.config.decompressed_max_bytes
         self._assigned: list[TopicPartition] = []

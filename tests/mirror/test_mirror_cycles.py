@@ -10,6 +10,7 @@ import pytest
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.origins import Origins
 from spark_klog.mirror.settings import MirrorSettings
 from tests.support.topics import make_topic
 
@@ -57,6 +58,28 @@ def test_a_cycle_of_clusters(
         before = [(number - step) % count for step in range(1, count)]
         chain = ["".join(f"{one}." for one in before[:length]) for length in range(count)]
         assert found[number] == {prefix + topic for prefix in chain}
+
+
+def test_a_cycle_that_is_closed_while_a_mirror_runs(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The mirror from the second cluster has read the notes of the one from the first when that copies more."""
+    name = uuid.uuid4().hex[:8]
+    topic, first, last = f"clicks{name}", f"first{name}.", f"last{name}."
+    with EmbeddedCluster(data_dir=tmp_path_factory.mktemp("third")) as third:
+        for one in (cluster, third):
+            _make(one, topic)
+        _mirror(cluster, target, first, f"first-{name}", f".*{topic}")
+        sides = {"bootstrap.servers": target.bootstrap_servers}, {"bootstrap.servers": third.bootstrap_servers}
+        with Admin(sides[0]) as source, Admin(sides[1]) as goal:
+            origins = Origins(MirrorSettings(*sides, topics=re.compile(".*"), prefix="between."), source, goal)
+            origins.look(one.name for one in source.list_topics())
+            assert not origins.is_from_target(first + topic)
+            _mirror(third, cluster, last, f"last-{name}", f".*{topic}")
+            _mirror(cluster, target, first, f"first-{name}", f".*{topic}")
+            origins.look(one.name for one in source.list_topics())
+            assert origins.is_from_target(first + last + topic)
+            origins.close()
 
 
 def test_topics_that_are_named(
