@@ -8,6 +8,8 @@ can't interrupt, and a `Section` that was left halfway stays marked, for the nex
 from __future__ import annotations
 
 import functools
+import threading
+import time
 from _thread import RLock
 from collections.abc import Callable
 from types import TracebackType
@@ -23,6 +25,8 @@ class _Closable(Protocol):
 _Self = TypeVar("_Self", bound=_Closable)
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+#: Seconds after which a thread that waits for a `Latch` looks again: an interrupt may keep another from waking it.
+_LONGEST_WAIT = 1.0
 #: The attribute of an exception that was raised between two steps.
 _MARK = "_klog_is_between_steps"
 
@@ -79,6 +83,37 @@ class CallLock(RLock):  # type: ignore[misc]  # final for typeshed only
             while self._count > count:
                 self.release()
             raise
+
+
+class Latch:
+    """A `threading.Event` that an interrupt of a thread that waits can't lock: its thread may be the one to set it."""
+
+    __slots__ = ("_closed", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._closed = threading.Lock()
+        self._closed.acquire()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Let all go on that wait. Not for two threads at once."""
+        if not self._is_set:
+            self._is_set = True
+            self._closed.release()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait up to `timeout` seconds, None without limit; return whether it is set."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._is_set:
+            left = _LONGEST_WAIT if until is None else min(_LONGEST_WAIT, until - time.monotonic())
+            if left <= 0:
+                return False
+            if self._closed.acquire(timeout=left):
+                self._closed.release()
+        return True
 
 
 class Section:

@@ -34,6 +34,17 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         addresses_of("no-such-host.invalid", 9092, time.monotonic() + 30)
 
 
+def test_an_interrupt_leaves_no_look_up_that_nobody_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(KeyboardInterrupt):
+            addresses_of("localhost", 9092, time.monotonic() + 30)
+    assert addresses_of("localhost", 9092, time.monotonic() + 30)
+
+
 @pytest.mark.parametrize("python", [sys.executable, "python3.12", "python3.13"])
 def test_at_exit(python: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -6,17 +6,15 @@ import copy
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.interrupts import Latch
 from spark_klog.errors import DeliveryPending, KlogError
 
 _log = logging.getLogger(__name__)
-#: Seconds after which a thread that waits for a delivery looks again: an interrupt may keep another from waking it.
-_LONGEST_WAIT = 1.0
 
 
 class RecordMetadata(NamedTuple):
@@ -43,37 +41,6 @@ def fresh(error: KlogError) -> KlogError:
     return copied
 
 
-class _Latch:
-    """A `threading.Event` that an interrupt of a thread that waits can't lock: its thread may be the one to set it."""
-
-    __slots__ = ("_closed", "_is_set")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._closed = threading.Lock()
-        self._closed.acquire()
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        """Let all go on that wait. Not for two threads at once."""
-        if not self._is_set:
-            self._is_set = True
-            self._closed.release()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait up to `timeout` seconds, None without limit; return whether it is set."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while not self._is_set:
-            left = _LONGEST_WAIT if until is None else min(_LONGEST_WAIT, until - time.monotonic())
-            if left <= 0:
-                return False
-            if self._closed.acquire(timeout=left):
-                self._closed.release()
-        return True
-
-
 class Receipt:
     """The outcome of a batch, which its records' deliveries share. All but reading is done under a lock.
 
@@ -84,7 +51,7 @@ class Receipt:
 
     def __init__(self, key: TopicPartition) -> None:
         self.key = key
-        self.done = _Latch()
+        self.done = Latch()
         self.error: KlogError | None = None
         #: The first record of each confirmed part, its offset and append time.
         self._parts: list[tuple[int, int, int]] = []

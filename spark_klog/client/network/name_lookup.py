@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any
 
-from spark_klog.client.interrupts import WAIT
+from spark_klog.client.interrupts import WAIT, Latch
 
 Addresses = list[tuple[Any, ...]]
 
@@ -20,7 +20,7 @@ class _LookUp:
     """A look-up in a thread of its own. Callers with the same host and port share it."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.is_done = threading.Event()
+        self.is_done = Latch()
         self.addresses: Addresses = []
         self.failure: Exception | None = None
         self._key = host, port
@@ -29,6 +29,9 @@ class _LookUp:
             threading.Thread(target=self._run, name=f"look-up of {host}", daemon=True).start()
         except RuntimeError:  # from Python 3.12 on the interpreter's exit starts none: without a deadline, then
             self._run()
+        except BaseException:  # an interrupt: callers to come would wait for a thread that has not begun
+            _under_way.pop(self._key, None)
+            raise
 
     def _run(self) -> None:
         host, port = self._key
