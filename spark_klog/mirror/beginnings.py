@@ -50,13 +50,19 @@ class Progress:
     prefix: str | None = None
     #: The ids of the clusters that topics of the target come from, by the topics' prefix.
     origins: dict[str, str] = field(default_factory=dict)
-    owner: Owner | None = None
+    #: The processes that have begun, in order; compaction may have left the last one only.
+    owners: list[Owner] = field(default_factory=list)
     released: str = ""
 
     @property
     def is_new(self) -> bool:
         """Whether nothing was mirrored yet."""
         return self.prefix is None and not self.maps
+
+    @property
+    def owner(self) -> Owner | None:
+        """The process that has begun last."""
+        return self.owners[-1] if self.owners else None
 
     def load(self, key: bytes, value: bytes) -> None:
         """Take in a record, in the order of the topic; `DecodeError` if it is not a mirror's."""
@@ -86,7 +92,7 @@ class Progress:
         if kind == _PREFIX:
             self.prefix = rest.decode()
         elif kind == _OWNER:
-            self.owner = Owner(**json.loads(rest))
+            self.owners.append(Owner(**json.loads(rest)))
         elif kind == _RELEASE:
             self.released = rest.decode()
         elif kind == _ORIGINS:

@@ -38,32 +38,36 @@ class Ownership:
     def claim(self, name: str, reader: ProgressReader, target: Target) -> Progress:
         """Make the slot this process's, and return its progress; `MirrorFenced` if another has taken it since."""
         progress = reader.load()
-        if self._has_claimed or progress.owner == self._me:
+        if self._has_claimed:
             self.check(name, reader)
             return progress
-        before = progress.owner
-        target.send_progress([owner_record(self._me)])
-        target.commit()
-        self._wait_for_claim(name, reader, before)
-        self._has_claimed = True
+        if self._me not in progress.owners:  # a session that has failed may have claimed
+            target.send_progress([owner_record(self._me)])
+            target.commit()
+        before = self._before_claim(name, reader)
         if before is not None and not (before.is_transactional and self._me.is_transactional):
             until = time.monotonic() + before.seconds
             while reader.load().released != before.id and time.monotonic() < until:
                 time.sleep(_PAUSE)
             if progress.released != before.id:
                 _log.warning("the process of the mirror %s before this one has not ended in order", name)
+        self._has_claimed = True
         self.check(name, reader)
         return progress
 
-    def _wait_for_claim(self, name: str, reader: ProgressReader, before: Owner | None) -> None:
-        """Wait until the claim is readable, which may be later than its commit; `MirrorFenced` if another follows."""
+    def _before_claim(self, name: str, reader: ProgressReader) -> Owner | None:
+        """The process before this one, which may have begun at the same moment; `MirrorFenced` if another follows.
+
+        Waits until the claim is readable, which may be later than its commit.
+        """
         until = time.monotonic() + _CLAIM_SECONDS
-        while (owner := reader.load().owner) == before:
+        while self._me not in (owners := reader.load().owners):
             if time.monotonic() > until:
                 raise RequestTimedOut(f"what the mirror {name} has written could not be read for {_CLAIM_SECONDS:g} s")
             time.sleep(_PAUSE)
-        if owner != self._me:
+        if owners[-1] != self._me:
             raise MirrorFenced(name)
+        return owners[-2] if len(owners) > 1 else None
 
     def check(self, name: str, reader: ProgressReader) -> None:
         """Raise `MirrorFenced` if another process has begun, as far as the reader knows."""

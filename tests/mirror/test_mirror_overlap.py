@@ -12,6 +12,8 @@ import pytest
 from spark_klog.client import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError, MirrorFenced, ProducerFenced
+from spark_klog.mirror import ownership
+from spark_klog.mirror.beginnings import Owner
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
 from tests.support.mirrors import SECONDS, read_topic
@@ -71,4 +73,40 @@ def test_the_later_process_goes_on(
     new.mirror.stop()
     new.join(SECONDS)
     assert new.error is None
+    assert [seen.value for seen in read_topic(target.bootstrap_servers, topic, 1)[0]] == values
+
+
+def test_two_that_begin_at_the_same_moment(
+    cluster: EmbeddedCluster, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later one has looked before the other one claims, and claims when that one copies already."""
+    topic = f"t-{uuid.uuid4().hex[:8]}"
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    sides = {"bootstrap.servers": cluster.bootstrap_servers}, {"bootstrap.servers": target.bootstrap_servers}
+    settings = MirrorSettings(*sides, name=topic, topics=re.compile(topic), commit_seconds=0.3)
+    real = ownership.owner_record
+    others: list[Any] = []
+
+    def owner_record(owner: Owner) -> tuple[bytes, bytes]:
+        if not others:
+            others.append(None)
+            others[0] = _Process(settings)
+            others[0].wait_for(1)
+        return real(owner)
+
+    monkeypatch.setattr(ownership, "owner_record", owner_record)
+    with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+        producer.send(topic, b"0").result(SECONDS)
+        later = _Process(settings)
+        wait_until(lambda: bool(others) and others[0] is not None, seconds=SECONDS)
+        values = [b"0"]
+        while others[0].is_alive() and len(values) < 10_000:
+            values.append(b"%d" % len(values))
+            producer.send(topic, values[-1]).result(SECONDS)
+    assert isinstance(others[0].error, MirrorFenced)
+    later.wait_for(1)
+    wait_until(lambda: len(read_topic(target.bootstrap_servers, topic, 1)[0]) >= len(values), seconds=SECONDS)
+    later.mirror.stop()
+    later.join(SECONDS)
+    assert later.error is None
     assert [seen.value for seen in read_topic(target.bootstrap_servers, topic, 1)[0]] == values
