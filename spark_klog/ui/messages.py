@@ -11,7 +11,7 @@ import pyarrow as pa
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, RequestTimedOut
 from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.ui.records import rows
 
@@ -166,7 +166,7 @@ def _no_offset(
     if earlier:
         begin = min(start for start, _ in there.values() if offset < start)
         least = "" if len(earlier) == 1 else "at least "
-        shown = "the oldest messages are shown" if is_oldest_first else "the oldest message is shown"
+        shown = "there are no messages before that" if is_oldest_first else "the oldest message is shown"
         said.append(
             f"offset {offset} is before the start of {_named(earlier)}, whose first offset is {least}{begin}: {shown}"
         )
@@ -194,7 +194,7 @@ def _read(
 def batches_of(
     new_consumer: NewConsumer, ranges: Mapping[TopicPartition, tuple[int, int]], seconds: float
 ) -> Iterator[pa.RecordBatch]:
-    """Read ranges [start, stop), each batch of one partition; end after `seconds` at the latest."""
+    """Read ranges [start, stop), each batch of one partition; `RequestTimedOut` if that takes more than `seconds`."""
     if not ranges:
         return
     stops = {key: stop for key, (_, stop) in ranges.items()}
@@ -210,3 +210,6 @@ def batches_of(
             consumer.pause(done)
             for key in done:
                 del stops[key]
+        for (topic, number), stop in stops.items():
+            left = f"{stop - consumer.position(topic, number)} offsets of {topic}-{number}"
+            raise RequestTimedOut(f"{left} could not be read within {seconds:.0f} s; choose fewer, or one partition")

@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+import spark_klog.client as klog_client
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import RequestTimedOut
+from spark_klog.ui import messages
+from spark_klog.ui.export import export
+from spark_klog.ui.messages import View
 from tests.support.klog import klog_command, klog_lines, klog_refusal
 from tests.support.topics import make_topic
 from tests.ui.support import Page, serving
@@ -174,6 +180,24 @@ def test_export(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
     assert page.ask("export", name=topic, records=2_000_000)[0] == 400
 
 
+def test_what_is_not_read_in_time_is_an_error(cluster: EmbeddedCluster, topic: str) -> None:
+    """Else a file that lacks records would look whole, and a page would go on beyond them."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    produce(servers, topic, [{"value": b"%d" % number} for number in range(10)])
+    late = f"10 offsets of {topic}-0 could not be read within 0 s"
+    with klog_client.Admin({"bootstrap.servers": servers}) as admin:
+
+        def new_consumer() -> klog_client.Consumer:
+            return klog_client.Consumer({"bootstrap.servers": servers})
+
+        with mock.patch("spark_klog.ui.export._SECONDS", 0.0):
+            pieces = list(export(admin, new_consumer, View(topic), "jsonl", 100, lambda _: b""))
+        assert f"the export ended early: {late}" in json.loads(pieces[-1])["error"]
+        with mock.patch("spark_klog.ui.messages._SECONDS", 0.0), pytest.raises(RequestTimedOut, match=late):
+            messages.page(admin, new_consumer, View(topic), 10)
+
+
 def test_groups_of_a_topic(page: Page, cluster: EmbeddedCluster, topic: str) -> None:
     servers = cluster.bootstrap_servers
     for name in (topic, f"{topic}-other"):
@@ -231,6 +255,8 @@ def test_a_jump_to_nowhere_says_so(page: Page, cluster: EmbeddedCluster, topic: 
     assert jump(offset=9, partition=0) == (None, [9, 8, 7])
     assert jump(offset=4) == (None, [4])
     assert jump(offset=3) == (before, [4])
+    none = "offset 3 is before the start of partition 0, whose first offset is 4: there are no messages before that"
+    assert jump(offset=3, order="oldest") == (none, [4, 5, 6]), "true of a record's own address, too"
     assert jump(time=1000) == (None, [4])
     assert jump(time=1001) == ("no message has this time or a later one: the newest are shown", [9, 8, 7])
     assert jump(offset=0, partition=1) == (None, [])

@@ -178,7 +178,7 @@ export async function messagesView(until, query, name) {
       el("label", { class: "inline" }, ignoreCase, "Ignore case"), field("Records", records), el("button", {}, "Search"), stop, progress),
     result, note, body, more,
     el("form", { id: "export", on: { submit: save } }, field("Export", exported), field("As", form), el("button", {}, "Save"),
-      el("span", { class: "soft" }, "of the partition, from the place and in the order chosen above"))];
+      el("span", { class: "soft" }, "from the place chosen above: the newest before it or the oldest after it, in the order of their offsets"))];
 }
 
 // One record, or what is nearest to an offset that has none.
