@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import click
 
-_TOPIC = "the topic is an argument, as in klog {command} TOPIC"
+_TOPIC = "the topic is an argument, as in {command} TOPIC"
+#: Options of kafka-topics and kafka-consumer-groups.
+_ARGUMENTS = {"--topic": _TOPIC, "--group": "the group is an argument, as in {command} GROUP"}
 _HINTS = {
     "-t": _TOPIC,
     "--topic": _TOPIC,
@@ -16,7 +21,7 @@ _HINTS = {
     "functions of Spark unpack them",
     "-r": "no schema registry is asked; keys and values are bytes as they are in the record",
     "-m": "use --set request.timeout.ms=MS",
-    "-d": "use klog --log-level DEBUG {command}",
+    "-d": "use klog --log-level DEBUG before the command",
     "-T": "use tee before klog produce",
     "-L": "use klog topics describe",
     "-Q": "use klog topics offsets",
@@ -38,26 +43,40 @@ _HINTS = {
 #: kcat's modes, and the commands for them.
 _MODES = {"-C": "consume", "-P": "produce", "-L": "topics", "-Q": "topics"}
 _MOVES = "klog offsets set moves a group's offsets"
-#: What people try for it as a command of klog groups.
-_RESETS = ("reset", "reset-offsets")
+#: What people try as commands, of one group where the group is named.
+FOREIGN_COMMANDS = {
+    "reset": _MOVES,
+    "reset-offsets": _MOVES,
+    "groups delete": "use Admin.delete_groups of spark_klog.client",
+    "configs": "klog topics describe and klog topics alter have the settings of topics",
+    "acls": "use Admin.describe_acls and Admin.create_acls of spark_klog.client",
+}
 
 
-class RecordsCommand(click.Command):
-    """A command beside which people know kcat, kafka-console-consumer and kafka-console-producer."""
+class _HintingCommand(click.Command):
+    hints: ClassVar[Mapping[str, str]] = _ARGUMENTS
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            hint = _HINTS.get(error.option_name)
+            hint = self.hints.get(error.option_name)
             if hint is None:
                 raise
-            text = f"No such option {error.option_name!r}: {hint.format(command=ctx.info_name)}."
+            text = f"No such option {error.option_name!r}: {hint.format(command=ctx.command_path)}."
             raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
+
+
+class RecordsCommand(_HintingCommand):
+    """A command beside which people know kcat, kafka-console-consumer and kafka-console-producer."""
+
+    hints = _HINTS
 
 
 class CommandGroup(click.Group):
     """A group of commands that are options of Kafka's tools: `kafka-topics --list` is `klog topics list`."""
+
+    command_class = _HintingCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = list(args)  # parsing empties the list
@@ -78,6 +97,8 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if not ctx.resilient_parsing and args and args[0] in _RESETS:
-            ctx.fail(f"No such command {args[0]!r}: {_MOVES}.")
+        if not ctx.resilient_parsing and args:
+            hint = FOREIGN_COMMANDS.get(args[0], FOREIGN_COMMANDS.get(f"{ctx.info_name} {args[0]}"))
+            if hint is not None and self.get_command(ctx, args[0]) is None:
+                ctx.fail(f"No such command {args[0]!r}: {hint}.")
         return super().resolve_command(ctx, args)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_klog.cli.foreign import CommandGroup
+from spark_klog.cli.foreign import FOREIGN_COMMANDS, CommandGroup
 from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, escaped, log_to_stderr
 from spark_klog.cli.output import INTERRUPTED, os_error_text
 from spark_klog.errors import ConfigError, KlogError
@@ -62,7 +62,8 @@ class _Group(CommandGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # click would suggest those of its own commands only
-        if not ctx.resilient_parsing and args and args[0].isidentifier() and self.get_command(ctx, args[0]) is None:
+        mistyped = not ctx.resilient_parsing and args and args[0].isidentifier() and args[0] not in FOREIGN_COMMANDS
+        if mistyped and self.get_command(ctx, args[0]) is None:
             near = get_close_matches(args[0], self.list_commands(ctx))
             hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{hint}")

@@ -90,6 +90,9 @@ def test_a_log_level_that_does_not_exist() -> None:
         ("produce clicks -s i", "'-s': keys and values are bytes as they are in the record; --json"),
         ("consume clicks -r http://h:8081", "'-r': no schema registry is asked; keys and values are bytes"),
         ("consume clicks -O", r"'-O': use --format '%o %s\n'."),
+        ("topics describe --topic clicks", "'--topic': the topic is an argument, as in klog topics describe TOPIC."),
+        ("groups lag --group g", "'--group': the group is an argument, as in klog groups lag GROUP."),
+        ("consume clicks -d all", "'-d': use klog --log-level DEBUG before the command."),
         ("groups --group g --reset-offsets", "'--reset-offsets': klog offsets set moves a group's offsets."),
     ],
 )
@@ -103,6 +106,12 @@ def test_commands_of_other_tools() -> None:
     for typed in ("reset", "reset-offsets"):
         told = klog_refusal("groups", typed, "g", code=2)
         assert told == f"Error: No such command {typed!r}: klog offsets set moves a group's offsets."
+    for words, hint in (
+        ("groups delete g", "'delete': use Admin.delete_groups of spark_klog.client."),
+        ("configs --describe", "'configs': klog topics describe and klog topics alter have the settings of topics."),
+        ("acls list", "'acls': use Admin.describe_acls and Admin.create_acls of spark_klog.client."),
+    ):
+        assert klog_refusal(*words.split(), code=2) == f"Error: No such command {hint}"
     told = klog_refusal("consume", "t", "-b", "h:1", "-o", "s@1700000000123")
     assert told == "klog: --from s@1700000000123: klog takes times as 2023-11-14T22:13:20.123Z, or -1h"
 
