@@ -308,9 +308,10 @@ def test_a_copy_by_json(servers: str, topic: str) -> None:
 def test_a_transaction_is_written_whole_or_not_at_all(servers: str, topic: str) -> None:
     good, bad = b'{"value": "1"}\n' * 5, b'{"value": "2"}\n' * 5 + b"rubbish\n"
     klog("produce", servers, topic, "--json", "--transaction", "t", stdin=good)
-    refused = klog("produce", servers, topic, "--json", "--transaction", "t", stdin=bad, code=1)
+    refused = klog("produce", servers, topic, "--json", "--transaction", "t", "--stats", stdin=bad, code=1)
     assert b"record 6: it is not JSON" in refused
     assert b"the transaction is aborted: none of its records count" in refused
+    assert b"\n0 records, 0 bytes in " in refused
     assert [value for _, _, value, _ in read(servers, topic)] == [b"1"] * 5
     committed = klog("consume", servers, topic, "--isolation", "read_committed").splitlines()
     assert committed == [b"1"] * 5

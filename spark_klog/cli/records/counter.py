@@ -40,6 +40,10 @@ class Counter:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._records)
 
+    def forget(self) -> None:
+        """Count from 0: what was counted is not written after all."""
+        self._records = self._bytes = 0
+
     def _start(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn

@@ -146,6 +146,7 @@ def produce(
         except BaseException:
             if transaction is not None:
                 producer.abort_transaction()
+                counter.forget()
                 click.echo("klog: the transaction is aborted: none of its records count", err=True)
             raise
 
