@@ -66,7 +66,7 @@ class WriteSettings:
         check_zone(self.time_zone)
         if self.event_time:
             if not self.schema:
-                raise ConfigError(f"event time {self.event_time!r} needs a schema of the values")
+                raise ConfigError(f"event time {self.event_time!r} needs --value-format json and --schema")
             check_field(parse_schema(self.schema), self.event_time)
             if self.layout == "none":
                 raise ConfigError(f"event time {self.event_time!r} is for --partition-by hour or day")

@@ -44,10 +44,11 @@ Examples:
 )
 @click.option("--to", "target", required=True, metavar="FILE|HOST:PORT|NAME", help="The target, likewise.")
 @click.option("--topics", default=".*", show_default=True, metavar="PATTERN", help="Topics whose whole name matches.")
-@click.option("--exclude", metavar="PATTERN", help="Topics to leave out. Internal ones always are.")
+@click.option("--exclude", metavar="PATTERN", help="Topics to leave out. Internal ones need to be named by --topics.")
 @click.option("--prefix", default="", metavar="TEXT", help="Put before the names of topics at the target.")
 @click.option(
-    "--name", help="Of the mirror, whose progress and transactions belong to it. Default: the source's cluster id."
+    "--name",
+    help="Of the mirror, whose progress and transactions belong to it. Default: the source's cluster id and --prefix.",
 )
 @click.option("--exactly-once", is_flag=True, help="Write in transactions: each record once, also after a crash.")
 @click.option("--groups", metavar="PATTERN", help="Translate the offsets of these consumer groups.")
