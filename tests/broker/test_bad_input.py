@@ -74,7 +74,8 @@ def _own_port(client: RawClient) -> int:
 def test_a_wild_frame_length_closes_the_connection(broker: KlogBroker, client: RawClient, size: int) -> None:
     client.socket.sendall(struct.pack(">i", size) + b"some bytes")
     assert client.is_closed()
-    broker.wait_for_log(f"{HOST}:{_own_port(client)}", f"frame of {size} bytes")
+    told = f"frame of {size} bytes, the limit is 104857600 (socket.request.max.bytes): "
+    broker.wait_for_log(f"{HOST}:{_own_port(client)}", told)
     assert _is_served(broker)
 
 

@@ -20,7 +20,7 @@ from spark_klog.broker.network.frame_memory import FrameMemory, ResponseMemory
 from spark_klog.broker.network.watchdog import Activity
 from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
-from spark_klog.errors import DecodeError
+from spark_klog.errors import DecodeError, FrameTooLarge
 from spark_klog.log.segments.segment_files import FileRange
 from spark_klog.wire.frames import SIZE, frame_size
 from spark_klog.wire.primitives import Buffer, Writer
@@ -166,6 +166,13 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             self._split(nbytes)
+        except FrameTooLarge as error:
+            setting = "socket.request.max.bytes" if self.session.is_open else "before authentication"
+            self.log_dropped(
+                f"frame of {error.size} bytes, the limit is {error.limit} ({setting}): "
+                "a larger request than that, not the Kafka protocol, or a wrong port?"
+            )
+            self._transport.abort()
         except DecodeError as error:
             self.log_dropped(error)
             self._transport.abort()
