@@ -241,9 +241,9 @@ def lag(
     command_config: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the lag of GROUP: the number of unread records, and the age of the oldest of them.
+    """Show the lag of GROUP: the number of unread records, by their offsets, and the age of the oldest of them.
 
-    Of the unread records, `lost` are deleted: the group will never read them. Without others the age is not known.
+    Of these, `lost` are deleted: the group will never read them. Without others the age is not known.
 
     \b
     klog groups lag readers --watch
