@@ -172,6 +172,7 @@ def _segment(
     builder = kernels.load().builder(frozenset({"offset"}))
     base_offset = int(path.stem)
     last = base_offset - 1
+    flushed = _recovery_point(path)  # before the records: a broker may run
     sound = True
     for found in dump(path):
         try:
@@ -196,8 +197,9 @@ def _segment(
             sound = False
         if progress:
             progress(path, found.position + found.size)
-    if sound and next_base is None:
-        yield from _lost_end(path, last + 1)
+    if sound and next_base is None and last + 1 < flushed:
+        what = f"it ends at offset {last + 1}, but had been flushed up to offset {flushed}: records are missing"
+        yield Finding(path, None, what)
     for check in checks:
         yield from check.end(sound)
     if transactions:
@@ -205,18 +207,14 @@ def _segment(
         yield from transactions.segment_end(path)
 
 
-def _lost_end(path: Path, end: int) -> Iterator[Finding]:
-    """Records after the end of the newest segment that had been flushed."""
+def _recovery_point(path: Path) -> int:
+    """The offset up to which the broker had flushed the log of a segment, 0 if that is not known."""
     folder = path.absolute().parent
     try:
         points = read_checkpoint(LocalFileSystem(), folder.parent / RECOVERY_POINT) or {}
     except LogCorrupted:
-        return  # it is no file of a partition
-    point = points.get(partition_of_folder(folder.name) or ("", 0), 0)
-    if end < point:
-        yield Finding(
-            path, None, f"it ends at offset {end}, but had been flushed up to offset {point}: records are missing"
-        )
+        return 0  # it is no file of a partition
+    return points.get(partition_of_folder(folder.name) or ("", 0), 0)
 
 
 def _checked(found: Dumped, builder: ColumnBuilder, base_offset: int, last: int, next_base: int | None) -> Batch:
