@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.broker.network.frame_memory import FrameMemory
+from spark_klog.broker.network.frame_memory import FrameMemory, ResponseMemory
 from spark_klog.broker.network.watchdog import Activity, reason_to_drop
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.protocol.apis import CREATE_TOPICS, FETCH, METADATA, PRODUCE
@@ -254,6 +254,32 @@ def test_responses_of_many_small_parts_are_not_kept_in_memory(tmp_path: Path, to
         assert broker.rss_bytes() - before < 40 * MIB  # 230 MB are asked for
         assert len(clients[-1].receive_exactly(MIB)) == MIB
         assert _is_served(broker.port)
+
+
+def test_the_client_that_has_read_nothing_for_longest_is_dropped() -> None:
+    """Not the one whose response began first: a slow one may be reading all the time."""
+    dropped: list[str] = []
+
+    class Client:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def drop_response(self, reason: str) -> None:
+            dropped.append(self.name)
+
+    memory = ResponseMemory(30)
+    slow, silent, late, large = Client("slow"), Client("silent"), Client("late"), Client("large")
+    for client in (slow, silent):
+        memory.hold(client, 10)
+    memory.note_read(slow)
+    memory.note_read(late)  # holds nothing
+    memory.hold(late, 15)
+    assert (dropped, memory.used) == (["silent"], 25)
+    memory.hold(large, 40)
+    assert (dropped, memory.used) == (["silent", "slow", "late"], 40)
+    for client in (slow, silent, late, large):
+        memory.release(client)
+    assert memory.used == 0
 
 
 def test_clients_that_leave_large_responses_unread_are_dropped(tmp_path: Path, topic: str) -> None:

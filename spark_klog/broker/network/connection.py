@@ -315,6 +315,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._flush()
                     await self._server.broker.turns.take()
                     await self._writable.wait()
+                    self._response_memory.note_read(self)
                     self.activity.sending_since = time.monotonic()
         if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
             self._flush()

@@ -6,7 +6,7 @@ each other, the first connection that waits gets what it needs: the limit may be
 already received.
 
 Responses (`queued.max.response.bytes`): a client that does not read its response keeps it in memory. At the limit the
-connection whose response has been waiting longest is closed, so that those who read never wait for those who do not.
+connection whose client has read nothing for longest is closed, so that those who read never wait for those who do not.
 """
 
 from __future__ import annotations
@@ -77,16 +77,21 @@ class ResponseMemory:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        #: In the order in which they began.
+        #: In the order in which their clients have last read.
         self._held: dict[Sender, int] = {}
 
     def hold(self, sender: Sender, size: int) -> None:
-        """Count the bytes of a response until `release`; beyond the limit, the oldest others are dropped."""
+        """Count the bytes of a response until `release`; beyond the limit, others are dropped that do not read."""
         self._held[sender] = size
         self.used += size
         while self.used > self.limit and (oldest := next(iter(self._held))) is not sender:
             self.release(oldest)
             oldest.drop_response(f"responses that wait to be sent take more than {self.limit} bytes")
+
+    def note_read(self, sender: Sender) -> None:
+        """Note that the client has read more of its response."""
+        if (size := self._held.pop(sender, None)) is not None:
+            self._held[sender] = size
 
     def release(self, sender: Sender) -> None:
         """End the count of a response that is sent or dropped; may be called again."""
