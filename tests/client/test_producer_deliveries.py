@@ -250,7 +250,8 @@ def test_transactions(servers: str, topic: str) -> None:
     with producing(servers, transactional_id=f"{topic}-2") as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        assert producer.send(topic, b"c").result(SECONDS).offset == 2, "after a marker; the thread sends it"
+        # the thread sends it, after a marker or before: Kafka answers a commit before it writes markers
+        assert producer.send(topic, b"c").result(SECONDS).offset in (1, 2)
         producer.commit_transaction()
 
 
