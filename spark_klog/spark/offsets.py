@@ -153,7 +153,7 @@ def parse_offsets(
     except ValueError:
         raise ConfigError(
             f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), '
-            "offsets before the end (-1000), an ISO time, or group"
+            "offsets before the end (-1000), an ISO time with its zone, or group"
         ) from None
     if time.tzinfo is None:
         if zone is None:

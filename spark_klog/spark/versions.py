@@ -127,7 +127,7 @@ class LatestOffsetReader(DataSourceStreamReader):
         if self._is_limited and not self._is_asked:
             _log.warning(
                 "this pyspark ends Trigger.AvailableNow after one micro-batch, which the options of limits "
-                "(maxOffsetsPerTrigger and others) cut short: the rest is left to the next run, other than with "
+                "(maxOffsetsPerTrigger and others) cut short: the rest is left to the next run, unlike with "
                 'format("kafka"). Use limits with Trigger.ProcessingTime, or pyspark 4.2'
             )
         self._is_asked = True

@@ -103,7 +103,7 @@ def test_no_time_is_before_the_epoch(text: str) -> None:
     assert parse(text) == TimeSpec(0)
 
 
-ANY_FORM = "earliest, latest, .* a time before now .* offsets before the end .* an ISO time, or group"
+ANY_FORM = "earliest, latest, .* a time before now .* offsets before the end .* an ISO time with its zone, or group"
 
 
 @pytest.mark.parametrize(
