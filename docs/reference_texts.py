@@ -77,6 +77,7 @@ CURES = {
     "DeliveryPending": "Wait longer, or `flush`.",
     "DirectoryError": "Check that ZooKeeper, or the folder, can be reached and written.",
     "EncodeError": "Shorten or correct the value that the text names.",
+    "FrameTooLarge": "Raise the setting that the text names; without one, check that the port is a broker's.",
     "ForkedClient": "Make a new client in the new process.",
     "HandshakeInterrupted": "Set `security.protocol` as the broker's listener has it.",
     "InvalidRecords": "Cast or fill the column that the text names.",
