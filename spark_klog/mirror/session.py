@@ -140,6 +140,8 @@ class Session:
                 self._ownership.release(self._target)
         finally:
             self._stack.close()
+        if (fenced := self._target.fenced(error)) is not None:
+            raise fenced from error
 
     def run(self, is_stopped: Callable[[], bool], on_progress: Callable[[Totals], None], *, until_end: bool) -> None:
         """Mirror until `is_stopped`, with `until_end` until the offsets that the source has now; commit at the end.

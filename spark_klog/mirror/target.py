@@ -11,7 +11,7 @@ from spark_klog.client.delivery.sender import Sender
 from spark_klog.client.delivery.transactions import Transactions
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.security.settings.secrets import Settings
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, ErrorCode, ProducerFenced
 from spark_klog.mirror.batches import OutBatch
 from spark_klog.mirror.progress import progress_batches, progress_topic
 from spark_klog.mirror.settings import MirrorSettings
@@ -60,6 +60,12 @@ class Target:
     def has_expired(self) -> bool:
         """Whether the open transaction is older than transaction.timeout.ms: the broker aborts and fences it then."""
         return self._began_at is not None and time.monotonic() - self._began_at >= self._timeout_seconds
+
+    def fenced(self, error: BaseException | None) -> ProducerFenced | None:
+        """The error for an outdated epoch: a leader answers INVALID_PRODUCER_EPOCH where a coordinator fences."""
+        if self._transactions is None or getattr(error, "code", None) != ErrorCode.INVALID_PRODUCER_EPOCH:
+            return None
+        return ProducerFenced(self._transactions.transactional_id)
 
     @property
     def is_transactional(self) -> bool:

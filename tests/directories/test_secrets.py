@@ -29,6 +29,8 @@ from spark_klog.ui import queries
         ("s3://KEY:SEC@RET@bucket", "s3://***@bucket"),
         ("no way to hdfs://user@host:8020/x, nor s3://k:s@b", "no way to hdfs://***@host:8020/x, nor s3://***@b"),
         ("/a/path@home", "/a/path@home"),
+        ("abfss://container@account/a or wasb://c@d", "abfss://container@account/a or wasb://c@d"),
+        ("abfss://KEY:SECRET@account/a", "abfss://***@account/a"),
         ("zookeeper://h:2181/x", "zookeeper://h:2181/x"),
         ("zookeeper:user:SECRET@h:2181/x", "zookeeper:***@h:2181/x"),
         ("no file system of 's3://KEY:SEC/RET@bucket/a'", "no file system of 's3://***@bucket/a'"),

@@ -27,7 +27,7 @@ class InFlight:
 
     def __init__(self, config: ClientConfig, clock: CallClock) -> None:
         self._config, self._clock = config, clock
-        #: Requests by node id, oldest first; only brokers with at least one.
+        #: Requests by node id, oldest first; an interrupt may leave a broker without any.
         self._requests: dict[int, deque[Request]] = {}
         #: Connections being opened, by node id.
         self.opening: dict[int, Connection] = {}
@@ -40,7 +40,7 @@ class InFlight:
     @property
     def nodes(self) -> list[int]:
         """The brokers with requests in flight."""
-        return list(self._requests)
+        return [node for node, requests in self._requests.items() if requests]
 
     def oldest(self, node: int) -> Request | None:
         """A broker's oldest request, if any."""
@@ -107,12 +107,13 @@ class InFlight:
     def connections(self) -> list[Connection]:
         """The connections with requests in flight, those being opened, and those of `asking`."""
         asking = [connection for request in self.asking for connection in request.connections]
-        return [*(requests[0].connection for requests in self._requests.values()), *self.opening.values(), *asking]
+        oldest = [requests[0].connection for requests in self._requests.values() if requests]
+        return [*oldest, *self.opening.values(), *asking]
 
     def next_expiry(self) -> float:
         """When the next request is slow or late, by the sender's clock."""
         now, expiry = self._clock.now(), math.inf
-        for requests in self._requests.values():
+        for requests in filter(None, self._requests.values()):
             oldest = requests[0]
             expiry = min(expiry, oldest.slow_at if oldest.slow_at > now else oldest.deadline)
         return expiry

@@ -11,7 +11,11 @@ from spark_klog.errors import ConfigError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 #: As Hadoop's Path reads it, so that Spark means the same folder: %, # and ? are characters of the path.
 _FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?=/(?!/)))(.*)", re.IGNORECASE | re.DOTALL)
-_USER = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:(?://)?)(?:[^/\s'\"]*|[^/\s:'\"]+:[^\s'\"]*)@")
+#: Azure's abfss://CONTAINER@ACCOUNT names no user.
+_CONTAINER = r"(?!(?:abfs|wasb)s?://[^/\s:@'\"]*@)"
+_USER = re.compile(
+    rf"(?<![A-Za-z0-9+.-]){_CONTAINER}([A-Za-z][A-Za-z0-9+.-]+:(?://)?)(?:[^/\s'\"]*|[^/\s:'\"]+:[^\s'\"]*)@"
+)
 
 
 def without_user(text: str) -> str:
