@@ -58,14 +58,13 @@ class AnyBrokerRequest(Generic[_Result]):
             if self._connection is None and time.monotonic() < self._until:
                 return None
             try:
-                if self._connection is None:
-                    self._connection = self._connect()
-                answer = self._answer(self._connection)
+                connection = self._connection or self._connect()
+                answer = self._answer(connection)
                 if answer is None and time.monotonic() < self._until:
                     return None
                 if answer is None:
-                    self._connection.close()
-                    raise RequestTimedOut(f"broker {self._connection.address} did not answer in time")
+                    connection.close()
+                    raise RequestTimedOut(f"broker {connection.address} did not answer in time")
                 result = self._result(answer)
                 self._cluster.answered(self._candidates[0])
                 return result
@@ -74,8 +73,10 @@ class AnyBrokerRequest(Generic[_Result]):
 
     def _connect(self) -> Connection:
         now = time.monotonic()
-        self._until = now + max(0.0, self._deadline - now) / len(self._candidates)
-        return self._cluster.begin_at(self._candidates[0], self._until)
+        until = now + max(0.0, self._deadline - now) / len(self._candidates)
+        self._connection = self._cluster.begin_at(self._candidates[0], until)
+        self._until = until  # last: without a connection `step` would do nothing until then
+        return self._connection
 
     def _answer(self, connection: Connection) -> Message | None:
         if self._handle is None:
