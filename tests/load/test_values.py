@@ -364,7 +364,7 @@ with Values(Range("t", 0, 0, 1), WriteSettings(schema="a bigint"), folder, "0123
 def test_settings_of_values() -> None:
     with pytest.raises(ConfigError, match="time zone 'Mars/Olympus' does not exist"):
         WriteSettings(time_zone="Mars/Olympus")
-    with pytest.raises(ConfigError, match="needs a schema"):
+    with pytest.raises(ConfigError, match="needs --value-format json and --schema"):
         WriteSettings(event_time="at", layout="day")
     with pytest.raises(ConfigError, match="the schema has no field 'when'"):
         WriteSettings(event_time="place.when", layout="day", schema="place struct<at: timestamp>")
