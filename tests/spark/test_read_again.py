@@ -10,7 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.spark.tasks import rereads
 from spark_klog.spark.tasks.rereads import Plan, warn_if_read_again
 
 from .conftest import SparkLog
@@ -48,7 +47,7 @@ def test_once_in_a_process(servers: str, topic: str, caplog: pytest.LogCaptureFi
     produce(servers, topic, values(3))
     plan = Plan({(topic, 0): 2})
     context = mock.Mock()
-    with Cluster.connect({"bootstrap.servers": servers}) as cluster, mock.patch.object(rereads, "TaskContext") as spark:
+    with Cluster.connect({"bootstrap.servers": servers}) as cluster, mock.patch("pyspark.TaskContext") as spark:
         spark.get.return_value = context
         for execution, warnings in ((None, 0), ("7", 0), ("7", 0), ("8", 1), ("8", 1), ("9", 1)):
             context.getLocalProperty.return_value = execution

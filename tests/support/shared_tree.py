@@ -37,21 +37,20 @@ def delete_topic(servers: str, topic: str) -> None:
     client.delete_topics([topic])[topic].result(20)
 
 
-def _metadata(server: str, topics: list[str]) -> dict[str, Any]:
-    """This broker's metadata: librdkafka may ask another broker, which learns of a topic earlier or later."""
+def _metadata(server: str) -> dict[str, Any]:
+    """All topics, which creates none, of this broker: librdkafka may ask another broker, which learns of one later."""
     with RawClient(int(server.rpartition(":")[2])) as client:
-        names = [{"name": topic} for topic in topics]
-        return client.request(METADATA, 4, {"topics": names, "allow_auto_topic_creation": False})
+        return client.request(METADATA, 1, {"topics": None})
 
 
 def known_brokers(server: str) -> int:
-    return len(_metadata(server, [])["brokers"])
+    return len(_metadata(server)["brokers"])
 
 
 def leaders(server: str, topic: str) -> dict[int, int]:
     """Leaders by partition in a broker's metadata; -1: no leader, {}: the topic does not exist."""
-    (entry,) = _metadata(server, [topic])["topics"]
-    return {partition["partition_index"]: partition["leader_id"] for partition in entry["partitions"]}
+    entries = [entry for entry in _metadata(server)["topics"] if entry["name"] == topic]
+    return {each["partition_index"]: each["leader_id"] for entry in entries for each in entry["partitions"]}
 
 
 def expire_session(tree: KazooClient, path: str) -> None:
