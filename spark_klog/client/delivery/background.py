@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from spark_klog.client.forks import Maker
 from spark_klog.client.interrupts import ORDERLY, CallLock, Section
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.network.wakeup import Waker
@@ -31,7 +31,7 @@ class Turns(CallLock):  # type: ignore[misc]  # as `CallLock`
     """
 
     def __init__(self, timeout_ms: int, limit: str, wake: Callable[[], None], on_torn: Callable[[], None]) -> None:
-        self._process = os.getpid()
+        self._maker = Maker("producer", ProducerClosed)
         self._on_torn = on_torn
         self.section = Section(*ORDERLY, RuntimeError, on_torn=wake)  # that of `Background.start`
         self._timeout = min(timeout_ms / 1000, threading.TIMEOUT_MAX)
@@ -42,7 +42,7 @@ class Turns(CallLock):  # type: ignore[misc]  # as `CallLock`
     @property
     def is_forked(self) -> bool:
         """Whether this is another process than the producer's."""
-        return os.getpid() != self._process
+        return self._maker.is_forked
 
     def shorten(self, seconds: float) -> None:
         """Have calls wait no longer than this from now on."""
@@ -54,8 +54,7 @@ class Turns(CallLock):  # type: ignore[misc]  # as `CallLock`
             raise ConcurrentUse("this producer is within another call, which a signal handler has interrupted")
 
     def _begin(self, *, is_nested: bool) -> None:
-        if self.is_forked:
-            raise ProducerClosed(f"process {self._process} has made this producer: make a new one after a fork")
+        self._maker.check()
         if is_nested:
             self.check()
         if self.is_wanted:
