@@ -192,7 +192,7 @@ def test_log_append_time(kafka: Kafka) -> None:
 def test_headers_are_refused_before_anything_is_sent(kafka: Kafka, codec: str) -> None:
     topic = f"t-{uuid.uuid4().hex[:10]}"
     kafka.create_topic(topic)
-    with _connect(kafka, compression_type=codec) as cluster:
+    with _connect(kafka, compression_type=codec, linger_ms="60000") as cluster:  # all of them in one batch
         producer = Producer(cluster)
         for number in range(10):
             producer.send(topic, b"v", partition=0, headers=(("h", b"x"),) if number == 7 else ())

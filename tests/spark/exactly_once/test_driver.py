@@ -28,6 +28,7 @@ from tests.support.kafka import versions
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
+from tests.support.waiting import wait_until
 
 _SECONDS = 60
 SHORT = {"transaction.timeout.ms": "5000"}
@@ -94,8 +95,11 @@ class Query:
         settle(self.settings, self._checkpoint, claimed)
 
     def state(self, one: Transaction) -> str:
+        return self.state_of(one.transactional_id)
+
+    def state_of(self, transactional_id: str) -> str:
         with Admin({"bootstrap.servers": self.settings["bootstrap.servers"]}) as admin:
-            return admin.describe_transactions([one.transactional_id]).check()[one.transactional_id].state
+            return admin.describe_transactions([transactional_id]).check()[transactional_id].state
 
     def read_until(self, *values: str) -> None:
         """Commit a last record `end` and wait until it is readable; then only it and `values` must be committed."""
@@ -140,6 +144,8 @@ def test_an_attempt_that_writes_after_its_abort(unverified: str, topic: str, tmp
     late.send(topic, b"first")
     late.flush()
     query.decide(claimed, 0, query.task(claimed, 0, b"a"))
+    # until the marker is written, the leader takes the record into the transaction that it aborts
+    wait_until(lambda: query.state_of(f"{claimed.identity.id_prefix}late") == "CompleteAbort")
     late.send(topic, b"second")
     with pytest.raises(KlogError):
         late.flush()
