@@ -9,7 +9,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 # If it is set, each Python process of a test compiles all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test soak matrix asan check docs bench clean
+.PHONY: demo test test-all soak matrix asan check docs bench clean
 
 $(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -24,8 +24,14 @@ $(VENV)/spark-home.made: $(VENV)/test.installed tests/support/spark_home.py
 demo: $(VENV)/demo.installed
 	$(BIN)/python jobs/demo.py
 
+PYTEST := $(BIN)/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=30
+
 test: $(VENV)/test.installed $(VENV)/spark-home.made
-	$(BIN)/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=30 $(ARGS)
+	$(PYTEST) --quick $(ARGS)
+
+# What `make test` leaves out as well: every version of Kafka, client, codec and mechanism that a test names.
+test-all: $(VENV)/test.installed $(VENV)/spark-home.made
+	$(PYTEST) $(ARGS)
 
 # The long runs of which CI has a short slice: tens of kills, a storm of rebalances, ten minutes of fuzzing for each target.
 soak: $(VENV)/test.installed $(VENV)/spark-home.made

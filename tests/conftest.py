@@ -31,6 +31,10 @@ _UNREACHABLE = "registry unreachable"
 _failed = pytest.StashKey[set[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out the tests that are marked with test_all")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_failed] = set()
     # A shell starts background processes with SIGINT ignored, and their children inherit that.
@@ -41,8 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the longest files first: workers take a file at a time, and then end at about the same time."""
+    if config.getoption("--quick"):
+        left_out = [item for item in items if item.get_closest_marker("test_all")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("test_all")]
     items.sort(key=lambda item: "jobs" not in item.path.parts[-2:-1])
 
 

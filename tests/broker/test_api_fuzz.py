@@ -200,7 +200,6 @@ def _receive_soon(client: RawClient) -> None:
         raise AnswerWaits from None
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 4 + 120)
 def test_bent_requests_harm_nobody(broker: KlogBroker) -> None:
     with RawClient(broker.port) as client:
@@ -247,7 +246,6 @@ def _answer_bytes(client: RawClient, limit: int) -> int:
     return size
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 2 + 300)
 def test_no_request_costs_many_times_its_size(broker: KlogBroker) -> None:
     """CI sends one array of each API, a long run all arrays of all versions."""
@@ -300,7 +298,6 @@ def _commit(client: RawClient, group: str, topic: str) -> int:
     return int(answer["topics"][0]["partitions"][0]["error_code"])
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 4 + 300)
 def test_each_field_with_its_longest_values(server_dir: Path) -> None:
     """CI sends a slice, a long run all fields of all versions."""
@@ -440,7 +437,6 @@ def _any_requests(port: int, source: random.Random) -> None:
         client.receive_frame()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 4 + 300)
 def test_valid_requests_of_hostile_values_one_after_the_other(server_dir: Path) -> None:
     """Others get answers, all logs are cared for, a stop is clean, and a restart serves all that was acknowledged."""

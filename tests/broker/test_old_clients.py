@@ -381,7 +381,6 @@ def test_old_kafka_python(server: Server, created: str, api: tuple[int, ...]) ->
 
 
 @pytest.mark.peer
-@pytest.mark.slow
 @pytest.mark.parametrize("server", ["klog"], indirect=True)
 def test_java_clients_of_kafka_0_10(server: Server, created: str, server_dir: Path) -> None:
     """Its producers (also the old Scala one) and its consumers work with our broker."""

@@ -308,7 +308,6 @@ def test_the_versions_are_those_of_the_package() -> None:
     assert f'"{required}",' in (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.slow
 def test_a_round_trip_through_spark() -> None:
     finding = checkups.run("Spark", checkups.round_trip)
     assert (finding.advice, finding.found[:34]) == ("", "1000 of 1000 rows written and read")

@@ -68,7 +68,6 @@ def test_a_broker_that_is_killed_and_answers_that_are_lost() -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.slow
 @pytest.mark.skipif(not _IS_SOAK, reason="part of make soak")
 def test_a_leader_of_kafkas_that_moves(tmp_path: Path) -> None:
     with ExitStack() as stack:

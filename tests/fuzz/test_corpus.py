@@ -31,7 +31,6 @@ def test_corpus(target: str) -> None:
                 raise AssertionError(f"{name}: {data.hex()}") from error
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.skipif(
     not SECONDS or importlib.util.find_spec("atheris") is None,

@@ -241,7 +241,6 @@ def test_output_that_cannot_be_written(truth: Truth, make_load: Callable[..., Lo
     assert rows_of(load.output) == truth.rows()
 
 
-@pytest.mark.slow
 def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
     """The second run is rejected, and each record is loaded once."""
     truth.create(topic, 2)

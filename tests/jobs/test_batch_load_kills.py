@@ -29,7 +29,6 @@ _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
 def test_killed_at_any_moment(
     zookeeper_cluster: EmbeddedCluster, truth: Truth, make_load: Callable[..., Load], topic: str

@@ -16,7 +16,6 @@ from tests.jobs.support import ROOT, environment
 pytestmark = pytest.mark.usefixtures("logging_kept")
 
 
-@pytest.mark.slow
 def test_demo(server_dir: Path) -> None:
     out = server_dir / "demo" / "out"
     out.mkdir(parents=True)

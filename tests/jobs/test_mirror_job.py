@@ -21,7 +21,6 @@ from tests.support.klog import klog_refusal
 from tests.support.mirrors import read_topic
 from tests.support.topics import make_topic
 
-pytestmark = pytest.mark.slow
 _PARTITIONS = 5
 _SECONDS = 300.0
 _CONFS = ("spark.ui.enabled=false", "spark.driver.bindAddress=127.0.0.1", "spark.log.level=ERROR")

@@ -18,8 +18,6 @@ import spark_klog
 from tests.jobs.support import ROOT
 from tests.support.wheel import build_wheel
 
-pytestmark = pytest.mark.slow
-
 _KERNEL = "spark_klog/records/kernels/_kernel."
 _SECONDS = 240
 _METADATA = """

@@ -30,7 +30,7 @@ from tests.support.compaction_logs import any_magic, survivors
 from tests.support.kafka import Kafka
 from tests.support.record_model import Row
 
-pytestmark = [pytest.mark.peer, pytest.mark.slow]
+pytestmark = [pytest.mark.peer]
 
 SEGMENT_BYTES = 3000
 DAY = 86_400_000

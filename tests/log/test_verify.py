@@ -146,7 +146,6 @@ def _records(folder: Path) -> int | None:
 
 
 @pytest.mark.peer
-@pytest.mark.slow
 def test_nothing_is_wrong_with_what_kafka_compacts(server_dir: Path) -> None:
     overrides = {
         "log.segment.bytes": 20000,

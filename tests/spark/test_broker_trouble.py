@@ -36,8 +36,6 @@ from .support import (
     wait_for,
 )
 
-pytestmark = pytest.mark.slow
-
 SECONDS = 120
 #: Retention checks and deletes files at once; a killed broker is noticed as soon as ZooKeeper allows.
 _SETTINGS = {

@@ -21,7 +21,6 @@ from tests.support.jvm_connector import connector_jars
 from tests.support.pyspark_versions import child_environment, with_connector
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.peer,
     pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix"),
 ]

@@ -27,7 +27,6 @@ from .standalone import environment, standalone
 from .support import consume, create_topic, produce, values
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(os.environ.get("SPARK_KLOG_MASTERS") != "all", reason="part of make soak"),
 ]
 

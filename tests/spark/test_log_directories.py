@@ -486,7 +486,6 @@ def kafka(module_server_dir: Path) -> Iterator[Kafka]:
 
 
 @pytest.mark.peer
-@pytest.mark.slow
 def test_codecs_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     kafka.create_topic(topic, len(CODECS))
     for partition, codec in enumerate(CODECS):
@@ -507,7 +506,6 @@ def test_codecs_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.slow
 def test_transactions_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     """Committed and aborted transactions, and an open one, over many segments, so that producer snapshots matter."""
     kafka.create_topic(topic, 2)
@@ -549,7 +547,6 @@ COMMITTED = {"kafka.isolation.level": "read_committed"}
 
 
 @pytest.mark.peer
-@pytest.mark.slow
 def test_a_compacted_topic_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     kafka.create_topic(
         topic, 1, {"cleanup.policy": "compact", "segment.ms": "1000", "min.cleanable.dirty.ratio": "0.01"}
@@ -582,7 +579,6 @@ def _settled(spark: SparkSession, kafka: Kafka, topic: str, options: dict[str, A
 
 
 @pytest.mark.peer
-@pytest.mark.slow
 def test_records_that_kafka_has_deleted(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     """After DeleteRecords the segment still exists; a stopped broker's checkpoint file has the log start offset."""
     kafka.create_topic(topic)

@@ -129,7 +129,6 @@ def test_a_rolling_bounce_and_one_back(place: Place) -> None:
             place.check_stored(configs[0])
 
 
-@pytest.mark.slow
 def test_a_query_moves(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 

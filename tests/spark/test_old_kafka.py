@@ -27,7 +27,7 @@ from .support import (
     values,
 )
 
-pytestmark = [pytest.mark.peer, pytest.mark.slow]
+pytestmark = [pytest.mark.peer]
 
 CODECS = ["none", "gzip", "snappy", "lz4"]
 #: message.format.version of a topic, by magic.

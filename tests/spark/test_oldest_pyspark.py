@@ -21,8 +21,6 @@ from tests.support import pyspark_versions
 
 from .support import consume, create_topic, produce, values
 
-pytestmark = pytest.mark.slow
-
 _OF_MATRIX = pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix")
 
 RECORDS, PARTITIONS, MORE, LIMIT = 200, 2, 100, 40

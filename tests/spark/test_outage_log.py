@@ -7,14 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.jobs.support import ROOT
 from tests.support.broker import KlogBroker
 
 from .support import create_topic, produce, values
-
-pytestmark = pytest.mark.slow
 
 _PROGRAM = Path(__file__).with_name("outage_program.py")
 

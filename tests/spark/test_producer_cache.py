@@ -408,7 +408,6 @@ def test_between_tasks_a_broker_is_killed_and_a_topic_made_anew(cluster: Embedde
 
 
 @pytest.mark.peer
-@pytest.mark.slow
 @pytest.mark.skipif("SPARK_KLOG_PRODUCER_SECONDS" not in os.environ, reason="part of make soak")
 def test_the_same_at_kafka(server_dir: Path, topic: str) -> None:
     with Kafka("3.9.1", server_dir) as kafka:

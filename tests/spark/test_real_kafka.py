@@ -42,7 +42,7 @@ from .support import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.peer, pytest.mark.slow]
+pytestmark = [pytest.mark.peer]
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 SECONDS = 60

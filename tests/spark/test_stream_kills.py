@@ -27,7 +27,7 @@ from tests.jobs.support import Running, kill, named
 from . import stream_program
 from .support import Group, committed_offsets, consume, create_topic
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its own deadline
+pytestmark = [pytest.mark.timeout(0)]  # each step has its own deadline
 
 PARTITIONS = 3
 RECORDS_A_BATCH = 200

@@ -25,7 +25,7 @@ from tests.spark.support import create_topic
 from tests.support.kafka import Kafka
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]  # each step has its own deadline
+pytestmark = [pytest.mark.timeout(0)]  # each step has its own deadline
 
 KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
 RECORDS_A_BATCH = 30
