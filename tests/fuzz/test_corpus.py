@@ -1,4 +1,4 @@
-"""Read all kept inputs, and fuzz for a short time; `make soak` fuzzes longer."""
+"""Read all kept inputs, and fuzz: for a second in `make test`, for five in `make test-all`, for longer in `make soak`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .run import bounded_memory
 from .targets import TARGETS
 
 SECONDS = int(os.environ.get("SPARK_KLOG_FUZZ_SECONDS", "5"))
+_QUICK = 1
 _LONG = 60
 _ROOT = Path(__file__).parent.parent.parent
 
@@ -37,8 +38,9 @@ def test_corpus(target: str) -> None:
     reason="NOT FUZZED: SPARK_KLOG_FUZZ_SECONDS=0, or atheris is not installed; run.py says where it has wheels",
 )
 @pytest.mark.parametrize("target", TARGETS)
-def test_fuzz(target: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.fuzz.run", target, "--seconds", str(SECONDS), "--work", str(tmp_path)]
+def test_fuzz(target: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    seconds = min(SECONDS, _QUICK) if pytestconfig.getoption("--quick") else SECONDS
+    command = [sys.executable, "-m", "tests.fuzz.run", target, "--seconds", str(seconds), "--work", str(tmp_path)]
     # a short run only shows whether a change broke something, so it uses a fixed seed; a long run is worth a build
     command += ["--trace"] if SECONDS >= _LONG else ["--seed", "1"]
     # libFuzzer limits the peak memory of a process, which starts at its parent's peak; the shell in between resets it

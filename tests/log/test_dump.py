@@ -19,6 +19,7 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.record.util import calc_crc32c
 
 from spark_klog.log.tools.dump import Damage, Dumped, dump
+from tests.support.klog import klog
 from tests.support.log_07 import message as message_07
 
 DATA = Path(__file__).parent.parent / "data"
@@ -35,7 +36,7 @@ GZIP = 1
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return klog("log", "dump", *map(str, arguments))
 
 
 def _good(*arguments: str | Path) -> list[str]:

@@ -136,7 +136,7 @@ def test_a_disk_that_fails_at_any_call_harms_nothing_before(operation: str) -> N
 
 
 def test_a_full_disk_refuses_the_append_and_goes_on_when_there_is_room() -> None:
-    for capacity in range(300, 2600, 7):
+    for capacity in range(300, 2600, 23):
         files, appended = FaultyFiles(), list[tuple[int, bytes]]()
         files.faults = Faults(capacity=capacity)
         log, refused = None, 0

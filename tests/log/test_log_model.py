@@ -446,8 +446,9 @@ def _in_a_process(code: str, seconds: float) -> None:
     assert done.returncode == 0, done.stderr[-20_000:]
 
 
-def test_the_log_is_what_the_model_says() -> None:
-    _in_a_process("_run(60, is_fixed=True)", 300)
+@pytest.mark.parametrize("examples", [20, pytest.param(60, marks=pytest.mark.test_all("long"))])
+def test_the_log_is_what_the_model_says(examples: int) -> None:
+    _in_a_process(f"_run({examples}, is_fixed=True)", 300)
 
 
 @pytest.mark.skipif(not SECONDS, reason="SPARK_KLOG_MODEL_SECONDS says for how long")

@@ -216,7 +216,7 @@ def test_little_is_read_to_find_a_few_records(built: tuple[MemoryFiles, bytes], 
     walked, read_from = 20_000, 20_000
     with mock.patch.multiple(stored_files, _WALK_BYTES=walked, _SEARCHED_BYTES=24):
         with mock.patch.multiple(stored_segment, BLOCK_BYTES=read_from, _LEAST_BYTES=read_from):
-            for offset in range(0, 9000, 7):
+            for offset in range(0, 9000, 37):
                 before = files.read_bytes
                 assert [record.offset for record in read(stored, offset, offset + 2)] == [offset, offset + 1]
                 assert files.read_bytes - before < 2 * (2 * walked + read_from)

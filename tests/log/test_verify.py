@@ -7,9 +7,8 @@ import random
 import shutil
 import struct
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,12 +27,12 @@ from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from tests.support.batches import make_batch, walk
 from tests.support.kafka import Kafka, Version
+from tests.support.klog import klog
 from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log
 from tests.support.logs import add_log
 
 DATA = Path(__file__).parent.parent / "data"
 TRANSACTIONS = DATA / "kafka-3.9.1" / "logs" / "v2-transactions-0"
-COMMAND = (sys.executable, "-m", "spark_klog.cli", "log", "verify")
 NOW = 1_700_000_000_000
 
 
@@ -116,6 +115,7 @@ def _produce(servers: str, topic: str, version: Version) -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.test_all("version")  # test_kafka_tools.py and test_compaction_kafka.py verify what Kafka 4.1.0 writes
 @pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1"])
 def test_nothing_is_wrong_with_what_a_real_kafka_writes(version: Version, server_dir: Path) -> None:
     """While Kafka runs, and after a kill, zeros follow the entries of its newest indexes; a clean stop cuts them."""
@@ -146,6 +146,7 @@ def _records(folder: Path) -> int | None:
 
 
 @pytest.mark.peer
+@pytest.mark.test_all("version")
 def test_nothing_is_wrong_with_what_kafka_compacts(server_dir: Path) -> None:
     overrides = {
         "log.segment.bytes": 20000,
@@ -169,12 +170,12 @@ def test_nothing_is_wrong_with_what_kafka_compacts(server_dir: Path) -> None:
 # ----- damaged logs
 
 
-def _flips(folder: Path) -> Iterator[tuple[Path, int, int, bytes]]:
+def _flips(folder: Path, masks: Sequence[int] = (0x01, 0x80, 0xFF)) -> Iterator[tuple[Path, int, int, bytes]]:
     """Change each byte of each file in turn; yields (file, position, mask, original content)."""
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
         for position in range(len(whole)):
-            for mask in (0x01, 0x80, 0xFF):
+            for mask in masks:
                 changed = bytearray(whole)
                 changed[position] ^= mask
                 path.write_bytes(changed)
@@ -204,19 +205,21 @@ def _unprotected(path: Path, position: int, whole: bytes) -> bool:
     return path.name == "leader-epoch-checkpoint" and chr(changed[position]).isdecimal()
 
 
-def test_every_byte_of_our_log_that_is_changed_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("masks", [(0x01,), pytest.param((0x80, 0xFF), marks=pytest.mark.test_all("long"))])
+def test_every_byte_of_our_log_that_is_changed_is_told(tmp_path: Path, masks: Sequence[int]) -> None:
     folder = _our_log(tmp_path / "t-0")
     silent, told = [], 0
-    for path, position, mask, whole in _flips(folder):
-        if path.name in _told(folder):
+    for path, position, mask, whole in _flips(folder, masks):
+        names = _told(folder)
+        if path.name in names:
             told += 1
-        elif not _told(folder):
+        elif not names:
             silent.append((path.name, position))
             assert _unprotected(path, position, whole), (path, position, mask)
     assert _found(folder) == []
-    assert told > 2000
+    assert told > 700 * len(masks)
     batches = sum(len(list(walk(path.read_bytes()))) for path in folder.glob("*.log"))
-    assert len([name for name, _ in silent if name.endswith(".log")]) <= batches * 3 * 4 + 3 * 8
+    assert len([name for name, _ in silent if name.endswith(".log")]) <= len(masks) * (batches * 4 + 8)
     assert not [name for name, _ in silent if name.endswith(".index")]
 
 
@@ -410,7 +413,7 @@ def test_a_hole_in_a_log_of_kafka_07(tmp_path: Path) -> None:
     assert [f.file.name for f in _found(tmp_path)] == ["x.kafka"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     name=st.sampled_from(
         [f"{5:020}{suffix}" for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot", ".kafka")]
@@ -422,13 +425,15 @@ def test_a_hole_in_a_log_of_kafka_07(tmp_path: Path) -> None:
 def test_rubbish_is_never_raised(
     tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes, prefix: int
 ) -> None:
-    folder = shutil.copytree(TRANSACTIONS, tmp_path_factory.mktemp("rubbish") / "t-0")
+    folder = tmp_path_factory.getbasetemp() / "rubbish" / "t-0"
+    if not folder.exists():
+        shutil.copytree(TRANSACTIONS, folder)
     path = folder / name
-    content = (path.read_bytes()[:prefix] if path.exists() else b"") + content
-    path.write_bytes(content)
+    before = path.read_bytes() if path.exists() else None
+    path.write_bytes((before or b"")[:prefix] + content)
     list(verify(folder))
     list(verify(path))
-    shutil.rmtree(folder.parent)
+    path.unlink() if before is None else path.write_bytes(before)
 
 
 def test_what_is_no_log_at_all(tmp_path: Path) -> None:
@@ -443,7 +448,7 @@ def test_what_is_no_log_at_all(tmp_path: Path) -> None:
 
 
 def _run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    return klog("log", "verify", *map(str, arguments))
 
 
 def test_the_command(tmp_path: Path) -> None:

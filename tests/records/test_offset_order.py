@@ -144,7 +144,7 @@ def test_the_end_of_what_is_corrupt() -> None:
     assert OffsetOrder(last + b"\0" * 7, START).end() == End(END - EACH, len(last))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     gaps=st.lists(st.sampled_from([0, 0, 0, 0, 7, -3]), max_size=COUNT),
     flipped=st.lists(st.tuples(st.integers(0, COUNT - 1), st.integers(0, 60), st.integers(0, 7)), max_size=2),
