@@ -1,4 +1,4 @@
-"""Read all kept inputs, and fuzz: for a second in `make test`, for five in `make test-all`, for longer in `make soak`."""
+"""Read all kept inputs, and fuzz: a second in `make test`, five in `make test-all`, and longer in `make soak`."""
 
 from __future__ import annotations
 

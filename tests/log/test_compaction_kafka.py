@@ -1,4 +1,4 @@
-"""Our compaction of a log against that of Kafka 3.9.1's cleaner, field by field."""
+"""Our compaction of a log against that of Kafka's cleaner, field by field."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from spark_klog.log.compaction.plan import SegmentInfo, cleanable, group_segment
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.transaction_index import AbortedTransaction, parse_transaction_index
+from spark_klog.log.tools.verify import verify
 from spark_klog.records.formats.batch import Header, iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.records.formats.message_set import inner_set
 from spark_klog.records.reading.reader import records_of
 from tests.support.compaction_logs import any_magic, survivors
-from tests.support.kafka import Kafka
+from tests.support.kafka import Kafka, Version
 from tests.support.record_model import Row
+from tests.support.shared_kafka import SharedKafkas
 
 pytestmark = [pytest.mark.peer]
 
 SEGMENT_BYTES = 3000
+#: The config of topics; Kafka 4.1 has another one for sizes below a megabyte.
+SEGMENT_CONFIG: dict[Version, str] = {"3.9.1": "segment.bytes", "4.1.0": "internal.segment.bytes"}
 DAY = 86_400_000
 
 
@@ -229,101 +233,112 @@ def _expired(segments: Sequence[Segment], now: int) -> int:
     )
 
 
-def test_transactions_and_tombstones(server_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "codecs"),
+    [("4.1.0", ["lz4"]), pytest.param("3.9.1", ["none", "lz4", "zstd"], marks=pytest.mark.test_all("version"))],
+)
+def test_transactions_and_tombstones(shared_kafkas: SharedKafkas, version: Version, codecs: list[str]) -> None:
     """Both cleaners agree over three rounds; delete.retention.ms passes between them.
 
     The first round removes a transaction's data, the second sets its marker's delete horizon, the third removes the
     marker. Between rounds the policy is delete, so that the cleaner does not change the log.
     """
-    retention, codecs = 2000, ("none", "lz4", "zstd")
-    topics = {f"by-{codec}": codec for codec in codecs}
-    overrides = {"log.cleaner.backoff.ms": 50, "log.cleaner.dedupe.buffer.size": 8_000_000}
+    retention, kafka = 2000, shared_kafkas.get(version)
+    topics = {f"compaction-by-{codec}": codec for codec in codecs}
     seen_horizons: dict[str, set[int | None]] = {topic: {None} for topic in topics}
     seen: Counter[str] = Counter()
-    with Kafka("3.9.1", server_dir / "kafka", overrides) as kafka:
-        writers = {}
-        for topic, codec in topics.items():
-            configs = {
-                "cleanup.policy": "delete",
-                "segment.bytes": str(SEGMENT_BYTES),
-                "index.interval.bytes": "500",
-                "min.cleanable.dirty.ratio": "0.01",
-                "delete.retention.ms": str(retention),
-            }
-            kafka.create_topic(topic, configs=configs)
-            writers[topic] = _Writer(kafka.bootstrap_servers, topic, codec)
-        checkpoints: dict[str, int] = {}
-        last_horizon = 0
-        for _ in range(3):
-            for writer in writers.values():
-                writer.write(60)
-            before = {topic: _segments(kafka.log_dir / f"{topic}-0") for topic in topics}
-            ends = {topic: segments[-1].info.base_offset for topic, segments in before.items()}
-            _set_policy(kafka, list(topics), "compact")
-            _wait_for_cleaning(kafka, ends)
-            for topic, segments in before.items():
-                theirs = _segments(kafka.log_dir / f"{topic}-0")[:-1]
-                left = [header for segment in theirs for header, _ in iter_batches(segment.data)]
-                horizons = {header.delete_horizon for header in left if isinstance(header, BatchHeader)}
-                (horizon,) = horizons - seen_horizons[topic]
-                assert horizon is not None
-                seen_horizons[topic].add(horizon)
-                last_horizon = max(last_horizon, horizon)
-                ours = _compacted(segments, checkpoints.get(topic), horizon - retention, retention)
-                _same(ours, theirs)
-                # counts for the assertion at the end
-                seen["merged"] += len(segments) - 1 - len(theirs)
-                seen["transactions gone"] += sum(len(one.aborted) for one in segments) - sum(
-                    len(one.aborted) for one in theirs
-                )
-                seen["transactions left"] += sum(len(one.aborted) for one in theirs)
-                seen["empty"] += sum(isinstance(header, BatchHeader) and not header.count for header in left)
-                seen["markers gone"] += _markers(segments[:-1]) - _markers(theirs)
-                seen["tombstones gone"] += _expired(segments[:-1], horizon - retention)
-            _set_policy(kafka, list(topics), "delete")
-            checkpoints = ends
-            while time.time() * 1000 < last_horizon:
-                time.sleep(0.05)
+    writers = {}
+    for topic, codec in topics.items():
+        configs = {
+            "cleanup.policy": "delete",
+            SEGMENT_CONFIG[version]: str(SEGMENT_BYTES),
+            "index.interval.bytes": "500",
+            "min.cleanable.dirty.ratio": "0.01",
+            "delete.retention.ms": str(retention),
+        }
+        kafka.create_topic(topic, configs=configs)
+        writers[topic] = _Writer(kafka.bootstrap_servers, topic, codec)
+    checkpoints: dict[str, int] = {}
+    last_horizon = 0
+    for _ in range(3):
+        while time.time() * 1000 < last_horizon:
+            time.sleep(0.05)
+        for writer in writers.values():
+            writer.write(60)
+        before = {topic: _segments(kafka.log_dir / f"{topic}-0") for topic in topics}
+        ends = {topic: segments[-1].info.base_offset for topic, segments in before.items()}
+        _set_policy(kafka, list(topics), "compact")
+        _wait_for_cleaning(kafka, ends)
+        for topic, segments in before.items():
+            theirs = _segments(kafka.log_dir / f"{topic}-0")[:-1]
+            assert list(verify(kafka.log_dir / f"{topic}-0")) == []
+            left = [header for segment in theirs for header, _ in iter_batches(segment.data)]
+            horizons = {header.delete_horizon for header in left if isinstance(header, BatchHeader)}
+            (horizon,) = horizons - seen_horizons[topic]
+            assert horizon is not None
+            seen_horizons[topic].add(horizon)
+            last_horizon = max(last_horizon, horizon)
+            ours = _compacted(segments, checkpoints.get(topic), horizon - retention, retention)
+            _same(ours, theirs)
+            # counts for the assertion at the end
+            seen["merged"] += len(segments) - 1 - len(theirs)
+            seen["transactions gone"] += sum(len(one.aborted) for one in segments) - sum(
+                len(one.aborted) for one in theirs
+            )
+            seen["transactions left"] += sum(len(one.aborted) for one in theirs)
+            seen["empty"] += sum(isinstance(header, BatchHeader) and not header.count for header in left)
+            seen["markers gone"] += _markers(segments[:-1]) - _markers(theirs)
+            seen["tombstones gone"] += _expired(segments[:-1], horizon - retention)
+        _set_policy(kafka, list(topics), "delete")
+        checkpoints = ends
     names = ("merged", "transactions gone", "transactions left", "empty", "markers gone", "tombstones gone")
     assert all(seen[name] > 0 for name in names), seen
 
 
-def test_a_transaction_that_is_aborted_beyond_the_cleanable_part(server_dir: Path) -> None:
+@pytest.mark.parametrize("version", ["4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
+def test_a_transaction_that_is_aborted_beyond_the_cleanable_part(
+    shared_kafkas: SharedKafkas, server_dir: Path, version: Version
+) -> None:
     """The last stable offset lies between the data of an aborted transaction and its marker."""
-    topic, retention = "t", 2000
-    configs = {"cleanup.policy": "delete", "segment.bytes": str(SEGMENT_BYTES), "delete.retention.ms": str(retention)}
-    with Kafka("3.9.1", server_dir / "kafka", {"log.cleaner.backoff.ms": 50}) as kafka:
-        kafka.create_topic(topic, configs=configs | {"min.cleanable.dirty.ratio": "0.01"})
-        settings = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
-        plain = Producer(settings)
-        aborted, still_open = (Producer({**settings, "transactional.id": name}) for name in ("aborted", "open"))
+    topic, retention, kafka = "compaction-aborted-later", 2000, shared_kafkas.get(version)
+    configs = {
+        "cleanup.policy": "delete",
+        SEGMENT_CONFIG[version]: str(SEGMENT_BYTES),
+        "delete.retention.ms": str(retention),
+    }
+    kafka.create_topic(topic, configs=configs | {"min.cleanable.dirty.ratio": "0.01"})
+    settings = {"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0}
+    plain = Producer(settings)
+    aborted, still_open = (
+        Producer({**settings, "transactional.id": name}) for name in ("compaction-aborted", "compaction-open")
+    )
 
-        def write(producer: Producer, count: int, prefix: str, value: bytes | None = b"x" * 100) -> None:
-            for number in range(count):
-                producer.produce(topic, value, f"{prefix} {number}", partition=0)
-                assert producer.flush(30) == 0
+    def write(producer: Producer, count: int, prefix: str, value: bytes | None = b"x" * 100) -> None:
+        for number in range(count):
+            producer.produce(topic, value, f"{prefix} {number}", partition=0)
+            assert producer.flush(30) == 0
 
-        for producer in (aborted, still_open):
-            producer.init_transactions(30)
-            producer.begin_transaction()
-        write(plain, 30, "key")
-        write(plain, 1, "key", None)
-        write(aborted, 20, "key", b"aborted")
-        write(plain, 30, "other")
-        write(still_open, 1, "open")
-        aborted.abort_transaction(30)
-        write(plain, 60, "other")
-        folder = kafka.log_dir / f"{topic}-0"
-        copy = server_dir / "copy" / folder.name
-        shutil.copytree(folder, copy)
-        log = PartitionLog(copy, _config(retention))
-        found = plan(log, None, log.max_timestamp()[0])  # type: ignore[index]
-        end = found.first_uncleanable_offset
-        assert 0 < end <= log.last_stable_offset < log.segments[-1].base_offset
-        _set_policy(kafka, [topic], "compact")
-        _wait_for_cleaning(kafka, {topic: end})
-        theirs = [segment for segment in _segments(folder) if segment.info.base_offset < end]
-        still_open.abort_transaction(30)
+    for producer in (aborted, still_open):
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    write(plain, 30, "key")
+    write(plain, 1, "key", None)
+    write(aborted, 20, "key", b"aborted")
+    write(plain, 30, "other")
+    write(still_open, 1, "open")
+    aborted.abort_transaction(30)
+    write(plain, 60, "other")
+    folder = kafka.log_dir / f"{topic}-0"
+    copy = server_dir / "copy" / folder.name
+    shutil.copytree(folder, copy)
+    log = PartitionLog(copy, _config(retention))
+    found = plan(log, None, log.max_timestamp()[0])  # type: ignore[index]
+    end = found.first_uncleanable_offset
+    assert 0 < end <= log.last_stable_offset < log.segments[-1].base_offset
+    _set_policy(kafka, [topic], "compact")
+    _wait_for_cleaning(kafka, {topic: end})
+    theirs = [segment for segment in _segments(folder) if segment.info.base_offset < end]
+    still_open.abort_transaction(30)
     left = [header for segment in theirs for header, _ in iter_batches(segment.data)]
     (horizon,) = {header.delete_horizon for header in left if isinstance(header, BatchHeader)} - {None}
     assert horizon is not None
@@ -333,6 +348,7 @@ def test_a_transaction_that_is_aborted_beyond_the_cleanable_part(server_dir: Pat
     assert any(record.key == b"key 19" for segment in theirs for record in survivors(segment.data))
 
 
+@pytest.mark.test_all("version")  # logs of old brokers are of message sets
 def test_logs_of_magic_0_and_1(server_dir: Path) -> None:
     """Kafka cleans a log that we made: two clean segments, modified days apart, a dirty one, the active one."""
     now = int(time.time() * 1000)

@@ -27,9 +27,12 @@ from spark_klog.errors import (
 )
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
+from spark_klog.log.files.file_system import FileSystem, LocalFileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
 from spark_klog.records.topic_names import check_topic_name
+from tests.log.faulty_files import FaultyFiles
+from tests.log.faulty_logs import FOLDER
 from tests.support.batches import make_batch, read_records, walk
 from tests.support.logs import add_log
 
@@ -185,34 +188,36 @@ def test_missing_index_files_are_built_again(tmp_path: Path, suffix: str, clean:
     _check(PartitionLog(tmp_path / "t-0", SMALL, clean=clean), model, rng)
 
 
-def _with_flipped_bits(path: Path) -> Iterator[tuple[int, PartitionLog]]:
+def _with_flipped_bits(files: FaultyFiles, path: Path) -> Iterator[tuple[int, PartitionLog]]:
     """Flip each bit of an index; yields (number of the bit, the log)."""
-    data = path.read_bytes()
+    data = files.read(path)
     for bit in range(8 * len(data)):
-        path.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
-        log = PartitionLog(path.parent, LogConfig(index_interval_bytes=100), clean=True)
+        files.replace(path, data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+        log = PartitionLog(path.parent, LogConfig(index_interval_bytes=100), clean=True, files=files)
         yield bit, log
         log.close()
 
 
-def test_any_bit_of_a_time_index_that_flips(tmp_path: Path) -> None:
+def test_any_bit_of_a_time_index_that_flips() -> None:
     """Look-ups by time stay right, as an entry is compared with its batch before it is used."""
-    log, model = _written(tmp_path / "t-0", 4)
+    files = FaultyFiles()
+    log, model = _written(FOLDER, 4, files)
     log.close()
-    path = tmp_path / "t-0" / f"{0:020d}.timeindex"
-    assert path.stat().st_size == 2 * 12
-    for bit, log in _with_flipped_bits(path):
+    path = FOLDER / f"{0:020d}.timeindex"
+    assert len(files.read(path)) == 2 * 12
+    for bit, log in _with_flipped_bits(files, path):
         found = [log.offset_for_timestamp(NOW + number) for number in range(5)]
         assert found == [model.first_at(NOW + number) for number in range(5)], bit
 
 
-def test_any_bit_of_an_offset_index_that_flips(tmp_path: Path) -> None:
+def test_any_bit_of_an_offset_index_that_flips() -> None:
     """Records are found, and no range ends before its records, as it limits the listed aborted transactions."""
-    log, model = _written(tmp_path / "t-0", 10)
+    files = FaultyFiles()
+    log, model = _written(FOLDER, 10, files)
     log.close()
-    path = tmp_path / "t-0" / f"{0:020d}.index"
-    assert path.stat().st_size == 4 * 8
-    for bit, log in _with_flipped_bits(path):
+    path = FOLDER / f"{0:020d}.index"
+    assert len(files.read(path)) == 4 * 8
+    for bit, log in _with_flipped_bits(files, path):
         for offset in range(0, 20, 3):
             for count in (1, 5):
                 content, first_size = model.bytes_from(offset)
@@ -243,9 +248,9 @@ def test_zeros_after_the_index_entries_are_ignored(tmp_path: Path) -> None:
     _check(PartitionLog(tmp_path / "t-0", config, clean=True), model, rng)
 
 
-def _written(folder: Path, batches: int) -> tuple[PartitionLog, Model]:
+def _written(folder: Path, batches: int, files: FileSystem | None = None) -> tuple[PartitionLog, Model]:
     """A log of one segment; every batch has two records."""
-    log, model = PartitionLog(folder, LogConfig(index_interval_bytes=100)), Model()
+    log, model = PartitionLog(folder, LogConfig(index_interval_bytes=100), files=files or LocalFileSystem()), Model()
     for number in range(batches):
         pairs = [(None, b"value %d" % number), (b"key", b"second")]
         timestamps = [NOW + number, NOW + number]

@@ -37,7 +37,19 @@ IDS = [name for _, name in TOPICS]
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 ALL = (0, 1 << 60)
 #: Their ends are those of batches, or one beside them.
-_RANGES = ((0, 0), (0, 1), (1, 18), (17, 60), (18, 61), (18, 18), (59, 60), (118, 119), (118, 120), (119, 500), (120, 500))
+_RANGES = (
+    (0, 0),
+    (0, 1),
+    (1, 18),
+    (17, 60),
+    (18, 61),
+    (18, 18),
+    (59, 60),
+    (118, 119),
+    (118, 120),
+    (119, 500),
+    (120, 500),
+)
 Line = dict[str, Any]
 
 
