@@ -18,11 +18,14 @@ from tests.support.trees import FastArrowFiles, Open, RigidFileSystem
 
 @pytest.fixture(scope="module")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
+    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper"), tick_ms=500) as server:
         yield server
 
 
-@pytest.fixture(params=["memory", "local", "arrow-local", "arrow-subtree", "arrow-mock", "arrow-rigid", "zookeeper"])
+_AGAIN = pytest.param("arrow-subtree", marks=pytest.mark.test_all("again"))
+
+
+@pytest.fixture(params=["memory", "local", "arrow-local", _AGAIN, "arrow-mock", "arrow-rigid", "zookeeper"])
 def kind(request: pytest.FixtureRequest) -> str:
     kind: str = request.param
     return kind

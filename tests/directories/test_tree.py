@@ -254,7 +254,7 @@ class TestContract:
             lambda: other.put("/w/a", b"5"),
             lambda: other.put("/w/a", b"66"),
         ):
-            while calls.acquire(timeout=0.3):
+            while calls.acquire(timeout=0.1):
                 pass
             change()
             assert calls.acquire(timeout=SECONDS)

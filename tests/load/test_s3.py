@@ -44,20 +44,20 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
     create_topic(servers, topic, 2)
     produce(servers, topic, values(120, partitions=2))
     whole = expected(topic, {0: 60, 1: 60})
-    number, died = 0, True
+    number, died, size = 0, True, 40 if kills() or side < 0 else 60
     while died:
-        number += 1 if kills() else 4
+        number += 1 if kills() else 4 if side < 0 else 5
         uri = bucket(s3, f"b{number}{'ab'[side > 0]}")
         try:
             with failing(ArrowStore, side * number, die):
-                run(servers, uri, topic, max_task_records=40)
+                run(servers, uri, topic, max_task_records=size)
             died = False
         except Killed:
             pass
         there = seen(uri)
         assert len(set(there)) == len(there)
         assert set(there) <= set(whole)
-        run(servers, uri, topic, max_task_records=40)
+        run(servers, uri, topic, max_task_records=size)
         assert seen(uri) == committed(uri) == whole
         assert status(uri).findings == []
     assert number > 8
@@ -114,7 +114,10 @@ def test_a_run_that_began_before_the_plan_of_another(cluster: EmbeddedCluster, t
     assert seen(uri) == committed(uri) == expected(topic, {0: 60, 1: 60})
 
 
-@pytest.mark.parametrize("at", ["scratch", "put", "create"])
+_AGAIN = pytest.mark.test_all("again")  # test_sequences.py and test_again.py show it with a local store
+
+
+@pytest.mark.parametrize("at", [pytest.param("scratch", marks=_AGAIN), "put", pytest.param("create", marks=_AGAIN)])
 def test_an_attempt_that_goes_on_after_the_commit(cluster: EmbeddedCluster, topic: str, s3: str, at: str) -> None:
     """It reads what retention has left: its file does not replace the committed one, and is removed."""
     servers, uri = cluster.bootstrap_servers, bucket(s3, f"late-{at}")
@@ -155,6 +158,7 @@ def test_an_attempt_that_dies_after_the_commit(cluster: EmbeddedCluster, topic: 
     assert store.names(ATTEMPTS) == []
 
 
+@_AGAIN
 def test_what_the_log_has_lost_since_the_plan_stays(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
     """A reload reads less than the run before it: the files of that run stay, as only they have these records."""
     servers, uri = cluster.bootstrap_servers, bucket(s3, "lost")
@@ -205,6 +209,7 @@ def _out_of_time(observer: task._Observer, batches: Any, start: int, records: in
     return False
 
 
+@_AGAIN
 def test_killed_before_the_pointer_twice(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
     servers, uri = cluster.bootstrap_servers, bucket(s3, "pointer")
     create_topic(servers, topic)

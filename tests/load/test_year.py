@@ -1,7 +1,7 @@
 """A load over a simulated year: between its runs topics are added, grow, lose records and are created again; some runs
 die, reload or have bounds. At the end the files hold what the logs held, and the audit finds each planted loss.
 
-SPARK_KLOG_RUNS sets the number of runs (default 12), SPARK_KLOG_SEED the random choices.
+SPARK_KLOG_RUNS sets the number of runs (default 12, in `make test` 6), SPARK_KLOG_SEED the random choices.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.load.support import Killed, by_duckdb, by_pyarrow, die, failing, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, wait_for
 
 _TIME = 1_700_000_000_000
+_RUNS = os.environ.get("SPARK_KLOG_RUNS")
 _MOST_TOPICS, _MOST_PARTITIONS = 5, 4
 #: The first _CHECKED runs are checked, then each _CHECKED-th run.
 _CHECKED = 12
@@ -100,11 +101,11 @@ class _Year:
 
 
 @pytest.mark.timeout(0)  # SPARK_KLOG_RUNS sets the duration
-def test_a_year(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("runs", [int(_RUNS)] if _RUNS else [6, pytest.param(12, marks=pytest.mark.test_all("long"))])
+def test_a_year(cluster: EmbeddedCluster, topic: str, tmp_path: Path, runs: int) -> None:
     chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
     year = _Year(cluster.bootstrap_servers, topic, tmp_path / "out", chance)
     year.add()
-    runs = int(os.environ.get("SPARK_KLOG_RUNS", "12"))
     changes = [year.add, year.grow, year.make_anew, year.shorten]
     for number in range(runs):
         changes[number % len(changes)]()

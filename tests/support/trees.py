@@ -84,7 +84,7 @@ def creator(uri: str, path: str) -> subprocess.Popen[bytes]:
     script = f"""
         import sys
         from spark_klog.directories.trees.opening import open_tree
-        tree = open_tree({uri!r})
+        tree = open_tree({uri!r}, session_timeout=3.0)
         tree.create({path!r}, b"child", ephemeral=True)
         print("made", flush=True)
         sys.stdin.read()
