@@ -145,9 +145,7 @@ def logs(draw: st.DrawFn) -> Log:
     return log
 
 
-@settings(max_examples=250, deadline=None)
-@given(log=logs(), data=st.data())
-def test_any_log(log: Log, data: st.DataObject) -> None:
+def _any_log(log: Log, data: st.DataObject) -> None:
     with small_blocks()[0], small_blocks()[1]:
         files = MemoryFiles(log.files)
         stored = partition(files)
@@ -174,6 +172,11 @@ def test_any_log(log: Log, data: st.DataObject) -> None:
             top = max(0, *(record.timestamp for record in log.records))
             since = [record for record in log.records if record.offset >= wanted[-1].offset]
             assert later.offset_for_time(top) == next((r.offset for r in since if r.timestamp == top), None)
+
+
+_LOGS = given(log=logs(), data=st.data())
+test_any_log = settings(max_examples=80, deadline=None)(_LOGS(_any_log))
+test_many_logs = pytest.mark.test_all("long")(settings(max_examples=250, deadline=None)(_LOGS(_any_log)))
 
 
 # ----- use of the indexes
