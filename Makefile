@@ -24,7 +24,8 @@ $(VENV)/spark-home.made: $(VENV)/test.installed tests/support/spark_home.py
 demo: $(VENV)/demo.installed
 	$(BIN)/python jobs/demo.py
 
-PYTEST := $(BIN)/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=30
+# `make check` runs tests/papers.
+PYTEST := $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=30
 
 test: $(VENV)/test.installed $(VENV)/spark-home.made
 	$(PYTEST) --quick $(ARGS)
@@ -65,6 +66,7 @@ check: $(VENV)/check.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest --quiet --no-header --disable-warnings tests/papers
 	$(BUILD_DOCS)
 
 # Every warning is an error, broken internal links among them. Links to elsewhere are not fetched.

@@ -1,4 +1,4 @@
-"""Settings have the defaults of Kafka 3.9.1's clients, except those in `OTHERS`.
+"""The client knows every setting of Kafka's clients; defaults are those of Kafka 3.9.1, except those in `OTHERS`.
 
 `tests/support/kafka_defaults.py` makes the file with Kafka's defaults.
 """
@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,18 @@ import pytest
 from spark_klog.client.admin.settings import admin_config
 from spark_klog.client.config import ClientConfig, client_config
 from spark_klog.client.consumer.settings import ConsumerConfig, consumer_config, parse_reset
+from spark_klog.client.setting_hints import LIBRDKAFKAS
 from spark_klog.errors import ConfigError
 from tests.support import kafka_defaults
+from tests.support.kafka import Version
+from tests.support.tools import kcat_path
 
 SERVERS = {"bootstrap.servers": "h:1"}
 THEIRS: dict[str, dict[str, list[str]]] = json.loads(
     (Path(__file__).parents[1] / "data" / "kafka-3.9.1" / "client-settings.json").read_text()
 )
+#: Rejected, as the client would do something else than the setting asks for.
+REFUSED = {"config.providers"}
 #: Settings whose default differs from Kafka's, by client, with our default and the reason.
 OTHERS = {
     "consumer": {
@@ -107,6 +114,34 @@ def _refusal(name: str) -> str:
 def test_every_setting_is_known_or_refused_by_name(client: str) -> None:
     said = [_refusal(name) for name in THEIRS[client].keys() - SERVERS.keys()]
     assert [text for text in said if "unknown client setting" in text] == []
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("version", ["3.9.1", "4.1.0"])
+@pytest.mark.parametrize("client", ["consumer", "producer"])
+def test_all_are_known(version: Version, client: str) -> None:
+    names = kafka_defaults.settings(version, client).keys()
+    assert len(names) > 50
+    unknown, refused = [], set()
+    for name in sorted(names - SERVERS.keys()):
+        said = _refusal(name)
+        if "unknown client setting" in said:
+            unknown.append(name)
+        elif "not supported" in said:
+            refused.add(name)
+    assert unknown == []
+    assert {name for name in refused if not name.startswith(("ssl.", "sasl.", "security."))} <= REFUSED
+
+
+def test_names_of_librdkafka_are_told_by_kafkas() -> None:
+    """Of all names that kcat lists, those with another name in Kafka are reported as such, not as misspelt."""
+    page = subprocess.run([kcat_path(), "-X", "list"], capture_output=True, text=True, timeout=60, check=False).stdout
+    names = set(re.findall(r"^([a-z][a-z0-9.]+) +\| ", page, re.MULTILINE))
+    told = {}
+    for name in names - SERVERS.keys():
+        if found := re.search(r"it is librdkafka's, Kafka's name for it is ([a-z.]+)$", _refusal(name)):
+            told[name] = found[1]
+    assert set(told) == LIBRDKAFKAS.keys()
 
 
 @pytest.mark.peer

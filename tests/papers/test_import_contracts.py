@@ -14,7 +14,7 @@ from importlinter.contracts.acyclic_siblings import AcyclicSiblingsContract
 from importlinter.contracts.forbidden import ForbiddenContract
 from importlinter.contracts.layers import LayersContract
 
-CONFIGURATION = read_configuration(str(Path(__file__).parent.parent / "pyproject.toml"))
+CONFIGURATION = read_configuration(str(Path(__file__).parents[2] / "pyproject.toml"))
 CONTRACTS: dict[str, dict[str, Any]] = {each["name"]: each for each in CONFIGURATION["contracts_options"]}
 TYPES: dict[str, Any] = {
     "acyclic_siblings": AcyclicSiblingsContract,
