@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from tests.cli.place import Place
+from tests.cli.place import NO_DELAY, Place
 from tests.support.broker import KlogBroker
 from tests.support.kafka import ZooKeeperServer
 from tests.support.shared_kafka import SharedKafkas
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
+@pytest.fixture(
+    scope="module", params=["ours", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("again")])]
+)
 def place(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Place]:
     if request.param == "ours":
-        with KlogBroker(module_server_dir) as broker, ZooKeeperServer(module_server_dir / "zk") as zookeeper:
+        with KlogBroker(module_server_dir, *NO_DELAY) as broker, ZooKeeperServer(module_server_dir / "zk") as zookeeper:
             yield Place(broker.bootstrap_servers, zookeeper.connect)
     else:
         kafka = shared_kafkas.get("3.9.1")

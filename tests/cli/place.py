@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
+#: Arguments of a broker on which a group begins with its first member, as with the tests' Kafka.
+NO_DELAY = ("--set", "group.initial.rebalance.delay.ms=0")
+
 only_ours = pytest.mark.parametrize("place", ["ours"], indirect=True)
 
 

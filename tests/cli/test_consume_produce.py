@@ -24,6 +24,7 @@ from spark_klog.cli.records import places
 from spark_klog.client.cluster import Cluster
 from spark_klog.protocol.tables.list_offsets import LATEST
 from spark_klog.spark.offsets import OffsetSpec
+from tests.cli.place import NO_DELAY
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
 from tests.support.klog import klog_bytes, klog_command
@@ -34,9 +35,12 @@ from tests.support.topics import make_topic
 _FIELDS = r"%t %p %o %k|%K %s|%S %h %T\n"
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
+@pytest.fixture(
+    scope="module", params=["ours", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("again")])]
+)
 def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
-    broker = KlogBroker(module_server_dir) if request.param == "ours" else Kafka("3.9.1", module_server_dir / "kafka")
+    is_ours = request.param == "ours"
+    broker = KlogBroker(module_server_dir, *NO_DELAY) if is_ours else Kafka("3.9.1", module_server_dir / "kafka")
     with broker:
         yield broker.bootstrap_servers
 
@@ -152,17 +156,26 @@ def _transactions(servers: str, topic: str, *sizes: int) -> None:
             producer.abort_transaction(30)
 
 
-def test_the_last_records_are_counted(servers: str, topic: str) -> None:
+def test_the_last_records_are_counted(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Markers, and with read_committed aborted records, are offsets without a record."""
+    monkeypatch.setattr(places, "_POLL_SECONDS", 0.02)
     _transactions(servers, topic, 4, -40, 2, 1, -3)  # with a marker each: offsets 0-3, 5-44, 46-47, 49, 51-53
     committed = [(0, offset) for offset in (0, 1, 2, 3, 46, 47, 49)]
-    for count in (1, 2, 3, 4, 6, 7, 8):
-        found = offsets(servers, topic, "--from", f"-{count}", "--isolation", "read_committed")
-        assert found == committed[-count:]
-    assert offsets(servers, topic, "--until", "-3", "--isolation", "read_committed") == committed[:-3]
     every = [(0, offset) for offset in (*range(4), *range(5, 45), 46, 47, 49, 51, 52, 53)]
-    for count in (1, 4, 30, 100):
-        assert offsets(servers, topic, "--from", f"-{count}") == every[-count:]
+    for isolation, expected, counts in (
+        ("read_committed", committed, (1, 2, 3, 4, 6, 7, 8)),
+        ("read_uncommitted", every, (1, 4, 30, 100)),
+    ):
+        settings = {"bootstrap.servers": servers, "isolation.level": isolation, "auto.offset.reset": "earliest"}
+        with Cluster.connect(settings) as cluster:
+            for count in counts:
+                begin = places.parse_place("--from", f"-{count}")
+                found, _ = places.ranges(cluster, settings, [(topic, 0)], begin, OffsetSpec(LATEST))
+                start = found[topic, 0][0]
+                assert [offset for _, offset in expected if offset >= start] == [o for _, o in expected[-count:]]
+    arguments = ("--isolation", "read_committed")
+    assert offsets(servers, topic, "--from", "-2", *arguments) == committed[-2:]
+    assert offsets(servers, topic, "--until", "-3", *arguments) == committed[:-3]
 
 
 def test_the_search_for_the_last_records_is_bounded(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +241,7 @@ def test_produce_lines(servers: str, topic: str) -> None:
 
 
 def _partitions_by_librdkafka(servers: str, topic: str, partitioner: str) -> dict[int, int]:
-    """The partition, of two, that librdkafka chooses for each key from 0 to 49,999."""
+    """The partition, of two, that librdkafka chooses for each key from 0 to 9,999."""
     make_topic(servers, topic, 2)
     found: dict[int, int] = {}
 
@@ -238,7 +251,7 @@ def _partitions_by_librdkafka(servers: str, topic: str, partitioner: str) -> dic
 
     settings = {"queue.buffering.max.messages": 100_000, "partitioner": partitioner, "log_level": 0}
     producer = confluent_kafka.Producer({"bootstrap.servers": servers, **settings})
-    for number in range(50_000):
+    for number in range(10_000):
         producer.produce(topic, None, b"%d" % number, on_delivery=note)
     assert producer.flush(60) == 0
     return found
@@ -249,14 +262,14 @@ def test_produce_many_lines(servers: str, tmp_path: Path, codec: str) -> None:
     topic = f"many-{codec}"
     make_topic(servers, topic, 2)
     file = tmp_path / "lines"
-    file.write_bytes(b"".join(b"%d=%d\n" % (number, number * number) for number in range(50_000)))
+    file.write_bytes(b"".join(b"%d=%d\n" % (number, number * number) for number in range(10_000)))
     # the default is that of Java's clients; librdkafka has another one
     partitioner, option = (
         ("murmur2_random", []) if codec == "none" else ("consistent_random", ["-X", "partitioner=consistent_random"])
     )
     klog("produce", servers, topic, "-l", str(file), "-K", "=", "-z", codec, *option)
     found = read(servers, topic)
-    assert sorted(int(key) for _, key, _, _ in found) == list(range(50_000))
+    assert sorted(int(key) for _, key, _, _ in found) == list(range(10_000))
     for partition in (0, 1):  # each partition is in order
         keys = [int(key) for number, key, _, _ in found if number == partition]
         assert keys == sorted(keys)
@@ -284,18 +297,6 @@ def test_produce_files(servers: str, topic: str, tmp_path: Path) -> None:
         path.write_bytes(content)
     klog("produce", servers, topic, "-k", "key", "-p", "0", *map(str, paths))
     assert read(servers, topic) == [(0, b"key", content, None) for content in contents]
-
-
-def test_lines_are_written_as_they_come(servers: str, topic: str) -> None:
-    with subprocess.Popen(command("produce", servers, topic, "-p", "0"), stdin=subprocess.PIPE) as running:
-        assert running.stdin is not None
-        for number in range(3):
-            running.stdin.write(b"%d\n" % number)
-            running.stdin.flush()
-            deadline = time.monotonic() + 30
-            while klog("consume", servers, topic, "-p", "0") != b"".join(b"%d\n" % each for each in range(number + 1)):
-                assert time.monotonic() < deadline
-    assert running.returncode == 0
 
 
 def test_a_copy_by_json(servers: str, topic: str) -> None:
@@ -362,22 +363,26 @@ def test_arguments_are_checked_before_connecting(arguments: list[str], message: 
     assert b"no broker answers" not in refused
 
 
-def test_an_interrupted_producer_has_written_its_lines(servers: str, topic: str) -> None:
+def test_lines_are_written_as_they_come_and_before_an_interrupt(servers: str, topic: str) -> None:
     with subprocess.Popen(
         command("produce", servers, topic, "-p", "0"), stdin=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
         assert running.stdin is not None
         assert running.stderr is not None
-        running.stdin.write(b"1\n2\n")
-        running.stdin.flush()
-        deadline = time.monotonic() + 30
-        while klog("consume", servers, topic, "-p", "0") != b"1\n2\n":
-            assert time.monotonic() < deadline
+        lines = b""
+        for line in (b"1\n", b"2\n"):
+            lines += line
+            running.stdin.write(line)
+            running.stdin.flush()
+            deadline = time.monotonic() + 30
+            while klog("consume", servers, topic, "-p", "0") != lines:
+                assert time.monotonic() < deadline
         running.send_signal(signal.SIGINT)
         assert running.stderr.read() == b"klog: interrupted; what was sent before is written\n"
     assert running.returncode == 130
 
 
+@pytest.mark.test_all("long")
 def test_a_producer_writes_all_that_it_has_read_before_a_signal(servers: str, topic: str) -> None:
     choose = random.Random(4)
     until = time.monotonic() + float(os.environ.get("SPARK_KLOG_INTERRUPT_SECONDS", "0"))
@@ -459,15 +464,15 @@ def test_produce_leaves_the_transactions_of_a_file(servers: str, topic: str, tmp
     assert set(klog("consume", servers, topic).split()) == {b"ours", b"theirs"}
 
 
-@pytest.mark.parametrize("form", [("--json",), ("-f", r"%t %p %o %k|%K %s|%S %T\n"), ("-K", ":", "-Z")])
-def test_consume_does_without_pandas(servers: str, form: tuple[str, ...]) -> None:
+def test_consume_does_without_pandas(servers: str, topic: str) -> None:
     """The import of pandas, which pyarrow does at the first scalar of a Python object, doubles the start-up time."""
-    name = f"without-pandas-{len(form)}-{'json' in form[0]}"
-    make_topic(servers, name, 1)
-    write(servers, name, [{"value": b"v", "key": None}, {"value": None, "key": "ä"}])
+    write(servers, topic, [{"value": b"v", "key": None}, {"value": None, "key": "ä"}])
+    forms = (["--json"], ["-f", r"%t %p %o %k|%K %s|%S %T\n"], ["-K", ":", "-Z"])
+    commands = [command("consume", servers, topic, *form)[3:] for form in forms]
     program = (
-        "import sys; from spark_klog.cli.main import main; main(sys.argv[1:], standalone_mode=False);"
+        "import sys; from spark_klog.cli.main import main\n"
+        f"for arguments in {commands!r}: main(arguments, standalone_mode=False)\n"
         "sys.exit('pandas' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program, *command("consume", servers, name, *form)[3:]], timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], timeout=60)
     assert done.returncode == 0

@@ -163,6 +163,7 @@ def test_directories_without_meta_properties(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.test_all("version")
 def test_a_cluster_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     data = tmp_path / "cluster"
     with _running(*_cluster(data)) as address:

@@ -103,7 +103,7 @@ def test_another_version_of_python(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "is Python 3.9, this is 3." in found["Spark's Python"]["found"]
 
 
-@pytest.mark.parametrize("is_changed", [False, True])
+@pytest.mark.parametrize("is_changed", [pytest.param(False, marks=pytest.mark.test_all("again")), True])
 def test_a_checkout_that_hides_the_installed_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_changed: bool
 ) -> None:
@@ -308,6 +308,7 @@ def test_the_versions_are_those_of_the_package() -> None:
     assert f'"{required}",' in (ROOT / "pyproject.toml").read_text()
 
 
+@pytest.mark.test_all("again")  # of Spark's source and sink
 def test_a_round_trip_through_spark() -> None:
     finding = checkups.run("Spark", checkups.round_trip)
     assert (finding.advice, finding.found[:34]) == ("", "1000 of 1000 rows written and read")

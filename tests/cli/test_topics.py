@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.support.broker import KlogBroker
-from tests.support.kafka import Kafka, kafka_libs
+from tests.support.java_tools import JavaTools
+from tests.support.kafka import Kafka
 from tests.support.klog import klog
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
+@pytest.fixture(
+    scope="module", params=["ours", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("again")])]
+)
 def servers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[str]:
     broker = KlogBroker(module_server_dir) if request.param == "ours" else Kafka("3.9.1", module_server_dir / "kafka")
     with broker:
@@ -37,21 +40,22 @@ def answers(servers: str, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def topic_command(servers: str, *arguments: str) -> str:
-    return java_tool("TopicCommand", servers, *arguments)
+@pytest.fixture(scope="module")
+def tool(servers: str) -> Iterator[Callable[..., str]]:
+    """Run one of Kafka's own tools, which must succeed, and return its output."""
+    with JavaTools("3.9.1") as tools:
+
+        def run_one(name: str, *arguments: str) -> str:
+            code, told = tools.run(f"org.apache.kafka.tools.{name}", "--bootstrap-server", servers, *arguments)
+            assert code == 0, told
+            return told
+
+        yield run_one
 
 
-def java_tool(name: str, servers: str, *arguments: str) -> str:
-    java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{kafka_libs('3.9.1')}/*"]
-    command = [*java, f"org.apache.kafka.tools.{name}", "--bootstrap-server", servers, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def seen_by_kafka(servers: str, topic: str) -> dict[str, Any]:
+def seen_by_kafka(tool: Callable[..., str], topic: str) -> dict[str, Any]:
     """A topic as TopicCommand describes it."""
-    output = topic_command(servers, "--describe", "--topic", topic)
+    output = tool("TopicCommand", "--describe", "--topic", topic)
     (head,) = re.findall(
         r"^Topic: (\S+)\tTopicId: (\S+)\tPartitionCount: (\d+)\tReplicationFactor: (\d+)\tConfigs: ?(\S*)",
         output,
@@ -81,12 +85,12 @@ def seen_by_us(described: dict[str, Any]) -> dict[str, Any]:
     return {name: described[name] for name in ("name", "id", "settings")} | {"partitions": partitions}
 
 
-def _compare_offsets(servers: str, now: int) -> None:
+def _compare_offsets(servers: str, tool: Callable[..., str], now: int) -> None:
     """Compare `klog topics offsets` with Kafka's GetOffsetShell for 30 records in two partitions, N at `now` + N s."""
     for moment in (str(now + 4500), "-1"):
         told = run(servers, "offsets", "clicks:0,1", "--time", moment)
         assert (told.returncode, told.stderr) == (0, "")
-        theirs = java_tool("GetOffsetShell", servers, "--topic-partitions", "clicks:0,clicks:1", "--time", moment)
+        theirs = tool("GetOffsetShell", "--topic-partitions", "clicks:0,clicks:1", "--time", moment)
         assert told.stdout == theirs
     assert told.stdout.split() == ["clicks:0:15", "clicks:1:15"]
     assert run(servers, "offsets", "clicks", "--time", str(now + 4500)).stdout.split() == [
@@ -104,7 +108,7 @@ def _compare_offsets(servers: str, now: int) -> None:
 
 
 @pytest.mark.peer
-def test_the_life_of_a_topic(servers: str) -> None:
+def test_the_life_of_a_topic(servers: str, tool: Callable[..., str]) -> None:
     settings = ("--config", "retention.ms=100000000", "--config", "segment.bytes=2000000")
     assert answers(servers, "create", "clicks", "--partitions", "3", *settings) == [{"name": "clicks", "created": True}]
     again = run(servers, "create", "clicks")
@@ -112,7 +116,7 @@ def test_the_life_of_a_topic(servers: str) -> None:
     assert again.stderr.startswith("klog: creating topic clicks (")
     assert "TOPIC_ALREADY_EXISTS" in again.stderr
     assert answers(servers, "create", "clicks", "--if-not-exists") == [{"name": "clicks", "created": False}]
-    topic_command(servers, "--create", "--topic", "theirs", "--partitions", "2")
+    tool("TopicCommand", "--create", "--topic", "theirs", "--partitions", "2")
 
     producer = Producer({"bootstrap.servers": servers, "log_level": 0})
     now = round(time.time() * 1000)
@@ -136,8 +140,8 @@ def test_the_life_of_a_topic(servers: str) -> None:
     ]
     (described,) = answers(servers, "describe", "clicks")
     assert [(entry["earliest"], entry["latest"]) for entry in described["partitions"]] == watermarks
-    _compare_offsets(servers, now)
-    kafka = seen_by_kafka(servers, "clicks")
+    _compare_offsets(servers, tool, now)
+    kafka = seen_by_kafka(tool, "clicks")
     assert seen_by_us(described) == kafka
     assert kafka["settings"] == {"retention.ms": "100000000", "segment.bytes": "2000000"}
 
@@ -152,7 +156,7 @@ def test_the_life_of_a_topic(servers: str) -> None:
     assert answers(servers, "alter", "clicks", "--partitions", "5", *changes) == [{"name": "clicks", "altered": True}]
     (described, other) = answers(servers, "describe")
     assert other["name"] == "theirs"
-    kafka = seen_by_kafka(servers, "clicks")
+    kafka = seen_by_kafka(tool, "clicks")
     assert seen_by_us(described) == kafka
     assert len(kafka["partitions"]) == 5
     # the brokers' configurations have log.retention.ms=-1
@@ -172,7 +176,7 @@ def test_the_life_of_a_topic(servers: str) -> None:
     deadline = time.monotonic() + 20
     while answers(servers, "list") and time.monotonic() < deadline:  # Kafka answers before it has deleted the topics
         time.sleep(0.1)
-    assert topic_command(servers, "--list").split() == ["__consumer_offsets"]
+    assert not {"clicks", "theirs"} & set(tool("TopicCommand", "--list").split())
 
 
 def test_what_is_refused_and_what_people_see(servers: str) -> None:

@@ -23,6 +23,9 @@ from tests.support.secure_broker import PASSWORDS, SecureBroker
 from tests.support.topics import make_topic
 
 
+_AGAIN = pytest.mark.test_all("again")
+
+
 def _send(servers: str, topic: str, values: list[bytes], partition: int = 0) -> None:
     producer = Producer({"bootstrap.servers": servers, "log_level": 0})
     for value in values:
@@ -34,8 +37,15 @@ def _name() -> str:
     return f"t-{uuid.uuid4().hex[:8]}"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("more", [(), ("--exactly-once",)], ids=["at least once", "exactly once"])
+@pytest.mark.parametrize(
+    ("more", "number"),
+    [
+        pytest.param((), signal.SIGTERM, id="at least once, SIGTERM"),
+        pytest.param((), signal.SIGINT, id="at least once, SIGINT", marks=_AGAIN),
+        pytest.param(("--exactly-once",), signal.SIGTERM, id="exactly once, SIGTERM", marks=_AGAIN),
+        pytest.param(("--exactly-once",), signal.SIGINT, id="exactly once, SIGINT", marks=_AGAIN),
+    ],
+)
 def test_new_topics_and_partitions_until_it_is_stopped(
     more: tuple[str, ...], number: signal.Signals, cluster: EmbeddedCluster, target: EmbeddedCluster, server_dir: Path
 ) -> None:
@@ -43,7 +53,19 @@ def test_new_topics_and_partitions_until_it_is_stopped(
     sides = cluster.bootstrap_servers, target.bootstrap_servers
     make_topic(sides[0], f"{base}-a", 1)
     _send(sides[0], f"{base}-a", [b"1", b"2"])
-    chosen = ("--topics", f"{base}-.*", "--exclude", ".*-x", "--name", base, "--refresh-interval", "0.2", *more)
+    chosen = (
+        "--topics",
+        f"{base}-.*",
+        "--exclude",
+        ".*-x",
+        "--name",
+        base,
+        "--refresh-interval",
+        "0.2",
+        "--commit-interval",
+        "0.2",
+        *more,
+    )
     mirror = start_mirror(server_dir / "mirror.log", *sides, *chosen)
     try:
         wait_for(mirror, 2)
@@ -191,6 +213,7 @@ def test_refusals(cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path: P
     assert "--commit-interval 2 needs a transaction.timeout.ms" in klog_refusal("mirror", *late, "--name", "late")
 
 
+@pytest.mark.test_all("again")  # tests/ui/test_secure_kafka.py mirrors by TLS and SCRAM
 def test_secure_sides(
     target: EmbeddedCluster, server_dir: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -40,7 +40,7 @@ def test_copies_within_a_cluster_are_not_copied(cluster: EmbeddedCluster) -> Non
     assert _topics(cluster.bootstrap_servers, topic) == {topic, f"copy.{topic}", f"backup.{topic}"}
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.test_all("again")), 3])
 def test_a_cycle_of_clusters(
     count: int, cluster: EmbeddedCluster, target: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -42,11 +42,17 @@ def ours(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
         yield running
 
 
-@pytest.mark.parametrize("more", [(), ("--exactly-once",)], ids=["at least once", "exactly once"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="at least once", marks=pytest.mark.test_all("again")),
+        pytest.param(("--exactly-once",), id="exactly once"),
+    ],
+)
 def test_from_kafka_to_ours_and_back(
     more: tuple[str, ...], shared_kafkas: SharedKafkas, ours: EmbeddedCluster, module_server_dir: Path
 ) -> None:
-    kafka = shared_kafkas.get("3.9.1")
+    kafka = shared_kafkas.get("4.1.0")
     topic = f"mirrored-{uuid.uuid4().hex[:8]}"
     with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
         configs = {"retention.ms": "-1", "max.message.bytes": "2000000", "min.insync.replicas": "1"}
@@ -87,7 +93,7 @@ def test_from_kafka_to_ours_and_back(
 
 
 def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
-    kafka = shared_kafkas.get("3.9.1")
+    kafka = shared_kafkas.get("4.1.0")
     topic = f"groups-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(topic, PARTITIONS)
     produce_all_shapes(kafka.bootstrap_servers, topic)
@@ -112,6 +118,7 @@ def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
     moved.close()
 
 
+@pytest.mark.test_all("version")
 def test_from_the_oldest_kafka_to_the_newest(shared_kafkas: SharedKafkas) -> None:
     old, new = shared_kafkas.get("0.10.2.2"), shared_kafkas.get("4.1.0")
     topic = f"old-{uuid.uuid4().hex[:8]}"

@@ -33,8 +33,9 @@ def source(server_dir: Path) -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture
 def target(server_dir: Path) -> Iterator[EmbeddedCluster]:
-    """A target broker that the test may kill."""
-    with EmbeddedCluster(data_dir=server_dir / "target") as running:
+    """A target broker that the test may kill, and which aborts late transactions at once."""
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}
+    with EmbeddedCluster(data_dir=server_dir / "target", settings=settings) as running:
         yield running
 
 
@@ -130,7 +131,7 @@ def test_a_transaction_that_lasted_too_long(
     make_topic(source.bootstrap_servers, topic, _PARTITIONS)
     _send(source.bootstrap_servers, topic, 0)
     first = {"bootstrap.servers": source.bootstrap_servers}
-    second = {"bootstrap.servers": target.bootstrap_servers, "transaction.timeout.ms": "3000"}
+    second = {"bootstrap.servers": target.bootstrap_servers, "transaction.timeout.ms": "2000"}
     settings = MirrorSettings(
         first, second, name=topic, topics=re.compile(topic), exactly_once=True, commit_seconds=0.5
     )

@@ -21,6 +21,9 @@ from tests.support.topics import make_topic
 from tests.support.waiting import wait_until
 
 
+_AGAIN = pytest.mark.test_all("again")
+
+
 class _Process(threading.Thread):
     def __init__(self, settings: MirrorSettings) -> None:
         super().__init__(daemon=True)
@@ -40,7 +43,10 @@ class _Process(threading.Thread):
         assert self.error is None
 
 
-@pytest.mark.parametrize(("first", "second"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(False, False), pytest.param(False, True, marks=_AGAIN), pytest.param(True, False, marks=_AGAIN), (True, True)],
+)
 def test_the_later_process_goes_on(
     first: bool, second: bool, cluster: EmbeddedCluster, target: EmbeddedCluster
 ) -> None:

@@ -19,7 +19,7 @@ _PRELOADED = [
     "rich.progress",
     "rich.table",
     "spark_klog.cli.main",
-    *(f"spark_klog.cli.commands.{name}" for name in ("groups", "log", "offsets", "topics", "users")),
+    *(f"spark_klog.cli.commands.{name}" for name in ("groups", "log", "mirror", "offsets", "topics", "users")),
     *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form", "json_lines", "where")),
     "spark_klog.client.admin.admin",
     "spark_klog.client.consumer.decoding.arrow",

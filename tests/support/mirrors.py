@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from tests.support.klog import klog_command
+from tests.support.klog import klog, klog_command
 
 #: Seconds that a test waits for a condition.
 SECONDS = 60.0
@@ -65,8 +65,7 @@ def read_topic(servers: str, topic: str, partitions: int) -> list[list[Seen]]:
 
 def mirror_once(source: str, target: str, *arguments: str) -> dict[str, Any]:
     """Run `klog mirror --until-end`; return its last line of JSON. Asserts that it succeeds."""
-    command = klog_command("mirror", "--from", source, "--to", target, "--until-end", "--json", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * SECONDS)
+    done = klog("mirror", "--from", source, "--to", target, "--until-end", "--json", *arguments)
     assert done.returncode == 0, done.stderr
     last: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return last
