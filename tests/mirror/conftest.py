@@ -1,17 +1,32 @@
-"""Fixtures for mirror tests: the second of two brokers."""
+"""Fixtures for mirror tests: two brokers, which all tests of the folder share, as each has its own topics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
+from tests.conftest import _kept_on_failure
 
 
-@pytest.fixture(scope="module")
-def target(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
-    """A second broker of ours, besides `cluster`."""
-    with EmbeddedCluster(data_dir=module_server_dir / "target") as running:
-        yield running
+@pytest.fixture(scope="session")
+def both_sides(request: pytest.FixtureRequest) -> Iterator[tuple[EmbeddedCluster, EmbeddedCluster]]:
+    for folder in _kept_on_failure(request):
+        with (
+            EmbeddedCluster(data_dir=folder / "mirror-source") as source,
+            EmbeddedCluster(data_dir=folder / "mirror-target") as target,
+        ):
+            yield source, target
+
+
+@pytest.fixture
+def cluster(both_sides: tuple[EmbeddedCluster, EmbeddedCluster]) -> EmbeddedCluster:
+    """A broker of ours, the source."""
+    return both_sides[0]
+
+
+@pytest.fixture
+def target(both_sides: tuple[EmbeddedCluster, EmbeddedCluster]) -> EmbeddedCluster:
+    """A second broker of ours."""
+    return both_sides[1]

@@ -22,7 +22,6 @@ from tests.support.mirrors import SECONDS, mirror_once, read_topic, start_mirror
 from tests.support.secure_broker import PASSWORDS, SecureBroker
 from tests.support.topics import make_topic
 
-
 _AGAIN = pytest.mark.test_all("again")
 
 

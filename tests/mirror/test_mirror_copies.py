@@ -18,7 +18,13 @@ from tests.support.mirrors import SECONDS, read_topic
 from tests.support.topics import make_topic
 from tests.support.waiting import wait_until
 
-_MODES = pytest.mark.parametrize("is_exact", [False, True], ids=["at least once", "exactly once"])
+_MODES = pytest.mark.parametrize(
+    "is_exact",
+    [
+        pytest.param(False, id="at least once", marks=pytest.mark.test_all("again")),
+        pytest.param(True, id="exactly once"),
+    ],
+)
 
 
 def _write(servers: str, topic: str, text: str, count: int) -> list[bytes]:

@@ -91,7 +91,8 @@ def _at_first_step(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]
     monkeypatch.setattr(Session, "_step", step)
 
 
-def test_others_are_copied_on(topics: _Topics, target: EmbeddedCluster) -> None:
+def test_others_are_copied_on(topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "_LAG_SECONDS", 0.2)
     mirror = topics.mirror()
     thread = threading.Thread(target=mirror.run, daemon=True)
     thread.start()
@@ -112,7 +113,7 @@ def test_others_are_copied_on(topics: _Topics, target: EmbeddedCluster) -> None:
 def test_until_end_stops_without_what_was_deleted(
     topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_GONE_SECONDS", 1.0)
+    monkeypatch.setattr(session_module, "_GONE_SECONDS", 0.3)
     _at_first_step(monkeypatch, lambda: _delete(topics.source, topics.goes))
     totals = topics.mirror().run(until_end=True)
     assert (totals.records, totals.partitions, totals.lag, totals.restarts) == (20, _PARTITIONS, 0, 0)
@@ -155,7 +156,7 @@ def test_until_end_copies_the_topic_that_was_made_anew(
     assert _copied(target, topics.goes) == new
 
 
-@pytest.mark.parametrize("recreated", ["begin", "fail"])
+@pytest.mark.parametrize("recreated", ["begin", pytest.param("fail", marks=pytest.mark.test_all("again"))])
 def test_made_anew_while_the_mirror_begins(
     recreated: str, topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

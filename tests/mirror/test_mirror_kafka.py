@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,10 +35,9 @@ def _logs(folder: Path, topic: str, partition: int) -> list[Path]:
     return sorted(folder.rglob(f"{topic}-{partition}/*.log"))
 
 
-@pytest.fixture(scope="module")
-def ours(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
-    with EmbeddedCluster(data_dir=module_server_dir / "ours") as running:
-        yield running
+@pytest.fixture
+def ours(cluster: EmbeddedCluster) -> EmbeddedCluster:
+    return cluster
 
 
 @pytest.mark.parametrize(
@@ -49,9 +47,7 @@ def ours(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
         pytest.param(("--exactly-once",), id="exactly once"),
     ],
 )
-def test_from_kafka_to_ours_and_back(
-    more: tuple[str, ...], shared_kafkas: SharedKafkas, ours: EmbeddedCluster, module_server_dir: Path
-) -> None:
+def test_from_kafka_to_ours_and_back(more: tuple[str, ...], shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
     kafka = shared_kafkas.get("4.1.0")
     topic = f"mirrored-{uuid.uuid4().hex[:8]}"
     with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
@@ -75,7 +71,7 @@ def test_from_kafka_to_ours_and_back(
     mirror_once(ours.bootstrap_servers, kafka.bootstrap_servers, *back)
     assert read_topic(kafka.bootstrap_servers, f"back.{topic}", PARTITIONS) == before
     for partition in range(PARTITIONS):
-        copies = _data_batches(_logs(module_server_dir / "ours", topic, partition))
+        copies = _data_batches(_logs(Path(ours.data_dir), topic, partition))
         assert _data_batches(_logs(kafka.log_dir, f"back.{topic}", partition)) == copies
         originals = _data_batches(_logs(kafka.log_dir, topic, partition))
         # all batches except those of aborted transactions are there, in order, byte for byte

@@ -20,7 +20,6 @@ from tests.support.mirrors import SECONDS, read_topic
 from tests.support.topics import make_topic
 from tests.support.waiting import wait_until
 
-
 _AGAIN = pytest.mark.test_all("again")
 
 
