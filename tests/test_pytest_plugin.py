@@ -56,6 +56,11 @@ def run(users: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return users.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=120)
 
 
+def refused(users: pytest.Pytester) -> pytest.RunResult:
+    """Run in this process what starts no broker."""
+    return users.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist")
+
+
 def test_fixtures_serve_the_clients_of_users(users: pytest.Pytester) -> None:
     users.makepyfile(
         ROUND_TRIP,
@@ -126,7 +131,7 @@ def test_options(users: pytest.Pytester) -> None:
 def test_settings_that_are_wrong(users: pytest.Pytester, setting: str, told: str) -> None:
     users.makepyfile("def test(klog_cluster): pass")
     users.makeini(f"[pytest]\n{setting}")
-    result = run(users)
+    result = refused(users)
     assert result.ret != 0
     assert told.strip("*") in result.stdout.str() + result.stderr.str()
 
@@ -143,7 +148,7 @@ def test_markers_that_are_wrong(users: pytest.Pytester) -> None:
         f"@pytest.mark.klog_topic({marker})\ndef test_{number}(klog_topic): pass" for number, marker in enumerate(told)
     ]
     users.makepyfile("\n".join(["import pytest", *tests]))
-    result = run(users)
+    result = refused(users)
     result.assert_outcomes(errors=len(told))
     for text in told.values():
         assert text in result.stdout.str()
@@ -175,6 +180,7 @@ def test_a_failed_test_shows_what_brokers_logged_during_it(users: pytest.Pyteste
     assert "created topic test-before-" in Path(path).read_text()
 
 
+@pytest.mark.test_all("long")
 def test_workers_have_clusters_of_their_own(users: pytest.Pytester) -> None:
     test = "def test(klog_cluster, klog_topic, worker_id):\n    assert False, f'{worker_id} {klog_cluster.pid(0)}'\n"
     users.makepyfile(test_one=test, test_other=test)

@@ -1,12 +1,19 @@
-"""jobs/batch_load.py writes each record once to Parquet, run after run. test_batch_load_kills.py kills it meanwhile."""
+"""jobs/batch_load.py writes each record once to Parquet, run after run, also if it is killed meanwhile.
+
+SPARK_KLOG_KILLS sets the number of kills (default 1), SPARK_KLOG_SEED the random choices.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -14,7 +21,20 @@ from confluent_kafka.admin import AdminClient
 from spark_klog.cli.jobs.batch_load import _arguments as arguments_of_load, main as batch_load
 from spark_klog.cli.jobs.running import exit_code
 from spark_klog.embedded import EmbeddedCluster
-from tests.jobs.support import BATCH_LOAD, DONE, NOTHING_NEW, Driver, Load, environment, rows_of
+from spark_klog.load import files
+from spark_klog.load.audit import status
+from tests.jobs.support import (
+    BATCH_LOAD,
+    DONE,
+    NOTHING_NEW,
+    Driver,
+    Load,
+    environment,
+    kill,
+    named,
+    rows_of,
+    wait_for_the_moment,
+)
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
 from tests.spark.support import create_topic, produce, values
 from tests.support.certificates import make_certificates
@@ -23,6 +43,14 @@ from tests.support.secure_broker import PASSWORDS, SecureBroker
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(900)
+#: Picks the processes to kill from those of a run.
+_TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+    "jvm": lambda tree: tree[:1],
+    "python workers": lambda tree: named(tree[1:], "pyspark.daemon"),
+    "python driver": lambda tree: named(tree[1:], BATCH_LOAD.name),
+    "everything": lambda tree: tree,
+    "a worker": lambda tree: named(tree[1:], "pyspark.daemon")[-1:],
+}
 _GIVEN = ("--topics", "t", "--output", "o")
 
 
@@ -56,11 +84,11 @@ def test_each_run_goes_on_where_the_last_one_stopped(
     assert rows_of(load.output) == truth.rows()
     assert zookeeper_offsets(zookeeper_cluster, "g1") == truth.ends()
 
-    files = load.files()
+    before = load.files()
     ran = load.run("--json", *shown)
     assert ran.code == NOTHING_NEW
     assert reported(ran.report()) == truth.report(truth.ends())
-    assert load.files() == files
+    assert load.files() == before
     assert load.committed() == [1, 2]
     # read each file by itself, without knowledge of partitioned folders
     assert sum(pq.ParquetFile(path).metadata.num_rows for path in load.output.rglob("*.parquet")) == 2_500
@@ -120,15 +148,22 @@ def test_new_topics_and_partitions_with_offsets_in_files(
         ([*_GIVEN, "--fail-on-data-loss", "maybe"], "invalid choice"),
     ],
 )
-def test_wrong_arguments(options: list[str], words: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(BATCH_LOAD), "--bootstrap-servers", "127.0.0.1:1", *options]
+def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        batch_load(["--bootstrap-servers", "127.0.0.1:1", *options])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("batch_load.py: error: ")
+    assert words in last
+
+
+def test_wrong_arguments_of_the_program(tmp_path: Path) -> None:
+    command = [sys.executable, str(BATCH_LOAD), "--bootstrap-servers", "127.0.0.1:1", *_GIVEN, "--max-records", "0"]
     ran = subprocess.run(
         command, capture_output=True, text=True, cwd=tmp_path, env=environment(tmp_path), timeout=60, check=False
     )
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
-    assert ran.stderr.splitlines()[-1].startswith("batch_load.py: error: ")
-    assert words in ran.stderr.splitlines()[-1]
+    assert ran.stderr.splitlines()[-1].startswith("batch_load.py: error: argument --max-records: ")
 
 
 @pytest.mark.parametrize("given", [["--group", ""], ["--group", "g", "--zookeeper", " "]])
@@ -181,7 +216,7 @@ def test_no_broker(make_load: Callable[..., Load], tmp_path: Path) -> None:
     port, file = free_port(), tmp_path / "client.properties"
     file.write_text("socket.connection.setup.timeout.ms=2000\n")
     options = ("--json", "--command-config", str(file))
-    complaint = make_load("t").submit(*options, bootstrap_servers=f"127.0.0.1:{port}").complaint()
+    complaint = make_load("t").run(*options, bootstrap_servers=f"127.0.0.1:{port}").complaint()
     assert f"127.0.0.1:{port}" in complaint
 
 
@@ -201,7 +236,7 @@ def test_what_is_gone_from_the_topic_stops_the_load(
     truth.send(topic, 200, 1)
     load = make_load(topic)
     load.report()
-    files = load.files()
+    before = load.files()
 
     _delete_topic(zookeeper_cluster, topic)
     again = Truth(zookeeper_cluster.bootstrap_servers)
@@ -211,7 +246,7 @@ def test_what_is_gone_from_the_topic_stops_the_load(
     complaint = load.run("--json").complaint()
     assert f"{topic}-0" in complaint
     assert "200" in complaint
-    assert load.files() == files
+    assert load.files() == before
 
 
 def test_output_of_another_load_is_refused(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
@@ -241,6 +276,7 @@ def test_output_that_cannot_be_written(truth: Truth, make_load: Callable[..., Lo
     assert rows_of(load.output) == truth.rows()
 
 
+@pytest.mark.test_all("again")  # tests/load/test_store.py shows the lock
 def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: str) -> None:
     """The second run is rejected, and each record is loaded once."""
     truth.create(topic, 2)
@@ -258,6 +294,44 @@ def test_two_runs_at_once(truth: Truth, make_load: Callable[..., Load], topic: s
     assert rows_of(load.output) == truth.rows()
 
 
+@pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
+def test_killed_at_any_moment(
+    zookeeper_cluster: EmbeddedCluster, truth: Truth, make_load: Callable[..., Load], topic: str
+) -> None:
+    kills = int(os.environ.get("SPARK_KLOG_KILLS", "1"))
+    chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
+    truth.create(topic, 3)
+    load = make_load(topic)
+    assert zookeeper_cluster.zookeeper_connect is not None
+    options = ("--group", "killed", "--zookeeper", zookeeper_cluster.zookeeper_connect)
+    killed: Counter[str] = Counter()
+    rounds = 0
+    while killed.total() < kills:
+        rounds += 1
+        assert rounds <= 3 * kills, f"too many runs ended before they were killed: {killed}"
+        truth.send(topic, chance.randint(600, 1_500), 3)
+        target = [*_TARGETS][killed.total() % len(_TARGETS)]
+        running = load.start("--json", *options, "--max-file-records", "10")
+        wait_for_the_moment(running, load, chance)
+        hit = 0 if running.ended else kill(_TARGETS[target](running.tree()))
+        if hit:
+            killed[target] += 1
+        ran = running.result()
+        if target in ("everything", "python driver"):
+            assert ran.code != 0 or not hit, f"{target} killed, and the run has not noticed"
+        if target in ("python workers", "a worker") and ran.code != 0:
+            ran.complaint()
+        check_each_once(load)
+    ran = load.run("--json", *options)
+    assert ran.code in (DONE, NOTHING_NEW), ran.stderr
+    assert ran.report()[-1]["until"] == truth.ends()[topic, 2]
+    assert rows_of(load.output) == truth.rows()
+    assert zookeeper_offsets(zookeeper_cluster, "killed") == truth.ends()
+    assert len(status(str(load.output)).findings) == 0
+    assert sum(item.records for item in files(str(load.output))) == len(truth.rows())
+
+
+@pytest.mark.test_all("again")
 def test_by_tls_and_sasl(driver: Driver, server_dir: Path) -> None:
     file = server_dir / "client.properties"
     with SecureBroker(server_dir / "broker", make_certificates(server_dir / "certificates")) as broker:

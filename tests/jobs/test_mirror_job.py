@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from jobs.mirror import prepare, run_slot
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.settings import MirrorSettings
 from tests.jobs.support import ROOT, environment, spark_submit
@@ -39,13 +41,39 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, env=environ, cwd=folder)
 
 
+def _fill(servers: str, topic: str) -> Producer:
+    make_topic(servers, topic, _PARTITIONS)
+    producer = Producer({"bootstrap.servers": servers, "compression.type": "lz4"})
+    for number in range(5_000):
+        producer.produce(topic, b"%d" % number, b"k%d" % number, number % _PARTITIONS)
+    assert producer.flush(60) == 0
+    return producer
+
+
+def test_slots_share_the_partitions(cluster: EmbeddedCluster, target: EmbeddedCluster) -> None:
+    """The code of the tasks, without Spark: each goes on where it ended."""
+    producer = _fill(cluster.bootstrap_servers, "orders")
+    first, second = ({"bootstrap.servers": side.bootstrap_servers} for side in (cluster, target))
+    settings = MirrorSettings(first, second, name="slots", topics=re.compile("orders"), exactly_once=True)
+    for count in (5_000, 1):
+        settings, slots = prepare(settings, 3)
+        found = [run_slot(settings, slots, slot) for slot in range(slots)]
+        assert (sum(one.records for one in found), sum(one.partitions for one in found)) == (count, _PARTITIONS)
+        producer.produce("orders", b"later", None, 4)
+        assert producer.flush(60) == 0
+    before = read_topic(cluster.bootstrap_servers, "orders", _PARTITIONS)
+    assert read_topic(target.bootstrap_servers, "orders", _PARTITIONS) == [*before[:4], before[4][:-1]]
+    with Admin({"bootstrap.servers": target.bootstrap_servers}) as admin:
+        ids = {one.transactional_id for one in admin.list_transactions()}
+    assert ids == {f"klog-mirror.slots.internal-{slot}" for slot in range(3)}
+    with pytest.raises(ConfigError, match="3 tasks, not 2"):
+        prepare(settings, 2)
+
+
+@pytest.mark.test_all("again")
 def test_tasks_share_the_partitions(cluster: EmbeddedCluster, target: EmbeddedCluster, server_dir: Path) -> None:
     sides = ("--from", cluster.bootstrap_servers, "--to", target.bootstrap_servers)
-    make_topic(cluster.bootstrap_servers, "clicks", _PARTITIONS)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "compression.type": "lz4"})
-    for number in range(5_000):
-        producer.produce("clicks", b"%d" % number, b"k%d" % number, number % _PARTITIONS)
-    assert producer.flush(60) == 0
+    producer = _fill(cluster.bootstrap_servers, "clicks")
     chosen = (*sides, "--topics", "clicks", "--name", "job", "--exactly-once", "--json")
     done = _run(server_dir, *chosen, "--tasks", "3")
     assert done.returncode == 0, done

@@ -40,6 +40,7 @@ def run(kernel: str, tmp_path: Path) -> Callable[[str], str]:
     return run_one
 
 
+@pytest.mark.test_all("again")
 def test_explore_a_topic(run: Callable[[str], str]) -> None:
     text = run("01-explore-a-topic")
     assert "5000 clicks\n" in text
@@ -53,6 +54,7 @@ def test_follow_a_stream(run: Callable[[str], str]) -> None:
     assert 'klog_query_lag_records{query="readings",source="0",topic="readings",partition="0"}' in text
 
 
+@pytest.mark.test_all("again")
 def test_exactly_once_through_a_kill(run: Callable[[str], str]) -> None:
     text = run("03-exactly-once-through-a-kill")
     assert "killed: True\n" in text
@@ -60,6 +62,7 @@ def test_exactly_once_through_a_kill(run: Callable[[str], str]) -> None:
     assert "exit code 0\n20000 records, 20000 different ones\nexactly once: True\n" in text
 
 
+@pytest.mark.test_all("again")
 def test_replay_and_audit(run: Callable[[str], str]) -> None:
     text = run("04-replay-and-audit")
     for partition in (0, 1):
@@ -69,6 +72,7 @@ def test_replay_and_audit(run: Callable[[str], str]) -> None:
     assert "the same records: True\n" in text
 
 
+@pytest.mark.test_all("again")
 def test_log_directories(run: Callable[[str], str]) -> None:
     text = run("05-log-directories")
     assert "5000 old records, 15000 new records\n" in text

@@ -121,6 +121,7 @@ def open_first(browser: Browser) -> str:
     return browser.text("#messages pre[aria-label='klog consume']")
 
 
+@pytest.mark.test_all("again")
 def test_the_page(browser: Browser, secure: SecureKafka) -> None:
     browser.open("overview")
     assert secure.servers in browser.text("#main")  # the page shows the address of the listener that it uses
@@ -150,6 +151,7 @@ def test_the_page(browser: Browser, secure: SecureKafka) -> None:
         assert PASSWORDS["alice"] not in json.dumps(browser.page.get(view))
 
 
+@pytest.mark.test_all("again")
 def test_the_page_of_a_user_who_may_read_one_topic(
     chromium: webdriver.Chrome, secure: SecureKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -212,6 +212,7 @@ def test_the_policy_stops_inline_code(browser: Browser) -> None:
     assert browser.js("return window.pwned ?? null") is None
 
 
+@pytest.mark.test_all("long")
 def test_search_of_a_million_records(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
     make_topic(cluster.bootstrap_servers, topic, 4)
     count = 1_000_000
@@ -230,6 +231,7 @@ def test_search_of_a_million_records(browser: Browser, cluster: EmbeddedCluster,
     assert browser.rows() == 100
 
 
+@pytest.mark.test_all("long")
 def test_live_messages_take_no_memory(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
     make_topic(cluster.bootstrap_servers, topic, 2)
     stop = threading.Event()
@@ -280,6 +282,7 @@ def test_live_messages_take_no_memory(browser: Browser, cluster: EmbeddedCluster
         writer.join()
 
 
+@pytest.mark.test_all("long")
 def test_the_overview_is_live(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
     browser.open("overview")
     make_topic(cluster.bootstrap_servers, topic, 1)
@@ -292,6 +295,7 @@ def test_the_overview_is_live(browser: Browser, cluster: EmbeddedCluster, topic:
     browser.wait(lambda: "1,234" in browser.text("#main table:has(a)"))
 
 
+@pytest.mark.test_all("long")
 def test_an_outage_is_said_and_ends(
     chromium: webdriver.Chrome, make_cluster: Callable[..., EmbeddedCluster], topic: str
 ) -> None:
@@ -343,6 +347,7 @@ def test_changes_by_the_page(browser: Browser, topic: str) -> None:
     assert offsets == {0: 0, 1: 0, 2: 0}
 
 
+@pytest.mark.test_all("long")
 def test_every_view_and_record_has_an_address(browser: Browser) -> None:
     browser.open("messages", CLICKS)
     browser.js("const form = document.forms.jump; form.partition.value = '1'; form.offset.value = '3'")
@@ -389,6 +394,7 @@ def test_every_view_and_record_has_an_address(browser: Browser) -> None:
     browser.wait(lambda: "1 of 2 groups" in browser.text("#main"))
 
 
+@pytest.mark.test_all("again")
 def test_an_offset_that_does_not_exist(browser: Browser) -> None:
     """The view says so in place of what was shown before."""
     browser.open("messages", CLICKS)
@@ -423,6 +429,7 @@ def test_a_committed_offset_beyond_the_end(browser: Browser, cluster: EmbeddedCl
         admin.delete_group(topic)  # other tests count the groups
 
 
+@pytest.mark.test_all("again")
 def test_export_by_the_page(browser: Browser, tmp_path: Path) -> None:
     browser.cdp("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     browser.open("messages", CLICKS)
@@ -437,6 +444,7 @@ def test_export_by_the_page(browser: Browser, tmp_path: Path) -> None:
     assert len(table.read_text().splitlines()) == 122
 
 
+@pytest.mark.test_all("long")
 def test_groups_of_a_topic_and_axes(browser: Browser) -> None:
     browser.open("topic", CLICKS)
     browser.wait(lambda: "readers" in browser.text("#readers"))
@@ -450,6 +458,7 @@ def test_groups_of_a_topic_and_axes(browser: Browser) -> None:
     browser.wait(lambda: re.fullmatch(r"\d\d:\d\d:\d\d\n\d\d:\d\d:\d\d UTC", browser.text("figure.chart .times")))
 
 
+@pytest.mark.test_all("again")
 def test_deletion_by_the_page(browser: Browser, cluster: EmbeddedCluster, topic: str) -> None:
     make_topic(cluster.bootstrap_servers, topic, 1)
     browser.open("topic", topic)
@@ -491,7 +500,7 @@ def test_the_keyboard_is_enough(browser: Browser) -> None:
     browser.wait(lambda: "Keys:" in browser.text("#status"))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.test_all("again")), "dark"])
 def test_accessible_narrow_light_and_dark(browser: Browser, axe: str, scheme: str) -> None:
     browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     width = 360 if scheme == "dark" else 1200
