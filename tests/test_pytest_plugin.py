@@ -56,8 +56,8 @@ def run(users: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return users.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=120)
 
 
-def refused(users: pytest.Pytester) -> pytest.RunResult:
-    """Run in this process what starts no broker."""
+def run_here(users: pytest.Pytester) -> pytest.RunResult:
+    """Run in this process, which starts no interpreter."""
     return users.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:xdist")
 
 
@@ -131,7 +131,7 @@ def test_options(users: pytest.Pytester) -> None:
 def test_settings_that_are_wrong(users: pytest.Pytester, setting: str, told: str) -> None:
     users.makepyfile("def test(klog_cluster): pass")
     users.makeini(f"[pytest]\n{setting}")
-    result = refused(users)
+    result = run_here(users)
     assert result.ret != 0
     assert told.strip("*") in result.stdout.str() + result.stderr.str()
 
@@ -148,7 +148,7 @@ def test_markers_that_are_wrong(users: pytest.Pytester) -> None:
         f"@pytest.mark.klog_topic({marker})\ndef test_{number}(klog_topic): pass" for number, marker in enumerate(told)
     ]
     users.makepyfile("\n".join(["import pytest", *tests]))
-    result = refused(users)
+    result = run_here(users)
     result.assert_outcomes(errors=len(told))
     for text in told.values():
         assert text in result.stdout.str()

@@ -27,7 +27,8 @@ def topics(servers: str) -> set[str]:
 
 def values(servers: str, topic: str) -> list[bytes]:
     """All values of partition 0, as librdkafka reads them."""
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "g", "log_level": 0, "enable.partition.eof": True})
+    settings = {"bootstrap.servers": servers, "group.id": "g", "log_level": 0, "enable.partition.eof": True}
+    consumer = Consumer(settings | {"fetch.wait.max.ms": 10})
     consumer.assign([TopicPartition(topic, 0, 0)])
     found: list[bytes] = []
     deadline = time.monotonic() + 30

@@ -75,9 +75,8 @@ def write(servers: str, topic: str, records: list[dict[str, Any]]) -> None:
 
 def read(servers: str, topic: str, isolation: str = "read_committed") -> list[tuple[Any, ...]]:
     """(partition, key, value, headers) of all records, as librdkafka reads them."""
-    consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": servers, "group.id": "reader", "isolation.level": isolation, "enable.partition.eof": True}
-    )
+    settings = {"bootstrap.servers": servers, "group.id": "reader", "isolation.level": isolation}
+    consumer = confluent_kafka.Consumer(settings | {"enable.partition.eof": True, "fetch.wait.max.ms": 10})
     consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in (0, 1)])
     found, ended, deadline = [], 0, time.monotonic() + 30
     while ended < 2:

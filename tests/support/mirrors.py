@@ -35,6 +35,7 @@ def read_partition(servers: str, topic: str, partition: int, offset: int = 0) ->
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "enable.auto.commit": False,
+            "fetch.wait.max.ms": 10,  # the end of a partition is known after so long
             "log_level": 0,
         }
     )
