@@ -1,6 +1,6 @@
 """A load dies before or after each change to its output; readers always see each record once.
 
-test_batch_load_kills.py kills the processes of Spark. Here a run dies at every step, one after the other.
+jobs/test_batch_load.py kills the processes of Spark. Here a run dies at every step, one after the other.
 """
 
 from __future__ import annotations

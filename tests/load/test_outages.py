@@ -242,7 +242,7 @@ def test_a_broker_that_is_killed(topic: str, server_dir: Path, tmp_path: Path) -
 
 
 @pytest.mark.timeout(0)  # SPARK_KLOG_KILLS sets the duration; each step has its own deadline
-@pytest.mark.skipif(not kills(), reason="part of make soak; jobs/test_batch_load_kills.py is the slice of make test")
+@pytest.mark.skipif(not kills(), reason="part of make soak; jobs/test_batch_load.py has the slice of make test")
 def test_processes_of_a_cluster(topic: str, server_dir: Path) -> None:
     """Kill drivers, executors, workers of a local-cluster or the broker: all readers find each record once."""
     chance, wanted = _chance(), kills()
