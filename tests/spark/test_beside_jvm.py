@@ -25,7 +25,7 @@ from tests.support.kafka import Kafka, Version
 from .support import Job, Sent, consume, create_topic, delete_records, mixed_values, produce, read, wait_for
 
 # the first test starts two Kafkas and waits for the JVM connector's answers to all cases
-pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.peer, pytest.mark.timeout(1800), pytest.mark.test_all("long")]
 
 DATA = Path(__file__).parent.parent / "data"
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]

@@ -36,6 +36,9 @@ from .support import (
     wait_for,
 )
 
+# test_source_stream.py has a broker that is killed, test_real_kafka.py deleted records
+pytestmark = [pytest.mark.test_all("again")]
+
 SECONDS = 120
 #: Retention checks and deletes files at once; a killed broker is noticed as soon as ZooKeeper allows.
 _SETTINGS = {

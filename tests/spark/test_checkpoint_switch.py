@@ -22,6 +22,7 @@ from tests.support.pyspark_versions import child_environment, with_connector
 
 pytestmark = [
     pytest.mark.peer,
+    pytest.mark.test_all("long"),
     pytest.mark.skipif(os.environ.get("SPARK_KLOG_MATRIX") != "all", reason="part of make matrix"),
 ]
 

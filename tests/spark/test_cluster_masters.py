@@ -28,6 +28,7 @@ from .support import consume, create_topic, produce, values
 
 pytestmark = [
     pytest.mark.skipif(os.environ.get("SPARK_KLOG_MASTERS") != "all", reason="part of make soak"),
+    pytest.mark.test_all("long"),
 ]
 
 RECORDS, PARTITIONS = 1000, 4

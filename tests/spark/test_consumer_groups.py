@@ -13,7 +13,7 @@ from tests.support.shared_kafka import SharedKafkas
 
 from .support import Job, create_topic, produce, values, wait_for
 
-pytestmark = [pytest.mark.peer]
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("client")]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.support.kerberos import LISTENERS, Realm, gssapi_path, kerberos_kafka
 
 from .security_program import VALUES, run
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("mechanism")]
 
 
 @pytest.mark.parametrize("version", versions("4.1.0", "3.9.1"))

@@ -129,6 +129,7 @@ def test_a_rolling_bounce_and_one_back(place: Place) -> None:
             place.check_stored(configs[0])
 
 
+@pytest.mark.test_all("again")  # the readers of the test above, in Spark
 def test_a_query_moves(spark: SparkSession, place: Place, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 

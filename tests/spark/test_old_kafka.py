@@ -27,7 +27,7 @@ from .support import (
     values,
 )
 
-pytestmark = [pytest.mark.peer]
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("version")]
 
 CODECS = ["none", "gzip", "snappy", "lz4"]
 #: message.format.version of a topic, by magic.

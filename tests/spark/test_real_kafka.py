@@ -48,7 +48,7 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 SECONDS = 60
 
 
-@pytest.fixture(scope="module", params=["3.9.1", "4.1.0"])
+@pytest.fixture(scope="module", params=["4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
 def servers(request: pytest.FixtureRequest, shared_kafkas: SharedKafkas) -> str:
     """A broker of Apache Kafka."""
     return shared_kafkas.get(request.param).bootstrap_servers

@@ -296,7 +296,7 @@ def test_group_offsets_in_zookeeper(
 
 
 @needs_admission_control
-@pytest.mark.parametrize("form", ["path", "uri"])
+@pytest.mark.parametrize("form", ["path", pytest.param("uri", marks=pytest.mark.test_all("again"))])
 def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str, tmp_path: Path, form: str) -> None:
     create_topic(servers, topic, 2)
     tree = tmp_path / "the tree"

@@ -27,7 +27,9 @@ from tests.jobs.support import Running, kill, named
 from . import stream_program
 from .support import Group, committed_offsets, consume, create_topic
 
-pytestmark = [pytest.mark.timeout(0)]  # each step has its own deadline
+# Each step has its own deadline. `make test` kills a driver in exactly_once/test_exactly_once_kills.py, and workers in
+# test_source_stream.py.
+pytestmark = [pytest.mark.timeout(0), pytest.mark.test_all("kill")]
 
 PARTITIONS = 3
 RECORDS_A_BATCH = 200

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.spark.support import Sent, produce
-from tests.support.transactional.readers import by_confluent
+from tests.spark.support import Sent, consume, produce
 
 PARTITIONS = 3
 
@@ -15,7 +14,8 @@ def fill(servers: str, topic: str, first: int, end: int) -> None:
 
 
 def read(servers: str, topic: str, *, committed: bool = True) -> Counter[str]:
-    return Counter(value for n in range(PARTITIONS) for value in by_confluent(servers, topic, n, committed=committed))
+    level = "read_committed" if committed else "read_uncommitted"
+    return Counter((record.value or b"").decode() for record in consume(servers, topic, isolation_level=level))
 
 
 def once(records: int) -> Counter[str]:

@@ -24,7 +24,6 @@ from spark_klog.protocol.schema import Api
 from spark_klog.spark.exactly_once.decision_log import DecisionLog
 from spark_klog.spark.exactly_once.driver import Claimed, NotDecided, claim, decide, settle
 from spark_klog.spark.exactly_once.protocol import DecidedButAborted, Decision, Superseded, Transaction
-from tests.support.kafka import versions
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
@@ -36,7 +35,11 @@ SHORT = {"transaction.timeout.ms": "5000"}
 
 @pytest.fixture(
     scope="module",
-    params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("3.9.1", "4.1.0"))],
+    params=[
+        "ours",
+        pytest.param("4.1.0", marks=pytest.mark.peer),
+        pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
+    ],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:
@@ -44,7 +47,7 @@ def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafk
 
 
 @pytest.fixture(
-    params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)],
+    params=["ours", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")])],
 )
 def unverified(request: pytest.FixtureRequest, server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     """A broker, Kafka as before 3.6: it takes records of a transaction that its coordinator does not know."""

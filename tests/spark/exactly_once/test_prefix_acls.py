@@ -28,6 +28,7 @@ PROPERTIES = {
 
 
 @pytest.mark.peer
+@pytest.mark.test_all("mechanism")
 def test_rules_by_prefix(module_server_dir: Path, tmp_path: Path) -> None:
     listeners = {"SASL_PLAINTEXT": "SASL_PLAINTEXT"}
     with Kafka("4.1.0", module_server_dir / "acls", PROPERTIES, listeners=listeners) as kafka:

@@ -22,6 +22,7 @@ from tests.spark.support import create_topic
 from .support import PARTITIONS, fill, once, read
 
 pytestmark = [
+    pytest.mark.test_all("long"),
     pytest.mark.skipif(os.environ.get("SPARK_KLOG_EXACTLY_ONCE") != "full", reason="part of make soak"),
 ]
 
