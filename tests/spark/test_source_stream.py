@@ -45,11 +45,11 @@ def all_of(topic: str, partitions: int, count: int) -> list[tuple[str, int, int]
 def test_available_now_with_a_limit_and_restarts(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, topic, 4)
     produce(servers, topic, values(1000, partitions=4))
-    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="300")
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="400")
     rows = job.run()
     assert sum(rows) == 1000
-    assert max(rows) <= 300 + 4  # rounded up by at most one for each partition
-    assert len(rows) >= 4
+    assert max(rows) <= 400 + 4  # rounded up by at most one for each partition
+    assert len(rows) >= 3
     produce(servers, topic, values(200, 1000, partitions=4))
     assert sum(job.run()) == 200
     assert job.run() == []
@@ -226,6 +226,7 @@ def test_a_topic_that_is_made_anew(
     assert sorted(offsets_of(job.result)) == sorted(all_of(topic, 1, 10) + all_of(topic, 1, 4))
 
 
+@pytest.mark.test_all("again")
 def test_available_now_notices_a_log_that_became_shorter(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -256,7 +257,7 @@ def watch_group(job: Job, topic: str, servers: str, group: Callable[[], Group]) 
         return shown == {(topic, 0): end, (topic, 1): end}
 
     try:
-        for _ in range(3):
+        for _ in range(2):
             produce(servers, topic, values(60, 2 * end, partitions=2))
             end += 30
             wait_for(follows, f"the group at {end}", query=query)
@@ -288,8 +289,8 @@ def test_group_offsets_in_zookeeper(
         # The next run publishes offsets that the last one did not.
         client.delete("/consumers/g-1", recursive=True)
         job.run()
-        assert group() == {(topic, 0): 90, (topic, 1): 90}
-        assert client.get(f"/consumers/g-1/offsets/{topic}/1")[0] == b"90"
+        assert group() == {(topic, 0): 60, (topic, 1): 60}
+        assert client.get(f"/consumers/g-1/offsets/{topic}/1")[0] == b"60"
     finally:
         client.stop()
         client.close()
@@ -316,9 +317,9 @@ def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str
             shown.close()
 
     watch_group(job, topic, servers, group)
-    produce(servers, topic, values(20, 180, partitions=2))
+    produce(servers, topic, values(20, 120, partitions=2))
     assert job.run() == [20]  # one micro-batch, and no later one that publishes its offsets
-    assert group() == {(topic, 0): 100, (topic, 1): 100}
+    assert group() == {(topic, 0): 70, (topic, 1): 70}
 
 
 @needs_admission_control
@@ -341,23 +342,22 @@ def test_a_broker_that_is_killed(
     cluster = make_cluster()
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
-    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="200")
+    job = Job(spark, servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="500")
     query = job.start(processingTime="100 milliseconds")
     try:
-        for round_ in range(2):
-            writer = threading.Thread(target=produce, args=(servers, topic, values(2000, 2000 * round_, partitions=2)))
-            writer.start()
-            wait_for(lambda round_=round_: sum(job.committed().values()) > 2000 * round_, "rows", query=query)
-            cluster.kill(0)
-            cluster.restart(0)
-            writer.join()
+        writer = threading.Thread(target=produce, args=(servers, topic, values(2000, partitions=2)))
+        writer.start()
+        wait_for(lambda: sum(job.committed().values()) > 0, "rows", query=query)
+        cluster.kill(0)
+        cluster.restart(0)
+        writer.join()
         there = [(record.topic, record.partition, record.offset) for record in consume(servers, topic)]
         wait_for(lambda: sum(job.committed().values()) == len(there), "the end", query=query)
         assert query.isActive
     finally:
         query.stop()
     assert offsets_of(job.result) == there
-    assert {bytes(row.value) for row in job.result.collect()} == {record.value for record in values(4000)}
+    assert {bytes(row.value) for row in job.result.collect()} == {record.value for record in values(2000)}
 
 
 def children(pid: int) -> list[int]:
@@ -390,7 +390,7 @@ def test_workers_that_are_killed(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
 ) -> None:
     create_topic(servers, topic, 4)
-    produce(servers, topic, values(200_000, partitions=4), batch_num_messages=5)
+    produce(servers, topic, values(60_000, partitions=4), batch_num_messages=5)
     # Many small requests make tasks long enough to be killed.
     frame = read(spark, servers, subscribe=topic, **{"kafka.max.partition.fetch.bytes": 1})
     jvm = spark.sparkContext._gateway.proc.pid
@@ -413,8 +413,7 @@ def test_workers_that_are_killed(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        # a task may fail three times
-        while writer.is_alive() and failed_tasks() < 2:
+        while writer.is_alive() and not failed_tasks():
             if not active_tasks() or not workers(jvm):
                 time.sleep(0.05)
                 continue
@@ -430,4 +429,4 @@ def test_workers_that_are_killed(
         writer.join()
     assert failures == []
     assert failed_tasks()
-    assert offsets_of(spark.read.parquet(str(tmp_path / "output"))) == all_of(topic, 4, 50_000)
+    assert offsets_of(spark.read.parquet(str(tmp_path / "output"))) == all_of(topic, 4, 15_000)

@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.spark.program import main
 
@@ -39,7 +40,7 @@ def straggling(folder: Path) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return run
 
 
-def run(spark: SparkSession, given: dict[str, Any]) -> None:
+def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     reader = spark.readStream.format("klog").options(
         **{
             "kafka.bootstrap.servers": given["servers"],
@@ -60,7 +61,11 @@ def run(spark: SparkSession, given: dict[str, Any]) -> None:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime="100 milliseconds")
-    writer.start().awaitTermination()
+    return writer.start()
+
+
+def run(spark: SparkSession, given: dict[str, Any]) -> None:
+    start(spark, given).awaitTermination()
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from spark_klog.client.admin.topics import NewTopic
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.producer import Producer
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, KlogError, ProducerFenced, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.spark.exactly_once.decision_log import DecisionLog
 from spark_klog.spark.exactly_once.driver import Claimed, NotDecided, claim, decide, settle
 from spark_klog.spark.exactly_once.protocol import DecidedButAborted, Decision, Superseded, Transaction
-from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
 from tests.support.waiting import wait_until
@@ -42,8 +42,13 @@ SHORT = {"transaction.timeout.ms": "5000"}
     ],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
-    with serving(request.param, module_server_dir, shared_kafkas) as address:
-        yield address
+    if request.param == "ours":
+        # the shared Kafkas look for timeouts as often
+        settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+        with EmbeddedCluster(data_dir=module_server_dir, settings=settings) as cluster:
+            yield cluster.bootstrap_servers
+        return
+    yield shared_kafkas.get(request.param).bootstrap_servers
 
 
 @pytest.fixture(
@@ -52,8 +57,8 @@ def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafk
 def unverified(request: pytest.FixtureRequest, server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     """A broker, Kafka as before 3.6: it takes records of a transaction that its coordinator does not know."""
     if request.param == "ours":
-        with serving("ours", server_dir, shared_kafkas) as address:
-            yield address
+        with EmbeddedCluster(data_dir=server_dir) as cluster:
+            yield cluster.bootstrap_servers
     else:
         settings = {"transaction.partition.verification.enable": "false"}
         yield shared_kafkas.get(request.param, settings).bootstrap_servers
@@ -157,6 +162,17 @@ def test_an_attempt_that_writes_after_its_abort(unverified: str, topic: str, tmp
     query.close()
 
 
+@pytest.mark.parametrize(
+    "servers",
+    [
+        "ours",
+        # TODO: Kafka 4 (transaction.version 2) takes the epoch before an abort for a repeated request, and answers with
+        # the one after it, so a worker uses an id again that the driver has fenced.
+        pytest.param("4.1.0", marks=[pytest.mark.peer, pytest.mark.xfail(strict=True, reason="not fenced")]),
+        pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
+    ],
+    indirect=True,
+)
 def test_fencing(query: Query) -> None:
     claimed = query.claim()
     done, task = query.task(claimed, 0, b"a"), query.task(claimed, 1, b"b")
@@ -175,8 +191,11 @@ def test_a_restart_with_another_prefix(query: Query, tmp_path: Path) -> None:
     task = query.task(claimed, 0, b"lost")
     assert task.transactional_id.startswith("team-a.")
     query.prefix = "klog-"
-    with pytest.raises(ConfigError, match=r"Set transactionalIdPrefix=team-a\. again"):
+    with pytest.raises(ConfigError, match=r"Set transactionalIdPrefix=team-a\. again") as caught:
         query.claim()
+    assert "option transactionalIdPrefix is klog-, but the query has written with team-a. until now" in str(
+        caught.value
+    )
     assert query.state(task) == "Ongoing"
     assert sorted(path.name for path in (tmp_path / "klog_sink").glob("[0-9]*")) == ["0"]
     query.prefix = "team-a."
@@ -355,6 +374,15 @@ def test_transactions_that_time_out_before_the_decision(query: Query) -> None:
     query.read_until("again")
 
 
+#: Each waits for 5 s; what Kafka answers after a timeout, the test above shows.
+_OURS_FIRST = [
+    "ours",
+    pytest.param("4.1.0", marks=[pytest.mark.peer, pytest.mark.test_all("again")]),
+    pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
+]
+
+
+@pytest.mark.parametrize("servers", _OURS_FIRST, indirect=True)
 def test_transactions_that_time_out_after_the_decision(query: Query, tmp_path: Path) -> None:
     claimed = query.claim()
     in_time = query.task(claimed, 0, b"in time")

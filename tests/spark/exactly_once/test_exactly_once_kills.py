@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import Running, kill, named
@@ -25,12 +26,14 @@ from tests.spark.support import create_topic
 from tests.support.kafka import Kafka
 from tests.support.waiting import wait_until
 
+from . import copy_program
+
 pytestmark = [pytest.mark.timeout(0)]  # each step has its own deadline
 
 KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "2"))
 RECORDS_A_BATCH = 30
-#: More records than the program copies between the kills.
-RECORDS = 3000 * KILLS
+#: For each kill: more records than the program copies until then.
+RECORDS = 3000
 _PROGRAM = Path(__file__).with_name("copy_program.py")
 _SECONDS = 600.0
 #: Runs to start until one is alive at the chosen moment: a killed worker may end its run.
@@ -52,8 +55,8 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 #: In the order of the kills: a short test makes only the first ones. Killing the broker does not end the JVM.
 _TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
-    _BROKER: lambda tree: [],
     "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
+    _BROKER: lambda tree: [],
     "workers": _workers,
     "python driver": lambda tree: tree[:1],
     "daemons": lambda tree: named(tree, "pyspark.daemon"),
@@ -109,17 +112,23 @@ class Copy:
         self._checkpoint = self._folder / "checkpoint"
         self.runs = 0
 
-    def start(self, **settings: Any) -> Running:
-        given = {
-            **self._settings,
-            "checkpoint": str(self._checkpoint),
-            "tasks": self._chance.randint(3, 5),
-            "records": RECORDS_A_BATCH,
-            "to_the_end": False,
-            **settings,
-        }
+    def _given(self, **settings: Any) -> dict[str, Any]:
         self.runs += 1
+        tasks = self._chance.randint(3, 5)
+        return {**self._settings, "checkpoint": str(self._checkpoint), "tasks": tasks, **settings}
+
+    def start(self) -> Running:
+        given = self._given(records=RECORDS_A_BATCH, to_the_end=False)
         return Running([sys.executable, str(_PROGRAM), json.dumps(given)], self._folder, self.runs)
+
+    def to_the_end(self, spark: SparkSession) -> None:
+        """Run the program's query in this process until it has copied everything."""
+        given = self._given(records=None, to_the_end=True)
+        query = copy_program.start(spark, given)
+        try:
+            assert query.awaitTermination(_SECONDS)
+        finally:
+            query.stop()
 
     def begun(self) -> int:
         """The number of the last micro-batch that has begun, or -1."""
@@ -138,19 +147,23 @@ class Copy:
         raise AssertionError(f"{_STARTS} runs ended by themselves")
 
 
-def test_every_row_once(brokers: Brokers, topic: str, server_dir: Path) -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(KILLS, marks=pytest.mark.test_all("kill"))])
+def test_every_row_once(
+    request: pytest.FixtureRequest, brokers: Brokers, topic: str, server_dir: Path, kills: int
+) -> None:
     seed = int(os.environ.get("SPARK_KLOG_SEED", "1"))
     print(f"seed {seed}")  # noqa: T201 - pytest shows it with a failure
     chance = random.Random(seed)
     create_topic(brokers.servers, f"{topic}-from", PARTITIONS)
     create_topic(brokers.servers, topic, PARTITIONS)
-    fill(brokers.servers, topic, 0, RECORDS)
+    records = RECORDS * kills
+    fill(brokers.servers, topic, 0, records)
     copy = Copy(brokers.servers, topic, server_dir, chance)
     killed: Counter[str] = Counter()
     running = copy.start()
     try:
-        for turn in range(3 * KILLS):
-            if killed.total() == KILLS:
+        for turn in range(3 * kills):
+            if killed.total() == kills:
                 break
             running = copy.at_a_moment(running)
             target = [*_TARGETS][turn % len(_TARGETS)]
@@ -164,11 +177,10 @@ def test_every_row_once(brokers: Brokers, topic: str, server_dir: Path) -> None:
         running.kill()
         seen = read(brokers.servers, topic)
         assert max(seen.values(), default=0) <= 1
-        running = copy.start(records=None, to_the_end=True)
-        assert running.result(_SECONDS).code == 0
+        copy.to_the_end(request.getfixturevalue("spark"))  # not earlier: it is one more JVM
     finally:
         running.kill()
-    wanted = once(RECORDS)
+    wanted = once(records)
     deadline = time.monotonic() + 30
     while (found := read(brokers.servers, topic)) != wanted and time.monotonic() < deadline:
         time.sleep(0.5)  # coordinators answer EndTxn before they write the markers

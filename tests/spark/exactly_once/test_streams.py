@@ -52,17 +52,13 @@ def prepare(servers: str, topic: str, records: int) -> None:
 
 
 def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    prepare(servers, topic, 40)
+    prepare(servers, topic, 17)
     prefix = {"transactionalIdPrefix": "team-a."}
     copy(spark, servers, topic, tmp_path / "checkpoint", **prefix)
-    assert read(servers, topic) == once(40)
-    fill(servers, topic, 40, 60)
-    query = start(spark, servers, topic, tmp_path / "checkpoint")
-    error = error_of(lambda: query.awaitTermination(_SECONDS))
-    assert "option transactionalIdPrefix is klog-, but the query has written with team-a. until now" in error
-    assert "pickl" not in error.lower()
+    assert read(servers, topic) == once(17)
+    fill(servers, topic, 17, 24)
     copy(spark, servers, topic, f"file://{tmp_path}/checkpoint", **prefix)
-    assert read(servers, topic) == read(servers, topic, committed=False) == once(60)
+    assert read(servers, topic) == read(servers, topic, committed=False) == once(24)
     names = [path.name for path in (tmp_path / "checkpoint" / "klog_sink").glob("[0-9]*")]
     assert len(names) <= 5  # the decision before the last, and all entries after it
     last = json.loads(
@@ -71,7 +67,7 @@ def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str,
     with Admin({"bootstrap.servers": servers}) as admin:
         ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(f"team-a.{last['log']}-")]
     assert {one.state for one in ids} == {"CompleteCommit"}
-    assert len(ids) <= 2 * PARTITIONS + 2  # 18 tasks: workers reuse their ids
+    assert len(ids) <= 2 * PARTITIONS + 2  # 9 tasks: workers reuse their ids
 
 
 def forget_last(checkpoint: Path, *folders: str) -> int:
@@ -84,16 +80,24 @@ def forget_last(checkpoint: Path, *folders: str) -> int:
 
 
 def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """Spark repeats the micro-batch, and its tasks write nothing. The sink refuses earlier micro-batches."""
-    prepare(servers, topic, 20)
+    """Spark repeats the micro-batch, perhaps plans it anew with the same rows, and its tasks write nothing."""
+    prepare(servers, topic, 10)
+    for lost in (("commits",), ("offsets", "commits")):
+        copy(spark, servers, topic, tmp_path)
+        assert read(servers, topic) == once(10)
+        forget_last(tmp_path, *lost)
     copy(spark, servers, topic, tmp_path)
-    assert read(servers, topic) == once(20)
-    forget_last(tmp_path, "commits")  # as if the run had ended before Spark's commit
-    fill(servers, topic, 20, 30)
+    fill(servers, topic, 10, 16)
     copy(spark, servers, topic, tmp_path)
-    assert read(servers, topic) == read(servers, topic, committed=False) == once(30)
+    assert read(servers, topic) == read(servers, topic, committed=False) == once(16)
 
-    for folder in ("commits", "offsets"):  # an older checkpoint: only micro-batch 0 is left
+
+@pytest.mark.test_all("long")  # a failed query costs four attempts of each task
+def test_an_older_checkpoint(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    """The sink refuses micro-batches before the last decided one."""
+    prepare(servers, topic, 30)
+    copy(spark, servers, topic, tmp_path)
+    for folder in ("commits", "offsets"):  # only micro-batch 0 is left
         for path in (tmp_path / folder).iterdir():
             if path.name.strip(".").split(".")[0] != "0":
                 path.unlink()
@@ -104,6 +108,7 @@ def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, 
     assert read(servers, topic) == once(30)
 
 
+@pytest.mark.test_all("long")
 def test_a_checkpoint_that_went_back_by_a_micro_batch(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:
@@ -111,9 +116,6 @@ def test_a_checkpoint_that_went_back_by_a_micro_batch(
     prepare(servers, topic, 20)
     copy(spark, servers, topic, tmp_path)
     last = forget_last(tmp_path, "offsets", "commits")
-    copy(spark, servers, topic, tmp_path)  # plans the same rows, which are written already
-    assert read(servers, topic) == once(20)
-    assert forget_last(tmp_path, "offsets", "commits") == last
     fill(servers, topic, 20, 26)
     query = start(spark, servers, topic, tmp_path, rows="100")
     error = error_of(lambda: query.awaitTermination(_SECONDS))
@@ -121,6 +123,7 @@ def test_a_checkpoint_that_went_back_by_a_micro_batch(
     assert read(servers, topic) == read(servers, topic, committed=False) == once(20)
 
 
+@pytest.mark.test_all("long")
 def test_failed_tasks_leave_nothing_open(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     create_topic(servers, f"{topic}-from")
     create_topic(servers, topic, PARTITIONS, **{"max.message.bytes": "1000"})
@@ -136,6 +139,7 @@ def test_failed_tasks_leave_nothing_open(spark: SparkSession, servers: str, topi
     assert read(servers, topic) == once(9) + Counter(["x" * 2000])
 
 
+@pytest.mark.test_all("long")  # the decision log's refusal is in test_decision_log.py
 def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     copy(spark, servers, topic, tmp_path, deliveryGuarantee="at-least-once")
@@ -147,6 +151,7 @@ def test_a_checkpoint_of_an_at_least_once_query(spark: SparkSession, servers: st
     assert read(servers, topic) == once(16)
 
 
+@pytest.mark.test_all("long")
 def test_a_checkpoint_that_is_deleted(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     """Without its checkpoint the query counts as a new one and writes all rows again."""
     prepare(servers, topic, 10)
@@ -156,6 +161,7 @@ def test_a_checkpoint_that_is_deleted(spark: SparkSession, servers: str, topic: 
         shutil.rmtree(tmp_path / "checkpoint")
 
 
+@pytest.mark.test_all("long")
 def test_another_topic_with_the_same_checkpoint(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     create_topic(servers, f"{topic}-2", PARTITIONS)
@@ -166,6 +172,7 @@ def test_another_topic_with_the_same_checkpoint(spark: SparkSession, servers: st
     assert read(servers, f"{topic}-2") == once(30) - once(10)
 
 
+@pytest.mark.test_all("long")
 def test_more_time_than_the_brokers_allow(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     query = start(spark, servers, topic, tmp_path, **{"kafka.transaction.timeout.ms": "900001"})
@@ -177,6 +184,7 @@ def test_more_time_than_the_brokers_allow(spark: SparkSession, servers: str, top
     assert read(servers, topic) == once(10)
 
 
+@pytest.mark.test_all("again")  # test_decision_log.py, without Spark
 def test_a_damaged_decision_log(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     prepare(servers, topic, 10)
     copy(spark, servers, topic, tmp_path)
