@@ -21,6 +21,8 @@ from tests.jobs.support import ROOT
 
 from .support import consume, create_topic, needs_admission_control, produce, values
 
+pytestmark = [pytest.mark.test_all("long")]  # a server, and a process with its imports for each client
+
 _SECONDS = 180
 _PROGRAM = Path(__file__).with_name("connect_program.py")
 _SERVICE = "org.apache.spark.sql.connect.service.SparkConnectService$"

@@ -1,39 +1,43 @@
-"""A driver's standard error, and the query's final error, when a broker goes away."""
+"""The log, and the query's final error, when a broker goes away."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.jobs.support import ROOT
-from tests.support.broker import KlogBroker
+from pyspark.sql import SparkSession
 
-from .support import create_topic, produce, values
+from spark_klog.embedded import EmbeddedCluster
 
-_PROGRAM = Path(__file__).with_name("outage_program.py")
+from .conftest import SparkLog
+from .support import Job, create_topic, error_of, produce, values
 
 
-def test_the_log_names_the_time_waited_and_the_setting(server_dir: Path, topic: str, tmp_path: Path) -> None:
-    with KlogBroker(server_dir) as broker:
-        create_topic(broker.bootstrap_servers, topic, 1)
-        produce(broker.bootstrap_servers, topic, values(10))
-        command = [sys.executable, str(_PROGRAM), broker.bootstrap_servers, topic, str(tmp_path)]
-        log = tmp_path / "stderr"
-        with (
-            log.open("w") as stderr,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=ROOT) as process,
-        ):
-            assert process.stdout is not None
-            assert process.stdout.readline() == "written\n", log.read_text()
-            broker.kill()
-            output, _ = process.communicate(timeout=120)
-    port = broker.bootstrap_servers.rpartition(":")[2]
+def test_the_log_names_the_time_waited_and_the_setting(
+    spark: SparkSession,
+    spark_log: SparkLog,
+    make_cluster: Callable[..., EmbeddedCluster],
+    topic: str,
+    tmp_path: Path,
+) -> None:
+    cluster = make_cluster()
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 1)
+    produce(servers, topic, values(10))
+    limits = {"kafka.request.timeout.ms": "4000", "kafka.socket.connection.setup.timeout.ms": "4000"}
+    query = Job(spark, servers, tmp_path, subscribe=topic, **limits).start(processingTime="0 seconds")
+    try:
+        query.processAllAvailable()
+        cluster.kill(0)
+        error = error_of(lambda: query.awaitTermination(120))
+    finally:
+        query.stop()
+    port = servers.rpartition(":")[2]
     # while the query waits, the log has the time waited, the time left, the setting and the broker
     assert re.search(
-        rf"still trying after [1-5] s, giving up in [1-5] s \(kafka\.[a-z.]+\.ms\): .*{port}", log.read_text()
+        rf"still trying after [1-3] s, giving up in [1-3] s \(kafka\.[a-z.]+\.ms\): .*{port}", spark_log.text()
     )
     assert re.search(
-        rf"{port}.*; tried for \d(\.\d)? s \(kafka\.(request|socket\.connection\.setup)\.timeout\.ms\)", output
+        rf"{port}.*; tried for \d(\.\d)? s \(kafka\.(request|socket\.connection\.setup)\.timeout\.ms\)", error
     )

@@ -12,7 +12,9 @@ import pytest
 from pyspark.sql import SparkSession, functions as f
 
 from tests.support.certificates import Certificates
+from tests.support.kafka import HOST, free_port
 from tests.support.secure_broker import PASSWORDS, SecureBroker
+from tests.support.tcp_proxy import TcpProxy
 
 from .conftest import SparkLog
 from .support import Job, create_topic, error_of
@@ -130,24 +132,31 @@ def test_a_named_cluster(spark: SparkSession, spark_log: SparkLog, broker: Secur
 
 
 def test_a_wrong_password(spark: SparkSession, spark_log: SparkLog, broker: SecureBroker, tmp_path: Path) -> None:
-    """The error, on the driver for reads and in a task for writes, names the refused mechanism."""
-    options = _options(broker, "wrong-secret")
+    """The error, on the driver for reads and in a task for writes, names the refused mechanism.
+
+    A batch query or stream makes one connection, on the driver; a write one for each of its task's four attempts.
+    """
+    port = free_port()
+    options = _options(broker, "wrong-secret") | {"kafka.bootstrap.servers": f"{HOST}:{port}"}
 
     def read() -> None:
         spark.read.format("klog").options(**options).option("subscribe", "t").load().collect()
 
     def write() -> None:
-        frame = spark.range(1).select(f.lit("x").alias("value"))
+        frame = spark.range(0, 1, 1, 1).select(f.lit("x").alias("value"))
         frame.write.format("klog").options(**options).option("topic", "t").mode("append").save()
 
     def stream() -> None:
         query = Job(spark, "", tmp_path, **options, subscribe="t").start(availableNow=True)
         query.awaitTermination(60)
 
-    for action in (read, write, stream):
-        text = error_of(action)
-        assert "[KLOG_AUTHENTICATION_FAILED.SASL] broker" in text
-        assert "refuses SCRAM-SHA-512" in text
-        _without_secrets(text)
+    with TcpProxy(port, broker.ports["SASL_SSL"], 0) as proxy:
+        for action, most in ((read, 1), (write, 4), (stream, 1)):
+            before = proxy.connections
+            text = error_of(action)
+            assert "[KLOG_AUTHENTICATION_FAILED.SASL] broker" in text
+            assert "refuses SCRAM-SHA-512" in text
+            _without_secrets(text)
+            assert 1 <= proxy.connections - before <= most
     _without_secrets(_shown(spark))
     _without_secrets(spark_log.text())

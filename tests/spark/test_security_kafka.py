@@ -34,6 +34,9 @@ from tests.support.tcp_proxy import TcpProxy
 from .security_program import VALUES, run, topics, write_read_and_stream
 from .support import Job, error_of
 
+# test_security.py has one mechanism, and a wrong password, at our broker
+pytestmark = [pytest.mark.test_all("mechanism")]
+
 _SASL = [(protocol, mechanism) for protocol in ("SASL_PLAINTEXT", "SASL_SSL") for mechanism in MECHANISMS]
 WAYS = [("SSL", None), ("MUTUAL", None), *_SASL]
 QUICK = [("MUTUAL", None), ("SASL_SSL", "SCRAM-SHA-512")]
