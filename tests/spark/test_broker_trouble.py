@@ -36,7 +36,7 @@ from .support import (
     wait_for,
 )
 
-# test_source_stream.py has a broker that is killed, test_real_kafka.py deleted records
+# test_source_stream.py has a broker that is killed, test_real_kafka.py and test_loss.py deleted records
 pytestmark = [pytest.mark.test_all("again")]
 
 SECONDS = 120

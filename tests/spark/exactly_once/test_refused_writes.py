@@ -51,6 +51,7 @@ def config_error(text: str) -> str:
     return text.split("\nspark_klog.errors.ConfigError: ")[1].splitlines()[0]
 
 
+@pytest.mark.test_all("long")
 def test_streams_with_checkpoints_elsewhere(spark: SparkSession, tmp_path: Path) -> None:
     """A viewfs mount is not a local folder; if viewfs is Spark's default file system, a plain path is not either."""
     mounted, there = tmp_path / "mounted", tmp_path / "there"

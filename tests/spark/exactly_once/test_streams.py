@@ -51,25 +51,6 @@ def prepare(servers: str, topic: str, records: int) -> None:
     fill(servers, topic, 0, records)
 
 
-def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    prepare(servers, topic, 17)
-    prefix = {"transactionalIdPrefix": "team-a."}
-    copy(spark, servers, topic, tmp_path / "checkpoint", **prefix)
-    assert read(servers, topic) == once(17)
-    fill(servers, topic, 17, 24)
-    copy(spark, servers, topic, f"file://{tmp_path}/checkpoint", **prefix)
-    assert read(servers, topic) == read(servers, topic, committed=False) == once(24)
-    names = [path.name for path in (tmp_path / "checkpoint" / "klog_sink").glob("[0-9]*")]
-    assert len(names) <= 5  # the decision before the last, and all entries after it
-    last = json.loads(
-        max((tmp_path / "checkpoint" / "klog_sink").glob("[0-9]*"), key=lambda path: int(path.name)).read_text()
-    )
-    with Admin({"bootstrap.servers": servers}) as admin:
-        ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(f"team-a.{last['log']}-")]
-    assert {one.state for one in ids} == {"CompleteCommit"}
-    assert len(ids) <= 2 * PARTITIONS + 2  # 9 tasks: workers reuse their ids
-
-
 def forget_last(checkpoint: Path, *folders: str) -> int:
     """Remove the newest micro-batch from these folders of a checkpoint, all of which have it; return its number."""
     last = max(int(path.name) for path in (checkpoint / folders[0]).iterdir() if path.name.isdecimal())
@@ -79,17 +60,27 @@ def forget_last(checkpoint: Path, *folders: str) -> int:
     return last
 
 
-def test_a_run_that_ended_after_the_decision(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    """Spark repeats the micro-batch, perhaps plans it anew with the same rows, and its tasks write nothing."""
-    prepare(servers, topic, 10)
-    for lost in (("commits",), ("offsets", "commits")):
-        copy(spark, servers, topic, tmp_path)
-        assert read(servers, topic) == once(10)
-        forget_last(tmp_path, *lost)
-    copy(spark, servers, topic, tmp_path)
-    fill(servers, topic, 10, 16)
-    copy(spark, servers, topic, tmp_path)
-    assert read(servers, topic) == read(servers, topic, committed=False) == once(16)
+def test_runs_one_after_the_other(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
+    """Spark repeats a decided micro-batch, or plans it anew with the same rows: its tasks write nothing."""
+    prepare(servers, topic, 17)
+    prefix = {"transactionalIdPrefix": "team-a."}
+    checkpoint = tmp_path / "checkpoint"
+    copy(spark, servers, topic, checkpoint, **prefix)
+    assert read(servers, topic) == once(17)
+    forget_last(checkpoint, "offsets", "commits")
+    copy(spark, servers, topic, checkpoint, **prefix)
+    assert read(servers, topic) == once(17)
+    forget_last(checkpoint, "commits")  # as if the run had ended before Spark's commit
+    fill(servers, topic, 17, 24)
+    copy(spark, servers, topic, f"file://{checkpoint}", **prefix)
+    assert read(servers, topic) == read(servers, topic, committed=False) == once(24)
+    entries = sorted((checkpoint / "klog_sink").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert len(entries) <= 7  # the decision before the last, and all entries after it, with a claim of each run
+    last = json.loads(entries[-1].read_text())
+    with Admin({"bootstrap.servers": servers}) as admin:
+        ids = [one for one in admin.list_transactions() if one.transactional_id.startswith(f"team-a.{last['log']}-")]
+    assert {one.state for one in ids} == {"CompleteCommit"}
+    assert len(ids) <= 2 * PARTITIONS + 2  # 9 tasks: workers reuse their ids
 
 
 @pytest.mark.test_all("long")  # a failed query costs four attempts of each task
