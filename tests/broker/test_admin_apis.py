@@ -51,7 +51,7 @@ def python_admin(cluster: EmbeddedCluster) -> Iterator[kafka_python.KafkaAdminCl
         yield admin
 
 
-@pytest.fixture(scope="module", params=["3.9.1", "4.1.0"])
+@pytest.fixture(scope="module", params=["4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
 def tools(request: pytest.FixtureRequest) -> Iterator[JavaTools]:
     version: Version = request.param
     with JavaTools(version) as running:

@@ -93,7 +93,7 @@ def kafkas(module_server_dir: Path) -> Iterator[KafkaPythonWire]:
         yield connection
 
 
-@pytest.fixture(params=["ours", pytest.param("kafkas", marks=pytest.mark.peer)])
+@pytest.fixture(params=["ours", pytest.param("kafkas", marks=[pytest.mark.peer, pytest.mark.test_all("version")])])
 def wire(request: pytest.FixtureRequest) -> KafkaPythonWire:
     found: KafkaPythonWire = request.getfixturevalue(request.param)
     return found
@@ -479,7 +479,7 @@ def test_java_tools(broker: SecureBroker, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(broker.java("SASL_PLAINTEXT", "SCRAM-SHA-256"))
     way = ("--bootstrap-server", broker.servers("SASL_PLAINTEXT"), "--command-config", str(file))
-    with JavaTools("3.9.1") as tools:
+    with JavaTools("4.1.0") as tools:
         users = ("--entity-type", "users", "--entity-name", "dave")
         secret = "SCRAM-SHA-512=[iterations=8192,password=daves]"
         code, told = tools.run("kafka.admin.ConfigCommand", *way, "--alter", *users, "--add-config", secret)

@@ -42,7 +42,9 @@ class Peer(NamedTuple):
         return self.wire.ask(name, version, message)
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("kafka", marks=pytest.mark.peer)])
+@pytest.fixture(
+    scope="module", params=["ours", pytest.param("kafka", marks=[pytest.mark.peer, pytest.mark.test_all("version")])]
+)
 def peer(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Peer]:
     is_kafka = request.param == "kafka"
     broker: Kafka | KlogBroker = (

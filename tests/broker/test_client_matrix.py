@@ -23,6 +23,7 @@ from kafka.record import MemoryRecords
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.protocol import apis
 from tests.support.clients import ALL, CODECS, Client, Record, Seen, as_magic
+from tests.support.clients.java import Java0102, Java39
 from tests.support.clients.process import ProcessClient
 from tests.support.raw_client import RawClient
 
@@ -151,8 +152,9 @@ def matrix(cluster: EmbeddedCluster) -> Iterator[Matrix]:
 
 def _row(*kinds: type[Client]) -> object:
     """A case for these clients, marked `peer` if one runs in a process of its own: those do not come from PyPI."""
-    is_peer = any(issubclass(kind, ProcessClient) for kind in kinds)
-    return pytest.param(*kinds, marks=[pytest.mark.peer] if is_peer else [], id="-".join(map(_name, kinds)))
+    marks = [pytest.mark.peer] if any(issubclass(kind, ProcessClient) for kind in kinds) else []
+    marks += [pytest.mark.test_all("version")] if {Java0102, Java39} & {*kinds} else []
+    return pytest.param(*kinds, marks=marks, id="-".join(map(_name, kinds)))
 
 
 def _name(kind: type[Client]) -> str:

@@ -407,7 +407,7 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
     between.close()
 
 
-@pytest.mark.parametrize("client_class", [Java39, Java41])
+@pytest.mark.parametrize("client_class", [Java41, pytest.param(Java39, marks=pytest.mark.test_all("version"))])
 def test_java_consumers_use_sessions(relay: Relay, topic: str, client_class: type[Java39] | type[Java41]) -> None:
     relay.fetches.clear()
     client = client_class(f"{HOST}:{relay.port}")

@@ -165,6 +165,7 @@ class Worker:
         self._client.close()
 
 
+@pytest.mark.test_all("long")
 @pytest.mark.peer
 def test_storm_of_members_that_come_leave_and_are_killed(broker: KlogBroker) -> None:
     """Each partition has one owner a generation, stale generations are refused, no committed offset goes back."""
@@ -236,7 +237,9 @@ def _stale_commit(broker: KlogBroker) -> int:
     return code
 
 
-@pytest.mark.parametrize("rebalances", [False, True], ids=["steady", "rebalancing"])
+@pytest.mark.parametrize(
+    "rebalances", [False, pytest.param(True, marks=pytest.mark.test_all("kill"))], ids=["steady", "rebalancing"]
+)
 def test_members_go_on_when_the_broker_is_killed(broker: KlogBroker, rebalances: bool) -> None:
     """A stable group keeps its generation; committed offsets survive, and nothing below them is read again."""
     servers, rng = broker.bootstrap_servers, random.Random(2)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.peer
 
 _TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 PARTITIONS = 3
-both = pytest.mark.parametrize("version", ["3.9.1", "4.1.0"])
+both = pytest.mark.parametrize("version", ["4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
 
 
 def _member(servers: str, group: str, **more: object) -> Consumer:
@@ -223,6 +223,7 @@ def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
     member.close()
 
 
+@pytest.mark.test_all("long")
 @both
 def test_we_go_on_with_a_group_of_kafka(server_dir: Path, version: Version) -> None:
     """Kafka dies, and we serve its folders at its address: a member does not notice."""

@@ -132,6 +132,7 @@ def _cut(folder: Path, batches: int) -> list[str]:
     return [(record.value or b"").decode() for record in read_records(data[size:])]
 
 
+@pytest.mark.test_all("again")
 def test_records_that_a_disk_lost_are_named(broker: KlogBroker) -> None:
     """A broker started on a log without its last batches has lost their records, and nothing else is wrong."""
     history, figures = _run(broker, 77, 2, {"idempotent-0": IdempotentClient, "idempotent-1": IdempotentClient})

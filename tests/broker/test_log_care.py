@@ -185,7 +185,9 @@ def test_a_damaged_partition_is_named_the_others_are_served_and_repair_goes_on(s
     assert "is not damaged" in here.stdout
 
 
-@pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    "is_clean", [pytest.param(True, marks=pytest.mark.test_all("again")), False], ids=["stopped", "killed"]
+)
 def test_a_partition_that_has_lost_its_files_goes_on_where_it_ended(server_dir: Path, is_clean: bool) -> None:
     broker = start(server_dir)
     create(broker, "t")

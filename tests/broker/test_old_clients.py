@@ -79,7 +79,9 @@ class Server(NamedTuple):
             self.broker.wait_for_log(text)
 
 
-@pytest.fixture(scope="module", params=["klog", pytest.param("3.9.1", marks=pytest.mark.peer)])
+@pytest.fixture(
+    scope="module", params=["klog", pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")])]
+)
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     if request.param == "klog":
         with KlogBroker(module_server_dir / "klog") as broker:
@@ -380,6 +382,7 @@ def test_old_kafka_python(server: Server, created: str, api: tuple[int, ...]) ->
     consumer.close()
 
 
+@pytest.mark.test_all("version")
 @pytest.mark.peer
 @pytest.mark.parametrize("server", ["klog"], indirect=True)
 def test_java_clients_of_kafka_0_10(server: Server, created: str, server_dir: Path) -> None:

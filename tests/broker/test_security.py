@@ -96,12 +96,17 @@ def test_kafka_python(broker: SecureBroker, topic: str, protocol: str, mechanism
 
 @pytest.mark.peer
 @pytest.mark.parametrize(
-    ("protocol", "mechanism"), [("SSL", None), ("SASL_SSL", "SCRAM-SHA-512"), ("SASL_PLAINTEXT", "PLAIN")]
+    ("protocol", "mechanism"),
+    [
+        ("SASL_SSL", "SCRAM-SHA-512"),
+        pytest.param("SSL", None, marks=pytest.mark.test_all("mechanism")),
+        pytest.param("SASL_PLAINTEXT", "PLAIN", marks=pytest.mark.test_all("mechanism")),
+    ],
 )
 def test_java_tools(broker: SecureBroker, topic: str, tmp_path: Path, protocol: str, mechanism: str | None) -> None:
     settings = tmp_path / "client.properties"
     settings.write_text(broker.java(protocol, mechanism))
-    java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-cp", f"{kafka_libs('3.9.1')}/*"]
+    java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-cp", f"{kafka_libs('4.1.0')}/*"]
     wanted = ["--num-records", "500", "--record-size", "100", "--throughput", "-1", "--producer.config", str(settings)]
     command = [*java, "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, *wanted]
     command += ["--producer-props", f"bootstrap.servers={broker.servers(protocol)}"]

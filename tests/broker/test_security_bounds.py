@@ -49,6 +49,7 @@ def _round_trip(broker: KlogBroker, topic: str) -> None:
     assert kcat("-C", "-b", broker.bootstrap_servers, "-t", topic, "-e", "-q") == b"served\n"
 
 
+@pytest.mark.test_all("long")
 def test_a_thousand_silent_connections(tmp_path: Path, topic: str) -> None:
     """The silent ones, on all four listeners, are dropped in time; one that sends requests is not."""
     certificates = make_certificates(tmp_path / "certificates")

@@ -99,7 +99,14 @@ def running(command: list[str], log: Path) -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.parametrize("version", _SHIPPED)
+@pytest.mark.parametrize(
+    "version",
+    [
+        "3.9 KRaft",
+        pytest.param("3.9", marks=pytest.mark.test_all("version")),
+        pytest.param("0.10", marks=pytest.mark.test_all("version")),
+    ],
+)
 def test_the_files_that_kafka_ships(tmp_path: Path, version: str) -> None:
     port = free_port()
     # changes to the files: a port and a folder of the test's own, and no ZooKeeper
@@ -188,7 +195,14 @@ def test_a_secret_is_in_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1", "4.1.0"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        "4.1.0",
+        pytest.param("3.9.1", marks=pytest.mark.test_all("version")),
+        pytest.param("0.10.2.2", marks=pytest.mark.test_all("version")),
+    ],
+)
 def test_every_setting_that_kafka_knows_is_known(version: Version) -> None:
     """KafkaConfig's main prints the documentation of its settings as HTML."""
     java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{kafka_libs(version)}/*"]

@@ -67,8 +67,22 @@ def _transaction(servers: str, end: str, topic: str) -> None:
         client.ask(end, "p")
 
 
-@pytest.mark.parametrize("end", ["commit", "abort"])
-@pytest.mark.parametrize("point", ["one marker", "no marker", "all markers"])
+@pytest.mark.parametrize(
+    ("point", "end"),
+    [
+        ("one marker", "commit"),
+        ("no marker", "abort"),
+        *(
+            pytest.param(point, end, marks=pytest.mark.test_all("kill"))
+            for point, end in (
+                ("one marker", "abort"),
+                ("no marker", "commit"),
+                ("all markers", "commit"),
+                ("all markers", "abort"),
+            )
+        ),
+    ],
+)
 def test_what_was_decided_is_completed_after_a_kill(broker: KlogBroker, topic: str, end: str, point: str) -> None:
     """The broker is killed after it has written the decision: the files are cut to what they held at that point."""
     _create(broker.bootstrap_servers, topic, 2)
@@ -102,6 +116,7 @@ def test_what_was_not_decided_is_aborted_by_the_next_instance(broker: KlogBroker
         assert by_confluent(broker.bootstrap_servers, topic, partition, committed=False) == ["a", "b"] * 2
 
 
+@pytest.mark.test_all("kill")
 def test_one_that_was_open_at_the_kill_times_out(broker: KlogBroker, topic: str) -> None:
     with ConfluentClient(broker.bootstrap_servers) as client:
         client.ask("open", "p", "transactional.id=open", "transaction.timeout.ms=1500")
@@ -159,6 +174,7 @@ def _wait_for_more(committed: list[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.test_all("kill")
 @pytest.mark.parametrize("kind", ["confluent", pytest.param("3.9.1", marks=pytest.mark.peer)])
 def test_kills_at_any_time(server_dir: Path, topic: str, kind: str) -> None:
     """Committed records are read once; of the others only those may be read whose commit got no answer."""
@@ -334,6 +350,7 @@ def _kafka_with(data_dir: Path, server_dir: Path) -> Kafka:
     return kafka
 
 
+@pytest.mark.test_all("version")
 @pytest.mark.peer
 def test_a_real_kafka_goes_on_with_our_directory(server_dir: Path, topic: str) -> None:
     """Kafka completes what we had decided, and the transactional id goes on."""
@@ -362,6 +379,7 @@ def _numbered(producer_id: int, sequence: int) -> bytes:
     return build_batch(body, 1, base_timestamp=now, max_timestamp=now, **numbers)
 
 
+@pytest.mark.test_all("version")
 @pytest.mark.peer
 def test_a_real_kafka_takes_our_snapshots(server_dir: Path, topic: str) -> None:
     """After a clean stop Kafka knows of producers what our snapshots say."""

@@ -21,7 +21,7 @@ from tests.support.kafka import Kafka
 from tests.support.transactional.copier import Copier
 from tests.support.transactional.readers import by_confluent
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("kill")]
 
 #: `make soak` sets this.
 _IS_SOAK = "SPARK_KLOG_KILLS" in os.environ

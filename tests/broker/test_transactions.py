@@ -44,7 +44,7 @@ def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture(scope="module")
 def java(cluster: EmbeddedCluster, module_server_dir: Path) -> Iterator[JavaClient]:
-    with JavaClient("3.9.1", cluster.bootstrap_servers, module_server_dir / "java.log") as running:
+    with JavaClient("4.1.0", cluster.bootstrap_servers, module_server_dir / "java.log") as running:
         yield running
 
 
@@ -52,7 +52,9 @@ def _open(kind: str, servers: str, log: Path) -> AbstractContextManager[Client]:
     return ConfluentClient(servers) if kind == "confluent" else JavaClient(kind, servers, log)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=["confluent", "3.9.1", "4.1.0"])
+@pytest.fixture(
+    scope="module", params=["confluent", "4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))]
+)
 def client(request: pytest.FixtureRequest, cluster: EmbeddedCluster, module_server_dir: Path) -> Iterator[Client]:
     log = module_server_dir / f"{request.param}.log"
     with _open(request.param, cluster.bootstrap_servers, log) as running:

@@ -316,6 +316,7 @@ def test_corrupt_batches_of_one_topic(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.test_all("long")
 def test_by_spark_submit(cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     """A second run has nothing to do, and starts no Spark."""
     servers = cluster.bootstrap_servers

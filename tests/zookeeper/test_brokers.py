@@ -195,6 +195,7 @@ def test_no_zookeeper_is_a_clear_error(server_dir: Path) -> None:
     assert refusal(command).startswith(f"klog: no ZooKeeper answers at {nowhere}")
 
 
+@pytest.mark.test_all("long")
 def test_a_deletion_waits_for_a_leader_that_stands_still(make_broker: Callable[[int], KlogBroker]) -> None:
     """It waits until that broker's session ends; a broker that waits can be stopped."""
     brokers = first, second = make_broker(0), make_broker(1)

@@ -21,7 +21,11 @@ from tests.support.shared_kafka import SharedKafkas
 from tests.support.shared_tree import create_topic, leaders, old_tool
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore:No chroot path exists")]
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.test_all("version"),
+    pytest.mark.filterwarnings("ignore:No chroot path exists"),
+]
 
 _PARTITIONS = 6
 

@@ -56,7 +56,7 @@ def fetch(client: RawClient, group: str, topic: str, partition: int) -> tuple[in
     return offset, code
 
 
-@pytest.fixture(params=["ours", "0.10.2.2"])
+@pytest.fixture(params=["ours", pytest.param("0.10.2.2", marks=pytest.mark.test_all("version"))])
 def place(
     request: pytest.FixtureRequest, tree: KazooClient, make_broker: MakeBroker, shared_kafkas: SharedKafkas
 ) -> Iterator[tuple[str, KazooClient]]:
@@ -89,6 +89,7 @@ def test_requests_of_version_0(place: tuple[str, KazooClient], topic: str) -> No
         assert fetch(client, "other", topic, 0) == (-1, UNKNOWN_TOPIC_OR_PARTITION)
 
 
+@pytest.mark.test_all("version")
 def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
     """Follow the steps of Kafka 1.0's documentation, with the consumer of Kafka 0.10.2.2, which has these settings."""
     servers = make_broker(0).bootstrap_servers
@@ -126,6 +127,7 @@ def test_a_group_of_old_consumers_moves_to_kafka(tree: KazooClient, chroot: str,
     assert consume(1, offsets_storage="zookeeper") == [12]
 
 
+@pytest.mark.test_all("version")
 def test_files_of_kafkas_export_and_import(
     tree: KazooClient, chroot: str, make_broker: MakeBroker, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_they_see_topics_of_ours(chroot: str, make_broker: MakeBroker) -> None:
     wait_until(lambda: unavailable() == gone)
 
 
+@pytest.mark.test_all("version")
 def test_their_consumer_reads(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
     """Kafka's consumer finds brokers, partitions and leaders in ZooKeeper, and stores its offsets there."""
     first, second = make_broker(0), make_broker(1)
@@ -96,6 +97,7 @@ def test_their_consumer_reads(tree: KazooClient, chroot: str, make_broker: MakeB
     assert offsets == dict.fromkeys(range(4), b"1")
 
 
+@pytest.mark.test_all("version")
 def test_topics_of_theirs_are_served(tree: KazooClient, chroot: str, make_broker: MakeBroker) -> None:
     """Two brokers serve a topic that Kafka's tools create, alter and delete."""
     first, second = make_broker(0), make_broker(1)

@@ -229,6 +229,7 @@ def test_a_frozen_broker_leads_the_next_topic_of_the_name(
         assert set(acknowledged[1:]) - values == set()
 
 
+@pytest.mark.test_all("long")
 def test_zookeeper_is_away_for_longer_than_the_session_timeout(server_dir: Path) -> None:
     with ZooKeeperServer(server_dir / "zookeeper", tick_ms=500) as zookeeper:
         arguments = ["--zookeeper", zookeeper.connect, "--set", "zookeeper.session.timeout.ms=1000"]
@@ -283,6 +284,7 @@ def test_several_brokers_without_zookeeper_are_read_only(server_dir: Path) -> No
             assert "records are taken again" in first.log.read_text()
 
 
+@pytest.mark.test_all("long")
 def test_the_id_of_a_killed_broker_is_free_when_its_session_ends(
     tree: KazooClient, make_broker: MakeBroker, chroot: str
 ) -> None:
