@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -23,7 +23,10 @@ from kafka.record import MemoryRecords
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.protocol import apis
 from tests.support.clients import ALL, CODECS, Client, Record, Seen, as_magic
+from tests.support.clients.confluent import ConfluentAs090
 from tests.support.clients.java import Java0102, Java39
+from tests.support.clients.kafka_python import KafkaPython
+from tests.support.clients.kcat import Kcat
 from tests.support.clients.process import ProcessClient
 from tests.support.raw_client import RawClient
 
@@ -150,9 +153,9 @@ def matrix(cluster: EmbeddedCluster) -> Iterator[Matrix]:
     running.close()
 
 
-def _row(*kinds: type[Client]) -> object:
+def _row(*kinds: type[Client], marks: Sequence[pytest.MarkDecorator] = ()) -> object:
     """A case for these clients, marked `peer` if one runs in a process of its own: those do not come from PyPI."""
-    marks = [pytest.mark.peer] if any(issubclass(kind, ProcessClient) for kind in kinds) else []
+    marks = [*marks, *([pytest.mark.peer] if any(issubclass(kind, ProcessClient) for kind in kinds) else [])]
     marks += [pytest.mark.test_all("version")] if {Java0102, Java39} & {*kinds} else []
     return pytest.param(*kinds, marks=marks, id="-".join(map(_name, kinds)))
 
@@ -256,7 +259,18 @@ class Share:
         return [sorted(lines) for lines in seen]
 
 
-@pytest.mark.parametrize("kind", [_row(kind) for kind in ALL if kind.has_groups])
+#: Clients whose members wait for seconds in each step, or speak the protocol of another one's library.
+_SLOW_IN_GROUPS = {Kcat, KafkaPython, ConfluentAs090}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        _row(kind, marks=[pytest.mark.test_all("client")] if kind in _SLOW_IN_GROUPS else [])
+        for kind in ALL
+        if kind.has_groups
+    ],
+)
 def test_two_of_a_group_share_a_topic(matrix: Matrix, kind: type[Client]) -> None:
     """If one leaves, the other one goes on from its committed offsets."""
     client, topic = matrix.client(kind), f"group-of-{kind.__name__}"

@@ -187,7 +187,7 @@ def test_clients_wait_for_coordinators_that_load(make_cluster: Callable[..., Emb
     names = ["InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"]
     names += ["JoinGroup", "SyncGroup", "OffsetFetch", "OffsetCommit"]
     faults = [Fault(ErrorAnswer("COORDINATOR_LOAD_IN_PROGRESS"), api=name, count=2) for name in names]
-    cluster = make_cluster(faults=faults)
+    cluster = make_cluster(faults=faults, settings={"group.initial.rebalance.delay.ms": "0"})
     with ConfluentClient(cluster.bootstrap_servers) as producer:
         producer.ask("open", "p", f"transactional.id={topic}", "retry.backoff.ms=20")
         producer.ask("init", "p")

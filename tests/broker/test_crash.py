@@ -27,7 +27,7 @@ from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, free_port
 from tests.support.tools import kcat
 
-_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "10"))
+_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "4"))
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from tests.support.raw_client import RawClient
 
 #: `make soak` sets this.
 _IS_SOAK = "SPARK_KLOG_KILLS" in os.environ
-_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "5"))
+_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "3"))
 _STORM_SECONDS = 60 if _IS_SOAK else 15
 PARTITIONS = 8
 #: Short: the group waits this long for a member that was killed.

@@ -34,7 +34,7 @@ from tests.support.recording_clients import (
 )
 
 _IS_SOAK = "SPARK_KLOG_KILLS" in os.environ
-_RUNS, _RUN_SECONDS = (10, 60) if _IS_SOAK else (1, 8)
+_RUNS, _RUN_SECONDS = (10, 60) if _IS_SOAK else (1, 5)
 #: Seconds until the next kill if the broker started after the kill was due.
 _LEAST_UPTIME = 0.2
 _logger = logging.getLogger(__name__)

@@ -110,34 +110,47 @@ def test_idle_connections_are_dropped_but_not_those_that_wait(tmp_path: Path, to
         with RawClient(broker.port) as idle, RawClient(broker.port) as waiting:
             idle.request(METADATA, 4, {"topics": []})
             partition = {"partition": 0, "fetch_offset": 1, "partition_max_bytes": 1000}
-            fetch = {"max_wait_ms": 2500, "min_bytes": 1, "topics": [{"topic": topic, "partitions": [partition]}]}
+            fetch = {"max_wait_ms": 1600, "min_bytes": 1, "topics": [{"topic": topic, "partitions": [partition]}]}
             begin = time.monotonic()
             assert waiting.request(FETCH, 4, fetch)["responses"]
-            assert time.monotonic() - begin > 2.4
+            assert time.monotonic() - begin > 1.5
             assert idle.is_closed()
             broker.wait_for_log(f"127.0.0.1:{_port(idle)}: ", "idle for 700 ms")
 
 
-@pytest.mark.parametrize("begun", [1, 3, 4, 100, 300_000])
-def test_a_frame_that_never_ends(tmp_path: Path, begun: int) -> None:
-    """Sending a byte now and then does not help."""
-    with KlogBroker(tmp_path, *_set(request_receive_timeout_ms=800)) as broker, RawClient(broker.port) as client:
-        frame = struct.pack(">i", 400_000) + bytes(400_000)
-        client.socket.sendall(frame[:begun])
+def test_a_frame_that_never_ends(tmp_path: Path) -> None:
+    """Sending a byte now and then does not help, whatever part of the frame has come."""
+    frame = struct.pack(">i", 400_000) + bytes(400_000)
+    with (
+        KlogBroker(tmp_path, *_set(request_receive_timeout_ms=800)) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        sent = {}
+        for begun in (1, 3, 4, 100, 300_000):
+            client = stack.enter_context(RawClient(broker.port))
+            client.socket.sendall(frame[:begun])
+            sent[client] = begun
         begin = time.monotonic()
-        with contextlib.suppress(ConnectionError):
-            for byte in frame[begun : begun + 100]:
-                time.sleep(0.1)
-                client.socket.sendall(bytes([byte]))
-        assert 0.7 < time.monotonic() - begin < 10
-        broker.wait_for_log(f"127.0.0.1:{_port(client)}: ", "a request was incomplete after 800 ms")
+        left = dict(sent)
+        while left:
+            time.sleep(0.1)
+            for client, position in [*left.items()]:
+                try:
+                    client.socket.sendall(frame[position : position + 1])
+                    left[client] += 1
+                except ConnectionError:
+                    del left[client]
+                    assert time.monotonic() - begin > 0.7
+            assert time.monotonic() - begin < 10
+        for client in sent:
+            broker.wait_for_log(f"127.0.0.1:{_port(client)}: ", "a request was incomplete after 800 ms")
         assert _is_served(broker.port)
 
 
 def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
     """The broker drops it, also over TLS, where it sends a file piece by piece; one that reads slowly gets all."""
     certificates = make_certificates(tmp_path / "certificates")
-    with SecureBroker(tmp_path, certificates, settings={"response.send.timeout.ms": "3000"}) as broker:
+    with SecureBroker(tmp_path, certificates, settings={"response.send.timeout.ms": "1500"}) as broker:
         kcat("-P", "-b", broker.bootstrap_servers, "-t", topic, stdin=b"x\n")
         with RawClient(broker.port) as producer:
             for _ in range(20):
@@ -153,7 +166,7 @@ def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
             with plain if protocol == "PLAINTEXT" else context.wrap_socket(plain, server_hostname=HOST) as client:
                 client.sendall(struct.pack(">i", len(frame)) + frame)
                 line = broker.wait_for_log(f"127.0.0.1:{_port(client)}")
-                assert "did not read its response for 3000 ms" in line
+                assert "did not read its response for 1500 ms" in line
         assert broker.rss_bytes() - before < 20 * MIB
         with RawClient(broker.port) as slow:
             slow.send_frame(frame)
@@ -163,9 +176,9 @@ def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
                 part = slow.socket.recv(min(left, MIB), socket.MSG_WAITALL)
                 assert part, f"closed with {left} of {size} bytes to read"
                 left -= len(part)
-                time.sleep(0.25)
+                time.sleep(0.12)
             assert size > 18 * 900_000
-            assert time.monotonic() - begin > 4
+            assert time.monotonic() - begin > 2  # longer than the timeout
 
 
 def test_more_connections_than_allowed(tmp_path: Path) -> None:
@@ -192,14 +205,14 @@ def test_more_connections_than_allowed(tmp_path: Path) -> None:
 
 
 def test_large_requests_wait_for_memory(tmp_path: Path, topic: str) -> None:
-    """60 connections send frames of 10 MiB, of which 24 MiB may be in memory; all of them are served."""
+    """20 connections send frames of 10 MiB, of which 24 MiB may be in memory; all of them are served."""
     with KlogBroker(tmp_path, *_set(queued_max_request_bytes=24 * MIB)) as broker, contextlib.ExitStack() as stack:
         _round_trip(broker, topic)
         before = broker.rss_bytes()
         batch = bytes(make_batch([(None, b"v")], [NOW]))
         clients = []
         frame = _padded_produce(topic, batch, 10 * MIB)
-        for _ in range(60):
+        for _ in range(20):
             client = stack.enter_context(RawClient(broker.port, 30))
             client.socket.setblocking(False)
             clients.append((client, bytearray(struct.pack(">i", len(frame)) + frame)))
@@ -216,7 +229,7 @@ def test_large_requests_wait_for_memory(tmp_path: Path, topic: str) -> None:
                         client.socket.close()
             most = max(most, broker.rss_bytes())
         assert answered == len(clients)
-        assert most - before < 90 * MIB  # 600 MiB are sent
+        assert most - before < 90 * MIB  # 200 MiB are sent
         assert _is_served(broker.port)
 
 

@@ -24,6 +24,7 @@ def places_by_confluent(servers: str, topic: str, partition: int, *, committed: 
             "group.id": "none",
             "isolation.level": "read_committed" if committed else "read_uncommitted",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # the last fetch, at the end of the partition, waits this long
             "enable.auto.commit": False,
         }
     )
