@@ -132,6 +132,11 @@ def test_bodies_are_bounded(control: Control) -> None:
     headers = {"Content-Type": "application/json", "Content-Length": str(2**40)}
     connection.request("POST", "/faults", headers=headers)
     assert connection.getresponse().status == 413
+    assert control.ask("GET")[0] == 200
+
+
+@pytest.mark.test_all("long")
+def test_silent_clients_hold_places_for_some_seconds(control: Control) -> None:
     host, port = control.address.split(":")
     silent = [socket.create_connection((host, int(port)), 20) for _ in range(40)]
     for one in silent:  # the broker closes those beyond the limit at once, the others after some seconds

@@ -21,6 +21,7 @@ from spark_klog.log.partition_log import PartitionLog
 from tests.support.broker import KlogBroker
 from tests.support.commits import commit_offsets
 from tests.support.dump import dump_files
+from tests.support.java_tools import JavaTools
 from tests.support.kafka import Kafka, Version
 from tests.support.waiting import wait_until
 
@@ -70,12 +71,11 @@ def _create(servers: str, topic: str) -> None:
 class Tool:
     """ConsumerGroupCommand of a version, at a broker."""
 
-    def __init__(self, version: Version, work_dir: Path, servers: str) -> None:
-        self._kafka, self._servers = Kafka(version, work_dir / f"tool-{version}"), servers
+    def __init__(self, tools: JavaTools, servers: str) -> None:
+        self._tools, self._servers = tools, servers
 
     def __call__(self, *arguments: str) -> str:
-        done = self._kafka.tool(_TOOL, "--bootstrap-server", self._servers, *arguments)
-        return done.stdout + done.stderr
+        return self._tools.run(_TOOL, "--bootstrap-server", self._servers, *arguments)[1]
 
     def table(self, *arguments: str) -> list[dict[str, str]]:
         """The rows that it prints, by their headings."""
@@ -100,7 +100,7 @@ def test_kafka_reads_an_expiry_time(tmp_path: Path) -> None:
     ((_, _, committed),) = offsets.all("g")
     log.flush()
     log.close()
-    output = dump_files("3.9.1", list(log.directory.glob("*.log")), "--offsets-decoder")
+    output = dump_files("4.1.0", list(log.directory.glob("*.log")), "--offsets-decoder")
     value = json.loads(re.search(r"payload: (\{.*\})", output)[1])  # type: ignore[index]
     assert value == {
         "version": "1",
@@ -114,9 +114,13 @@ def test_kafka_reads_an_expiry_time(tmp_path: Path) -> None:
 
 
 @both
-def test_the_tool_lists_describes_resets_and_deletes(broker: KlogBroker, server_dir: Path, version: Version) -> None:
+def test_the_tool_lists_describes_resets_and_deletes(broker: KlogBroker, version: Version) -> None:
+    with JavaTools(version) as tools:
+        _check_tool(broker, Tool(tools, broker.bootstrap_servers))
+
+
+def _check_tool(broker: KlogBroker, tool: Tool) -> None:
     servers = broker.bootstrap_servers
-    tool = Tool(version, server_dir, servers)
     _create(servers, "t")
     _produce(servers, "t", 30)
     member = _member(servers, "g", **{"client.id": "worker"})
@@ -181,7 +185,7 @@ def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
     broker.kill()
 
     folder = broker.data_dir / "__consumer_offsets-0"
-    output = dump_files("3.9.1", sorted(folder.glob("*.log")), "--offsets-decoder")
+    output = dump_files("4.1.0", sorted(folder.glob("*.log")), "--offsets-decoder")
     found = re.findall(r"key: (\{.*?\}\}) payload: (.*)$", output, re.MULTILINE)
     records = [(json.loads(key), None if value == "<DELETE>" else json.loads(value)["data"]) for key, value in found]
     (group,) = (value for key, value in records if key == {"type": "2", "data": {"group": "g"}})

@@ -142,7 +142,7 @@ def test_each_planted_fault_is_named(plant: Callable[[History, Random], Planted 
     """The checker names it wherever it is planted, and nothing else."""
     planted_at = set()
 
-    @settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+    @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
     @given(long_histories, st.integers(0, 1 << 16))
     def check(history: History, seed: int) -> None:
         planted = plant(history, Random(seed))

@@ -175,7 +175,11 @@ def test_http(broker: Measured) -> None:
         with socket.create_connection((HOST, broker.metrics_port), 10) as client:
             client.sendall(data)
             assert client.recv(100).startswith(b"HTTP/1.1 " + status)
-    # a silent client holds a place for some seconds
+
+
+@pytest.mark.test_all("long")
+def test_silent_clients_of_the_page(broker: Measured) -> None:
+    """Such a client holds a place for some seconds."""
     silent = [socket.create_connection((HOST, broker.metrics_port), 10) for _ in range(16)]
     time.sleep(0.2)
     assert broker.ask()[0].status == 503

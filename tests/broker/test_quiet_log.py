@@ -121,7 +121,7 @@ def test_topics_that_are_deleted_while_they_are_used(tmp_path: Path, caplog: pyt
         config = LogConfig(segment_bytes=1000, index_interval_bytes=1, retention_bytes=2000, flush_ms=1)
         async with running(tmp_path, log=config, housekeeping_ms=50) as broker:
             house = asyncio.create_task(keep_house(broker))
-            for number in range(20):
+            for number in range(9):
                 await broker.create_topic("t", 3)
                 for partition in range(3):
                     for _ in range(10 + number):

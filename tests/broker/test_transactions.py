@@ -17,6 +17,7 @@ from spark_klog.broker.faults import Drop, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
+from tests.support.kafka import Version
 from tests.support.producer_batches import batch
 from tests.support.raw_client import RawClient
 from tests.support.transactional.confluent import ConfluentClient
@@ -29,6 +30,8 @@ SETTINGS = {
     "transactional.id.expiration.ms": "20000",
     "transaction.max.timeout.ms": "60000",
 }
+#: The version of the Java client that also reads what the others write.
+JAVA: Version = "4.1.0"
 FENCED = "ProducerFenced|newer producer|_FENCED|fenced by a newer"
 
 
@@ -44,7 +47,7 @@ def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
 
 @pytest.fixture(scope="module")
 def java(cluster: EmbeddedCluster, module_server_dir: Path) -> Iterator[JavaClient]:
-    with JavaClient("4.1.0", cluster.bootstrap_servers, module_server_dir / "java.log") as running:
+    with JavaClient(JAVA, cluster.bootstrap_servers, module_server_dir / "java.log") as running:
         yield running
 
 
@@ -53,9 +56,14 @@ def _open(kind: str, servers: str, log: Path) -> AbstractContextManager[Client]:
 
 
 @pytest.fixture(
-    scope="module", params=["confluent", "4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))]
+    scope="module", params=["confluent", JAVA, pytest.param("3.9.1", marks=pytest.mark.test_all("version"))]
 )
-def client(request: pytest.FixtureRequest, cluster: EmbeddedCluster, module_server_dir: Path) -> Iterator[Client]:
+def client(
+    request: pytest.FixtureRequest, cluster: EmbeddedCluster, java: JavaClient, module_server_dir: Path
+) -> Iterator[Client]:
+    if request.param == JAVA:
+        yield java
+        return
     log = module_server_dir / f"{request.param}.log"
     with _open(request.param, cluster.bootstrap_servers, log) as running:
         yield running

@@ -55,15 +55,31 @@ class DumpedBatch(NamedTuple):
     codec: str
 
 
+@cache
+def _tools(version: Version) -> JavaTools:
+    """A JVM for all dumps of this process: most of a dump's time is the start of a JVM."""
+    tools = JavaTools(version)
+    atexit.register(tools.close)
+    return tools
+
+
+def _run(version: Version, *command: str) -> tuple[int, str]:
+    """Run one of Kafka's tools; return its exit code and output."""
+    if version != "0.10.2.2":  # whose tools end their JVM
+        try:
+            return _tools(version).run(*command)
+        except BaseException:
+            _tools.cache_clear()
+            raise
+    with tempfile.TemporaryDirectory() as work_dir:
+        done = Kafka(version, Path(work_dir)).tool(*command)
+    return done.returncode, done.stdout + done.stderr
+
+
 def dump_files(version: Version, paths: list[Path], *options: str) -> str:
     """Return DumpLogSegments' output for .log, .index or .timeindex files; `DumpComplaint` if it has problems."""
-    arguments = ("kafka.tools.DumpLogSegments", "--files", ",".join(str(path.absolute()) for path in paths), *options)
-    if version == "0.10.2.2":  # its tools can't be kept from ending their JVM
-        with tempfile.TemporaryDirectory() as work_dir:
-            done = Kafka(version, Path(work_dir)).tool(*arguments)
-        code, output = done.returncode, done.stdout + done.stderr
-    else:
-        code, output = _tools(version).run(*arguments)
+    files = ",".join(str(path.absolute()) for path in paths)
+    code, output = _run(version, "kafka.tools.DumpLogSegments", "--files", files, *options)
     # Remove contents of records and names of files, which could look like complaints.
     text = _CONTENT.sub("", output)
     for path in paths:
@@ -71,14 +87,6 @@ def dump_files(version: Version, paths: list[Path], *options: str) -> str:
     if code != 0 or _COMPLAINT.search(text):  # most complaints leave the exit code at 0
         raise DumpComplaint(output)
     return output
-
-
-@cache
-def _tools(version: Version) -> JavaTools:
-    """The tools in a JVM that serves all tests of this process."""
-    made = JavaTools(version)
-    atexit.register(made.__exit__)
-    return made
 
 
 def dump_log(version: Version, *paths: Path, deep: bool = True) -> str:
