@@ -167,8 +167,8 @@ def _check_tool(broker: KlogBroker, tool: Tool) -> None:
     assert _offsets(servers, "simple") == [-1001, -1001, 1]
 
 
-def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
-    """Kafka's dump tool decodes them; a Kafka broker with our folders finds the group and its offsets."""
+def _killed_with_a_group(broker: KlogBroker) -> tuple[Consumer, str]:
+    """Kill the broker while a group has a static member and offsets; return the member and its id."""
     servers = broker.bootstrap_servers
     _create(servers, "t")
     _produce(servers, "t", 30)
@@ -183,7 +183,12 @@ def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
     admin.delete_consumer_groups(["deleted"])["deleted"].result(30)
     member_id = member.memberid()
     broker.kill()
+    return member, member_id
 
+
+def test_kafkas_tool_reads_our_records(broker: KlogBroker) -> None:
+    member, member_id = _killed_with_a_group(broker)
+    member.close()
     folder = broker.data_dir / "__consumer_offsets-0"
     output = dump_files("4.1.0", sorted(folder.glob("*.log")), "--offsets-decoder")
     found = re.findall(r"key: (\{.*?\}\}) payload: (.*)$", output, re.MULTILINE)
@@ -206,6 +211,11 @@ def test_kafka_reads_our_records(broker: KlogBroker, server_dir: Path) -> None:
         ("deleted", 2, (1, "")),
         ("deleted", 2, None),
     ]
+
+
+@pytest.mark.test_all("version")
+def test_a_kafka_with_our_folders_finds_the_group_and_its_offsets(broker: KlogBroker, server_dir: Path) -> None:
+    member, member_id = _killed_with_a_group(broker)
     kafka = Kafka("3.9.1", server_dir / "kafka", {"group.min.session.timeout.ms": 1000})
     kafka.log_dir.mkdir(parents=True)
     for path in broker.data_dir.glob("*-?"):

@@ -23,7 +23,7 @@ from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.compaction_logs import dumped_with_holes
 from tests.support.dump import dump_files
-from tests.support.kafka import Kafka
+from tests.support.kafka import Kafka, Version
 from tests.support.loop_broker import running, send
 from tests.support.raw_client import RawClient
 from tests.support.tools import kcat
@@ -96,8 +96,26 @@ def test_retention_by_size_deletes_segments_and_their_files(server_dir: Path) ->
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("codec", ["none", "lz4"])
-def test_compaction_and_what_kafka_makes_of_it(server_dir: Path, codec: str) -> None:
+@pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.test_all("codec")), "lz4"])
+def test_compaction_and_what_kafkas_tools_make_of_it(server_dir: Path, codec: str) -> None:
+    _compacted(server_dir, codec, ["4.1.0"])
+
+
+@pytest.mark.peer
+@pytest.mark.test_all("version")
+def test_an_older_kafka_goes_on_with_a_compacted_log(server_dir: Path) -> None:
+    folder, seen = _compacted(server_dir, "lz4", ["3.9.1"])
+    kafka = Kafka("3.9.1", server_dir / "kafka")
+    kafka.log_dir.mkdir(parents=True)
+    (folder / "partition.metadata").unlink()  # Kafka gives the topic an id of its own
+    folder.rename(kafka.log_dir / "t-0")
+    with kafka:
+        kafka.create_topic("t", configs={"cleanup.policy": "compact"})
+        assert consume(kafka.bootstrap_servers, "t") == seen
+
+
+def _compacted(server_dir: Path, codec: str, versions: list[Version]) -> tuple[Path, list[Line]]:
+    """Have a broker compact a log, and check the files with tools; return the partition's folder and its records."""
     broker = start(server_dir, log_cleaner_min_cleanable_ratio=0.01, log_cleaner_delete_retention_ms=600_000)
     create(broker, "t", segment_bytes="3000", cleanup_policy="compact", index_interval_bytes="200")
     last: dict[str, Line] = {}
@@ -122,7 +140,7 @@ def test_compaction_and_what_kafka_makes_of_it(server_dir: Path, codec: str) -> 
     assert broker.stop() == 0
 
     assert len(list(folder.glob("*.log"))) > 1
-    for version in ("3.9.1", "4.1.0"):
+    for version in versions:
         dumped = {item.offset for path in folder.glob("*.log") for item in dumped_with_holes(version, path)}
         assert dumped == {number for number, _, _ in seen}
         indexes = [*folder.glob("*.index"), *folder.glob("*.timeindex")]
@@ -134,14 +152,7 @@ def test_compaction_and_what_kafka_makes_of_it(server_dir: Path, codec: str) -> 
         [sys.executable, "-m", "spark_klog.cli", "log", "verify", str(broker.data_dir)], capture_output=True, text=True
     )
     assert (verified.returncode, verified.stderr) == (0, "")
-
-    kafka = Kafka("3.9.1", server_dir / "kafka")
-    kafka.log_dir.mkdir(parents=True)
-    (folder / "partition.metadata").unlink()  # Kafka gives the topic an id of its own
-    folder.rename(kafka.log_dir / "t-0")
-    with kafka:
-        kafka.create_topic("t", configs={"cleanup.policy": "compact"})
-        assert consume(kafka.bootstrap_servers, "t") == seen
+    return folder, seen
 
 
 def test_a_damaged_partition_is_named_the_others_are_served_and_repair_goes_on(server_dir: Path) -> None:
@@ -162,7 +173,7 @@ def test_a_damaged_partition_is_named_the_others_are_served_and_repair_goes_on(s
     assert "klog log repair" in line
     assert len(consume(broker.bootstrap_servers, "good")) == 5
     with pytest.raises(subprocess.TimeoutExpired):  # clients retry, as after any storage error
-        kcat("-C", "-b", broker.bootstrap_servers, "-t", "bad", "-p", "0", "-e", "-q", timeout=3)
+        kcat("-C", "-b", broker.bootstrap_servers, "-t", "bad", "-p", "0", "-e", "-q", timeout=1)
     produce(broker, "good", [("k", "more")])
     command = [sys.executable, "-m", "spark_klog.cli", "log", "repair", str(path.parent)]
     held = subprocess.run(command, capture_output=True, text=True)
@@ -251,7 +262,7 @@ def test_a_full_disk_refuses_appends_and_serves_reads_until_there_is_room(server
     _, hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (size + 100, hard))
     with pytest.raises(AssertionError, match=r"KAFKA_STORAGE_ERROR|Disk error|_MSG_TIMED_OUT"):
-        produce(broker, "t", [("k", "y" * 2000)], **{"message.timeout.ms": 3000, "linger.ms": 2000})
+        produce(broker, "t", [("k", "y" * 2000)], **{"message.timeout.ms": 1500, "linger.ms": 1000})
     assert "nothing appended" in broker.wait_for_log("KAFKA_STORAGE_ERROR")
     assert [value[:6] for _, _, value in consume(broker.bootstrap_servers, "t") if value] == ["before"]
     assert (broker.data_dir / "t-0" / f"{0:020d}.log").stat().st_size == size

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
 _PROGRAM = Path(__file__).parent / "connector_program.py"
 _PARTITIONS = 12
 _MEMBERS = 4
-_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "3"))
+_KILLS = int(os.environ.get("SPARK_KLOG_KILLS", "1"))
 
 
 class Process:

@@ -27,6 +27,8 @@ from tests.support.waiting import wait_until
 # kazoo warns if the chroot does not exist yet; the broker creates it
 pytestmark = pytest.mark.filterwarnings("ignore:No chroot path exists")
 
+#: `make soak` sets this.
+_ROUNDS = int(os.environ.get("SPARK_KLOG_KILLS", "1"))
 MakeBroker = Callable[..., KlogBroker]
 
 
@@ -204,7 +206,7 @@ def test_a_frozen_broker_leads_the_next_topic_of_the_name(
             if client.produce("t", bytes(make_batch([(None, value)], [1])), 7)[0] == 0 and is_new.is_set():
                 acknowledged.append(value)
 
-    for _ in range(3):
+    for _ in range(_ROUNDS):
         is_new = threading.Event()
         acknowledged.clear()
         done.clear()
