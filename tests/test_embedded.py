@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
+from spark_klog import embedded
 from spark_klog.broker.faults import Drop, Fault
 from spark_klog.embedded import ClusterStartError, EmbeddedCluster
 from spark_klog.errors import ConfigError, DataDirectoryError
@@ -82,13 +84,16 @@ def test_a_zookeeper_that_takes_its_time(tmp_path: Path, monkeypatch: pytest.Mon
 import os, socket, sys, time
 config = dict(line.split("=", 1) for line in open(sys.argv[-1]).read().splitlines())
 with socket.create_server((config["clientPortAddress"], int(config["clientPort"]))):
-    time.sleep(15)
+    time.sleep(5)
 os.execv({java!r}, [{java!r}, *sys.argv[1:]])
 """
     (tmp_path / "java").write_text(late)
     (tmp_path / "java").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with EmbeddedCluster(data_dir=tmp_path / "c", zookeeper=True) as cluster:
+    # a session is awaited for twice its timeout, which is shorter here than ZooKeeper takes
+    monkeypatch.setattr(embedded, "open_tree", partial(embedded.open_tree, session_timeout=1))
+    settings = {"zookeeper.session.timeout.ms": "1000"}
+    with EmbeddedCluster(data_dir=tmp_path / "c", zookeeper=True, settings=settings) as cluster:
         assert len(AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(timeout=30).brokers) == 1
 
 

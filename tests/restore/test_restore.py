@@ -71,18 +71,22 @@ def _client(target: EmbeddedCluster) -> dict[str, str]:
     return {"bootstrap.servers": target.bootstrap_servers}
 
 
-@pytest.mark.parametrize("settings", [WriteSettings("arrow"), WriteSettings(layout="hour")], ids=["arrow", "hour"])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(WriteSettings("arrow"), marks=pytest.mark.test_all("again")), WriteSettings(layout="hour")],
+    ids=["arrow", "hour"],
+)
 def test_restored(
     cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path, settings: WriteSettings
 ) -> None:
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, _PARTITIONS)
     options = RestoreOptions(str(tmp_path), _client(target), prefix="again.")
-    for start in (0, 600):
-        produce(servers, topic, _records(600, start))
-        run(servers, tmp_path, topic, settings=settings, max_task_records=150)
+    for start in (0, 240):
+        produce(servers, topic, _records(240, start))
+        run(servers, tmp_path, topic, settings=settings, max_task_records=60)
         found = _restore(options)
-        assert [(item.records, item.error) for item in found] == [(200, "")] * _PARTITIONS
+        assert [(item.records, item.error) for item in found] == [(80, "")] * _PARTITIONS
         assert _content(target.bootstrap_servers, f"again.{topic}") == _content(servers, topic)
     assert [item.records for item in _restore(options)] == [0] * _PARTITIONS
     once_more = RestoreOptions(str(tmp_path), _client(target), prefix="again.", name="second")
@@ -90,7 +94,7 @@ def test_restored(
         _restore(once_more)
 
 
-@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("side", [pytest.param("before", marks=pytest.mark.test_all("kill")), "after"])
 def test_killed_at_each_transaction(
     cluster: EmbeddedCluster,
     target: EmbeddedCluster,
@@ -188,8 +192,15 @@ def test_offsets_that_the_load_has_got_later(
     assert [item.value for item in restored] == [item.value for item in sent]
 
 
-@pytest.mark.parametrize("settings", [WriteSettings(layout="hour"), WriteSettings("arrow", layout="hour")])
-@pytest.mark.parametrize("hours", [6, 40])
+@pytest.mark.parametrize(
+    ("settings", "hours"),
+    [
+        (WriteSettings(layout="hour"), 40),
+        (WriteSettings("arrow", layout="hour"), 6),
+        pytest.param(WriteSettings(layout="hour"), 6, marks=pytest.mark.test_all("again")),
+        pytest.param(WriteSettings("arrow", layout="hour"), 40, marks=pytest.mark.test_all("again")),
+    ],
+)
 def test_large_records_of_several_hours(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, settings: WriteSettings, hours: int
 ) -> None:
