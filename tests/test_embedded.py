@@ -84,7 +84,7 @@ def test_a_zookeeper_that_takes_its_time(tmp_path: Path, monkeypatch: pytest.Mon
 import os, socket, sys, time
 config = dict(line.split("=", 1) for line in open(sys.argv[-1]).read().splitlines())
 with socket.create_server((config["clientPortAddress"], int(config["clientPort"]))):
-    time.sleep(5)
+    time.sleep(3)
 os.execv({java!r}, [{java!r}, *sys.argv[1:]])
 """
     (tmp_path / "java").write_text(late)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import struct
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from spark_klog.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
 from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch, read_records
 from tests.support.raw_client import CLIENT_ID, RawClient
+from tests.support.waiting import wait_until
 
 NOW = 1_700_000_000_000
 FIRST, SECOND = (bytes(make_batch([(None, value)], [NOW])) for value in (b"first", b"second"))
@@ -187,25 +189,29 @@ def _end_offset(cluster: EmbeddedCluster, topic: str) -> int:
         return sum(1 for _ in read_records(other.fetch(topic, 0, 11)[1]))
 
 
+def _has_answer(client: RawClient) -> bool:
+    return bool(select.select([client.socket], [], [], 0)[0])
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_delays(faulty: EmbeddedCluster, partition: str, client: RawClient, after: bool) -> None:
-    faulty.inject(Fault(Delay(4000, after=after), api="Produce", topic=partition, count=1))
+    fault = Fault(Delay(1500, after=after), api="Produce", topic=partition, count=1)
+    faulty.inject(fault)
     began = time.monotonic()
     data = [{"name": partition, "partition_data": [{"index": 0, "records": FIRST}]}]
     frame = encode_request(PRODUCE, 8, 1, CLIENT_ID, {"acks": 1, "timeout_ms": 1000, "topic_data": data}).to_bytes()
     client.send_frame(frame)
-    time.sleep(0.1)
+    wait_until(lambda: faulty.faults_fired() == {fault: 1})
+    # others are served meanwhile
     while after and not _end_offset(faulty, partition):
-        assert time.monotonic() - began < 4
+        assert not _has_answer(client)
     assert _end_offset(faulty, partition) == int(after)
-    asked = time.monotonic() - began
+    assert not _has_answer(client)
     client.receive_frame()
-    took = time.monotonic() - began
-    assert asked < 4 <= took  # others are served meanwhile
+    assert time.monotonic() - began >= 1.5
     assert _end_offset(faulty, partition) == 1
-    again = time.monotonic()
     client.produce(partition, FIRST, 8)
-    assert time.monotonic() - again < 4
+    assert faulty.faults_fired() == {fault: 1}
 
 
 def _true_answer(client: RawClient) -> bytes:

@@ -335,7 +335,7 @@ def test_one_connection_waits_while_another_goes_on(make_fetcher: Callable[[int]
 def test_slots_run_out(server_dir: Path, topic: str) -> None:
     settings = [
         "max.incremental.fetch.session.cache.slots=1",
-        "min.incremental.fetch.session.eviction.ms=3000",
+        "min.incremental.fetch.session.eviction.ms=2000",
     ]
     with KlogBroker(server_dir, *(word for text in settings for word in ("--set", text))) as broker:
         fetcher = Fetcher(broker.port, 12)
@@ -343,7 +343,7 @@ def test_slots_run_out(server_dir: Path, topic: str) -> None:
         first = fetcher.fetch((0, 0), named)["session_id"]
         answer = fetcher.fetch((0, 0), named)
         assert (first > 0, answer["session_id"], set(_told(answer))) == (True, 0, {0})
-        fetcher.fetch((0, -1), named, max_wait_ms=3200)
+        fetcher.fetch((0, -1), named, max_wait_ms=2200)
         assert fetcher.fetch((0, 0), named)["session_id"] > 0
         assert fetcher.fetch((first, 1), [])["error_code"] == NOT_FOUND
         fetcher.client.socket.close()
