@@ -488,14 +488,16 @@ def test_java_tools(broker: SecureBroker, tmp_path: Path) -> None:
         code, told = tools.run("kafka.admin.ConfigCommand", *way, "--describe", *users)
         assert (code, "SCRAM-SHA-512=iterations=8192" in told) == (0, True), told
         acls = ("--allow-principal", "User:dave", "--topic", "hid", "--resource-pattern-type", "prefixed")
-        code, told = tools.run("kafka.admin.AclCommand", *way, "--add", *acls, "--operation", "Read")
+        code, told = tools.run("org.apache.kafka.tools.AclCommand", *way, "--add", *acls, "--operation", "Read")
         assert code == 0, told
-        code, told = tools.run("kafka.admin.AclCommand", *way, "--list")
+        code, told = tools.run("org.apache.kafka.tools.AclCommand", *way, "--list")
         assert code == 0
         assert "principal=User:dave, host=*, operation=READ, permissionType=ALLOW" in told
-        code, told = tools.run("kafka.admin.AclCommand", *way, "--add", *acls, "--operation", "Delete")
+        code, told = tools.run("org.apache.kafka.tools.AclCommand", *way, "--add", *acls, "--operation", "Delete")
         assert "the rules of users can express" in told
-        code, told = tools.run("kafka.admin.AclCommand", *way, "--remove", *acls, "--operation", "Read", "--force")
+        code, told = tools.run(
+            "org.apache.kafka.tools.AclCommand", *way, "--remove", *acls, "--operation", "Read", "--force"
+        )
         assert code == 0, told
         assert read_users(broker.users)["dave"].read == ()
         delete = ("--delete-config", "SCRAM-SHA-512")
