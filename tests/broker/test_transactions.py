@@ -155,7 +155,7 @@ def test_a_zombie_is_fenced_and_what_it_left_open_aborted(cluster: EmbeddedClust
 
 def test_a_transaction_is_aborted_after_its_time(cluster: EmbeddedCluster, client: Client, topic: str) -> None:
     _create(cluster, topic)
-    client.ask("open", "slow", f"transactional.id={topic}", "transaction.timeout.ms=1500")
+    client.ask("open", "slow", f"transactional.id={topic}", "transaction.timeout.ms=2000")
     client.ask("init", "slow")
     client.ask("begin", "slow")
     client.ask("send", "slow", topic, "0", "late")

@@ -21,6 +21,7 @@ from spark_klog.protocol.apis import DELETE_TOPICS, FETCH, METADATA, PRODUCE
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, free_port
+from tests.support.raw_client import RawClient
 from tests.support.shared_tree import admin, create_topic, delete_topic, known_brokers, leaders, node
 from tests.support.waiting import wait_until
 
@@ -97,6 +98,26 @@ def test_a_killed_broker_can_start_again_at_once(tree: KazooClient, make_broker:
     consumer.close()
     # the entry belongs to the new session: the end of the killed brokers' sessions does not remove it
     assert node(tree, "/brokers/ids/0")["port"] == broker.port
+
+
+def test_what_a_tool_writes_takes_effect(tree: KazooClient, make_broker: Callable[[int], KlogBroker]) -> None:
+    """The nodes are those that Kafka 0.10.2.2's tools write to change a topic's settings, and to delete it."""
+    broker = make_broker(0)
+    create_topic(broker.bootstrap_servers, "t", 1)
+    settings = broker.data_dir / "t-0" / "klog.json"
+    tree.set("/config/topics/t", b'{"version":1,"config":{"max.message.bytes":"300","retention.ms":"-1"}}')
+    change = b'{"version":2,"entity_path":"topics/t"}'
+    tree.create("/config/changes/config_change_", change, sequence=True, makepath=True)
+    told = {"max_message_bytes": 300, "retention_ms": -1}
+    wait_until(lambda: settings.exists() and json.loads(settings.read_text()) == told)
+    with RawClient(broker.port) as client:
+        batch = bytes(make_batch([(None, b"v" * 1000)], [1]))
+        assert client.produce("t", batch, 7)[0] == ErrorCode.MESSAGE_TOO_LARGE  # the setting applies to the open log
+    wait_until(lambda: tree.get_children("/config/changes") == [])
+    tree.create("/admin/delete_topics/t", b"", makepath=True)
+    wait_until(lambda: not list(broker.data_dir.glob("t-*")))
+    for path in ("/brokers/topics/t", "/config/topics/t", "/admin/delete_topics/t"):
+        wait_until(lambda: tree.exists(path) is None)  # noqa: B023
 
 
 def test_two_brokers_share_the_partitions(make_broker: Callable[[int], KlogBroker]) -> None:
