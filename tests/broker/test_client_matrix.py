@@ -259,7 +259,7 @@ class Share:
         return [sorted(lines) for lines in seen]
 
 
-#: Clients whose members wait for seconds in each step, or speak the protocol of another one's library.
+#: Each step of the first two takes seconds; the third has the library of confluent-kafka, as kcat has.
 _SLOW_IN_GROUPS = {Kcat, KafkaPython, ConfluentAs090}
 
 
