@@ -71,11 +71,7 @@ def _client(target: EmbeddedCluster) -> dict[str, str]:
     return {"bootstrap.servers": target.bootstrap_servers}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [pytest.param(WriteSettings("arrow"), marks=pytest.mark.test_all("again")), WriteSettings(layout="hour")],
-    ids=["arrow", "hour"],
-)
+@pytest.mark.parametrize("settings", [WriteSettings("arrow"), WriteSettings(layout="hour")], ids=["arrow", "hour"])
 def test_restored(
     cluster: EmbeddedCluster, target: EmbeddedCluster, topic: str, tmp_path: Path, settings: WriteSettings
 ) -> None:
@@ -94,7 +90,7 @@ def test_restored(
         _restore(once_more)
 
 
-@pytest.mark.parametrize("side", [pytest.param("before", marks=pytest.mark.test_all("kill")), "after"])
+@pytest.mark.parametrize("side", ["before", "after"])
 def test_killed_at_each_transaction(
     cluster: EmbeddedCluster,
     target: EmbeddedCluster,
@@ -192,15 +188,8 @@ def test_offsets_that_the_load_has_got_later(
     assert [item.value for item in restored] == [item.value for item in sent]
 
 
-@pytest.mark.parametrize(
-    ("settings", "hours"),
-    [
-        (WriteSettings(layout="hour"), 40),
-        (WriteSettings("arrow", layout="hour"), 6),
-        pytest.param(WriteSettings(layout="hour"), 6, marks=pytest.mark.test_all("again")),
-        pytest.param(WriteSettings("arrow", layout="hour"), 40, marks=pytest.mark.test_all("again")),
-    ],
-)
+@pytest.mark.parametrize("settings", [WriteSettings(layout="hour"), WriteSettings("arrow", layout="hour")])
+@pytest.mark.parametrize("hours", [6, 40])
 def test_large_records_of_several_hours(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, settings: WriteSettings, hours: int
 ) -> None:
