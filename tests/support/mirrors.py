@@ -36,7 +36,6 @@ def read_partition(servers: str, topic: str, partition: int, offset: int = 0) ->
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 10,  # the last fetch, at the end of the partition, waits this long
             "enable.auto.commit": False,
-            "fetch.wait.max.ms": 10,  # the end of a partition is known after so long
             "log_level": 0,
         }
     )
