@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import glob
 import logging
@@ -11,6 +12,7 @@ import shutil
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.terminal import TerminalReporter
@@ -18,8 +20,10 @@ from _pytest.terminal import TerminalReporter
 from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.failures import Failures
+from tests.support.kafka import WORKERS
 from tests.support.registries import RegistryUnreachable
-from tests.support.shared_kafka import SharedKafkas
+from tests.support.shared_kafka import Direct, KafkasOfRun, OfMainProcess, SharedKafkas
 from tests.support.spark_home import spark_variables
 from tests.support.wheel import wheel_of_run
 
@@ -29,32 +33,80 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 _LOGS = Path(__file__).parent.parent / "test-logs"
 _UNREACHABLE = "registry unreachable"
 _failed = pytest.StashKey[set[str]]()
+#: Node ids of tests and modules, by the folders of their servers.
+_folders = pytest.StashKey[dict[Path, str]]()
+_kafkas = pytest.StashKey[SharedKafkas]()
+#: Only in the main process of a run.
+_kafkas_of_run = pytest.StashKey[KafkasOfRun]()
+_failures = pytest.StashKey[Failures]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="leave out the tests that are marked with test_all")
+    parser.addoption("--record-seconds", action="store_true", help="write the seconds of files to tests/seconds.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_failed] = set()
+    config.stash[_folders] = {}
     # A shell starts background processes with SIGINT ignored, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, value in spark_variables().items():
         os.environ.setdefault(name, value)
+    if not hasattr(config, "workerinput"):
+        _configure_main_process(config)
+    gc.disable()  # until the end of collection, which makes many objects and no garbage
+
+
+def _configure_main_process(config: pytest.Config) -> None:
+    kafkas = config.stash[_kafkas_of_run] = KafkasOfRun(lambda: _new_folder("shared"))
+    failures = config.stash[_failures] = Failures(config, kafkas.folders)
+    config.pluginmanager.register(failures)
+    if config.getoption("--record-seconds"):
+        from tests.support.schedule import Recorder
+
+        config.pluginmanager.register(Recorder())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _kafkas_of_run not in config.stash:
+        return
+    kafkas = config.stash[_kafkas_of_run]
+    kafkas.close()
+    for folder, files in kafkas.files.items():
+        if not files & config.stash[_failures].files:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the others' folder
+                folder.parent.rmdir()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist where the Kafkas of the run are."""
+    os.environ[WORKERS] = str(node.workerinput["workercount"])
+    node.workerinput["shared_kafkas"] = node.config.stash[_kafkas_of_run].serve()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    try:
+        from tests.support.schedule import scheduler
+    except ImportError:
+        return None  # another xdist: its own
+    return scheduler(config, log)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the longest files first: workers take a file at a time, and then end at about the same time."""
     if config.getoption("--quick"):
         left_out = [item for item in items if item.get_closest_marker("test_all")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("test_all")]
-    items.sort(key=lambda item: "jobs" not in item.path.parts[-2:-1])
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.freeze()  # the collections that follow need not look at thousands of tests
 
 
@@ -72,6 +124,8 @@ def pytest_runtest_makereport(
         report.user_properties.append((_UNREACHABLE, reason))  # travels from the worker to the main process
     if report.failed:
         item.config.stash[_failed].add(item.nodeid)
+        folders = [str(path) for path, nodeid in item.config.stash[_folders].items() if item.nodeid.startswith(nodeid)]
+        report.server_dirs = folders  # travels to the main process, too
     return report
 
 
@@ -90,25 +144,33 @@ def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _garbage() -> Iterator[None]:
+def _garbage(request: pytest.FixtureRequest) -> Iterator[None]:
     """End clients that a module leaves in reference cycles, such as an exception and the frame that caught it.
 
     A client of librdkafka goes on connecting to the port of a stopped broker, and another server may get this port.
     """
     yield
     gc.collect()
+    if _kafkas in request.config.stash:
+        request.config.stash[_kafkas].release()
 
 
-def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Yield a folder named after the test or module (`shared` for all); remove it unless a test there failed."""
-    nodeid = request.node.nodeid
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:] or "shared"
+def _new_folder(name: str) -> Path:
+    """A folder of this process under test-logs/, made if it is not there."""
     for left in _LOGS.glob(f"{glob.escape(name)}.*"):
         if not Path(f"/proc/{left.suffix[1:]}").exists():  # left by an earlier run, not by one that still runs
             shutil.rmtree(left, ignore_errors=True)
     folder = _LOGS / f"{name}.{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
+    nodeid = request.node.nodeid
+    folder = _new_folder(re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:])
+    request.config.stash[_folders][folder] = nodeid
     yield folder
+    del request.config.stash[_folders][folder]
     if not any(failed.startswith(nodeid) for failed in request.config.stash[_failed]):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -126,12 +188,16 @@ def module_server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def shared_kafkas(request: pytest.FixtureRequest) -> Iterator[SharedKafkas]:
-    """Brokers of Apache Kafka for all tests: use your own topics, groups and transactional ids."""
-    for folder in _kept_on_failure(request):
-        kafkas = SharedKafkas(folder)
-        yield kafkas
-        kafkas.close()
+def shared_kafkas(request: pytest.FixtureRequest) -> SharedKafkas:
+    """Brokers of Apache Kafka for all tests of a run: use your own topics, groups and transactional ids."""
+    given = getattr(request.config, "workerinput", {}).get("shared_kafkas")
+    kafkas: SharedKafkas
+    if given is None:
+        kafkas = Direct(request.config.stash[_kafkas_of_run])
+    else:
+        kafkas = OfMainProcess(*given, request.config.workerinput["workerid"])
+    request.config.stash[_kafkas] = kafkas
+    return kafkas
 
 
 @pytest.fixture(scope="module")

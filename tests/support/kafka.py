@@ -49,6 +49,8 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _random = random.SystemRandom()  # not the global one: seeded tests would always draw the same ports
 _ports_given: set[int] = set()
+#: The main process of a run says here how many workers it has.
+WORKERS = "SPARK_KLOG_TEST_WORKERS"
 
 
 class ServerStartError(Exception):
@@ -63,8 +65,8 @@ def versions(first: Version, *others: Version) -> list[Version]:
 def free_port() -> int:
     """A free TCP port of 127.0.0.1 that no other call in this test run has returned.
 
-    Each worker of pytest-xdist has its own set of ports, so that no other worker takes the port of a broker that is
-    stopped for a restart.
+    Each worker of pytest-xdist, and the main process, has its own set of ports, so that none takes the port of a broker
+    that is stopped for a restart.
 
     The port is below the ephemeral range: a client that keeps connecting to a stopped server's ephemeral port can get
     this port as its own and connect to itself, and then the server can't start again.
@@ -73,10 +75,11 @@ def free_port() -> int:
         ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except OSError:
         ephemeral = 32768
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT") or os.environ.get(WORKERS, "0"))
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw-1").removeprefix("gw")) + 1  # 0: the main one
+    processes = max(workers, process) + 1  # a worker in place of one that crashed has a number of its own
     for _ in range(1000):
-        port = _random.randrange(10_000 + worker, max(ephemeral, 20_000), workers)
+        port = _random.randrange(10_000 + process, max(ephemeral, 20_000), processes)
         if port in _ports_given:
             continue
         with socket.socket() as probe:
@@ -112,9 +115,14 @@ class _JavaServer:
 
     def __init__(self, name: str, work_dir: Path) -> None:
         self._name = name
-        self._work_dir = work_dir.absolute()
-        self._work_dir.mkdir(parents=True, exist_ok=True)
+        #: The folder of its data and output.
+        self.work_dir = work_dir.absolute()
+        self.work_dir.mkdir(parents=True, exist_ok=True)
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy in another process knows the server's port and folder, but does not own its process."""
+        return {**self.__dict__, "_process": None}
 
     def _command(self) -> Sequence[str]:
         raise NotImplementedError
@@ -125,7 +133,7 @@ class _JavaServer:
     @property
     def output(self) -> Path:
         """The file with standard output and error of all runs of the server."""
-        return self._work_dir / f"{self._name}.log"
+        return self.work_dir / f"{self._name}.log"
 
     @property
     def pid(self) -> int | None:
@@ -140,7 +148,7 @@ class _JavaServer:
         with self.output.open("ab") as output:
             self._process = process = subprocess.Popen(
                 self._command(),
-                cwd=self._work_dir,
+                cwd=self.work_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -220,11 +228,11 @@ class ZooKeeperServer(_JavaServer):
     def _command(self) -> Sequence[str]:
         # With the arguments PORT DIR instead of a file it would listen on every address of the machine.
         config = _write_properties(
-            self._work_dir / "zookeeper.properties",
+            self.work_dir / "zookeeper.properties",
             {
                 "clientPort": self._port,
                 "clientPortAddress": HOST,
-                "dataDir": self._work_dir / "zookeeper",
+                "dataDir": self.work_dir / "zookeeper",
                 "tickTime": self._tick_ms,
                 "admin.enableServer": "false",
                 "4lw.commands.whitelist": "srvr",
@@ -288,7 +296,7 @@ class Kafka(_JavaServer):
         self._is_first = beside is None
         self.version = version
         self.libs = kafka_libs(version)
-        self.log_dir = self._work_dir / "kafka"
+        self.log_dir = self.work_dir / "kafka"
         self._port = free_port()
         self._full_speed = full_speed
         self._zookeeper: ZooKeeperServer | None = None
@@ -314,7 +322,7 @@ class Kafka(_JavaServer):
             }
         else:
             self._zookeeper = (
-                ZooKeeperServer(self._work_dir, self.libs, self._logging_options())
+                ZooKeeperServer(self.work_dir, self.libs, self._logging_options())
                 if beside is None
                 else beside._zookeeper
             )
@@ -326,7 +334,7 @@ class Kafka(_JavaServer):
                 "zookeeper.connect": self._zookeeper.connect,
             }
         self._config = _write_properties(
-            self._work_dir / "server.properties",
+            self.work_dir / "server.properties",
             {
                 **controller,
                 "log.dirs": self.log_dir,
@@ -409,7 +417,7 @@ class Kafka(_JavaServer):
         """Run a main class of the broker's jars; the caller checks the exit code and the output."""
         return subprocess.run(
             [*self._java(*_QUICK_START), class_name, *args],
-            cwd=self._work_dir,
+            cwd=self.work_dir,
             input=stdin,
             capture_output=True,
             encoding="utf-8",
@@ -423,7 +431,7 @@ class Kafka(_JavaServer):
         """Start a main class whose output is read while it runs; it dies with the thread that started it."""
         return subprocess.Popen(
             [*self._java(*_QUICK_START), class_name, *args],
-            cwd=self._work_dir,
+            cwd=self.work_dir,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -464,7 +472,7 @@ class Kafka(_JavaServer):
         if self.version == "4.1.0":
             return ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
         config = _write_properties(
-            self._work_dir / "log4j.properties",
+            self.work_dir / "log4j.properties",
             {
                 "log4j.rootLogger": "WARN, stderr",
                 "log4j.appender.stderr": "org.apache.log4j.ConsoleAppender",
