@@ -32,7 +32,7 @@ def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafk
 
 def written(servers: str, topic: str, partitions: int) -> dict[int, list[Message]]:
     """The records of each partition, in order."""
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": "g", "enable.partition.eof": True, "log_level": 0})
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": topic, "enable.partition.eof": True, "log_level": 0})
     found: dict[int, list[Message]] = {number: [] for number in range(partitions)}
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in found])

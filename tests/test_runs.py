@@ -1,0 +1,139 @@
+"""Runs of pytest with this suite's conftest: servers that all workers share, and what is said of a failed test."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.waiting import wait_until
+
+_ROOT = Path(__file__).parent.parent
+_CONFTEST = """
+from pathlib import Path
+import tests.conftest
+from tests.support import kafka, shared_kafka
+
+tests.conftest._LOGS = Path(__file__).parent / "logs"
+
+class Stub(kafka._JavaServer):
+    def __init__(self, version, folder, settings):
+        super().__init__("kafka", folder)
+        self.mark = f"{folder}/mark"
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def close(self):
+        self.stop()
+
+    def _command(self):
+        return ["bash", "-c", "seq -f 'line %g' 99; touch $0; exec tail -f $0", self.mark]
+
+    def _is_ready(self):
+        return "line 99" in self.output.read_text()
+
+shared_kafka.Kafka = Stub
+"""
+_TESTS = """
+import os, pathlib, time
+
+def test_shared(shared_kafkas):
+    mark = shared_kafkas.get("4.1.0").mark
+    with open("marks", "a") as file:
+        file.write(mark + "\\n")
+    until = time.monotonic() + 60
+    while len(pathlib.Path("marks").read_text().split()) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+"""
+_FAILS = """
+import pytest
+
+def test_fails(server_dir):
+    (server_dir / "broker.log").write_text("".join(f"line {n}\\n" for n in range(50)))
+    (server_dir / f"{0:020}.log").write_text("records")
+    assert 0
+
+@pytest.fixture
+def broken(shared_kafkas):
+    shared_kafkas.get("4.1.0")
+    raise OSError
+
+def test_error(broken):
+    pass
+
+@pytest.mark.parametrize("number", range(3))
+def test_skipped(number):
+    pytest.skip("there is no moon")
+"""
+
+
+def _pytest(folder: Path, files: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
+    for name, text in {"conftest.py": _CONFTEST, **files}.items():
+        (folder / name).write_text(text)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", *arguments],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _stubs(folder: Path) -> list[int]:
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if f"{folder}/" in str(process.info["cmdline"] or "")
+    ]
+
+
+def test_a_server_for_all_workers(tmp_path: Path) -> None:
+    files = {"test_a.py": _TESTS, "test_b.py": _TESTS}
+    run = _pytest(tmp_path, files, "-q", "-n2", "--dist=loadfile")
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 0, output
+    assert len(set((tmp_path / "marks").read_text().split())) == 1
+    assert _stubs(tmp_path / "logs") == []
+    assert list(tmp_path.glob("logs/*")) == []  # no test failed
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_no_server_outlives_a_run(tmp_path: Path, end: signal.Signals) -> None:
+    run = _pytest(tmp_path, {"test_a.py": _TESTS}, "-q", "-n1", "--dist=loadfile")
+    try:
+        wait_until((tmp_path / "marks").exists, seconds=60)
+        assert _stubs(tmp_path / "logs") != []
+    finally:
+        run.send_signal(end)
+        run.communicate(timeout=60)
+    wait_until(lambda: _stubs(tmp_path / "logs") == [], seconds=60)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_failure_is_said_last_with_its_servers_log(tmp_path: Path, workers: int) -> None:
+    run = _pytest(tmp_path, {"test_a.py": _FAILS}, "-q", f"-n{workers}", "--dist=loadfile")
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 1, output
+    first, last = re.split(r"\n1 failed, 3 skipped, .*1 error", output)
+    assert "FAILED test_a.py::test_fails (call)\n" in first
+    assert "FAILED test_a.py::test_error (setup)\n" in first
+    assert "SKIPPED 3: there is no moon\n" in first
+    lines = last.splitlines()
+    assert "line 49" in lines
+    assert "line 34" not in lines
+    assert "line 99" in lines
+    assert "records" not in last
+    named = [line.split() for line in lines[-2:]]
+    assert [words[:2] for words in named] == [["FAILED", "test_a.py::test_fails"], ["FAILED", "test_a.py::test_error"]]
+    assert (Path(named[0][2]) / "broker.log").exists()
+    assert (Path(named[1][2]) / "kafka.log").exists()
