@@ -1,4 +1,4 @@
-"""Runs of pytest with this suite's conftest: servers that all workers share, and what is said of a failed test."""
+"""Runs with this suite's conftest: the order of files, servers for all workers, and what is said of a failure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from tests.support import schedule
+from tests.support.schedule import LongestFirst
 from tests.support.waiting import wait_until
 
 _ROOT = Path(__file__).parent.parent
@@ -115,7 +119,9 @@ def test_no_server_outlives_a_run(tmp_path: Path, end: signal.Signals) -> None:
         assert _stubs(tmp_path / "logs") != []
     finally:
         run.send_signal(end)
-        run.communicate(timeout=60)
+        run.wait(timeout=60)
+        assert run.stdout is not None
+        run.stdout.close()
     wait_until(lambda: _stubs(tmp_path / "logs") == [], seconds=60)
 
 
@@ -137,3 +143,72 @@ def test_a_failure_is_said_last_with_its_servers_log(tmp_path: Path, workers: in
     assert [words[:2] for words in named] == [["FAILED", "test_a.py::test_fails"], ["FAILED", "test_a.py::test_error"]]
     assert (Path(named[0][2]) / "broker.log").exists()
     assert (Path(named[1][2]) / "kafka.log").exists()
+
+
+class _Worker:
+    """A worker of pytest-xdist that runs a file at a time."""
+
+    def __init__(self) -> None:
+        self.gateway = SimpleNamespace(id="worker")
+        self.shutting_down = False
+        self.given: list[int] = []
+
+    def send_runtest_some(self, indexes: list[int]) -> None:
+        self.given += indexes
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def _schedule(seconds: dict[str, int], workers: int) -> list[list[str]]:
+    """The files that each worker runs, if they take these seconds."""
+    config: Any = SimpleNamespace(
+        getvalue=lambda name: ["popen"] * workers, option=SimpleNamespace(loadscopereorder=False)
+    )
+    made = LongestFirst(config)
+    made._seconds = seconds
+    made._with_spark = {file: "spark" in file for file in seconds}
+    tests = [f"{file}::test_{number}" for file in seconds for number in range(3)]
+    nodes: list[Any] = [_Worker() for _ in range(workers)]
+    for node in nodes:
+        made.add_node(node)
+    for node in nodes:
+        made.add_node_collection(node, tests)
+    made.schedule()
+    clocks, done = dict.fromkeys(nodes, 0.0), dict.fromkeys(nodes, 0)
+    while running := [node for node in nodes if done[node] < len(node.given)]:
+        node = min(running, key=lambda node: clocks[node])
+        index = node.given[done[node]]
+        clocks[node] += seconds[tests[index].partition("::")[0]] / 3
+        done[node] += 1
+        made.mark_test_complete(node, index)
+    assert made.tests_finished
+    assert sorted(index for node in nodes for index in node.given) == list(range(len(tests)))
+    return [list(dict.fromkeys(tests[index].partition("::")[0] for index in node.given)) for node in nodes]
+
+
+def test_the_longest_files_first_and_spark_in_two_workers() -> None:
+    seconds = {"a": 30, "spark-a": 40, "b": 60, "spark-b": 70, "c": 50, "spark-c": 20, "d": 45}
+    assert _schedule(seconds, 4) == [["spark-b"], ["spark-a", "spark-c"], ["b", "a"], ["c", "d"]]
+
+
+def test_spark_in_more_workers_if_nothing_else_is_left() -> None:
+    seconds = {f"spark-{number}": 60 for number in range(8)}
+    assert all(_schedule(seconds, 4))
+    assert _schedule({"spark-a": 60, "spark-b": 50, "spark-c": 40}, 3) == [["spark-a"], ["spark-b", "spark-c"], []]
+
+
+def test_recorded_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that did not run keep their record, unless they are gone."""
+    monkeypatch.setattr(schedule, "_SECONDS", tmp_path / "seconds.json")
+    schedule._SECONDS.write_text('{"tests/test_embedded.py": 7, "tests/test_gone.py": 8, "tests/test_papers.py": 9}')
+    recorder = schedule.Recorder()
+    for nodeid, seconds in (
+        ("test_runs.py::test_a", 1.6),
+        ("test_papers.py::test_a", 1.2),
+        ("test_runs.py::test_b", 8),
+    ):
+        report: Any = SimpleNamespace(nodeid=f"tests/{nodeid}", duration=seconds)
+        recorder.pytest_runtest_logreport(report)
+    recorder.pytest_sessionfinish()
+    assert list(schedule.recorded_seconds().items()) == [("tests/test_runs.py", 10), ("tests/test_embedded.py", 7)]

@@ -22,7 +22,6 @@ from typing import Any
 
 import psutil
 import pytest
-from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from spark_klog.embedded import EmbeddedCluster
@@ -147,6 +146,8 @@ class _Store:
     """moto's S3 that answers some requests with an error, some of them after it has carried them out."""
 
     def __init__(self, chance: random.Random) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app  # half a second of each collection
+
         self._app = DomainDispatcherApplication(create_backend_app)
         self._chance = chance
         #: Failures per thousand requests, and their number by kind.

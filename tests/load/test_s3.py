@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from spark_klog.columns import decode
 from spark_klog.embedded import EmbeddedCluster
@@ -31,6 +30,8 @@ _HOST = "127.0.0.1"
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """The address of an S3 server, in the form that pyarrow's URIs take."""
+    from moto.server import ThreadedMotoServer  # half a second of each collection
+
     port = free_port()
     server = ThreadedMotoServer(ip_address=_HOST, port=port, verbose=False)
     server.start()

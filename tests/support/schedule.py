@@ -83,6 +83,8 @@ class LongestFirst(LoadFileScheduling):
             self._assign_work_unit(node)
 
     def _next_file(self, node: Any) -> str | None:
+        for file in [file for file, unit in self.workqueue.items() if all(unit.values())]:
+            del self.workqueue[file]  # what a worker had done that crashed
         spark = [file for file in self.workqueue if self._needs_spark(file)]
         others = [file for file in self.workqueue if not self._needs_spark(file)]
         is_new = node not in self._spark_nodes
