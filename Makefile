@@ -25,8 +25,9 @@ demo: $(VENV)/demo.installed
 	$(BIN)/python jobs/demo.py
 
 # `make check` runs tests/papers.
-PYTEST := $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=4 --dist=loadfile --no-loadscope-reorder --durations=30
+PYTEST := $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=4 --dist=loadfile --durations=30
 
+# What CI runs: ten minutes on two cores.
 test: $(VENV)/test.installed $(VENV)/spark-home.made
 	$(PYTEST) --quick $(ARGS)
 

@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault(name, value)
     if not hasattr(config, "workerinput"):
         _configure_main_process(config)
-    gc.disable()  # until the end of collection, which makes many objects and no garbage
+    gc.disable()  # during collection, which makes many objects and no garbage
 
 
 def _configure_main_process(config: pytest.Config) -> None:
@@ -105,7 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("test_all")]
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     gc.enable()
     gc.freeze()  # the collections that follow need not look at thousands of tests
 

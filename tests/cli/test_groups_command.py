@@ -209,10 +209,10 @@ def test_a_topic_that_is_gone_and_a_group_that_never_was(place: Place, topic: st
     servers = ("--bootstrap-server", place.servers)
     for command in ("describe", "lag"):
         assert klog_refusal("groups", command, "nobody", *servers) == "klog: group nobody does not exist"
-    offset_file = tmp_path / "consumers" / "g" / "offsets" / topic / "0"
+    offset_file = tmp_path / "consumers" / topic / "offsets" / topic / "0"
     offset_file.parent.mkdir(parents=True)
     offset_file.write_bytes(b"3")
-    (described,) = klog_lines("groups", "describe", "g", *servers, "--offsets-path", str(tmp_path))
+    (described,) = klog_lines("groups", "describe", topic, *servers, "--offsets-path", str(tmp_path))
     assert (described["state"], described["members"]) == ("Dead", [])
     (partition,) = described["partitions"]
     assert partition["latest"] is None

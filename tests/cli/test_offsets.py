@@ -53,11 +53,11 @@ def changes(*arguments: str) -> list[tuple[int, int | None, int | None, str, boo
 @pytest.mark.peer
 def test_set(place: Place, topic: str) -> None:
     fill(place, topic)
-    to = ("set", "--group", "g", "--to", place.coordinator, "--topic", topic)
+    to = ("set", "--group", topic, "--to", place.coordinator, "--topic", topic)
     assert changes(*to, "--to-earliest", "--dry-run") == [(0, None, 0, "", False), (1, None, 5, "", False)]
-    assert committed(place, topic, "g") == {}
+    assert committed(place, topic, topic) == {}
     assert changes(*to, "--to-earliest") == [(0, None, 0, "", True), (1, None, 5, "", True)]
-    assert committed(place, topic, "g") == {0: 0, 1: 5}
+    assert committed(place, topic, topic) == {0: 0, 1: 5}
     # half a day after record 6; partition 0 has records up to 9
     assert changes(*to, "--to-time", "2023-11-21T10:00:00Z") == [(0, 0, 7, "", True), (1, 5, 7, "", True)]
     assert changes(*to, "--to-time", str(START + 10 * DAY)) == [(0, 7, 10, "", True), (1, 7, 10, "", True)]
@@ -68,11 +68,11 @@ def test_set(place: Place, topic: str) -> None:
         (0, 10, 3, "", True),
         (1, 10, 5, "3 is before the first offset", True),
     ]
-    assert committed(place, topic, "g") == {0: 3, 1: 5}
+    assert committed(place, topic, topic) == {0: 3, 1: 5}
     assert changes(*to[:-1], f"{topic}:1", "--to-offset", "99") == [(1, 5, 20, "99 is after the last offset", True)]
-    assert seen_by_kafka(place.servers, "g") == {(topic, 0): (3, 10, 7), (topic, 1): (20, 20, 0)}
+    assert seen_by_kafka(place.servers, topic) == {(topic, 0): (3, 10, 7), (topic, 1): (20, 20, 0)}
     assert changes(*to, "--to-latest") == [(0, 3, 10, "", True), (1, 20, 20, "", True)]
-    assert klog_lines("offsets", "show", "--group", "g", "--from", place.coordinator, "--topic", topic) == [
+    assert klog_lines("offsets", "show", "--group", topic, "--from", place.coordinator, "--topic", topic) == [
         {"topic": topic, "partition": 0, "offset": 10},
         {"topic": topic, "partition": 1, "offset": 20},
     ]

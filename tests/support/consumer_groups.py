@@ -16,9 +16,11 @@ def seen_by_kafka(servers: str, group: str) -> Figures:
     """Run --describe of Kafka 3.9.1 and parse its table by the headings."""
     java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{kafka_libs('3.9.1')}/*"]
     command = [*java, _TOOL, "--bootstrap-server", servers, "--describe", "--group", group]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command += ["--timeout", "50000"]  # otherwise it gives up after five seconds, with exit code 0
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert any(words[0] == "GROUP" for words in lines), done.stdout + done.stderr
     start = next(number for number, words in enumerate(lines) if words[0] == "GROUP")
     rows = [dict(zip(lines[start], words, strict=True)) for words in lines[start + 1 :]]
     assert {row["GROUP"] for row in rows} == {group}
