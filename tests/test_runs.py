@@ -79,6 +79,18 @@ def test_skipped(number):
 """
 
 
+def test_reasons_not_to_be_in_make_test() -> None:
+    """CONTRIBUTING.md explains the words."""
+    table = re.findall(r"^\| `([a-z]+)` \|", (_ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    used = {
+        f"{path.relative_to(_ROOT)}: {reason}"
+        for path in (_ROOT / "tests").rglob("*.py")
+        for reason in re.findall(r"mark\.test_all\b(.*)", path.read_text())
+        if not reason.startswith(tuple(f'("{word}")' for word in table))
+    }
+    assert used == set()
+
+
 def _pytest(folder: Path, files: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
     for name, text in {"conftest.py": _CONFTEST, **files}.items():
         (folder / name).write_text(text)
