@@ -102,6 +102,7 @@ def _pytest(folder: Path, files: dict[str, str], *arguments: str) -> subprocess.
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -130,7 +131,10 @@ def test_no_server_outlives_a_run(tmp_path: Path, end: signal.Signals) -> None:
         wait_until((tmp_path / "marks").exists, seconds=60)
         assert _stubs(tmp_path / "logs") != []
     finally:
-        run.send_signal(end)
+        if end == signal.SIGINT:
+            os.killpg(run.pid, end)  # as a terminal does
+        else:
+            run.send_signal(end)
         run.wait(timeout=60)
         assert run.stdout is not None
         run.stdout.close()
