@@ -20,6 +20,7 @@ from _pytest.terminal import TerminalReporter
 from spark_klog.broker.faults import Fault
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.certificates import Certificates, make_certificates
+from tests.support.compiling import compile_share
 from tests.support.failures import Failures
 from tests.support.kafka import WORKERS
 from tests.support.registries import RegistryUnreachable
@@ -54,8 +55,11 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, value in spark_variables().items():
         os.environ.setdefault(name, value)
-    if not hasattr(config, "workerinput"):
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
         _configure_main_process(config)
+    else:
+        compile_share(config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
     gc.disable()  # during collection, which makes many objects and no garbage
 
 
