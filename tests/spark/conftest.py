@@ -86,3 +86,18 @@ def spark_log(_spark_and_log: tuple[SparkSession, SparkLog]) -> SparkLog:
 def servers(cluster: EmbeddedCluster) -> str:
     """The address of the broker that a module's tests share."""
     return cluster.bootstrap_servers
+
+
+@pytest.fixture
+def one_attempt(spark: SparkSession) -> Iterator[None]:
+    """A task that fails is not run again: each attempt takes a new Python process, which is most of such a test's time.
+
+    Spark has no setting of this for a session, only for its start.
+    """
+    scheduler = spark.sparkContext._jsc.sc().taskScheduler()  # type: ignore[attr-defined]
+    attempts = scheduler.getClass().getDeclaredField("maxTaskFailures")
+    attempts.setAccessible(True)
+    before = attempts.getInt(scheduler)
+    attempts.setInt(scheduler, 1)
+    yield
+    attempts.setInt(scheduler, before)

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export it
+from kafka import KafkaAdminClient, TopicPartition as KafkaPythonPartition
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -221,6 +222,16 @@ def error_of(action: Callable[[], Any]) -> str:
     with pytest.raises((PySparkException, Py4JJavaError)) as caught:
         action()
     return str(caught.value)
+
+
+def producer_ids(servers: str, topic: str, partitions: int) -> set[int]:
+    """The producer ids that the brokers know, requested by kafka-python."""
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        found = admin.describe_producers([KafkaPythonPartition(topic, number) for number in range(partitions)])
+    finally:
+        admin.close()
+    return {producer.producer_id for partition in found.values() for producer in partition.active_producers}
 
 
 def wait_for(

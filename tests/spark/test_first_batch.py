@@ -25,7 +25,7 @@ from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.planning import broker_source
 from spark_klog.spark.source import BatchQueryReader, KlogDataSource
 from spark_klog.spark.stream import RangePartition, StreamReader
-from spark_klog.spark.versions import ReadAllAvailable
+from spark_klog.spark.versions import JsonOffsets, ReadAllAvailable, ReadLimit
 
 from .support import (
     ImpatientJob,
@@ -42,6 +42,9 @@ from .support import (
 )
 
 SECONDS = 60
+
+# Nothing here is about a second attempt of a task.
+pytestmark = pytest.mark.usefixtures("one_attempt")
 
 
 def rows(topic: str, first: int, end: int, partition: int = 0) -> list[tuple[str, int, int]]:
@@ -173,77 +176,9 @@ def test_a_batch_that_can_not_be_read_whole_is_not_in_the_checkpoint(
     assert offsets_of(job.result) == rows(topic, 0, 10) + rows(topic, 13, 20)
 
 
-@needs_admission_control
-def test_limits_do_not_count_what_is_gone(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    create_topic(servers, topic)
-    produce(servers, topic, values(10))
-    options = {"maxOffsetsPerTrigger": "10", "failOnDataLoss": "report"}
-    job = Job(spark, servers, tmp_path, subscribe=topic, **options)
-    assert job.run() == [10]
-    produce(servers, topic, values(1000, 10))
-    delete_records(servers, topic, {0: 1000})
-    _, lost = run_and_report(job)
-    assert [(item["batch"], item["start"], item["end"]) for item in lost] == [(1, 10, 1000)]
-    assert offsets_of(job.result) == rows(topic, 0, 10) + rows(topic, 1000, 1010)
-
-
-@needs_admission_control
-def test_a_partition_whose_first_records_were_deleted_before_it_was_seen(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path
-) -> None:
-    create_topic(servers, f"{topic}-1")
-    produce(servers, f"{topic}-1", values(3))
-    job = Job(spark, servers, tmp_path, subscribePattern=f"{topic}-.", failOnDataLoss="report")
-    assert job.run() == [3]
-    create_topic(servers, f"{topic}-2")
-    produce(servers, f"{topic}-2", values(9))
-    delete_records(servers, f"{topic}-2", {0: 5})
-    _, lost = run_and_report(job)
-    assert [(item["topic"], item["start"], item["end"], item["cause"]) for item in lost] == [
-        (f"{topic}-2", 0, 5, "retention")
-    ]
-    assert offsets_of(job.result) == rows(f"{topic}-1", 0, 3) + rows(f"{topic}-2", 5, 9)
-
-
-@needs_admission_control
-def test_a_start_beyond_the_end_is_not_there_yet(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    create_topic(servers, topic)
-    produce(servers, topic, values(5))
-    start = json.dumps({topic: {"0": 100}})
-    job = Job(spark, servers, tmp_path, subscribe=topic, startingOffsets=start)
-    with pytest.raises(StreamingQueryException, match=r"KLOG_DATA_LOSS.NOT_THERE_YET.*available \[0, 5\)"):
-        job.run()
-    job.options["failOnDataLoss"] = "report"
-    _, lost = run_and_report(job)
-    assert [(item["start"], item["cause"]) for item in lost] == [(100, "not there yet")]
-    produce(servers, topic, values(2, 5))
-    assert job.run() == [2]
-    assert offsets_of(job.result) == rows(topic, 5, 7)
-
-
-@needs_admission_control
-def test_a_topic_that_went_and_came_back_is_read_from_its_start(
-    spark: SparkSession, servers: str, topic: str, tmp_path: Path
-) -> None:
-    for name in (f"{topic}-1", f"{topic}-2"):
-        create_topic(servers, name)
-        produce(servers, name, values(5))
-    job = ImpatientJob(spark, servers, tmp_path, subscribePattern=f"{topic}-.", failOnDataLoss="report")
-    assert job.run() == [10]
-    delete_topic(servers, f"{topic}-2")
-    _, lost = run_and_report(job)
-    assert [(item["topic"], item["start"], item["cause"]) for item in lost] == [(f"{topic}-2", 5, "deleted")]
-    assert job.committed() == {(f"{topic}-1", 0): 5}
-    create_topic(servers, f"{topic}-2")
-    produce(servers, f"{topic}-2", values(3))
-    assert job.run() == [3]
-    assert sorted(offsets_of(job.result)) == sorted(
-        rows(f"{topic}-1", 0, 5) + rows(f"{topic}-2", 0, 5) + rows(f"{topic}-2", 0, 3)
-    )
-
-
 def stream_reader(servers: str, topic: str, **options: str) -> StreamReader:
-    source = KlogDataSource({"kafka.bootstrap.servers": servers, "subscribe": topic, **options})
+    subscribed = {"subscribe": topic} if topic else {}
+    source = KlogDataSource({"kafka.bootstrap.servers": servers, **subscribed, **options})
     return source.streamReader(source.schema())
 
 
@@ -253,6 +188,91 @@ def ranges_of(partitions: Sequence[InputPartition]) -> list[tuple[int, int]]:
         assert isinstance(item, RangePartition)
         found += [(entry.start, entry.end) for entry in item.ranges]
     return sorted(found)
+
+
+class Plans:
+    """A query's micro-batches as Spark plans them, without Spark, until a restart: `run` again for a new process."""
+
+    def __init__(self, servers: str, topic: str, **options: str) -> None:
+        self._arguments, self._options = (servers, topic), {"startingOffsets": "earliest", **options}
+        self.end: JsonOffsets | None = None
+        self.lost: list[tuple[str, int, int | None, str]] = []
+
+    def run(self, limit: ReadLimit | None = None, **options: str) -> list[list[tuple[str, int, int]]]:
+        """Plan until nothing follows; return the (topic, start, end) of each micro-batch's ranges."""
+        reader = stream_reader(*self._arguments, **{**self._options, **options})
+        reader.prepareForTriggerAvailableNow()
+        self.lost, planned = [], []
+        try:
+            while True:
+                begin = reader.initialOffset() if self.end is None else self.end
+                end = reader.latestOffset(begin, limit or reader.getDefaultReadLimit())
+                if end == self.end:
+                    return planned
+                parts = reader.partitions(begin, end)
+                planned.append([(entry.topic, entry.start, entry.end) for part in parts for entry in part.ranges])
+                found = reader.reportLatestOffset().get("lost ranges", [])
+                self.lost += [(item["topic"], item["start"], item.get("end"), item["cause"]) for item in found]
+                self.end = end
+        finally:
+            reader.stop()
+
+
+@needs_admission_control
+def test_limits_do_not_count_what_is_gone(servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(10))
+    plans = Plans(servers, topic, maxOffsetsPerTrigger="10", failOnDataLoss="report")
+    assert plans.run() == [[(topic, 0, 10)]]
+    produce(servers, topic, values(1000, 10))
+    delete_records(servers, topic, {0: 1000})
+    assert plans.run() == [[(topic, 1000, 1010)]]
+    assert plans.lost == [(topic, 10, 1000, "retention")]
+
+
+@needs_admission_control
+def test_a_partition_whose_first_records_were_deleted_before_it_was_seen(servers: str, topic: str) -> None:
+    create_topic(servers, f"{topic}-1")
+    produce(servers, f"{topic}-1", values(3))
+    plans = Plans(servers, "", subscribePattern=f"{topic}-.", failOnDataLoss="report")
+    assert plans.run() == [[(f"{topic}-1", 0, 3)]]
+    create_topic(servers, f"{topic}-2")
+    produce(servers, f"{topic}-2", values(9))
+    delete_records(servers, f"{topic}-2", {0: 5})
+    assert plans.run() == [[(f"{topic}-2", 5, 9)]]
+    assert plans.lost == [(f"{topic}-2", 0, 5, "retention")]
+
+
+@needs_admission_control
+def test_a_start_beyond_the_end_is_not_there_yet(servers: str, topic: str) -> None:
+    create_topic(servers, topic)
+    produce(servers, topic, values(5))
+    plans = Plans(servers, topic, startingOffsets=json.dumps({topic: {"0": 100}}))
+    with pytest.raises(DataLossError, match=r"KLOG_DATA_LOSS.NOT_THERE_YET.*available \[0, 5\)"):
+        plans.run()
+    plans.run(failOnDataLoss="report")
+    assert [(start, cause) for _, start, _, cause in plans.lost] == [(100, "not there yet")]
+    produce(servers, topic, values(2, 5))
+    assert plans.run() == [[(topic, 5, 7)]]
+
+
+@needs_admission_control
+def test_a_topic_that_went_and_came_back_is_read_from_its_start(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_GONE_SECONDS", 0.1)
+    for name in (f"{topic}-1", f"{topic}-2"):
+        create_topic(servers, name)
+        produce(servers, name, values(5))
+    plans = Plans(servers, "", subscribePattern=f"{topic}-.", failOnDataLoss="report")
+    assert [sorted(ranges) for ranges in plans.run()] == [[(f"{topic}-1", 0, 5), (f"{topic}-2", 0, 5)]]
+    delete_topic(servers, f"{topic}-2")
+    plans.run()
+    assert plans.lost == [(f"{topic}-2", 5, None, "deleted")]
+    assert plans.end == {f"{topic}-1": {"0": 5}}
+    create_topic(servers, f"{topic}-2")
+    produce(servers, f"{topic}-2", values(3))
+    assert plans.run() == [[(f"{topic}-2", 0, 3)]]
 
 
 @needs_admission_control

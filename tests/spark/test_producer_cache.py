@@ -16,8 +16,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions  # the stubs of .admin do not export it
-from kafka import KafkaAdminClient, TopicPartition
-from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
 
 from spark_klog.broker.faults import ErrorAnswer, Fault
@@ -30,7 +28,7 @@ from tests.support.kafka import Kafka
 from tests.support.model_cluster import Fate, Key, ModelCluster
 from tests.support.scripted_broker import ScriptedCluster
 
-from .support import Sent, consume, create_topic, delete_topic, produce, wait_for
+from .support import consume, create_topic, delete_topic, producer_ids, wait_for
 
 SCHEMA = StructType(
     [StructField("topic", StringType()), StructField("partition", IntegerType()), StructField("value", BinaryType())]
@@ -256,6 +254,15 @@ def test_a_row_that_is_no_record_is_counted_from_the_tasks_first(columns: dict[s
         assert failed.value.row == 4
 
 
+@pytest.mark.parametrize("more", [{}, {"createTopics": "1"}], ids=str)
+def test_an_illegal_topic_name(more: dict[str, str]) -> None:
+    with ModelCluster(1, {"t": 1}) as brokers:
+        options = sink_options({"kafka.bootstrap.servers": brokers.servers, **more})
+        batch = pa.record_batch({"value": [b"v"], "topic": ["a b"]})
+        with pytest.raises(ConfigError, match="illegal topic name 'a b': 1 to 249 of a-z"):
+            sink.BatchQueryWriter(options, SCHEMA).write(iter([batch]))
+
+
 def test_a_topic_that_is_still_being_deleted_is_created_as_the_option_says(
     make_cluster: Callable[..., EmbeddedCluster], topic: str
 ) -> None:
@@ -320,44 +327,6 @@ def test_settings_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 def test_passwords_are_not_in_an_entrys_repr() -> None:
     entry = producer_cache._Entry((("sasl.password", "hunter2"),), object(), 0.0)  # type: ignore[arg-type]
     assert "hunter2" not in repr(entry)
-
-
-def producer_ids(servers: str, topic: str, partitions: int) -> set[int]:
-    """The producer ids that the brokers know, requested by kafka-python."""
-    admin = KafkaAdminClient(bootstrap_servers=servers)
-    try:
-        found = admin.describe_producers([TopicPartition(topic, number) for number in range(partitions)])
-    finally:
-        admin.close()
-    return {producer.producer_id for partition in found.values() for producer in partition.active_producers}
-
-
-def test_micro_batches_use_few_producer_ids(
-    spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path
-) -> None:
-    servers, source = cluster.bootstrap_servers, f"{topic}-from"
-    create_topic(servers, source, 2)
-    create_topic(servers, topic, 3)
-    written = [b"%d" % number for number in range(120)]
-    produce(servers, source, [Sent(value, partition=number % 2) for number, value in enumerate(written)])
-    stream = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers).option("subscribe", source)
-    stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 20)
-    query = (
-        stream.load()
-        .select("value")
-        .writeStream.format("klog")
-        .option("kafka.bootstrap.servers", servers)
-        .option("topic", topic)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    assert query.awaitTermination(300)
-    assert query.lastProgress is not None
-    assert query.lastProgress["batchId"] >= 5
-    assert sorted(record.value or b"" for record in consume(servers, topic)) == sorted(written)
-    # 12 tasks ran, two at a time
-    assert 1 <= len(producer_ids(servers, topic, 3)) <= 4
 
 
 def _between_tasks(servers: str, topic: str, restart: Callable[[], None]) -> None:

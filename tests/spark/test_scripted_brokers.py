@@ -1,7 +1,8 @@
 """Queries at brokers whose answers are late, doubled, empty, throttled, errors or nonsense.
 
-Within `SECONDS` each record is there once, or the query fails with a typed error. SPARK_KLOG_SCRIPTED=full runs all
-cases instead of a slice.
+Within `SECONDS` each record is there once, or the query fails with a typed error; an answer without records makes a
+task fail, and the next attempt passes. The client's tests have the tables of such answers (test_api_errors.py,
+test_bad_peers.py); here is a slice of them. SPARK_KLOG_SCRIPTED=full runs all cases.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -65,9 +67,20 @@ FULL = os.environ.get("SPARK_KLOG_SCRIPTED") == "full"
 READ_APIS, WRITE_APIS = ("Metadata", "ListOffsets", "Fetch"), ("Metadata", "InitProducerId", "Produce")
 
 
-def of_each(apis: tuple[str, ...]) -> list[tuple[tuple[str, ...], str]]:
-    """(APIs with the fault, name of the fault): all APIs at once, or with FULL one at a time."""
-    return [(asked, name) for asked in ([(api,) for api in apis] if FULL else [apis]) for name in PASSES]
+def of_each(apis: tuple[str, ...]) -> list[Any]:
+    """(APIs with the faults, names of the faults): all at once; one by one, with FULL also at one API at a time."""
+    one_by_one = [
+        pytest.param(asked, (name,), id="-".join([*(asked if FULL else ()), name]), marks=pytest.mark.test_all("again"))
+        for asked in ([(api,) for api in apis] if FULL else [apis])
+        for name in PASSES
+    ]
+    return [pytest.param(apis, tuple(PASSES), id="all"), *one_by_one]
+
+
+def answer(brokers: ScriptedCluster, apis: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Give the first requests of each API these answers, one after the other."""
+    for api in apis:
+        brokers.on(api, *(PASSES[name]() for name in names if takes(api, name)))
 
 
 def takes(api: str, name: str) -> bool:
@@ -112,25 +125,21 @@ def is_typed(text: str) -> bool:
 
 
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize(("apis", "name"), of_each(READ_APIS))
+@pytest.mark.parametrize(("apis", "names"), of_each(READ_APIS))
 def test_a_read_does_not_notice_what_passes(
-    spark: SparkSession, brokers: ScriptedCluster, apis: tuple[str, ...], name: str
+    spark: SparkSession, brokers: ScriptedCluster, apis: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     fill(brokers)
-    for api in apis:
-        if takes(api, name):
-            brokers.on(api, PASSES[name]())
+    answer(brokers, apis, names)
     assert read(spark, brokers) == EXPECTED
 
 
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize(("apis", "name"), of_each(WRITE_APIS))
+@pytest.mark.parametrize(("apis", "names"), of_each(WRITE_APIS))
 def test_a_write_does_not_notice_what_passes(
-    spark: SparkSession, brokers: ScriptedCluster, apis: tuple[str, ...], name: str
+    spark: SparkSession, brokers: ScriptedCluster, apis: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
-    for api in apis:
-        if takes(api, name):
-            brokers.on(api, PASSES[name]())
+    answer(brokers, apis, names)
     write(spark, brokers)
     assert written(brokers) == list(range(COUNT))
 
@@ -144,9 +153,14 @@ def outcome(action: Callable[[], object]) -> str:
     return ""
 
 
-NONSENSE_CASES = [(api, name) for api in ("Metadata", "ListOffsets", "Fetch", "Produce") for name in NONSENSE]
+NONSENSE_CASES = [
+    pytest.param(api, name, marks=[] if (api, name) == ("Fetch", "renamed") else pytest.mark.test_all("again"))
+    for api in ("Metadata", "ListOffsets", "Fetch", "Produce")
+    for name in NONSENSE
+]
 
 
+@pytest.mark.usefixtures("one_attempt")
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize(("api", "name"), NONSENSE_CASES if FULL else NONSENSE_CASES[::4])
 def test_nonsense_is_a_typed_error_or_unnoticed(
@@ -174,12 +188,17 @@ LASTING: dict[str, tuple[Callable[[], Fault], str]] = {
 SOON = {"kafka.request.timeout.ms": "700", "kafka.delivery.timeout.ms": "1500"}
 
 
+@pytest.mark.usefixtures("one_attempt")
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize(
     ("api", "name"),
     [(api, name) for api in ("ListOffsets", "Fetch", "Produce") for name in LASTING]
     if FULL
-    else [("Fetch", "dropped"), ("Fetch", "TOPIC_AUTHORIZATION_FAILED"), ("Produce", "NOT_LEADER_OR_FOLLOWER")],
+    else [
+        pytest.param("Fetch", "dropped", marks=pytest.mark.test_all("again")),
+        ("Fetch", "TOPIC_AUTHORIZATION_FAILED"),
+        ("Produce", "NOT_LEADER_OR_FOLLOWER"),
+    ],
 )
 def test_what_lasts_is_a_typed_error(spark: SparkSession, brokers: ScriptedCluster, api: str, name: str) -> None:
     fill(brokers)
@@ -195,7 +214,7 @@ def test_what_lasts_is_a_typed_error(spark: SparkSession, brokers: ScriptedClust
 @pytest.mark.timeout(SECONDS)
 def test_a_stream_reads_each_record_once(spark: SparkSession, brokers: ScriptedCluster, tmp_path: Path) -> None:
     fill(brokers)
-    job = Job(spark, brokers.bootstrap_servers, tmp_path, subscribe=TOPIC, maxOffsetsPerTrigger="150", **CLIENT)
+    job = Job(spark, brokers.bootstrap_servers, tmp_path, subscribe=TOPIC, maxOffsetsPerTrigger="300", **CLIENT)
     for api in ("ListOffsets", "Fetch"):
         brokers.on(api, *(PASSES[name]() for name in PASSES if takes(api, name) and name != "silent"))
     assert sum(job.run()) == 2 * COUNT
