@@ -15,6 +15,9 @@ from tests.support.batches import walk
 
 from .support import Job, create_topic, error_of, offsets_of, produce, read, values
 
+# Nothing here is about a second attempt of a task.
+pytestmark = pytest.mark.usefixtures("one_attempt")
+
 #: Records per record batch, and number of record batches.
 EACH, COUNT = 20, 6
 CORRUPT = 2
@@ -50,6 +53,8 @@ def test_batches(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_
     assert offsets_of(read(spark, servers, subscribe=topic, badRecords="deadletter", badRecordsPath=tmp_path)) == rest(
         topic
     )
+    before = read(spark, servers, subscribe=topic, endingOffsets=json.dumps({topic: {"0": CORRUPT * EACH}}))
+    assert offsets_of(before) == rest(topic)[: CORRUPT * EACH], "what ends where the corrupt one begins is readable"
     [path] = tmp_path.glob("*.json")
     letter = json.loads(path.read_text())
     assert (letter["topic"], letter["partition"], letter["offset"]) == (topic, 0, CORRUPT * EACH)

@@ -43,9 +43,6 @@ from .support import (
 
 SECONDS = 60
 
-# Nothing here is about a second attempt of a task.
-pytestmark = pytest.mark.usefixtures("one_attempt")
-
 
 def rows(topic: str, first: int, end: int, partition: int = 0) -> list[tuple[str, int, int]]:
     return [(topic, partition, offset) for offset in range(first, end)]
@@ -94,6 +91,7 @@ def run_and_report(job: Job) -> tuple[StreamingQuery, list[dict[str, Any]]]:
     return query, reported_losses(query)
 
 
+@pytest.mark.usefixtures("one_attempt")
 @needs_admission_control
 def test_a_first_batch_that_failed_starts_again_where_it_started(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
@@ -110,16 +108,6 @@ def test_a_first_batch_that_failed_starts_again_where_it_started(
     assert logged(job, 1) == {topic: {"0": 15}}
 
 
-def test_a_checkpoint_says_no_more_than_it_must(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
-    create_topic(servers, topic)
-    produce(servers, topic, values(10))
-    job = Job(spark, servers, tmp_path, subscribe=topic)
-    assert job.run() == [10]
-    assert logged(job, 0) == {topic: {"0": 10}}
-    assert job.run() == []
-    assert not (job.checkpoint / "offsets" / "1").exists()
-
-
 def test_no_batch_follows_where_nothing_has_come(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     """No micro-batch follows without new records, although its entry would differ: the first has the query's start."""
     create_topic(servers, topic)
@@ -134,6 +122,7 @@ def test_no_batch_follows_where_nothing_has_come(spark: SparkSession, servers: s
     assert offsets_of(job.result) == rows(topic, 10, 12)
 
 
+@pytest.mark.usefixtures("one_attempt")
 @needs_admission_control
 def test_what_retention_takes_of_a_first_batch_is_told(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
@@ -163,6 +152,7 @@ def test_a_batch_that_can_not_be_read_whole_is_not_in_the_checkpoint(
     produce(servers, topic, values(10))
     job = Job(spark, servers, tmp_path, subscribe=topic)
     assert job.run() == [10]
+    assert logged(job, 0) == {topic: {"0": 10}}, "no more than it must say"
     produce(servers, topic, values(10, 10))
     delete_records(servers, topic, {0: 13})
     with pytest.raises(StreamingQueryException, match=rf"{topic}-0: wanted \[10, 13\), available \[13, 20\)"):
@@ -196,7 +186,7 @@ class Plans:
     def __init__(self, servers: str, topic: str, **options: str) -> None:
         self._arguments, self._options = (servers, topic), {"startingOffsets": "earliest", **options}
         self.end: JsonOffsets | None = None
-        self.lost: list[tuple[str, int, int | None, str]] = []
+        self.lost: list[tuple[str, int, int, str]] = []
 
     def run(self, limit: ReadLimit | None = None, **options: str) -> list[list[tuple[str, int, int]]]:
         """Plan until nothing follows; return the (topic, start, end) of each micro-batch's ranges."""
@@ -212,7 +202,7 @@ class Plans:
                 parts = reader.partitions(begin, end)
                 planned.append([(entry.topic, entry.start, entry.end) for part in parts for entry in part.ranges])
                 found = reader.reportLatestOffset().get("lost ranges", [])
-                self.lost += [(item["topic"], item["start"], item.get("end"), item["cause"]) for item in found]
+                self.lost += [(item["topic"], item["start"], item["end"], item["cause"]) for item in found]
                 self.end = end
         finally:
             reader.stop()
@@ -268,7 +258,7 @@ def test_a_topic_that_went_and_came_back_is_read_from_its_start(
     assert [sorted(ranges) for ranges in plans.run()] == [[(f"{topic}-1", 0, 5), (f"{topic}-2", 0, 5)]]
     delete_topic(servers, f"{topic}-2")
     plans.run()
-    assert plans.lost == [(f"{topic}-2", 5, None, "deleted")]
+    assert plans.lost == [(f"{topic}-2", 5, 5, "deleted")]
     assert plans.end == {f"{topic}-1": {"0": 5}}
     create_topic(servers, f"{topic}-2")
     produce(servers, f"{topic}-2", values(3))
@@ -417,6 +407,7 @@ def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypa
         each.stop()
 
 
+@pytest.mark.test_all("long")
 def test_all_topics_may_go(spark: SparkSession, servers: str, topic: str, tmp_path: Path) -> None:
     """The checkpoint still shows a micro-batch: a query that started at latest again would skip new topics' records."""
     create_topic(servers, f"{topic}-1")

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
-from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import DataLossError, ProtocolError
+from spark_klog.errors import DataLossError, ErrorCode, ProtocolError
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.planning.ranges import OffsetRange
 from spark_klog.spark.tasks import reading
+from tests.support.faults import error
 from tests.support.scripted_broker import ScriptedCluster
 
 from .support import create_topic
@@ -83,34 +82,33 @@ def test_they_share_an_arrow_batch() -> None:
         assert sorted(found) == sorted((int(v[0]), int(v[1]), value) for v, value in zip(of, values, strict=True))
 
 
-def test_part_of_a_batch_and_ranges_that_are_long_or_alone() -> None:
-    with EmbeddedCluster() as cluster:
-        topic = f"t-{uuid.uuid4().hex[:8]}"
-        create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
-        values = _fill(cluster.bootstrap_servers, topic, lambda partition: 200_000 if partition == 7 else 10)
-        assert sorted(_read(cluster.bootstrap_servers, _ranges(topic))) == sorted(values)
-        first = {b"%d-%d" % (partition, number) for partition in range(PARTITIONS) for number in range(3)}
-        found = _read(cluster.bootstrap_servers, _ranges(topic, 3))
-        assert {b"-".join(value.split(b"-")[:2]) for value in found} == first
-        assert len(found) == len(first)
-        assert len(_read(cluster.bootstrap_servers, _ranges(topic)[:1])) == RECORDS
-        with pytest.raises(DataLossError, match=f"{topic}-3"):
-            _read(cluster.bootstrap_servers, [*_ranges(topic)[:3], OffsetRange(topic, 3, 5, RECORDS + 5)])
+def test_part_of_a_batch_and_ranges_that_are_long_or_alone(cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, PARTITIONS)
+    values = _fill(servers, topic, lambda partition: 200_000 if partition == 7 else 10)
+    assert sorted(_read(servers, _ranges(topic))) == sorted(values)
+    first = {b"%d-%d" % (partition, number) for partition in range(PARTITIONS) for number in range(3)}
+    found = _read(servers, _ranges(topic, 3))
+    assert {b"-".join(value.split(b"-")[:2]) for value in found} == first
+    assert len(found) == len(first)
+    assert len(_read(servers, _ranges(topic)[:1])) == RECORDS
+    soon = {"fetchOffset.retryIntervalMs": "10", "fetchOffset.numRetries": "0"}
+    with pytest.raises(DataLossError, match=f"{topic}-3"):
+        _read(servers, [*_ranges(topic)[:3], OffsetRange(topic, 3, 5, RECORDS + 5)], **soon)
 
 
 @pytest.mark.parametrize("code", ["NOT_LEADER_OR_FOLLOWER", "UNKNOWN_SERVER_ERROR", "TOPIC_AUTHORIZATION_FAILED"])
 def test_an_error_is_met_by_a_fetch_of_its_own(code: str) -> None:
-    with EmbeddedCluster(faults=[Fault(ErrorAnswer(code), api="Fetch", partition=3, count=1)]) as cluster:
-        topic = f"t-{uuid.uuid4().hex[:8]}"
-        create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
-        values = _fill(cluster.bootstrap_servers, topic)
-        assert sorted(_read(cluster.bootstrap_servers, _ranges(topic))) == sorted(values)
+    with ScriptedCluster({"t": PARTITIONS}) as brokers:
+        values = _fill(brokers.bootstrap_servers, "t")
+        brokers.on("Fetch", error(ErrorCode[code], partition=3))
+        assert sorted(_read(brokers.bootstrap_servers, _ranges("t"))) == sorted(values)
+        assert brokers.count("Fetch") > 1
 
 
 def test_an_error_that_lasts_is_raised() -> None:
-    with EmbeddedCluster(faults=[Fault(ErrorAnswer("TOPIC_AUTHORIZATION_FAILED"), api="Fetch")]) as cluster:
-        topic = f"t-{uuid.uuid4().hex[:8]}"
-        create_topic(cluster.bootstrap_servers, topic, PARTITIONS)
-        _fill(cluster.bootstrap_servers, topic)
+    with ScriptedCluster({"t": PARTITIONS}) as brokers:
+        _fill(brokers.bootstrap_servers, "t")
+        brokers.always("Fetch", error(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         with pytest.raises(ProtocolError, match="TOPIC_AUTHORIZATION_FAILED"):
-            _read(cluster.bootstrap_servers, _ranges(topic))
+            _read(brokers.bootstrap_servers, _ranges("t"))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -24,8 +21,6 @@ from spark_klog.spark.source import BatchQueryReader
 from spark_klog.spark.stream import StreamReader
 from spark_klog.spark.tasks.reading import read_ranges
 from spark_klog.spark.versions import ReadAllAvailable
-from tests.support.batches import walk
-from tests.support.broker import KlogBroker
 from tests.support.kafka import free_port
 
 from .conftest import SparkLog
@@ -171,7 +166,7 @@ def test_a_start_that_resolves_after_the_end_is_refused(spark: SparkSession, ser
 
 
 def test_a_topic_that_goes_before_its_task_runs(servers: str) -> None:
-    settings = {"kafka.bootstrap.servers": servers, "kafka.request.timeout.ms": "2000", "subscribe": "gone"}
+    settings = {"kafka.bootstrap.servers": servers, "kafka.request.timeout.ms": "500", "subscribe": "gone"}
     ranges = [OffsetRange("gone", 0, 3, 9)]
     with pytest.raises(DataLossError, match="gone-0 was deleted"):
         list(read_ranges(source_options(settings, streaming=False), ranges, WITHOUT_HEADERS))
@@ -297,11 +292,10 @@ def test_an_unknown_topic_is_not_made(spark: SparkSession, servers: str) -> None
 
 def test_no_broker(spark: SparkSession) -> None:
     address = f"127.0.0.1:{free_port()}"
-    began = time.monotonic()
-    text = error_of(lambda: read(spark, address, subscribe="t").collect())
+    soon = {"kafka.socket.connection.setup.timeout.ms": 1000}
+    text = error_of(lambda: read(spark, address, subscribe="t", **soon).collect())
     assert address in text
     assert "ConnectionFailed" in text
-    assert time.monotonic() - began < 20  # 10 s of attempts, and Spark's own time
 
 
 @pytest.mark.parametrize("ending", ["latest", "json"])
@@ -333,30 +327,3 @@ def test_writing_while_a_query_is_planned_is_no_loss(servers: str, topic: str, e
         stop.set()
         writer.join()
     assert ends == sorted(ends)
-
-
-def test_a_corrupt_batch_names_its_offsets(spark: SparkSession, server_dir: Path, topic: str) -> None:
-    with KlogBroker(server_dir) as broker:
-        create_topic(broker.bootstrap_servers, topic, 1)
-        for number in range(3):
-            produce(broker.bootstrap_servers, topic, values(10, 10 * number))
-        assert broker.stop() == 0
-        [log] = (broker.data_dir / f"{topic}-0").glob("*.log")
-        data = bytearray(log.read_bytes())
-        batches = list(walk(bytes(data)))
-        bad = next(batch for batch in batches if batch.base_offset <= 15 <= batch.last_offset)
-        data[bad.position + bad.size // 2 + 30] ^= 0x10
-        log.write_bytes(data)
-        broker.start()
-        text = error_of(lambda: read(spark, broker.bootstrap_servers, subscribe=topic).collect())
-        wanted = rf"CorruptBatchError: {topic}-0: batch of offsets {bad.base_offset}-{bad.last_offset}: CRC 0x"
-        assert re.search(wanted, text)
-
-        # The records before and after the batch can be read.
-        for start, end in [(0, bad.base_offset), (bad.last_offset + 1, 30)]:
-            options = {
-                "startingOffsets": json.dumps({topic: {"0": start}}),
-                "endingOffsets": json.dumps({topic: {"0": end}}),
-            }
-            frame = read(spark, broker.bootstrap_servers, subscribe=topic, **options)
-            assert offsets_of(frame) == part(topic, 0, start, end)
