@@ -62,6 +62,7 @@ def test_batches(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_
     assert base64.b64decode(letter["bytes"]) == corrupt
 
 
+@pytest.mark.test_all("again")
 @pytest.mark.usefixtures("corrupt")
 def test_streams(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     job = Job(spark, cluster.bootstrap_servers, tmp_path, subscribe=topic, maxOffsetsPerTrigger="50")

@@ -64,7 +64,9 @@ def _load(spark: SparkSession, servers: str, topic: str, output: Path, settings:
     assert sum(item.records for item in loaded.partitions) == _COUNT
 
 
-@pytest.mark.parametrize("layout", ["none", "day", "hour"])
+@pytest.mark.parametrize(
+    "layout", [*(pytest.param(name, marks=pytest.mark.test_all("again")) for name in ("none", "day")), "hour"]
+)
 def test_as_spark_and_duckdb_read_it(
     spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path, layout: str
 ) -> None:

@@ -14,18 +14,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
-from chispa import assert_df_equality
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, lit
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 
-from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.columns.schema import FULL, WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConfigError, DataLossError
+from spark_klog.errors import ConfigError, CorruptBatchError, DataLossError
 from spark_klog.log.stored.directory import Directory, StoredDirectories
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.options.writes import sink_options
@@ -49,6 +49,8 @@ from .support import (
 )
 
 NOW = 1_700_000_000_000
+# Nothing here is about a second attempt of a task.
+pytestmark = pytest.mark.usefixtures("one_attempt")
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 #: Small segments, and no retention: the records are years old.
 SMALL = {"log.segment.bytes": "12000", "log.index.interval.bytes": "500", "log.retention.ms": "-1"}
@@ -65,10 +67,20 @@ def same(spark: SparkSession, path: Path | str, servers: str, **options: Any) ->
     """Check that directory and broker give the same rows; return their number."""
     stored, fetched = load(spark, path, **options), read(spark, servers, **options)
     assert stored.schema == fetched.schema
-    order = ["topic", "partition", "offset"]
-    rows = stored.orderBy(*order).collect()
-    assert rows == fetched.orderBy(*order).collect()
+    rows = sorted(stored.collect(), key=_place)
+    assert rows == sorted(fetched.collect(), key=_place)
     return len(rows)
+
+
+def _place(row: Row) -> tuple[str, int, int]:
+    return row.topic, row.partition, row.offset
+
+
+def rows_without_spark(path: Path | str, schema: pa.Schema = WITHOUT_HEADERS, **options: Any) -> list[dict[str, Any]]:
+    """The rows that the tasks of a query over a data directory return."""
+    given = {"path": str(path)} | {name: str(value) for name, value in options.items()}
+    reader = BatchQueryReader(source_options(given, streaming=False), schema)
+    return [row for task in reader.partitions() for batch in reader.read(task) for row in batch.to_pylist()]
 
 
 # ----- our own broker
@@ -130,9 +142,9 @@ def test_without_a_subscription_all_topics_are_read(spark: SparkSession, ours: E
     (folder / "__consumer_offsets-7").mkdir()
     shutil.copy(folder / "more-0" / f"{0:020d}.log", folder / "__consumer_offsets-7")
     try:
-        assert {row[0] for row in load(spark, folder).select("topic").distinct().collect()} == {"codecs", "more"}
-        assert load(spark, folder, subscribePattern="offsets").count() == 0
-        assert load(spark, folder, subscribe="__consumer_offsets").count() == 10
+        assert {row[0] for row in load(spark, folder).select("topic").collect()} == {"codecs", "more"}
+        assert rows_without_spark(folder, subscribePattern="offsets") == []
+        assert len(rows_without_spark(folder, subscribe="__consumer_offsets")) == 10
     finally:
         shutil.rmtree(folder / "__consumer_offsets-7")
     assert load(spark, folder).schema == KAFKA_SCHEMA
@@ -145,17 +157,17 @@ def test_after_the_broker_has_stopped_or_was_killed(
     create_topic(cluster.bootstrap_servers, topic)
     for start in range(0, 600, 50):
         produce(cluster.bootstrap_servers, topic, mixed_values(50, 0, start=start, step=10))
-    read(spark, cluster.bootstrap_servers, subscribe=topic, includeHeaders=True).write.parquet(str(tmp_path / "all"))
-    expected = spark.read.parquet(str(tmp_path / "all")).orderBy("offset")
+    fetched = read(spark, cluster.bootstrap_servers, subscribe=topic, includeHeaders=True)
+    expected = sorted(fetched.collect(), key=_place)
     folder = Path(cluster.data_dir) / "broker-0"
     shutil.copytree(folder, tmp_path / "live")
     cluster.stop()
     for place in (tmp_path / "live", folder):
-        assert_df_equality(load(spark, place, includeHeaders=True).orderBy("offset"), expected)
-    assert expected.count() == 600
+        assert sorted(load(spark, place, includeHeaders=True).collect(), key=_place) == expected
+    assert len(expected) == 600
 
 
-def test_while_a_broker_writes(spark: SparkSession, ours: EmbeddedCluster, folder: Path, topic: str) -> None:
+def test_while_a_broker_writes(ours: EmbeddedCluster, folder: Path, topic: str) -> None:
     """Every read returns a prefix of the log, in order and without partial records."""
     create_topic(ours.bootstrap_servers, topic)
     stop = threading.Event()
@@ -173,8 +185,8 @@ def test_while_a_broker_writes(spark: SparkSession, ours: EmbeddedCluster, folde
 
         def saw_it_grow() -> bool:
             before = written[0]
-            rows = load(spark, folder, subscribe=topic).select("offset", "value").orderBy("offset").collect()
-            assert [(row.offset, bytes(row.value)) for row in rows] == [(n, b"v%d" % n) for n in range(len(rows))]
+            rows = rows_without_spark(folder, subscribe=topic)
+            assert [(row["offset"], row["value"]) for row in rows] == [(n, b"v%d" % n) for n in range(len(rows))]
             assert len(rows) >= before
             counts.append(len(rows))
             return len(set(counts)) >= 4
@@ -186,7 +198,7 @@ def test_while_a_broker_writes(spark: SparkSession, ours: EmbeddedCluster, folde
     assert counts == sorted(counts)
 
 
-def test_filters_are_pushed(spark: SparkSession, ours: EmbeddedCluster, folder: Path) -> None:
+def test_filters_are_pushed(spark: SparkSession, folder: Path) -> None:
     name = "spark.sql.python.filterPushdown.enabled"
     wanted = (col("partition") == 2) & (col("offset") >= 100) & (col("timestamp") >= lit(at(NOW + 4000)))
     expected = [("codecs", 2, offset) for offset in range(400, 600)]
@@ -196,9 +208,8 @@ def test_filters_are_pushed(spark: SparkSession, ours: EmbeddedCluster, folder: 
         frame = load(spark, folder, subscribe="codecs").where(wanted)
         assert offsets_of(frame) == expected
         assert frame.rdd.getNumPartitions() == 1
-        assert offsets_of(load(spark, folder).where(col("topic") == "more")) == offsets_of(
-            read(spark, ours.bootstrap_servers, subscribe="more")
-        )
+        more = [("more", partition, offset) for partition in range(2) for offset in range(10)]
+        assert offsets_of(load(spark, folder).where(col("topic") == "more")) == more
     finally:
         spark.conf.unset(name)
 
@@ -213,13 +224,18 @@ def test_a_schema_of_fewer_columns(spark: SparkSession, folder: Path) -> None:
 
 
 def test_addresses_of_directories(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
-    expected = offsets_of(load(spark, folder, subscribe="more"))
+    def offsets(address: Path | str) -> list[tuple[str, int, int]]:
+        return sorted((row["topic"], row["partition"], row["offset"]) for row in rows_without_spark(address))
+
+    for number in range(2):
+        shutil.copytree(folder / f"more-{number}", tmp_path / "more" / f"more-{number}")
+    expected = offsets(tmp_path / "more")
     assert len(expected) == 20
-    for address in (f"file://{folder}", f"file:{folder}", f"{folder}/"):
-        assert offsets_of(load(spark, address, subscribe="more")) == expected
+    for address in (f"file://{tmp_path}/more", f"file:{tmp_path}/more", f"{tmp_path}/more/"):
+        assert offsets(address) == expected
     for number in range(2):
         shutil.copytree(folder / f"more-{number}", tmp_path / f"dir-{number}" / f"more-{number}")
-    assert offsets_of(load(spark, f"{tmp_path}/dir-0, file://{tmp_path}/dir-1")) == expected
+    assert offsets(f"{tmp_path}/dir-0, file://{tmp_path}/dir-1") == expected
     assert offsets_of(spark.read.format("klog").option("path", f"{tmp_path}/dir-1").load()) == expected[10:]
 
 
@@ -324,9 +340,9 @@ def copy_of(folder: Path, tmp_path: Path, name: str = "codecs-0") -> Path:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "wrong"])
-def test_indexes_need_not_be_right(spark: SparkSession, folder: Path, tmp_path: Path, damage: str) -> None:
+def test_indexes_need_not_be_right(folder: Path, tmp_path: Path, damage: str) -> None:
     options = {"startingTimestamp": NOW + 2000, "minPartitions": 5}
-    expected = load(spark, folder, assign='{"codecs":[3]}', **options).orderBy("offset")
+    expected = rows_without_spark(folder, assign='{"codecs":[3]}', **options)
     place = copy_of(folder, tmp_path, "codecs-3")
     for path in [*place.glob("*index")]:
         data = path.read_bytes()
@@ -334,19 +350,18 @@ def test_indexes_need_not_be_right(spark: SparkSession, folder: Path, tmp_path: 
             path.unlink()
         else:
             path.write_bytes(data[: len(data) // 2 + 1] if damage == "cut" else bytes(b ^ 0x15 for b in data))
-    found = load(spark, tmp_path / "copy", **options).orderBy("offset")
-    assert_df_equality(found, expected)
-    assert found.count() == 400
+    assert rows_without_spark(tmp_path / "copy", **options) == expected
+    assert len(expected) == 400
 
 
-def test_a_tail_that_is_cut_off(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+def test_a_tail_that_is_cut_off(folder: Path, tmp_path: Path) -> None:
     place = copy_of(folder, tmp_path)
     last = max(place.glob("*.log"))
     data = last.read_bytes()
     first = [*walk(data)][-1].base_offset
     for size in (1, 30, len(data) - [*walk(data)][-1].position - 1):
         os.truncate(last, len(data) - size)
-        assert load(spark, tmp_path / "copy").count() == first
+        assert len(rows_without_spark(tmp_path / "copy")) == first
         last.write_bytes(data)
 
 
@@ -431,7 +446,7 @@ def test_golden_directories(spark: SparkSession, version: str) -> None:
     assert committed == sum(counts.values()) - (15 if version == "kafka-3.9.1" else 0)
 
 
-def test_a_directory_of_kafka_07(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_directory_of_kafka_07(tmp_path: Path) -> None:
     """Offsets are byte positions; messages of a compressed set share its offset. There are no keys or timestamps."""
 
     def message(payload: bytes, codec: int = 0) -> bytes:
@@ -447,29 +462,28 @@ def test_a_directory_of_kafka_07(spark: SparkSession, tmp_path: Path) -> None:
         (folder / f"{offset:020d}.kafka").write_bytes(b"".join(stored))
         offset += sum(map(len, stored))
     for options in ({}, {"minPartitions": 3}, {"maxBytesPerPartition": 1}):
-        rows = load(spark, tmp_path, includeHeaders=True, **options).orderBy("offset", "value").collect()
-        assert [(row.offset, bytes(row.value)) for row in rows] == expected
-        assert {(row.topic, row.partition, row.key, row.timestampType, row.headers) for row in rows} == {
-            ("old", 0, None, -1, None)
-        }
+        rows = rows_without_spark(tmp_path, FULL, includeHeaders=True, **options)
+        assert [(row["offset"], row["value"]) for row in rows] == expected
+        names = "topic", "partition", "key", "timestampType", "headers"
+        assert {tuple(row[name] for name in names) for row in rows} == {("old", 0, None, -1, None)}
     some = {
         "startingOffsets": f'{{"old":{{"0":{expected[1][0]}}}}}',
         "endingOffsets": f'{{"old":{{"0":{expected[4][0]}}}}}',
     }
-    rows = load(spark, tmp_path, subscribe="old", **some).orderBy("offset", "value").collect()
-    assert [(row.offset, bytes(row.value)) for row in rows] == expected[1:4]
+    rows = rows_without_spark(tmp_path, subscribe="old", **some)
+    assert [(row["offset"], row["value"]) for row in rows] == expected[1:4]
     for option, offset in (("startingOffsets", expected[1][0] - 1), ("endingOffsets", expected[3][0] + 1)):
         before = max(each for each, _ in expected if each <= offset)
         after = min(each for each, _ in expected if each > offset)
         wrong = {option: f'{{"old":{{"0":{offset}}}}}'}
-        assert f"no message of old-0 begins at offset {offset}" in (
-            told := error_of(load(spark, tmp_path, subscribe="old", **wrong).collect)
-        )
-        assert f"the nearest offsets are {before} and {after}" in told
+        with pytest.raises(ConfigError, match=f"no message of old-0 begins at offset {offset}") as caught:
+            rows_without_spark(tmp_path, subscribe="old", **wrong)
+        assert f"the nearest offsets are {before} and {after}" in str(caught.value)
     path = min(folder.iterdir())
     path.write_bytes(path.read_bytes()[:10] + b"!" + path.read_bytes()[11:])
-    assert "old-0: message of offset 0: CRC" in error_of(load(spark, tmp_path).collect)
-    assert load(spark, tmp_path, badRecords="skip").count() == len(expected) - 1
+    with pytest.raises(CorruptBatchError, match="old-0: message of offset 0: CRC"):
+        rows_without_spark(tmp_path)
+    assert len(rows_without_spark(tmp_path, badRecords="skip")) == len(expected) - 1
 
 
 @pytest.fixture(scope="module")
@@ -485,6 +499,7 @@ def kafka(module_server_dir: Path) -> Iterator[Kafka]:
         yield running
 
 
+@pytest.mark.test_all("again")
 @pytest.mark.peer
 def test_codecs_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     kafka.create_topic(topic, len(CODECS))
@@ -505,6 +520,7 @@ def test_codecs_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
         assert same(spark, kafka.log_dir, kafka.bootstrap_servers, subscribe=topic, **options) > 500
 
 
+@pytest.mark.test_all("again")
 @pytest.mark.peer
 def test_transactions_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     """Committed and aborted transactions, and an open one, over many segments, so that producer snapshots matter."""
@@ -546,6 +562,7 @@ def test_transactions_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) ->
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 
 
+@pytest.mark.test_all("again")
 @pytest.mark.peer
 def test_a_compacted_topic_of_kafka(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     kafka.create_topic(
@@ -578,6 +595,7 @@ def _settled(spark: SparkSession, kafka: Kafka, topic: str, options: dict[str, A
     return stored == fetched and len(stored) > 20
 
 
+@pytest.mark.test_all("again")
 @pytest.mark.peer
 def test_records_that_kafka_has_deleted(spark: SparkSession, kafka: Kafka, topic: str) -> None:
     """After DeleteRecords the segment still exists; a stopped broker's checkpoint file has the log start offset."""

@@ -66,6 +66,7 @@ def test_an_end_that_was_chosen(spark: SparkSession, servers: str, topic: str, s
     assert _WARNING not in spark_log.text()
 
 
+@pytest.mark.usefixtures("one_attempt")
 def test_a_frame_whose_records_are_gone(spark: SparkSession, servers: str, topic: str) -> None:
     create_topic(servers, topic)
     produce(servers, topic, values(5))
@@ -77,6 +78,7 @@ def test_a_frame_whose_records_are_gone(spark: SparkSession, servers: str, topic
     assert "call load() again for each use, in a stream within foreachBatch" in text
 
 
+@pytest.mark.test_all("again")
 def test_the_static_side_of_a_streams_join(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
 ) -> None:

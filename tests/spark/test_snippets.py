@@ -55,7 +55,23 @@ def _runnable(page: str) -> list[Snippet]:
     return [one for one in papers.snippets(page) if one.language in _LANGUAGES]
 
 
-_PAGES = [page for page in papers.pages() if _runnable(page)]
+#: Pages that take long; README and the tutorial have streams, too.
+_LONG = {
+    "docs/explanation/systems.md",
+    "docs/recipes/monitoring.md",
+    "docs/recipes/python-clients.md",
+    "docs/recipes/replay.md",
+    "docs/recipes/switch.md",
+    "docs/recipes/testing.md",
+    "docs/recipes/zookeeper-to-kafka.md",
+    "docs/reference/consumer.md",
+    "docs/reference/producer.md",
+}
+_PAGES = [
+    pytest.param(page, marks=pytest.mark.test_all("long") if page in _LONG else ())
+    for page in papers.pages()
+    if _runnable(page)
+]
 
 
 class _Reader:
@@ -254,4 +270,5 @@ def test_page(page: str, spark: SparkSession, server_dir: Path, tmp_path: Path) 
 
 
 def test_tests_of_the_rest_exist() -> None:
+    assert _LONG.issubset(page.values[0] for page in _PAGES)
     assert [test for test in _ELSEWHERE.values() if not (ROOT / test).exists()] == []

@@ -66,6 +66,7 @@ def test_a_table_keeps_no_options(spark: SparkSession, cluster: EmbeddedCluster,
 _HAS_NAMES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 3)
 
 
+@pytest.mark.test_all("long")
 @pytest.mark.skipif(not _HAS_NAMES, reason="needs pyspark 4.3")
 def test_a_source_with_a_name(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     """A restarted query finds each source's offsets by its name, although the order of the sources changed."""
