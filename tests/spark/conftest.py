@@ -94,7 +94,7 @@ def one_attempt(spark: SparkSession) -> Iterator[None]:
 
     Spark has no setting of this for a session, only for its start.
     """
-    scheduler = spark.sparkContext._jsc.sc().taskScheduler()  # type: ignore[attr-defined]
+    scheduler = spark.sparkContext._jsc.sc().taskScheduler()
     attempts = scheduler.getClass().getDeclaredField("maxTaskFailures")
     attempts.setAccessible(True)
     before = attempts.getInt(scheduler)

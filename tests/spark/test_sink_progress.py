@@ -69,6 +69,7 @@ def logged(spark: SparkSession) -> list[tuple[str | None, str, int, int]]:
     return [(row.get("batch_id"), row["topic"], int(row["records"]), int(row["bytes"])) for row in rows]
 
 
+@pytest.mark.test_all("long")
 def test_batch_write(logging_spark: SparkSession, cluster: EmbeddedCluster, topic: str) -> None:
     servers, names = cluster.bootstrap_servers, [f"{topic}-{letter}" for letter in "ab"]
     for name in names:
