@@ -55,7 +55,7 @@ def committed(servers: str, topic: str) -> list[bytes]:
     """All values up to the last stable offset, sorted."""
     consumer = Consumer(
         {"bootstrap.servers": servers, "group.id": "g", "isolation.level": "read_committed", "log_level": 0}
-        | {"enable.partition.eof": True, "enable.auto.commit": False}
+        | {"enable.partition.eof": True, "enable.auto.commit": False, "fetch.wait.max.ms": 20}
     )
     found: list[bytes] = []
     try:

@@ -21,8 +21,9 @@ def broker_command(data_dir: Path, port: int, *arguments: str) -> list[str]:
     command = [sys.executable, "-m", "spark_klog.cli", "broker"]
     if not any(argument.startswith("listeners=") for argument in arguments):
         command += ["--listen", f"{HOST}:{port}"]
-    # the tests' records have old timestamps
-    return [*command, "--data-dir", str(data_dir), "--set", "log.retention.ms=-1", *arguments]
+    # The tests' records have old timestamps, and new groups wait for no more members.
+    settings = ("--set", "log.retention.ms=-1", "--set", "group.initial.rebalance.delay.ms=0")
+    return [*command, "--data-dir", str(data_dir), *settings, *arguments]
 
 
 def refusal(command: list[str]) -> str:

@@ -149,8 +149,7 @@ class Theirs:
         self.values: list[bytes | None] = []
 
     def poll(self) -> None:
-        message = self.consumer.poll(0.02)
-        if message is not None:
+        for message in self.consumer.consume(100, 0.02):
             assert message.error() is None
             self.values.append(message.value())
 

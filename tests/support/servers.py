@@ -11,12 +11,15 @@ from spark_klog.embedded import EmbeddedCluster
 from tests.support.kafka import Version
 from tests.support.shared_kafka import SharedKafkas
 
+#: As of the shared Kafkas: tests wait until a transaction has timed out.
+_SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+
 
 @contextmanager
 def serving(which: Version | Literal["ours"], folder: Path, kafkas: SharedKafkas) -> Iterator[str]:
     """Yield the bootstrap servers of an embedded klog broker in `folder`, or of the shared Kafka of a version."""
     if which == "ours":
-        with EmbeddedCluster(data_dir=folder / which) as cluster:
+        with EmbeddedCluster(data_dir=folder / which, settings=_SETTINGS) as cluster:
             yield cluster.bootstrap_servers
         return
     yield kafkas.get(which).bootstrap_servers
