@@ -33,7 +33,13 @@ _LAST = {"ours": (17, 10), "0.10.2.2": (3, 1), "3.9.1": (17, 9)}
 
 @pytest.fixture(
     scope="module",
-    params=["ours", pytest.param("0.10.2.2", marks=pytest.mark.peer), pytest.param("3.9.1", marks=pytest.mark.peer)],
+    params=[
+        "ours",
+        *(
+            pytest.param(name, marks=[pytest.mark.peer, pytest.mark.test_all("version")])
+            for name in ("0.10.2.2", "3.9.1")
+        ),
+    ],
 )
 def place(
     request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas

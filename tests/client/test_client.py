@@ -25,7 +25,7 @@ from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
 from spark_klog.records.reading.reader import AbortedTransactions
 from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
-from tests.support.kafka import Kafka, Version
+from tests.support.kafka import Kafka
 from tests.support.topics import create_topic, delete_topic, list_topics
 from tests.support.waiting import wait_until
 
@@ -55,10 +55,13 @@ class Server:
         return Cluster.connect({"bootstrap.servers": self.servers, **given})
 
 
-_REAL: tuple[Version, ...] = ("3.9.1", "4.1.0")
+_REAL = [
+    pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
+    pytest.param("4.1.0", marks=pytest.mark.peer),
+]
 
 
-@pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _REAL)])
+@pytest.fixture(scope="module", params=["klog", *_REAL])
 def server(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Server]:
     if request.param == "klog":
         with KlogBroker(module_server_dir / "klog") as broker:
@@ -335,7 +338,7 @@ def test_a_restart_while_we_fetch(server: Server, topic: str) -> None:
 
 
 # test_consumer.py has a test of the same name that includes our broker.
-@pytest.mark.parametrize("server", [pytest.param(name, marks=pytest.mark.peer) for name in _REAL], indirect=True)
+@pytest.mark.parametrize("server", _REAL, indirect=True)
 def test_read_committed(server: Server) -> None:
     topic = "transactional"
     with server.connect() as cluster:

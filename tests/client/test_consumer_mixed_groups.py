@@ -18,7 +18,7 @@ from tests.support.clients.process import ClientFailed
 from tests.support.consumers import MEMBER_PROGRAM, NOW, Line, Ours, Server, Theirs, is_shared
 from tests.support.shared_kafka import SharedKafkas
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("client")]
 _ALL = ("range", "roundrobin", "sticky", "cooperative-sticky")
 _STRATEGIES = _ALL if os.environ.get("SPARK_KLOG_KAFKAS") == "all" else ("cooperative-sticky",)
 _JAVAS = {

@@ -104,7 +104,7 @@ def test_brokers_that_cannot_tell(brokers: ScriptedCluster) -> None:
         assert _values(consumer, 20) == _NEW
 
 
-@pytest.fixture(scope="module", params=["klog", pytest.param("3.9.1", marks=pytest.mark.peer)])
+@pytest.fixture(scope="module", params=["klog", pytest.param("4.1.0", marks=pytest.mark.peer)])
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
         yield there

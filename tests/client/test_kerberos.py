@@ -18,7 +18,7 @@ from tests.support.certificates import Certificates, make_certificates
 from tests.support.kafka import HOST, Kafka, versions
 from tests.support.kerberos import MODULE, REALM, Realm, gssapi_path, kerberos_kafka
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("mechanism")]
 #: Settings of librdkafka for old brokers.
 OLD = {"0.10.2.2": {"api.version.request": "false", "broker.version.fallback": "0.10.2"}}
 #: Program that reads a topic of three records. It has its own process, as Kerberos's settings are per process.

@@ -24,7 +24,7 @@ from tests.support.kafka import Kafka
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic, delete_topic, list_topics
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("version")]
 
 CODECS = ("none", "gzip", "snappy", "lz4")
 NOW = 1_700_000_000_000

@@ -1,4 +1,4 @@
-"""`Producer.send_arrow`: what confluent-kafka reads back from our broker and from Kafka 3.9.1."""
+"""`Producer.send_arrow`: what confluent-kafka reads back from our broker and from Kafka."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SECONDS = 60
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
+@pytest.fixture(scope="module", params=["ours", pytest.param("4.1.0", marks=pytest.mark.peer)])
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address

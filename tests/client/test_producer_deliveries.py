@@ -43,7 +43,7 @@ A, B = ("t", 0), ("t", 1)
 Told = tuple["KlogError | None", "RecordMetadata | None"]
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("3.9.1", marks=pytest.mark.peer)])
+@pytest.fixture(scope="module", params=["ours", pytest.param("4.1.0", marks=pytest.mark.peer)])
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address

@@ -14,7 +14,7 @@ from spark_klog.errors import SaslError
 from tests.support.consumers import SECONDS
 from tests.support.kafka import HOST, Kafka
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.test_all("version")]
 MODULES = "org.apache.kafka.common.security"
 PASSWORD = "alice-secret"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
