@@ -20,9 +20,34 @@ from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, Scram
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, SaslError, UnsupportedVersionError
 from tests.support.admins import error_code
 from tests.support.certificates import make_certificates
-from tests.support.consumers import SECONDS, Server
+from tests.support.consumers import SECONDS, Server, running
+from tests.support.kafka import versions
 from tests.support.secure_broker import SecureBroker
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.waiting import wait_until
+
+#: Clients without authentication may do everything.
+_SUPER_USERS = {"super.users": "User:ANONYMOUS"}
+_AUTHORIZERS = {
+    "3.9.1": "kafka.security.authorizer.AclAuthorizer",
+    "4.1.0": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+}
+#: They need a Kafka of their own.
+_AGAIN = [
+    pytest.param(name, marks=[pytest.mark.peer, pytest.mark.test_all("again")])
+    for name in versions("4.1.0", "0.10.2.2", "3.9.1")
+]
+
+
+@pytest.fixture(scope="module", params=["klog", *_AGAIN])
+def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
+    name = request.param
+    if name in _AUTHORIZERS:
+        settings = _SUPER_USERS | {"authorizer.class.name": _AUTHORIZERS[name]}
+        yield Server(shared_kafkas.get(name, settings).bootstrap_servers, name)
+        return
+    with running(name, module_server_dir / name, shared_kafkas) as there:
+        yield there
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,9 @@ from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic
 
 _VERSIONS = versions("4.1.0", "0.10.2.2", "3.9.1")
+#: Our broker, and for test-all Kafka's: for tests of groups, in which the members do the work.
+_AGAIN = [pytest.param(name, marks=[pytest.mark.peer, pytest.mark.test_all("again")]) for name in _VERSIONS]
+our_broker_first = pytest.mark.parametrize("server", ["klog", *_AGAIN], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
@@ -345,15 +348,17 @@ def _share_and_hand_over(server: Server, strategy: str) -> None:
         first.close()
 
 
-def test_members_of_librdkafka_in_one_group(server: Server) -> None:
-    _read_with_librdkafka(server, "range", "ours")
-    _read_with_librdkafka(server, "cooperative-sticky", "ours")
-    if server.version is None:  # brokers behave the same whichever client leads
-        _read_with_librdkafka(server, "range", "theirs")
-        _read_with_librdkafka(server, "cooperative-sticky", "theirs")
-
-
-def _read_with_librdkafka(server: Server, strategy: str, leads: str) -> None:
+@our_broker_first
+@pytest.mark.parametrize(
+    ("strategy", "leads"),
+    [
+        ("range", "ours"),
+        ("cooperative-sticky", "theirs"),
+        pytest.param("range", "theirs", marks=pytest.mark.test_all("again")),
+        pytest.param("cooperative-sticky", "ours", marks=pytest.mark.test_all("again")),
+    ],
+)
+def test_members_of_librdkafka_in_one_group(server: Server, strategy: str, leads: str) -> None:
     topic = server.topic(6)
     kinds: list[type[Ours] | type[Theirs]] = [Ours, Theirs] if leads == "ours" else [Theirs, Ours]
     members: list[Member] = []
@@ -371,11 +376,11 @@ def _read_with_librdkafka(server: Server, strategy: str, leads: str) -> None:
             member.close()
 
 
+@our_broker_first
 def test_a_member_that_is_killed_while_it_rebalances(server: Server) -> None:
     topic = server.topic(4)
-    killed = subprocess.Popen(
-        [sys.executable, "-c", MEMBER_PROGRAM, server.servers, f"g-{topic}", topic], stdout=subprocess.PIPE, text=True
-    )
+    arguments = [server.servers, f"g-{topic}", topic]
+    killed = subprocess.Popen([sys.executable, "-c", MEMBER_PROGRAM, *arguments], stdout=subprocess.PIPE, text=True)
     members: list[Member] = []
     try:
         assert killed.stdout is not None
@@ -440,6 +445,7 @@ def test_commits(server: Server) -> None:
     theirs.close()
 
 
+@our_broker_first
 def test_a_member_that_does_not_poll_leaves_the_group(server: Server) -> None:
     topic = server.topic()
     server.send(topic, short(10))

@@ -26,7 +26,6 @@ from tests.support.model_cluster import Fate, Key, ModelCluster
 from tests.support.scripted_broker import ScriptedCluster
 
 _SECONDS = float(os.environ.get("SPARK_KLOG_PRODUCER_SECONDS", "0"))
-_SEEDS = 6
 NODES, TOPICS = 3, {"t": 3, "u": 2}
 BEFORE = [
     ErrorCode.CORRUPT_MESSAGE,
@@ -174,9 +173,9 @@ def _check(
         assert len(seen) >= acknowledged.get(key, 0), f"{key}: an acknowledged record is missing"
 
 
-def _seeds() -> Iterator[int]:
+def _seeds(of_make: range) -> Iterator[int]:
     if not _SECONDS:
-        yield from range(_SEEDS)
+        yield from of_make
         return
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
@@ -184,9 +183,12 @@ def _seeds() -> Iterator[int]:
 
 
 @pytest.mark.timeout(max(600, 2 * _SECONDS))
-def test_random_trouble() -> None:
+@pytest.mark.parametrize(
+    "seeds", [range(2), *([] if _SECONDS else [pytest.param(range(2, 6), marks=pytest.mark.test_all("long"))])], ids=str
+)
+def test_random_trouble(seeds: range) -> None:
     most = 0
-    for seed in _seeds():
+    for seed in _seeds(seeds):
         for idempotence, final in ((True, False), (False, False), (True, True)):
             try:
                 most = max(most, _run(seed, idempotence, final))
@@ -278,7 +280,7 @@ def _run_all() -> None:
 def test_planted_faults_are_found(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The logs show each planted fault, or the producer fails."""
     fault(monkeypatch)
-    monkeypatch.setitem(SETTINGS, "delivery.timeout.ms", "5000")
+    monkeypatch.setitem(SETTINGS, "delivery.timeout.ms", "3000")
     with pytest.raises((AssertionError, KlogError, OverflowError)):
         _run_all()
 

@@ -10,29 +10,17 @@ from confluent_kafka.admin import AdminClient
 
 from spark_klog.client import Admin
 from spark_klog.errors import ErrorCode, ProtocolError
-from tests.support.broker import KlogBroker
-from tests.support.consumers import Server
+from tests.support.consumers import Server, running
 from tests.support.kafka import versions
 from tests.support.shared_kafka import SharedKafkas
 
 _VERSIONS = versions("4.1.0", "0.10.2.2", "3.9.1")
-#: For tests of ACLs. Clients without authentication may do everything.
-_SUPER_USERS = {"super.users": "User:ANONYMOUS"}
-_AUTHORIZERS = {
-    "3.9.1": "kafka.security.authorizer.AclAuthorizer",
-    "4.1.0": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-}
 
 
 @pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
-    name = request.param
-    if name == "klog":
-        with KlogBroker(module_server_dir / name) as broker:
-            yield Server(broker.bootstrap_servers, None)
-        return
-    settings = _SUPER_USERS | {"authorizer.class.name": _AUTHORIZERS[name]} if name in _AUTHORIZERS else {}
-    yield Server(shared_kafkas.get(name, settings).bootstrap_servers, name)
+    with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
+        yield there
 
 
 @pytest.fixture
