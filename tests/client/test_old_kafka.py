@@ -1,4 +1,7 @@
-"""Our client against Apache Kafka 0.10.2.2 (message sets of magic 0 or 1), checked by librdkafka and kafka-python."""
+"""Our client against Apache Kafka 0.10.2.2 (message sets of magic 0 or 1), checked by librdkafka and kafka-python.
+
+Our broker gets requests of those versions, too.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from spark_klog.client.fetcher import fetch_range
 from spark_klog.client.network.connection import Connection
 from spark_klog.client.offsets import GroupOffsets, list_offsets, offset_range
 from spark_klog.client.producer import Producer
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, OffsetOutOfRange, ProtocolError, UnsupportedVersionError
 from spark_klog.protocol.apis import FETCH, PRODUCE
 from spark_klog.protocol.schema import Api
@@ -24,13 +28,14 @@ from tests.support.kafka import Kafka
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic, delete_topic, list_topics
 
-pytestmark = [pytest.mark.peer, pytest.mark.test_all("version")]
-
 CODECS = ("none", "gzip", "snappy", "lz4")
 NOW = 1_700_000_000_000
 NONE, CREATE, APPEND = -1, 0, 1
 #: Topic settings by magic.
 TOPICS = {0: {"message.format.version": "0.9.0"}, 1: {"message.format.version": "0.10.2"}}
+
+
+_Broker = Kafka | EmbeddedCluster
 
 
 class Line(NamedTuple):
@@ -57,9 +62,11 @@ def _stored(lines: Sequence[Line], magic: int) -> list[Line]:
     return list(lines) if magic else [line._replace(kind=NONE, timestamp=-1) for line in lines]
 
 
-@pytest.fixture(scope="module")
-def kafka(shared_kafkas: SharedKafkas) -> Kafka:
-    return shared_kafkas.get("0.10.2.2")
+@pytest.fixture(
+    scope="module", params=[pytest.param("0.10.2.2", marks=[pytest.mark.peer, pytest.mark.test_all("version")])]
+)
+def kafka(request: pytest.FixtureRequest, shared_kafkas: SharedKafkas) -> Kafka:
+    return shared_kafkas.get(request.param)
 
 
 @pytest.fixture(params=TOPICS, ids=lambda magic: f"magic{magic}")
@@ -76,7 +83,7 @@ def created(kafka: Kafka, magic: int) -> str:
     return name
 
 
-def _connect(kafka: Kafka, **settings: str) -> Cluster:
+def _connect(kafka: _Broker, **settings: str) -> Cluster:
     given = {name.replace("_", "."): value for name, value in settings.items()}
     return Cluster.connect({"bootstrap.servers": kafka.bootstrap_servers, **given})
 
@@ -107,7 +114,7 @@ def _confluent_send(kafka: Kafka, topic: str, lines: Sequence[Line], codec: str)
     assert producer.flush(30) == 0
 
 
-def _confluent_read(kafka: Kafka, topic: str, count: int) -> list[Line]:
+def _confluent_read(kafka: _Broker, topic: str, count: int) -> list[Line]:
     settings = {"bootstrap.servers": kafka.bootstrap_servers, "enable.auto.commit": False, "check.crcs": True}
     consumer = Consumer({**settings, "group.id": "none", "log_level": 0})
     consumer.assign([TopicPartition(topic, 0, 0)])
@@ -329,3 +336,23 @@ def test_old_produce_requests(
         wanted = [line._replace(timestamp=-1) for line in wanted]
     found = _confluent_read(kafka, created, len(wanted))
     assert found == wanted
+
+
+@pytest.mark.parametrize("fetch", range(4))
+@pytest.mark.parametrize("produce", range(3))
+def test_old_requests_to_our_broker(
+    cluster: EmbeddedCluster, topic: str, produce: int, fetch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stores magic 2, and converts: Produce 0 and 1 have magic 0, as have answers to Fetch 0 and 1."""
+    _speaks(monkeypatch, PRODUCE, produce)
+    _speaks(monkeypatch, FETCH, fetch)
+    for codec in CODECS:
+        with _connect(cluster, compression_type=codec, batch_size="4000") as client:
+            _send(client, topic, _lines())
+    lines = [line._replace(offset=40 * turn + line.offset) for turn in range(len(CODECS)) for line in _lines()]
+    wanted = lines if produce > 1 else [line._replace(timestamp=-1) for line in lines]
+    assert _confluent_read(cluster, topic, len(wanted)) == wanted
+    wanted = _stored(wanted, magic=fetch // 2)
+    with _connect(cluster, max_partition_fetch_bytes="500", fetch_max_bytes="700") as client:
+        assert _read(client, topic, 0, len(wanted)) == wanted
+        assert _read(client, topic, 35, 93) == wanted[35:93]

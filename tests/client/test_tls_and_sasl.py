@@ -15,6 +15,7 @@ import pytest
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.network.connection import Connection
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.producer import Producer
 from spark_klog.errors import (
@@ -27,6 +28,7 @@ from spark_klog.errors import (
     SaslError,
     TlsError,
 )
+from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.tables.list_offsets import LATEST
 from tests.support.broker import KlogBroker
 from tests.support.certificates import KEY_PASSWORD, Certificates, Chained, make_certificates, make_chained
@@ -99,6 +101,23 @@ def _refused(settings: dict[str, str], kind: type[KlogError], soon: float = SOON
 def test_every_way(broker: SecureBroker, protocol: str, mechanism: str | None) -> None:
     for user in PASSWORDS if mechanism else ["alice"]:
         _round_trip(broker.client(protocol, mechanism, user), f"way-{protocol}-{mechanism}-{user}")
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_bare_tokens(broker: SecureBroker, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers before Kafka 1.0 have no SaslAuthenticate; ours takes the tokens of such an exchange, too."""
+    speaks, version_of = Connection.speaks, Connection.version_of
+    monkeypatch.setattr(
+        Connection, "speaks", lambda self, api, version: api is not SASL_AUTHENTICATE and speaks(self, api, version)
+    )
+    monkeypatch.setattr(
+        Connection, "version_of", lambda self, api: 0 if api is SASL_HANDSHAKE else version_of(self, api)
+    )
+    _round_trip(broker.client("SASL_PLAINTEXT", mechanism), f"bare-{mechanism}", 5)
+    refused = rf"refuses {mechanism}: it closed the connection\. Check name and password"
+    assert re.search(
+        refused, _refused(broker.client("SASL_PLAINTEXT", mechanism) | {"sasl.password": "wrong-secret"}, SaslError)
+    )
 
 
 def test_settings_of_java(broker: SecureBroker, certificates: Certificates) -> None:
