@@ -26,6 +26,7 @@ from spark_klog.records.reading.reader import AbortedTransactions
 from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic, delete_topic, list_topics
 from tests.support.waiting import wait_until
 
@@ -56,19 +57,36 @@ class Server:
 
 
 _REAL = [
-    pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
     pytest.param("4.1.0", marks=pytest.mark.peer),
+    pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
 ]
+#: Brokers that may be killed.
+may_be_killed = pytest.mark.parametrize(
+    "server",
+    [
+        "klog",
+        *(
+            pytest.param((version,), marks=[pytest.mark.peer, pytest.mark.test_all("kill")])
+            for version in ("4.1.0", "3.9.1")
+        ),
+    ],
+    indirect=True,
+    ids=lambda one: one if isinstance(one, str) else f"{one[0]} of its own",
+)
 
 
 @pytest.fixture(scope="module", params=["klog", *_REAL])
-def server(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
+    """Ours, or the shared Kafka of a version, or in a tuple of the version a Kafka of its own."""
     if request.param == "klog":
         with KlogBroker(module_server_dir / "klog") as broker:
             yield Server(broker)
-        return
-    with Kafka(request.param, module_server_dir / request.param) as kafka:
-        yield Server(kafka)
+    elif isinstance(request.param, tuple):
+        (version,) = request.param
+        with Kafka(version, module_server_dir / version) as kafka:
+            yield Server(kafka)
+    else:
+        yield Server(shared_kafkas.get(request.param))
 
 
 @pytest.fixture
@@ -187,7 +205,7 @@ def test_offsets_by_time(cluster: Cluster, topic: str) -> None:
 
 
 def test_unknown_topics_and_partitions_are_named(server: Server, cluster: Cluster, topic: str) -> None:
-    with server.connect(request_timeout_ms="3000") as hasty:
+    with server.connect(request_timeout_ms="2000") as hasty:
         with pytest.raises(ProtocolError, match=r"no-such-topic.*UNKNOWN_TOPIC_OR_PARTITION"):
             list_offsets(hasty, {("no-such-topic", 0): LATEST})
         with pytest.raises(ProtocolError, match=rf"{topic}-9.*UNKNOWN_TOPIC_OR_PARTITION"):
@@ -223,7 +241,7 @@ def test_topics(server: Server, cluster: Cluster) -> None:
     assert _confluent_read(server.servers, name, len(many)) == many
     delete_topic(cluster, name)
     wait_until(lambda: name not in list_topics(cluster), f"{name} is deleted")
-    with server.connect(request_timeout_ms="3000") as hasty, pytest.raises(ProtocolError, match="UNKNOWN_TOPIC"):
+    with server.connect(request_timeout_ms="2000") as hasty, pytest.raises(ProtocolError, match="UNKNOWN_TOPIC"):
         delete_topic(hasty, name)
 
 
@@ -287,6 +305,7 @@ def _in_background(action: Callable[[], None]) -> Callable[[], None]:
     return join
 
 
+@may_be_killed
 def test_a_restart_while_we_produce(server: Server, cluster: Cluster, topic: str) -> None:
     acknowledged: list[int] = []
     done = threading.Event()
@@ -319,6 +338,7 @@ def test_a_restart_while_we_produce(server: Server, cluster: Cluster, topic: str
     assert [int(line[3] or b"") for line in _confluent_read(server.servers, topic, end)] == numbers
 
 
+@may_be_killed
 def test_a_restart_while_we_fetch(server: Server, topic: str) -> None:
     with server.connect(batch_size="500", fetch_max_bytes="2000", request_timeout_ms="60000") as cluster:
         _send(cluster, topic, _lines(300))
@@ -340,12 +360,12 @@ def test_a_restart_while_we_fetch(server: Server, topic: str) -> None:
 # test_consumer.py has a test of the same name that includes our broker.
 @pytest.mark.parametrize("server", _REAL, indirect=True)
 def test_read_committed(server: Server) -> None:
-    topic = "transactional"
+    topic = f"transactional-{uuid.uuid4().hex[:10]}"
     with server.connect() as cluster:
         create_topic(cluster, topic)
     producers = [
         ConfluentProducer({"bootstrap.servers": server.servers, "transactional.id": name, "log_level": 0})
-        for name in ("one", "two")
+        for name in (f"{topic}-one", f"{topic}-two")
     ]
     for producer in producers:
         producer.init_transactions(30)

@@ -151,7 +151,7 @@ def test_the_answers_of_others_are_taken(brokers: ScriptedCluster, port: Port) -
     brokers.append("t", SOUND, [b"v"] * 7)
     with port(brokers.ports[DEAD]) as number:
         brokers.ports[DEAD] = number
-        with Cluster.connect(_settings(brokers, request_timeout_ms="3000")) as cluster:
+        with Cluster.connect(_settings(brokers, request_timeout_ms="2000")) as cluster:
             cluster.metadata(["t"])
             found, failed = offsets_of_led(cluster, {("t", DEAD): LATEST, ("t", SOUND): LATEST})
     assert found == {("t", SOUND): 7}

@@ -9,6 +9,7 @@ import io
 import random
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from struct import calcsize as struct_size
 from typing import Any
 
@@ -258,10 +259,25 @@ def _filled(message: Message, struct: Struct, version: int) -> Message:
     return _normal(result)
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("side", SIDES)
+@contextmanager
+def _case(*words: str) -> Iterator[None]:
+    """A case of a test with a thousand of them, which pytest would name for longer than they take."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(" ".join(words))
+        raise
+
+
 @pytest.mark.parametrize(("api", "version"), NEW, ids=_name)
-def test_kafka_python_and_ours_agree(api: Api, version: int, side: str, flavour: str) -> None:
+def test_kafka_python_and_ours_agree(api: Api, version: int) -> None:
+    for side in SIDES:
+        for flavour in FLAVOURS:
+            with _case(side, flavour):
+                _agree(api, version, side, flavour)
+
+
+def _agree(api: Api, version: int, side: str, flavour: str) -> None:
     cls, table = _kafka(api, side), getattr(api, side)
     message = _values(api, version, side, flavour)
     expected = _filled(message, table, version)
@@ -303,10 +319,15 @@ def _our_names(struct: Struct, version: int) -> Iterator[Any]:
             yield (field.name, list(_our_names(field.type.element, version))) if is_nested else field.name
 
 
-@pytest.mark.parametrize("flavour", ["full", "nulls", "empty", "long"])
-@pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("api", "version"), REMOVED, ids=_name)
-def test_removed_versions_agree_with_the_older_messages(api: Api, version: int, side: str, flavour: str) -> None:
+def test_removed_versions_agree_with_the_older_messages(api: Api, version: int) -> None:
+    for side in SIDES:
+        for flavour in ("full", "nulls", "empty", "long"):
+            with _case(side, flavour):
+                _agree_with_older(api, version, side, flavour)
+
+
+def _agree_with_older(api: Api, version: int, side: str, flavour: str) -> None:
     cls, table = OLD[api.name, version][SIDES.index(side)], getattr(api, side)
     assert (api.key, version) == (cls.API_KEY, cls.API_VERSION)
     message = _values(api, version, side, flavour)
