@@ -114,15 +114,6 @@ def test_offsets_before_are_those_of_segments(place: tuple[str, str]) -> None:
         assert consumer.get_offsets_before(_SEGMENTS, 0, LATEST_TIME, 2) == several[:2]
 
 
-def test_a_partial_message_is_left_out(place: tuple[str, str]) -> None:
-    kind, servers = place
-    with _consumer(servers) as consumer:
-        for version in range(_LAST[kind][0] + 1):
-            found = consumer.fetch(_T, 0, 0, 1000, version=version)
-            assert 1 <= len(found) < 10
-            assert [one.offset for one in found] == list(range(len(found)))
-
-
 def test_a_fetch_grows_to_its_message_and_no_further_than_the_buffer(place: tuple[str, str]) -> None:
     kind, servers = place
     with _consumer(servers) as consumer, _consumer(servers, buffer_size=100_000) as small:
