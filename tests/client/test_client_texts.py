@@ -26,7 +26,7 @@ def server(module_server_dir: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def producer(server: Server) -> Iterator[Producer]:
-    settings = {"bootstrap.servers": server.servers, "transactional.id": "texts", "max.block.ms": 4000}
+    settings = {"bootstrap.servers": server.servers, "transactional.id": "texts", "max.block.ms": 2000}
     with Producer(settings) as made:
         made.init_transactions()
         made.begin_transaction()

@@ -36,7 +36,7 @@ def _poll_until(consumer: Consumer, condition: Callable[[], object]) -> None:
     assert condition()
 
 
-@pytest.mark.parametrize("has_group", [False, True])
+@pytest.mark.parametrize("has_group", [False, pytest.param(True, marks=pytest.mark.test_all("again"))])
 def test_a_wrong_port_is_a_warning_with_the_address(caplog: pytest.LogCaptureFixture, has_group: bool) -> None:
     settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "enable.auto.commit": False}
     with Consumer(settings) as consumer:

@@ -156,6 +156,7 @@ def test_all_other_clients(cluster: EmbeddedCluster, topic: str) -> None:
         assert [record.value for record in simple.fetch(topic, 0, 0)] == [*values, b"parent"]
 
 
+@pytest.mark.test_all("again")
 def test_a_connector(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:
     running = make_cluster(zookeeper=True)
     values = _filled({"bootstrap.servers": running.bootstrap_servers}, topic, 10)

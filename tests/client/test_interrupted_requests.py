@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+import pytest
+
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer import Producer
 from spark_klog.errors import KlogError
@@ -95,6 +97,7 @@ def test_an_interrupt_at_each_line_that_queues_records() -> None:
     assert at - written > 10
 
 
+@pytest.mark.test_all("again")
 def test_an_interrupt_at_each_line_that_processes_an_answer() -> None:
     """The next flush ends soon: it writes all records once, or raises."""
     with ScriptedCluster({"t": 2}, nodes=2) as brokers:

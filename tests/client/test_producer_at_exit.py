@@ -30,7 +30,10 @@ def run(brokers: ModelCluster, program: str, seconds: float = 60, linger: int = 
     return ended.returncode, ended.stdout.split(), ended.stderr
 
 
-@pytest.mark.parametrize(("end", "status"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError('the end')", 1)])
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("", 0), pytest.param("sys.exit(3)", 3, marks=pytest.mark.test_all("again")), ("raise ValueError('the end')", 1)],
+)
 def test_records_that_were_not_flushed(end: str, status: int) -> None:
     with ModelCluster(1, {"t": 1}) as brokers:
         found, told, errors = run(brokers, SEND + end)

@@ -207,7 +207,7 @@ def test_callbacks_may_send_and_their_errors_are_logged(caplog: pytest.LogCaptur
 def test_a_full_buffer() -> None:
     """`send` waits for max.block.ms and then adds nothing; the producer goes on once there is a leader again."""
     with ModelCluster(1, {"t": 2}) as brokers:
-        more = {"batch_size": "1000", "buffer_memory": "5000", "max_block_ms": "2000"}
+        more = {"batch_size": "1000", "buffer_memory": "5000", "max_block_ms": "1000"}
         with producing(brokers.servers, linger_ms="600000", **more) as producer:
             producer.partitions("t")
             brokers.leaders[A] = -1
@@ -217,7 +217,7 @@ def test_a_full_buffer() -> None:
                 for _ in range(20):
                     sent.append(producer.send("t", bytes(600), partition=0))
 
-            with pytest.raises(BufferExhausted, match=r"buffer\.memory=5000, .* 2 s \(max\.block\.ms\).* t-0"):
+            with pytest.raises(BufferExhausted, match=r"buffer\.memory=5000, .* 1 s \(max\.block\.ms\).* t-0"):
                 fill()
             brokers.leaders[A] = 0
             producer.flush()

@@ -60,7 +60,7 @@ def _settings(brokers: ScriptedCluster, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
-@pytest.mark.parametrize("codec", ["none", "gzip"])
+@pytest.mark.parametrize("codec", ["none", pytest.param("gzip", marks=pytest.mark.test_all("codec"))])
 def test_many_batches_in_flight(brokers: Brokers, idempotence: str, codec: str) -> None:
     """Some batches fit, others don't; each record is written once, in order, and its delivery has its offset."""
     draw = random.Random(7)

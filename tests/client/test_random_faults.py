@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.config import client_config
@@ -163,5 +165,10 @@ def _read_again(cluster: Cluster, choose: random.Random) -> dict[int, KlogError]
     return _read(cluster, choose) if failed else failed
 
 
+def test_one_seed() -> None:
+    _run(1)
+
+
+@pytest.mark.test_all("long")
 def test_random_faults() -> None:
     faults.run_seeds(_run)

@@ -75,7 +75,7 @@ def _oracle(server: Server, topic: str, counts: dict[int, int]) -> Values:
     return found
 
 
-@pytest.mark.parametrize("is_idempotent", [True, False])
+@pytest.mark.parametrize("is_idempotent", [True, pytest.param(False, marks=pytest.mark.test_all("again"))])
 def test_nothing_is_lost_and_with_idempotence_nothing_comes_twice(
     proxy: tuple[Server, TcpProxy], is_idempotent: bool
 ) -> None:

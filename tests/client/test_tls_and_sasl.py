@@ -323,7 +323,14 @@ class _Silent:
             taken.close()
 
 
-@pytest.mark.parametrize(("protocol", "mechanism"), [("SSL", None), ("SASL_SSL", "PLAIN"), ("SASL_PLAINTEXT", "PLAIN")])
+@pytest.mark.parametrize(
+    ("protocol", "mechanism"),
+    [
+        ("SASL_SSL", "PLAIN"),
+        pytest.param("SSL", None, marks=pytest.mark.test_all("mechanism")),
+        pytest.param("SASL_PLAINTEXT", "PLAIN", marks=pytest.mark.test_all("mechanism")),
+    ],
+)
 def test_a_silent_broker_holds_up_nobody(broker: SecureBroker, protocol: str, mechanism: str | None) -> None:
     """A broker that answers no handshake does not block the next one in bootstrap.servers."""
     silent = _Silent()

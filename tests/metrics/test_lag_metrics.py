@@ -135,7 +135,7 @@ def test_an_outage_keeps_the_last_figures(
     produce(servers, topic, 3, 0, 1)
     commit(servers, topic, (topic, 0, 1))
     config = server_dir / "client.properties"
-    config.write_text("default.api.timeout.ms=2000\nrequest.timeout.ms=2000\n")
+    config.write_text("default.api.timeout.ms=1000\nrequest.timeout.ms=1000\n")
     with lag_server(topic, "-b", servers, "--command-config", str(config)) as (address, _):
         cluster.kill(0)
         wait_until(lambda: bool(value(scrape(address), "klog_group_lag_refresh_failures_total")), seconds=30)
