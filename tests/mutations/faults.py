@@ -1,0 +1,344 @@
+"""Faults for the check of the tests: four in each of ten rooms, each such as a person may make and a review may miss.
+
+A fault replaces a snippet of one file. `test_faults.py` fails if a snippet is not there exactly once: change the fault
+with the code, or put another of its kind in its place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+
+class Fault(NamedTuple):
+    """`old`, which is in `file` once, becomes `new`; `where` are the tests nearest to it, in order."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    where: tuple[str, ...]
+
+    @property
+    def room(self) -> str:
+        """The part of the product that has the fault."""
+        room = self.name.partition("-")[0]
+        return "mirror/restore" if room in ("mirror", "restore") else room
+
+    def applied(self, source: str) -> str:
+        """The source with the fault; `ValueError` unless the snippet is in it exactly once."""
+        if (found := source.count(self.old)) != 1:
+            raise ValueError(f"{self.name}: its snippet is {found} times in {self.file}, not once")
+        return source.replace(self.old, self.new)
+
+
+_CODECS = "spark_klog/wire/codecs.py"
+_LOG_TESTS = ("tests/log/test_log_model.py", "tests/log/test_faults.py", "tests/log/test_log.py")
+
+FAULTS = (
+    # ----- wire
+    Fault(
+        "wire-gzip-without-limit",  # a bomb fills the memory before its size is looked at
+        _CODECS,
+        "part = member.decompress(piece, min(output.room, _PIECE))",
+        "part = member.decompress(piece)",
+        ("tests/wire",),
+    ),
+    Fault(
+        "wire-lz4-checksum-unchecked",
+        "spark_klog/wire/lz4_frames.py",
+        "    if header[-1] not in (right, old):\n"
+        '        raise DecodeError(f"lz4 frame at byte {position} has header checksum '
+        '{header[-1]:#04x}, computed {right:#04x}")\n',
+        "",
+        ("tests/wire",),
+    ),
+    Fault(
+        "wire-negative-frame",
+        "spark_klog/wire/frames.py",
+        "    if not 0 <= size <= limit:",
+        "    if size > limit:",
+        ("tests/wire", "tests/client/test_frame_stream.py", "tests/broker/test_bad_input.py"),
+    ),
+    Fault(
+        "wire-array-beyond-the-end",
+        "spark_klog/wire/primitives.py",
+        "if count > self.remaining or count < -1:",
+        "if count < -1:",
+        ("tests/wire/test_primitives.py", "tests/protocol/test_codec.py"),
+    ),
+    # ----- protocol
+    Fault(
+        "protocol-default-of-leader-epoch",  # 0 is an epoch, -1 is none
+        "spark_klog/protocol/tables/fetch.py",
+        'F("current_leader_epoch", INT32, "9+", default=-1),',
+        'F("current_leader_epoch", INT32, "9+"),',
+        ("tests/protocol", "tests/broker/test_data_plane.py", "tests/broker/test_wire_oracle.py"),
+    ),
+    Fault(
+        "protocol-field-a-version-early",
+        "spark_klog/protocol/tables/transactions.py",
+        'F("committed_leader_epoch", INT32, "2+", default=-1),',
+        'F("committed_leader_epoch", INT32, "1+", default=-1),',
+        ("tests/protocol",),
+    ),
+    Fault(
+        "protocol-memory-of-tags-forgotten",  # what a tagged field takes does not count for what follows
+        "spark_klog/protocol/codec.py",
+        "                    reader.allowance = field.allowance\n",
+        "",
+        ("tests/protocol", "tests/broker/test_hostile_requests.py"),
+    ),
+    Fault(
+        "protocol-all-topics-become-none",
+        "spark_klog/protocol/targets.py",
+        "        if message.get(field.name) is not None:\n            result[field.name] = kept",
+        "        result[field.name] = kept",
+        ("tests/protocol/test_targets.py", "tests/broker/test_faults_on_demand.py"),
+    ),
+    # ----- records
+    Fault(
+        "records-crc-unchecked",  # of batches that are not read in runs, such as compressed ones
+        "spark_klog/records/reading/reader.py",
+        "            if checks or is_message:",
+        "            if checks and is_message:",
+        ("tests/records", "tests/columns/test_decode.py"),
+    ),
+    Fault(
+        "records-aborted-one-late",
+        "spark_klog/records/reading/reader.py",
+        "while self._waiting and self._waiting[0][0] <= header.last_offset:",
+        "while self._waiting and self._waiting[0][0] < header.last_offset:",
+        ("tests/records", "tests/columns/test_decode.py", "tests/client/test_consumer_transactions.py"),
+    ),
+    Fault(
+        "records-end-of-range",  # a corrupt batch right behind the range fails its read
+        "spark_klog/records/reading/reader.py",
+        "        if header.base_offset >= end:",
+        "        if header.base_offset > end:",
+        ("tests/records", "tests/columns/test_decode.py", "tests/client/test_fetch_corrupt.py"),
+    ),
+    Fault(
+        "records-control-bit-dropped",  # a marker becomes a record when its segment is compacted
+        "spark_klog/records/building/retain.py",
+        "_KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT",
+        "_KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT",
+        ("tests/records/test_retain.py", "tests/log/test_compaction.py"),
+    ),
+    # ----- columns
+    Fault(
+        "columns-nulls-of-a-slice",  # the validity bits of a slice begin where the whole array's do
+        "spark_klog/columns/encode.py",
+        "    if null_count:\n        array = _from_start(array)\n    validity, offsets, data",
+        "    validity, offsets, data",
+        ("tests/columns", "tests/client/test_producer_arrow.py"),
+    ),
+    Fault(
+        "columns-null-partition",  # the value under a null is any: most often 0
+        "spark_klog/columns/encode.py",
+        "result = np.where(is_set, own, _FREE if result is None else result)",
+        "result = np.where(is_set | (own >= 0), own, _FREE if result is None else result)",
+        ("tests/columns", "tests/client/test_producer_arrow.py"),
+    ),
+    Fault(
+        "columns-partition-of-a-bad-record",
+        "spark_klog/columns/decode.py",
+        "next(each for each in self._moved if row < each[-1])",
+        "next(each for each in self._moved if row <= each[-1])",
+        ("tests/columns", "tests/spark/test_bad_records.py"),
+    ),
+    Fault(
+        "columns-largest-record-refused",
+        "spark_klog/columns/sizes.py",
+        "    too_large = np.flatnonzero(sizes > limit)",
+        "    too_large = np.flatnonzero(sizes >= limit)",
+        ("tests/columns", "tests/client/test_producer_record_sizes.py", "tests/client/test_producer_arrow.py"),
+    ),
+    # ----- log
+    Fault(
+        "log-folder-not-synced",  # a new segment's name may be lost, with all that was acknowledged in it
+        "spark_klog/log/flushing.py",
+        "            folder.sync()\n            folder.close()",
+        "            folder.close()",
+        _LOG_TESTS,
+    ),
+    Fault(
+        "log-dedupe-forgets",  # after a restart, all but the last batch of a producer
+        "spark_klog/log/producer_state.py",
+        "batches = before.batches[1 - _BATCHES :] if before is not None and before.epoch == epoch else []",
+        "batches: list[ProducerBatch] = []",
+        ("tests/log/test_producer_state.py", "tests/log/test_sequences.py", "tests/log/test_sequences_of_events.py"),
+    ),
+    Fault(
+        "log-swap-order",  # killed in between, the next start does not finish the swap
+        "spark_klog/log/recovery.py",
+        "for suffix in (TRANSACTION_INDEX, LOG):",
+        "for suffix in (LOG, TRANSACTION_INDEX):",
+        ("tests/log/test_swaps.py", "tests/log/test_cleaner.py", "tests/log/test_compaction.py"),
+    ),
+    Fault(
+        "log-settings-before-their-file",
+        "spark_klog/log/partition_log.py",
+        "        write_overrides(self.files, self.directory, overrides)\n"
+        "        self._overrides, self.config = dict(overrides), config\n",
+        "        self._overrides, self.config = dict(overrides), config\n"
+        "        write_overrides(self.files, self.directory, overrides)\n",
+        (*_LOG_TESTS, "tests/broker/test_topic_changes.py"),
+    ),
+    # ----- broker
+    Fault(
+        "broker-marker-wakes-nobody",  # a fetch of committed records waits to its end
+        "spark_klog/broker/transactions/markers.py",
+        "    broker.purgatory.wake(key)\n",
+        "",
+        ("tests/broker/test_transactions.py", "tests/broker/test_data_plane.py"),
+    ),
+    Fault(
+        "broker-offsets-of-hidden-topics",
+        "spark_klog/broker/handlers/offset_fetch.py",
+        "            if broker.authorizer.allows(request.session, SEE, topic):\n                found.setdefault",
+        "            if topic:\n                found.setdefault",
+        ("tests/broker/test_refused_users.py", "tests/broker/test_security_rules.py", "tests/broker/test_security.py"),
+    ),
+    Fault(
+        "broker-fenced-producer-ends-another",
+        "spark_klog/broker/transactions/transaction.py",
+        "        if expected is not None and expected != now:  "
+        "# a producer that was fenced must not end its successor's\n"
+        "            return ErrorCode.PRODUCER_FENCED\n",
+        "",
+        ("tests/broker/test_transaction_machine.py", "tests/broker/test_transactions.py"),
+    ),
+    Fault(
+        "broker-code-of-an-early-commit",  # REBALANCE_IN_PROGRESS, which is fatal to a transactional producer
+        "spark_klog/broker/groups/group.py",
+        "is_early = self.state is State.COMPLETING and not in_transaction",
+        "is_early = self.state is State.COMPLETING",
+        ("tests/broker/test_group_machine.py", "tests/broker/test_groups.py"),
+    ),
+    # ----- client
+    Fault(
+        "client-request-timeout",  # a broker that is silent and keeps the connection
+        "spark_klog/client/delivery/in_flight.py",
+        "        if request.deadline > self._clock.now():\n            return False",
+        "        if request.deadline > self._clock.now() or not request.connection.closed:\n            return False",
+        ("tests/client/test_silent_brokers.py", "tests/client/test_producer_scripts.py"),
+    ),
+    Fault(
+        "client-heartbeats-asleep",  # after the first rebalance
+        "spark_klog/client/consumer/membership/heartbeat.py",
+        "            self._polled_at = time.monotonic()\n            self._changed.notify_all()\n",
+        "            self._polled_at = time.monotonic()\n",
+        ("tests/client/test_consumer_session.py", "tests/client/test_consumer_rebalances.py"),
+    ),
+    Fault(
+        "client-sequence-wraps-late",
+        "spark_klog/client/delivery/producer_id.py",
+        "self.next_sequence = (sequence + count) & _MAX_INT32",
+        "self.next_sequence = (sequence + count) % _MAX_INT32",
+        ("tests/client/test_producer.py", "tests/client/test_producer_scripts.py"),
+    ),
+    Fault(
+        "client-epoch-unchecked",  # a committed offset beyond a truncated log
+        "spark_klog/client/consumer/assigned.py",
+        "        self.is_unchecked = epoch >= 0\n",
+        "        self.is_unchecked = False\n",
+        ("tests/client/test_consumer_truncation.py", "tests/client/test_consumer_positions.py"),
+    ),
+    # ----- spark
+    Fault(
+        "spark-filter-off-by-one",  # Spark does not check the rows of this filter again
+        "spark_klog/spark/planning/pushdown.py",
+        "        return value + 1, _MAX_INT64",
+        "        return value, _MAX_INT64",
+        ("tests/spark/test_ranges.py", "tests/spark/test_source_batch.py"),
+    ),
+    Fault(
+        "spark-end-not-synced",  # after a power failure the decision would be ended twice
+        "spark_klog/spark/exactly_once/decision_log.py",
+        "        if number == 0 or not isinstance(entry, Claim):",
+        "        if number == 0 or isinstance(entry, Decision):",
+        ("tests/spark/exactly_once/test_decision_log.py", "tests/spark/exactly_once/test_decision_log_races.py"),
+    ),
+    Fault(
+        "spark-sweep-of-a-later-claim",  # a driver that was overtaken aborts its successor's transactions
+        "spark_klog/spark/exactly_once/protocol.py",
+        "    if log.end > number:\n        raise Superseded\n    yield Abort(found)",
+        "    yield Abort(found)",
+        ("tests/spark/exactly_once/test_model.py", "tests/spark/exactly_once/test_driver.py"),
+    ),
+    Fault(
+        "spark-offsets-of-the-old-topic",  # a partition that was missing goes on there, in a new topic of its name
+        "spark_klog/spark/stream.py",
+        "for key, (offset, topic_id) in left.items() if topic_id and topic_id == ids.get(key[0])}",
+        "for key, (offset, topic_id) in left.items() if topic_id and ids.get(key[0])}",
+        ("tests/spark/test_broker_source.py", "tests/spark/test_leaderless.py", "tests/spark/test_source_stream.py"),
+    ),
+    # ----- load
+    Fault(
+        "load-shown-before-its-commit",
+        "spark_klog/load/run.py",
+        "        write_manifest(self._store, manifest)\n"
+        "        publish(self._store, manifest, has_leftovers=has_leftovers)\n",
+        "        publish(self._store, manifest, has_leftovers=has_leftovers)\n"
+        "        write_manifest(self._store, manifest)\n",
+        ("tests/load/test_runs.py", "tests/load/test_kills.py", "tests/load/test_sequences.py"),
+    ),
+    Fault(
+        "load-size-unchecked",  # a file that was cut off is committed
+        "spark_klog/load/commit.py",
+        "if store.size(path) != item.size:",
+        "if store.size(path) is None:",
+        ("tests/load/test_runs.py", "tests/load/test_kills.py", "tests/load/test_status.py"),
+    ),
+    Fault(
+        "load-files-not-synced",  # the file of offsets may outlive a power failure that the records don't
+        "spark_klog/load/journal/store.py",
+        "            for _ in pool.map(self._sync, waiting):\n                pass\n",
+        "            pass\n",
+        ("tests/load/test_store.py", "tests/load/test_kills.py", "tests/load/test_runs.py"),
+    ),
+    Fault(
+        "load-behind-a-failed-range",  # the offsets between are in no file, and the next run begins after them
+        "spark_klog/load/commit.py",
+        "kept.append(item if not kept or kept[-1].until == item.start else cut(item, kept[-1].until))",
+        "kept.append(item)",
+        ("tests/load/test_runs.py", "tests/load/test_sequences.py", "tests/load/test_outages.py"),
+    ),
+    # ----- mirror/restore
+    Fault(
+        "mirror-first-of-a-run",
+        "spark_klog/mirror/offset_map.py",
+        "self._runs[index].first <= offset:",
+        "self._runs[index].first < offset:",
+        ("tests/mirror/test_mirror_offsets.py", "tests/mirror/test_mirror_copies.py"),
+    ),
+    Fault(
+        "mirror-progress-before-the-records",  # killed then, the mirror leaves them out
+        "spark_klog/mirror/session.py",
+        "while noted and (noted[0].receipt is None or noted[0].receipt.done.is_set()):",
+        "while noted:",
+        (
+            "tests/mirror/test_mirror_sequences.py",
+            "tests/mirror/test_mirror_copies.py",
+            "tests/mirror/test_mirror_outages.py",
+            "tests/mirror/test_mirror_kills.py",
+        ),
+    ),
+    Fault(
+        "mirror-groups-go-back",  # consumers that were moved to the target read again what they have read
+        "spark_klog/mirror/groups.py",
+        "if key not in there or there[key].offset < item.offset}",
+        "if key not in there or there[key].offset != item.offset}",
+        ("tests/mirror/test_mirror_copies.py", "tests/mirror/test_mirror_offsets.py", "tests/mirror"),
+    ),
+    Fault(
+        "restore-resumes-a-file-late",  # if the last restore has stopped before the last record of a file
+        "spark_klog/restore/reading.py",
+        "        if group[0].last < start:",
+        "        if group[0].last <= start:",
+        ("tests/restore",),
+    ),
+)
