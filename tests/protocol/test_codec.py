@@ -35,7 +35,7 @@ from spark_klog.protocol.schema import (
     array,
     struct,
 )
-from spark_klog.wire.primitives import Reader
+from spark_klog.wire.primitives import TAG_BYTES, Reader
 
 CASES = [
     (entry, version)
@@ -177,6 +177,17 @@ def test_bytes_left_over_in_a_response_and_in_a_tagged_field_are_refused() -> No
     longer = bytes.fromhex("00000007 0000 01 00000000 01  01 09 0000000000000005 aa")
     with pytest.raises(DecodeError, match="left over"):
         decode_response(API_VERSIONS, 3, longer)
+
+
+def test_memory_of_a_tagged_field_counts_for_what_follows() -> None:
+    def spent(tag: int | None) -> float:
+        made = api(99, "Numbers", "0", 0, struct(F("numbers", array(INT32), tag=tag)), struct())
+        reader = Reader(encode_request(made, 0, 1, None, {"numbers": list(range(10))}).to_bytes(), 10_000)
+        decode_request_header(reader)
+        assert decode_request(made, 0, reader)[1] == {"numbers": list(range(10))}
+        return 10_000 - reader.allowance
+
+    assert spent(0) == spent(None) + TAG_BYTES
 
 
 def test_unknown_tagged_fields_are_skipped() -> None:

@@ -164,6 +164,14 @@ def test_a_topic_that_is_known_by_its_id() -> None:
     assert rest["topics"][1] == FETCH_BY_ID["topics"][1]
 
 
+def test_a_part_of_a_request_still_asks_for_all_offsets_of_a_group() -> None:
+    named = {"group_id": "h", "topics": [{"name": "a", "partition_indexes": [0]}]}
+    request = {"groups": [*ALL_COMMITTED["groups"], named]}
+    assert targets(apis.OFFSET_FETCH, 8, request, {}) == [EVERYTHING, ("a", 0)]
+    rest = narrow(apis.OFFSET_FETCH, 8, request, {}, lambda *place: place != ("a", 0))
+    assert rest == ALL_COMMITTED
+
+
 def test_a_request_in_two_parts_and_its_answer_of_two() -> None:
     chosen = only("a", 1)
     failed = narrow(apis.PRODUCE, 8, PRODUCE, {}, chosen)
