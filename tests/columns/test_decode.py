@@ -186,12 +186,12 @@ def test_records_without_microseconds_are_left_out_alone() -> None:
     decoder = PartitionDecoder("t", 7, FULL, on_bad=lambda item: bad.append(("t-7", item.offset, bytes(item.data))))
     batches = list(decoder.add(make_batch(rows), 0, 1000))
     decoder.move_to("u", 2, lambda item: bad.append(("u-2", item.offset, bytes(item.data))))
-    batches += decoder.add(make_batch(rows[:2]), 0, 1000)
+    batches += decoder.add(make_batch(rows[1:4]), 0, 1000)  # the first of them is left out
     decoder.move_to("t", 7)
     batches += [*decoder.add(make_batch(rows[3:]), 0, 1000), *decoder.finish()]
     good = [meaning(row) for row in rows if row.timestamp < 2**62]
-    assert rows_of(batches) == [*good, good[0] | {"topic": "u", "partition": 2}, *good[1:]]
-    assert bad == [("t-7", 101, b"v1"), ("t-7", 102, b""), ("u-2", 101, b"v1")]
+    assert rows_of(batches) == [*good, good[1] | {"topic": "u", "partition": 2}, *good[1:]]
+    assert bad == [("t-7", 101, b"v1"), ("t-7", 102, b""), ("u-2", 101, b"v1"), ("u-2", 102, b"")]
 
 
 def test_the_last_timestamp_with_microseconds() -> None:

@@ -105,6 +105,13 @@ def test_null_values_and_strings() -> None:
     assert found == {("t", 3): [(None, "ü".encode(), []), (None, None, []), (None, b"", [])]}
 
 
+@pytest.mark.parametrize("batch_bytes", [50, 1 << 20], ids=["cut", "whole"])
+def test_null_values_in_a_slice(batch_bytes: int) -> None:
+    values = [value if number % 3 == 0 else None for number, value in enumerate(VALUES)]
+    found = split(table(value=pa.array(values)).slice(1), batch_bytes=batch_bytes)
+    assert found == {("t", 3): [(None, value, []) for value in values[1:]]}
+
+
 def test_a_partition_column_comes_before_the_key() -> None:
     partitions = [0, 3, None, 2]
     found = split(
