@@ -317,6 +317,21 @@ def test_a_log_that_takes_no_more_keeps_nothing_of_what_it_refuses() -> None:
         assert lengths[1] == lengths[2]
 
 
+def test_settings_that_can_not_be_written_are_not_in_force() -> None:
+    """Otherwise setting them again would change nothing, and the next start would have the old ones."""
+    files = FaultyFiles()
+    log = open_log(files)
+    before, wanted = log.config, {"segment_bytes": 1500}
+    files.faults = Faults(fails=lambda operation, path: operation != "read")
+    with pytest.raises(OSError, match="Input/output error"):
+        log.set_overrides(wanted)
+    assert (log.config, log.overrides) == (before, {})
+    files.faults = Faults()
+    log.set_overrides(wanted)
+    log.close()
+    assert open_log(files, clean=True).overrides == wanted
+
+
 def test_damage_before_the_recovery_point_is_named_and_not_cut() -> None:
     files, appended = FaultyFiles(), list[tuple[int, bytes]]()
     log = open_log(files, LogConfig(index_interval_bytes=150))
