@@ -1,7 +1,7 @@
 """Plant faults, one at a time, in a copy of this checkout, and see which tests find them.
 
     python -m tests.mutations                              each fault against the tests nearest to it
-    python -m tests.mutations --only log-swap-order        one of them; the option may be repeated
+    python -m tests.mutations --only log-swap-not-on-disk  one of them; the option may be repeated
     python -m tests.mutations --whole --json found.json    the others also against all tests
 
 A fault is looked for as `make test` does (pytest --quick) and, if that does not find it, as `make test-all` does. It
@@ -38,6 +38,7 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?::\S.*?)(?: - .*)?$", re.MULTILINE
 #: The line of the test under way, if its timeout has ended the process: "tests/log/test_log.py::test_roll ".
 _UNDER_WAY = re.compile(r"^(tests/\S+?::\S.*?) *(?:$|\+{3,})", re.MULTILINE)
 _ENDED_BY_TIMEOUT = re.compile(r"^\++ Timeout \++$", re.MULTILINE)
+_DESELECTED = re.compile(r"\b\d+ deselected\b")
 _PASSED, _SOME_FAILED = 0, 1
 _TEST_SECONDS = 120
 #: How many faults less than `make test-all` the short gate may find.
@@ -63,6 +64,8 @@ class Checkout:
     def __init__(self, folder: Path, deadline: float) -> None:
         self.root, self._log = folder / "checkout", folder / "output"
         self._deadline = deadline
+        #: Whether the last run left out tests that it was asked for.
+        self.has_left_out = False
         for name in (*_PARTS, *(path.name for path in ROOT.iterdir() if path.is_file())):
             source = ROOT / name
             if source.is_dir():
@@ -98,12 +101,14 @@ class Checkout:
             try:
                 code = process.wait(self._deadline)
             except subprocess.TimeoutExpired:
+                self.has_left_out = True
                 return ""
             finally:
                 process.kill()
                 process.wait()
                 self._end_servers()
         output = self._log.read_text(errors="replace")
+        self.has_left_out = _DESELECTED.search(output) is not None
         if code == _PASSED:
             return ""
         failed = _FAILED.search(output)
@@ -141,10 +146,14 @@ def look_for(fault: Fault, checkout: Checkout, *, whole: bool) -> Found:
             deselected.append(failed)
 
     try:
-        for tests in (fault.where, ("tests",)) if whole else (fault.where,):
+        asked = (fault.where, ("tests",)) if whole else (fault.where,)
+        again = []
+        for tests in asked:
             found.quick = found.quick or finding(tests, "--quick")
+            if checkout.has_left_out:
+                again.append(tests)
         found.all = found.quick
-        for tests in (fault.where, ("tests",)) if whole else (fault.where,):
+        for tests in again:
             found.all = found.all or finding(tests)
     finally:
         checkout.write(fault.file, sound)
