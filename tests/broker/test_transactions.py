@@ -18,6 +18,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from tests.support.kafka import Version
+from spark_klog.protocol.codec import decode_response, encode_request
 from tests.support.producer_batches import batch
 from tests.support.raw_client import RawClient
 from tests.support.transactional.confluent import ConfluentClient
@@ -256,6 +257,29 @@ def test_only_what_was_added_is_written_to(cluster: EmbeddedCluster, raw: RawCli
     assert _produce(raw, topic, topic, bytes(batch(pid, epoch, 1, 1))) == ErrorCode.INVALID_TXN_STATE
     assert by_confluent(cluster.bootstrap_servers, topic, 0) == ["v"]
     assert by_confluent(cluster.bootstrap_servers, other, 0, committed=False) == []
+
+
+def test_the_end_of_a_transaction_wakes_a_fetch_of_committed_records(
+    cluster: EmbeddedCluster, raw: RawClient, topic: str
+) -> None:
+    _create(cluster, topic)
+    producer = _begin(raw, topic, topic)
+    records = bytes(batch(producer["producer_id"], producer["producer_epoch"], 0, 1))
+    assert _produce(raw, topic, topic, records) == 0
+    partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+    request = {
+        "max_wait_ms": 100_000,
+        "min_bytes": 1,
+        "isolation_level": 1,
+        "topics": [{"topic": topic, "partitions": [partition]}],
+    }
+    with RawClient(int(cluster.bootstrap_servers.rsplit(":", 1)[1]), timeout=30) as reader:
+        reader.send_frame(encode_request(apis.FETCH, 11, 1, "reader", request).to_bytes())
+        assert _end(raw, topic, producer, True) == 0
+        _, answer = decode_response(apis.FETCH, 11, reader.receive_frame())
+    [entry] = answer["responses"][0]["partitions"]
+    assert (entry["error_code"], entry["last_stable_offset"]) == (0, 2)
+    assert bytes(entry["records"])
 
 
 def test_no_batch_overtakes_one_that_was_refused(cluster: EmbeddedCluster, raw: RawClient, topic: str) -> None:
