@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from queue import Queue
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,8 +15,10 @@ from spark_klog.broker.faults import Delay, Drop, Fault
 from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.consumer.membership import heartbeat
+from spark_klog.client.consumer.membership.heartbeat import Heartbeats, Membership
+from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import CommitFailed, ConsumerClosed, KlogError
+from spark_klog.errors import CommitFailed, ConsumerClosed, ErrorCode, KlogError
 from spark_klog.protocol.apis import CREATE_PARTITIONS
 from tests.support.consumers import SECONDS, Ours, Server, is_shared, poll_until, short
 
@@ -139,6 +144,44 @@ def test_a_member_that_was_lost_cannot_commit(server: Server, monkeypatch: pytes
         assert [type(error) for error in told] == [CommitFailed] * 2
         assert second.committed([(topic, 0)])[topic, 0].offset == 10
         first.consumer.subscribe([topic])  # without the listener that commits
+
+
+class _Reported(threading.Condition):
+    """A condition that tells when a thread waits on it without a limit."""
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__(lock)
+        self.is_reached = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if timeout is None:
+            self.is_reached.set()
+        return super().wait(timeout)
+
+
+def test_heartbeats_of_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the one before have ended, and the thread sleeps."""
+    beats: Queue[int] = Queue()
+
+    def beat(_: object, __: object, node: int, member: Membership) -> ErrorCode:
+        beats.put(member.generation)
+        return ErrorCode.NONE
+
+    monkeypatch.setattr(Heartbeats, "_beat", beat)
+    monkeypatch.setattr(heartbeat, "find_coordinator", lambda *_: 0)
+    settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "heartbeat.interval.ms": 1}
+    heartbeats = Heartbeats(consumer_config(settings), lambda: None)
+    changed = heartbeats._changed = _Reported(heartbeats._lock)
+    try:
+        for generation in (1, 2):
+            heartbeats.begin(Membership("m", generation, None))
+            while beats.get(timeout=SECONDS) != generation:
+                pass
+            changed.is_reached.clear()
+            heartbeats.pause()
+            assert changed.is_reached.wait(SECONDS)
+    finally:
+        heartbeats.stop(time.monotonic() + SECONDS)
 
 
 def test_a_static_leader_that_came_back_finds_new_partitions(server: Server) -> None:

@@ -19,6 +19,7 @@ from spark_klog.client.offsets import offsets_of_led
 from spark_klog.client.producer import Producer
 from spark_klog.errors import ConnectionFailed, RequestTimedOut
 from spark_klog.protocol.tables.list_offsets import LATEST
+from tests.support.faults import late
 from tests.support.kafka import HOST
 from tests.support.scripted_broker import ScriptedCluster
 from tests.support.waiting import wait_until
@@ -200,6 +201,16 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         answers.set()
         with Dial("silent.test", port, time.monotonic() + 60).finish() as connected:
             assert connected.getpeername() == there.getsockname()
+
+
+def test_records_without_an_answer_are_sent_again() -> None:
+    """The broker keeps the connection; it has the records, and drops the second batch."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        brokers.on("Produce", late(1000))
+        times = {"request.timeout.ms": "300", "delivery.timeout.ms": "20000", "linger.ms": "0"}
+        with Producer({"bootstrap.servers": brokers.bootstrap_servers, **QUICK, **times}) as producer:
+            producer.send("t", b"v")
+        assert (brokers.count("Produce"), brokers.values("t", 0)) == (2, [b"v"])
 
 
 def test_the_error_of_a_silent_broker_names_the_setting_that_ended_the_call() -> None:
