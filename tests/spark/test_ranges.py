@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from spark_klog.spark.offsets import (
     parse_offsets,
     parse_timestamps,
 )
+from spark_klog.spark.planning.pushdown import Pushed
 from spark_klog.spark.planning.ranges import (
     DELETED,
     NOT_YET,
@@ -36,8 +39,16 @@ from spark_klog.spark.planning.ranges import (
     unread,
 )
 from spark_klog.spark.planning.resolution import split_times
+from spark_klog.spark.versions import EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
+COMPARISONS: dict[Any, Callable[[int, int], bool]] = {
+    EqualTo: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+}
 
 
 def offsets_spec(text: str) -> Spec:
@@ -284,3 +295,17 @@ def test_plan_batch_accounts_for_every_offset(
             assert causes[key] == TRUNCATED
         elif is_there:
             assert causes.get(key) == (RETENTION if wanted and first < earliest[key] else None)
+
+
+@pytest.mark.parametrize("kind", COMPARISONS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("bound", [-1, 0, 4, 9, 10])
+def test_a_pushed_filter_keeps_what_passes(kind: Any, bound: int) -> None:
+    """Spark does not look at these rows again."""
+    passing = [number for number in range(10) if COMPARISONS[kind](number, bound)]
+    pushed = Pushed()
+    assert pushed.push([kind(("offset",), bound)]) == []
+    kept = pushed.clip(OffsetRange("a", 0, 0, 10))
+    assert list(range(kept.start, kept.end)) == passing
+    pushed = Pushed()
+    assert pushed.push([kind(("partition",), bound)]) == []
+    assert [number for number in range(10) if pushed.keeps(("a", number))] == passing
