@@ -19,7 +19,9 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import LETTERS
+from spark_klog.load.commit import check_results
+from spark_klog.load.journal.model import LETTERS, FileEntry, Range, RangeResult, file_path, new_token, staged_path
+from spark_klog.load.journal.store import LocalStore
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
@@ -427,3 +429,20 @@ def test_settings() -> None:
     with pytest.raises(ConfigError, match="no column nothing"):
         WriteSettings(dictionary=("nothing",))
     assert WriteSettings.from_json(json.loads(json.dumps(WriteSettings().to_json()))) == WriteSettings()
+
+
+def test_a_file_that_is_not_as_it_was_written_is_not_committed(tmp_path: Path) -> None:
+    store, asked = LocalStore(tmp_path), Range("t", 0, 0, 3)
+    path = file_path(asked, 0, 2, "", new_token(), "parquet")
+    entry = FileEntry(path, "t", 0, 0, 2, 3, 100, 0, 0)
+    result = RangeResult("t", 0, 0, 3, 3, 30, None, None, {}, {}, [entry], [])
+    staged = tmp_path / staged_path(1, path)
+    staged.parent.mkdir(parents=True)
+    staged.write_bytes(bytes(100))
+    check_results(store, 1, 0, [asked], [result])
+    staged.write_bytes(bytes(99))
+    with pytest.raises(LoadError, match="is missing or not as it was written"):
+        check_results(store, 1, 0, [asked], [result])
+    staged.unlink()
+    with pytest.raises(LoadError, match="is missing or not as it was written"):
+        check_results(store, 1, 0, [asked], [result])

@@ -1,4 +1,4 @@
-"""A load's files on mounts without hard links or without locks."""
+"""A load's files: when they are on disk, and what mounts without hard links or without locks change."""
 
 from __future__ import annotations
 
@@ -67,6 +67,31 @@ def test_a_kill_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
         assert in_child(lambda: store.create("plan.json", b"whole")) == 9
     assert store.read("plan.json") == (None if is_before else b"whole")
     assert store.create("plan.json", b"next") == is_before
+
+
+def test_files_are_on_disk_before_they_are_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a power failure could leave the file of a task's offsets, and none of the records that it names."""
+    store = LocalStore(tmp_path)
+    fsync, replace = os.fsync, os.replace
+    done: list[str] = []
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        done.append("sync " + os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2])
+
+    def move(source: str, target: str) -> None:
+        replace(source, target)
+        done.append("move " + target.rpartition("/")[2])
+
+    with store.scratch("staging") as folder:
+        (folder / "part").write_bytes(b"records")
+        store.put(folder / "part", "topic/part-0")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", sync)
+            patch.setattr(os, "replace", move)
+            store.settle()
+    assert done == ["sync part", "move part-0", "sync topic"]
+    assert store.read("topic/part-0") == b"records"
 
 
 def test_another_error_of_links_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
