@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
 from hypothesis import given, strategies as st
 
+from spark_klog.client.delivery.receipts import Receipt
+from spark_klog.client.offsets import Committed
 from spark_klog.errors import DecodeError
+from spark_klog.mirror.batches import Span
 from spark_klog.mirror.beginnings import Progress, prefix_record, topic_record
+from spark_klog.mirror.groups import GroupTranslation
 from spark_klog.mirror.offset_map import PartitionMap, Run, decode_key, decode_run, encode_run
+from spark_klog.mirror.session import Session, _Noted
 
 #: copy: records; skip: source offsets without records; foreign: target offsets of other producers; commit.
 _STEPS = st.lists(st.tuples(st.sampled_from(["copy", "skip", "foreign", "commit"]), st.integers(1, 5)), max_size=40)
@@ -102,3 +111,43 @@ def test_a_topic_that_was_created_again_forgets_its_offsets() -> None:
 def test_other_records(key: bytes, value: bytes) -> None:
     with pytest.raises(DecodeError):
         Progress().load(key, value)
+
+
+def test_progress_ends_before_the_first_record_that_is_not_confirmed() -> None:
+    """Were the mirror killed then, the next one would leave it out."""
+    key, receipts = ("t", 0), [Receipt(("t", 0)) for _ in range(2)]
+    noted = deque(
+        [
+            _Noted(receipts[0], [Span(0, 3, 0)], 3),
+            _Noted(receipts[1], [Span(3, 2, 0)], 5),
+            _Noted(None, (), 7),
+        ]
+    )
+    session = object.__new__(Session)
+    session._maps, session._noted_count = {key: PartitionMap()}, len(noted)
+    places = []
+    for receipt, (offset, count) in zip([None, *receipts], [(0, 0), (10, 3), (13, 2)], strict=True):
+        if receipt is not None:
+            receipt.confirm(offset, -1, (0, count))
+        session._take_confirmed(key, noted)
+        places.append((session._maps[key].position, session._maps[key].downstream, len(noted)))
+    assert places == [(None, 0, 3), (3, 13, 2), (7, 15, 0)]
+
+
+def test_offsets_of_groups_only_move_forward() -> None:
+    """Consumers that were moved to the target go on there."""
+    source, target = ({("t", part): Committed(offset) for part, offset in enumerate(each)} for each in ((5, 5), (9, 2)))
+
+    def alter(_: str, offsets: dict[tuple[str, int], Committed]) -> Any:
+        target.update(offsets)
+        return SimpleNamespace(failures={})
+
+    groups = [SimpleNamespace(group="g"), SimpleNamespace(group="other")]
+    first: Any = SimpleNamespace(list_groups=lambda: groups, list_group_offsets=lambda *_: source)
+    second: Any = SimpleNamespace(list_group_offsets=lambda *_: target, alter_group_offsets=alter)
+    settings: Any = SimpleNamespace(groups=re.compile("g"), prefix="")
+    maps = {key: PartitionMap() for key in source}
+    for known in maps.values():
+        known.copied(0, 10, 0)
+    assert GroupTranslation(settings, first, second).translate(maps) == 1
+    assert [target["t", part].offset for part in range(2)] == [9, 5]
