@@ -231,7 +231,7 @@ FAULTS = (
         "spark_klog/client/consumer/membership/heartbeat.py",
         "            self._polled_at = time.monotonic()\n            self._changed.notify_all()\n",
         "            self._polled_at = time.monotonic()\n",
-        ("tests/client/test_consumer_session.py", "tests/client/test_consumer_rebalances.py"),
+        ("tests/client/test_consumer_rebalances.py", "tests/client/test_consumer.py"),
     ),
     Fault(
         "client-sequence-wraps-late",
@@ -253,7 +253,7 @@ FAULTS = (
         "spark_klog/spark/planning/pushdown.py",
         "        return value + 1, _MAX_INT64",
         "        return value, _MAX_INT64",
-        ("tests/spark/test_ranges.py", "tests/spark/test_source_batch.py"),
+        ("tests/spark/test_ranges.py", "tests/spark/test_starts.py", "tests/spark/test_source_batch.py"),
     ),
     Fault(
         "spark-end-not-synced",  # after a power failure the decision would be ended twice
@@ -321,8 +321,8 @@ FAULTS = (
         "while noted and (noted[0].receipt is None or noted[0].receipt.done.is_set()):",
         "while noted:",
         (
+            "tests/mirror/test_mirror_offsets.py",
             "tests/mirror/test_mirror_sequences.py",
-            "tests/mirror/test_mirror_copies.py",
             "tests/mirror/test_mirror_outages.py",
             "tests/mirror/test_mirror_kills.py",
         ),
@@ -332,7 +332,7 @@ FAULTS = (
         "spark_klog/mirror/groups.py",
         "if key not in there or there[key].offset < item.offset}",
         "if key not in there or there[key].offset != item.offset}",
-        ("tests/mirror/test_mirror_copies.py", "tests/mirror/test_mirror_offsets.py", "tests/mirror"),
+        ("tests/mirror/test_mirror_offsets.py", "tests/mirror/test_mirror_kafka.py"),
     ),
     Fault(
         "restore-resumes-a-file-late",  # if the last restore has stopped before the last record of a file
