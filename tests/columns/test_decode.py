@@ -163,6 +163,17 @@ def test_a_wrong_checksum_beyond_the_range_is_not_looked_at() -> None:
         decoded([data], 100, 104)
 
 
+@pytest.mark.parametrize("codec", ["none", "gzip"])
+def test_a_wrong_checksum_beyond_a_range_that_ends_in_a_gap_is_not_looked_at(codec: str) -> None:
+    """Compaction has removed the last offset of the range."""
+    broken = bytearray(make_batch(ROWS[3:], codec))
+    broken[-1] ^= 1
+    data = make_batch(ROWS[:2]) + bytes(broken)
+    assert rows_of(decoded([data], 100, 103)) == [meaning(row) for row in ROWS[:2]]
+    with pytest.raises(CorruptBatchError, match="103-104"):
+        decoded([data], 100, 104)
+
+
 def test_what_is_no_batch_names_topic_and_partition() -> None:
     with pytest.raises(DecodeError, match="t-7: "):
         decoded([b"\xff" * 100])
