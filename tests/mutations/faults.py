@@ -118,7 +118,7 @@ FAULTS = (
         "spark_klog/records/reading/reader.py",
         "        if header.base_offset >= end:",
         "        if header.base_offset > end:",
-        ("tests/records", "tests/columns/test_decode.py", "tests/client/test_fetch_corrupt.py"),
+        ("tests/columns/test_decode.py", "tests/records", "tests/client/test_fetch_corrupt.py"),
     ),
     Fault(
         "records-control-bit-dropped",  # a marker becomes a record when its segment is compacted
