@@ -17,8 +17,8 @@ from spark_klog.broker.faults import Drop, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
-from tests.support.kafka import Version
 from spark_klog.protocol.codec import decode_response, encode_request
+from tests.support.kafka import Version
 from tests.support.producer_batches import batch
 from tests.support.raw_client import RawClient
 from tests.support.transactional.confluent import ConfluentClient
