@@ -16,7 +16,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.producer import Producer
 from spark_klog.columns.rows import check_rows, record_rows, topic_names
-from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProtocolError, RecordTooLargeToSend
+from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProducerFenced, ProtocolError, RecordTooLargeToSend
 from spark_klog.protocol.apis import METADATA
 from spark_klog.records.topic_names import check_topic_name
 from spark_klog.spark.options.names import PREFIX
@@ -24,6 +24,8 @@ from spark_klog.spark.options.names import PREFIX
 #: Seconds. A topic that was created just now may be missing in the metadata of some brokers.
 _GRACE = 1.0
 _LAST_ABORT_MS = 5_000
+#: States of a committed transaction (DescribeTransactions): its markers may still be under way.
+_COMMITTED = ("PrepareCommit", "CompleteCommit")
 
 
 class SinkProducer:
@@ -103,11 +105,26 @@ class SinkProducer:
     def begin_transaction(self, known: PreparedTransaction | None) -> None:
         """Begin a transaction with another epoch, the next one of `known`, the last transaction of this id, if any.
 
-        That one must have ended. `ProducerFenced` if someone has ended it with another epoch.
+        That one must have ended. `ProducerFenced` if it is not committed: someone has fenced this id.
         """
         if not self._has_new_epoch:
+            if known is not None:
+                self._check_committed(known)
             self._producer.init_transactions(known)
         self._producer.begin_transaction()
+
+    def _check_committed(self, known: PreparedTransaction) -> None:
+        """By the state, as Kafka 4 (transaction.version 2, KIP-890) raises the epoch by one for a commit, too.
+
+        InitProducerId with the epoch before is a repeated request there, be the id committed or fenced.
+        """
+        name = known.transactional_id
+        now = Admin(self._cluster).describe_transactions([name])[name]
+        is_unknown = isinstance(now, ProtocolError) and now.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+        if isinstance(now, KlogError) and not is_unknown:
+            raise now
+        if isinstance(now, KlogError) or now.producer_id != known.producer_id or now.state not in _COMMITTED:
+            raise ProducerFenced(name)
 
     def prepare_transaction(self) -> PreparedTransaction | None:
         """As `Producer.prepare_transaction`."""

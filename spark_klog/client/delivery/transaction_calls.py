@@ -52,6 +52,8 @@ class TransactionCalls:
 
         Call it once, first, and after `prepare_transaction` before the next transaction. With `known`, the last
         transaction of this id, it fences nobody: it raises `ProducerFenced` if the id has another epoch (Kafka 2.5).
+        With transaction.version 2 (Kafka 4) the epoch that follows is the same after a commit and after an abort:
+        who must know which asks `Admin.describe_transactions` first.
         """
         with self._turns, self._turns.section:
             self._transactional("init_transactions").init(known)
