@@ -170,8 +170,12 @@ def _new_folder(name: str) -> Path:
     return folder
 
 
-def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
-    nodeid = request.node.nodeid
+def kept_on_failure(request: pytest.FixtureRequest, tests: str | None = None) -> Iterator[Path]:
+    """A folder under test-logs/ for the servers of the fixture's test or module, or of all `tests` (a folder).
+
+    It stays if one of the tests fails.
+    """
+    nodeid = tests or request.node.nodeid
     folder = _new_folder(re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:])
     request.config.stash[_folders][folder] = nodeid
     yield folder
@@ -183,13 +187,13 @@ def _kept_on_failure(request: pytest.FixtureRequest) -> Iterator[Path]:
 @pytest.fixture
 def server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
     """Folder for the data and logs of a test's servers; it stays under test-logs/ if the test fails."""
-    yield from _kept_on_failure(request)
+    yield from kept_on_failure(request)
 
 
 @pytest.fixture(scope="module")
 def module_server_dir(request: pytest.FixtureRequest) -> Iterator[Path]:
     """The same for servers that the tests of a module share."""
-    yield from _kept_on_failure(request)
+    yield from kept_on_failure(request)
 
 
 @pytest.fixture(scope="session")
@@ -250,6 +254,15 @@ def make_cluster(server_dir: Path) -> Iterator[Callable[..., EmbeddedCluster]]:
     yield make
     for cluster in running:
         cluster.stop()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _levels() -> Iterator[None]:
+    """Restore the levels of loggers, which a command that ran in this process has set, for the files that come next."""
+    kept = {logger: logger.level for logger in _loggers()}
+    yield
+    for logger, level in kept.items():
+        logger.setLevel(level)
 
 
 @pytest.fixture

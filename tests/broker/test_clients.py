@@ -39,7 +39,8 @@ def _lines() -> list[Line]:
     ]
 
 
-def _produce(servers: str, topic: str, lines: list[Line], **settings: Any) -> None:
+def _produce(servers: str, topic: str, lines: list[Line], **settings: Any) -> Producer:
+    """Write the lines. With acks=0 they may be on the way for as long as the producer lives, which the caller gets."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 20, **settings})
     failures: list[KafkaError] = []
 
@@ -53,6 +54,7 @@ def _produce(servers: str, topic: str, lines: list[Line], **settings: Any) -> No
         )
     assert producer.flush(30) == 0
     assert failures == []
+    return producer
 
 
 def _consume(servers: str, topic: str, count: int, partitions: int = 3, offset: int = 0) -> list[Line]:
@@ -402,8 +404,9 @@ def test_metadata(cluster: EmbeddedCluster, make_topic: Callable[[int], str]) ->
 def test_acks(cluster: EmbeddedCluster, make_topic: Callable[[int], str], acks: str) -> None:
     topic = make_topic(1)
     lines: list[Line] = [(0, None, b"%d" % number, [], NOW) for number in range(200)]
-    _produce(cluster.bootstrap_servers, topic, lines, acks=acks, **{"batch.num.messages": 10})
+    producer = _produce(cluster.bootstrap_servers, topic, lines, acks=acks, **{"batch.num.messages": 10})
     assert _consume(cluster.bootstrap_servers, topic, 200, partitions=1) == lines
+    del producer
 
 
 def test_too_large_a_message_is_refused(cluster: EmbeddedCluster, make_topic: Callable[[int], str]) -> None:

@@ -147,6 +147,7 @@ def test_a_frame_that_never_ends(tmp_path: Path) -> None:
         assert _is_served(broker.port)
 
 
+@pytest.mark.test_all("long")
 def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
     """The broker drops it, also over TLS, where it sends a file piece by piece; one that reads slowly gets all."""
     certificates = make_certificates(tmp_path / "certificates")

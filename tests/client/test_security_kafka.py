@@ -198,6 +198,7 @@ def test_no_attempt_follows_a_refusal(kafka: SecureKafka, tmp_path: Path, troubl
     assert connections == 1
 
 
+@pytest.mark.test_all("long")
 def test_sessions_are_renewed_on_the_same_connection(kafka: SecureKafka) -> None:
     """Kafka closes a connection that sends a request after its session has expired."""
     topic = "renewed"

@@ -180,6 +180,7 @@ def store() -> Iterator[tuple[str, _Store]]:
     thread.join()
 
 
+@pytest.mark.test_all("long")
 def test_a_store_that_answers_errors(cluster: EmbeddedCluster, topic: str, store: tuple[str, _Store]) -> None:
     servers, (address, faulty) = cluster.bootstrap_servers, store
     create_topic(servers, topic, 2)

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from tests.conftest import _kept_on_failure
+from tests.conftest import kept_on_failure
 
 
 @pytest.fixture(scope="session")
 def both_sides(request: pytest.FixtureRequest) -> Iterator[tuple[EmbeddedCluster, EmbeddedCluster]]:
-    for folder in _kept_on_failure(request):
+    for folder in kept_on_failure(request, "tests/mirror"):
         with (
             EmbeddedCluster(data_dir=folder / "mirror-source") as source,
             EmbeddedCluster(data_dir=folder / "mirror-target") as target,

@@ -338,9 +338,8 @@ def test_stream_refused_by_way_of_spark(spark: SparkSession, servers: str, topic
     assert "no column 'value'" in error_of(run)
 
 
-@pytest.mark.parametrize(
-    "guarantee", [pytest.param("at-least-once", marks=pytest.mark.test_all("again")), "exactly-once"]
-)
+@pytest.mark.test_all("long")
+@pytest.mark.parametrize("guarantee", ["at-least-once", "exactly-once"])
 def test_a_stream_without_records_finds_that_its_topic_is_missing(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, guarantee: str
 ) -> None:

@@ -265,6 +265,7 @@ def watch_group(job: Job, topic: str, servers: str, group: Callable[[], Group]) 
         query.stop()
 
 
+@pytest.mark.test_all("again")
 def test_group_offsets_in_zookeeper(
     spark: SparkSession, make_cluster: Callable[..., EmbeddedCluster], topic: str, tmp_path: Path
 ) -> None:

@@ -500,7 +500,8 @@ def test_the_keyboard_is_enough(browser: Browser) -> None:
     browser.wait(lambda: "Keys:" in browser.text("#status"))
 
 
-@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.test_all("again")), "dark"])
+@pytest.mark.test_all("long")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessible_narrow_light_and_dark(browser: Browser, axe: str, scheme: str) -> None:
     browser.cdp("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     width = 360 if scheme == "dark" else 1200

@@ -506,6 +506,7 @@ def test_streams_are_bounded_and_end_with_their_reader(page: Page) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.test_all("long")
 def test_it_ends_while_no_broker_answers(make_cluster: Callable[..., EmbeddedCluster]) -> None:
     cluster = make_cluster()
     command = klog_command("ui", "--listen", "0", "-b", cluster.bootstrap_servers)
