@@ -156,7 +156,6 @@ def _in(state: State) -> tuple[Talk, str, str]:
 
 
 STATES = list(State)
-SAME = dict.fromkeys(STATES)
 #: Event, then for each state in order: the error code (or WAITS), with the next state if it changes.
 TABLE: list[tuple[str, list[Any]]] = [
     ("b beats", [STRANGER, REBALANCES, OK, OK, GONE]),

@@ -32,7 +32,6 @@ _MEMBERS = st.dictionaries(
     max_size=5,
 )
 _ALL = frozenset(_TOPICS)
-_SUBSCRIPTIONS = st.dictionaries(_NAMES, st.frozensets(st.sampled_from(_TOPICS), min_size=1), min_size=1)
 
 
 def _wanted(counts: dict[str, int], members: dict[str, Member]) -> set[tuple[str, int]]:

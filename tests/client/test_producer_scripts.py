@@ -193,8 +193,8 @@ def test_random_trouble(seeds: range) -> None:
             try:
                 most = max(most, _run(seed, idempotence, final))
             except Exception as error:
-                error.add_note(f"seed {seed}, idempotence {idempotence}, final errors {final}")
-                raise
+                case = f"seed {seed}, idempotence {idempotence}, final errors {final}"
+                raise AssertionError(case) from error
     assert most >= 3
 
 

@@ -274,10 +274,6 @@ class Load:
         assert ran.code in (DONE, NOTHING_NEW), ran.stdout + ran.stderr
         return ran.report()
 
-    def has_spark(self) -> bool:
-        """Whether Spark has started in a run by spark-submit."""
-        return any(self._folder.glob("spark-local/blockmgr-*"))
-
     def stop(self) -> None:
         for running in self._runs:
             running.kill()

@@ -264,9 +264,8 @@ def _case(*words: str) -> Iterator[None]:
     """A case of a test with a thousand of them, which pytest would name for longer than they take."""
     try:
         yield
-    except BaseException as error:
-        error.add_note(" ".join(words))
-        raise
+    except Exception as error:
+        raise AssertionError(" ".join(words)) from error
 
 
 @pytest.mark.parametrize(("api", "version"), NEW, ids=_name)

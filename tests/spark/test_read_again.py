@@ -15,7 +15,6 @@ from spark_klog.spark.tasks.rereads import Plan, warn_if_read_again
 from .conftest import SparkLog
 from .support import create_topic, delete_records, error_of, produce, read, values, wait_for
 
-_SECONDS = 60
 _WARNING = "records are not read: "
 
 
