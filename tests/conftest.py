@@ -36,6 +36,8 @@ _UNREACHABLE = "registry unreachable"
 _failed = pytest.StashKey[set[str]]()
 #: Node ids of tests and modules, by the folders of their servers.
 _folders = pytest.StashKey[dict[Path, str]]()
+#: Folders whose servers have ended.
+_ended = pytest.StashKey[list[Path]]()
 _kafkas = pytest.StashKey[SharedKafkas]()
 #: Only in the main process of a run.
 _kafkas_of_run = pytest.StashKey[KafkasOfRun]()
@@ -50,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_failed] = set()
     config.stash[_folders] = {}
+    config.stash[_ended] = []
     # A shell starts background processes with SIGINT ignored, and their children inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,8 +67,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _configure_main_process(config: pytest.Config) -> None:
+    for argument in [] if config.option.pyargs else config.args:  # of which workers say nothing
+        if not (config.invocation_params.dir / argument.partition("::")[0]).exists():
+            raise pytest.UsageError(f"file or directory not found: {argument}")
     kafkas = config.stash[_kafkas_of_run] = KafkasOfRun(lambda: _new_folder("shared"))
-    failures = config.stash[_failures] = Failures(config, kafkas.folders)
+    failures = config.stash[_failures] = Failures(config, kafkas.folders, _folders_of)
     config.pluginmanager.register(failures)
     if config.getoption("--record-seconds"):
         from tests.support.schedule import Recorder
@@ -74,6 +80,8 @@ def _configure_main_process(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if _ended in config.stash:
+        _remove_ended(config)
     if _kafkas_of_run not in config.stash:
         return
     kafkas = config.stash[_kafkas_of_run]
@@ -131,10 +139,25 @@ def pytest_runtest_makereport(
         item.config.stash[_failed].add(item.nodeid)
         folders = [str(path) for path, nodeid in item.config.stash[_folders].items() if item.nodeid.startswith(nodeid)]
         report.server_dirs = folders  # travels to the main process, too
+    if call.when == "teardown":
+        _remove_ended(item.config)
     return report
 
 
-def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+def _remove_ended(config: pytest.Config) -> None:
+    """Remove the folders of servers that have ended, unless one of their tests failed, perhaps as they ended."""
+    for folder in config.stash[_ended]:
+        nodeid = config.stash[_folders].pop(folder)
+        if not any(failed.startswith(nodeid) for failed in config.stash[_failed]):
+            shutil.rmtree(folder, ignore_errors=True)
+    config.stash[_ended].clear()
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        terminalreporter.line(
+            "no test has this name or mark, or `make test` leaves it out: `make test-all` runs what is marked test_all"
+        )
     skipped = {
         report.nodeid: str(reason)
         for report in terminalreporter.getreports("skipped")
@@ -160,12 +183,21 @@ def _garbage(request: pytest.FixtureRequest) -> Iterator[None]:
         request.config.stash[_kafkas].release()
 
 
-def _new_folder(name: str) -> Path:
-    """A folder of this process under test-logs/, made if it is not there."""
-    for left in _LOGS.glob(f"{glob.escape(name)}.*"):
+def _folder_name(nodeid: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:]
+
+
+def _folders_of(nodeid: str) -> list[Path]:
+    """The folders under test-logs/ for servers of a test or file, of all processes."""
+    return list(_LOGS.glob(f"{glob.escape(_folder_name(nodeid))}.*"))
+
+
+def _new_folder(nodeid: str) -> Path:
+    """That of this process, made if it is not there."""
+    folder = _LOGS / f"{_folder_name(nodeid)}.{os.getpid()}"
+    for left in _folders_of(nodeid):
         if not Path(f"/proc/{left.suffix[1:]}").exists():  # left by an earlier run, not by one that still runs
             shutil.rmtree(left, ignore_errors=True)
-    folder = _LOGS / f"{name}.{os.getpid()}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -176,12 +208,10 @@ def kept_on_failure(request: pytest.FixtureRequest, tests: str | None = None) ->
     It stays if one of the tests fails.
     """
     nodeid = tests or request.node.nodeid
-    folder = _new_folder(re.sub(r"[^A-Za-z0-9_.-]+", "_", nodeid.removeprefix("tests/"))[-120:])
+    folder = _new_folder(nodeid)
     request.config.stash[_folders][folder] = nodeid
     yield folder
-    del request.config.stash[_folders][folder]
-    if not any(failed.startswith(nodeid) for failed in request.config.stash[_failed]):
-        shutil.rmtree(folder, ignore_errors=True)
+    request.config.stash[_ended].append(folder)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ _TESTS = 10
 _LOGS = 4
 _LINES = 15
 _WIDTH = 300
+_PHASES = ("setup", "call", "teardown")
 _LAST_BYTES = 100_000
 #: Logs of servers and processes; a segment of a broker's data has a number for a name.
 _LOG = re.compile(r"(?!\d{20}\.).*\.(log|err|out)|stderr|stdout")
@@ -22,10 +23,18 @@ _LOG = re.compile(r"(?!\d{20}\.).*\.(log|err|out)|stderr|stdout")
 class Failures:
     """A plugin of a run's main process; reports of tests that have servers name their folders as `server_dirs`."""
 
-    def __init__(self, config: pytest.Config, shared_dirs: Callable[[str], Iterable[Path]]) -> None:
-        """`shared_dirs` returns the folders of the servers that a file's tests shared with others."""
+    def __init__(
+        self,
+        config: pytest.Config,
+        shared_dirs: Callable[[str], Iterable[Path]],
+        own_dirs: Callable[[str], Iterable[Path]],
+    ) -> None:
+        """`shared_dirs` returns the folders of the servers that a file's tests shared with others.
+
+        `own_dirs` returns those of a test's or file's own servers, whose process may have crashed.
+        """
         self._config = config
-        self._shared_dirs = shared_dirs
+        self._shared_dirs, self._own_dirs = shared_dirs, own_dirs
         self._folders: dict[str, list[Path]] = {}  # by the failed test's node id
 
     @property
@@ -37,15 +46,30 @@ class Failures:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.failed:
             return
-        is_new = report.nodeid not in self._folders
-        folders = self._folders.setdefault(report.nodeid, [])
-        folders += [path for path in map(Path, getattr(report, "server_dirs", ())) if path not in folders]
+        if report.when in _PHASES:
+            self._note(report.nodeid, report.when, map(Path, getattr(report, "server_dirs", ())))
+        else:
+            names = report.nodeid.partition("::")[0], report.nodeid
+            self._note(
+                report.nodeid, "its process has ended", [path for name in names for path in self._own_dirs(name)]
+            )
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Each worker reports the same, and the tests of other files run."""
+        if report.failed:
+            self._note(report.nodeid, "collection", ())
+
+    def _note(self, nodeid: str, when: str, new: Iterable[Path]) -> None:
+        is_new = nodeid not in self._folders
+        folders = self._folders.setdefault(nodeid, [])
+        folders += [path for path in new if path not in folders]
         terminal = self._terminal()
         if is_new and terminal is not None and terminal.verbosity <= 0:
             terminal.ensure_newline()
             if terminal._tw.width_of_current_line:
                 terminal.line("")
-            terminal.line(f"FAILED {report.nodeid} ({report.when})", red=True)
+            terminal.line(f"FAILED {nodeid} ({when})", red=True)
 
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         """The reasons of skipped tests, with their numbers."""

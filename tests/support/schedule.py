@@ -59,9 +59,19 @@ class LongestFirst(LoadFileScheduling):
         self._indexes: dict[str, int] = {}
 
     def remove_node(self, node: Any) -> str | None:
+        """Other than xdist's, which gives the test that has ended a worker to the next one, and so on."""
+        units = self.assigned_work.pop(node)
         if node in self._spark_nodes:
             self._spark_nodes.remove(node)
-        return super().remove_node(node)
+        crashed = next(((unit, test) for unit in units.values() for test, is_done in unit.items() if not is_done), None)
+        if crashed is None:
+            return None
+        unit, test = crashed
+        unit[test] = True
+        self.workqueue.update({file: unit for file, unit in units.items() if not all(unit.values())})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return str(test)
 
     def _assign_work_unit(self, node: Any) -> None:
         file = self._next_file(node)
@@ -83,8 +93,6 @@ class LongestFirst(LoadFileScheduling):
             self._assign_work_unit(node)
 
     def _next_file(self, node: Any) -> str | None:
-        for file in [file for file, unit in self.workqueue.items() if all(unit.values())]:
-            del self.workqueue[file]  # what a worker had done that crashed
         spark = [file for file in self.workqueue if self._needs_spark(file)]
         others = [file for file in self.workqueue if not self._needs_spark(file)]
         is_new = node not in self._spark_nodes
