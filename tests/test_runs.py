@@ -78,6 +78,27 @@ def test_skipped(number):
     pytest.skip("there is no moon")
 """
 
+_ENDS = """
+import os
+import pytest
+
+@pytest.fixture
+def broker(server_dir):
+    yield
+    (server_dir / "broker.log").write_text("it does not stop\\n")
+    raise OSError
+
+def test_teardown(broker):
+    pass
+
+def test_end(server_dir):
+    (server_dir / "broker.log").write_text("the last words\\n")
+    os._exit(1)
+
+def test_after(server_dir):
+    pass
+"""
+
 
 def test_reasons_not_to_be_in_make_test() -> None:
     """CONTRIBUTING.md explains the words."""
@@ -161,6 +182,33 @@ def test_a_failure_is_said_last_with_its_servers_log(tmp_path: Path, workers: in
     assert (Path(named[1][2]) / "kafka.log").exists()
 
 
+def test_failures_beside_a_test_are_said_last_too(tmp_path: Path) -> None:
+    """Of a fixture's end, of a process, which ends once, and of a collection."""
+    files = {"test_a.py": _ENDS, "test_b.py": "import nothing_of_this_name"}
+    output, _ = _pytest(tmp_path, files, "-q", "-n1", "--dist=loadfile").communicate(timeout=120)
+    first, last = re.split(r"\n1 failed, 2 passed, .*2 errors", output)
+    assert "FAILED test_a.py::test_end (its process has ended)\n" in first
+    lines = last.splitlines()
+    assert "it does not stop" in lines
+    assert "the last words" in lines
+    named = [line.split() for line in lines[-3:]]
+    assert {words[1] for words in named} == {"test_a.py::test_teardown", "test_a.py::test_end", "test_b.py"}
+    kept = {Path(words[2]) for words in named if len(words) > 2}
+    assert kept == set((tmp_path / "logs").iterdir())
+    assert len(kept) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["test_a.py", "test_b.py"], "not found: test_b.py"), (["--quick"], "`make test-all` runs")],
+    ids=["no such file", "left out"],
+)
+def test_why_nothing_has_run(tmp_path: Path, arguments: list[str], said: str) -> None:
+    files = {"test_a.py": 'import pytest\n@pytest.mark.test_all("again")\ndef test_a(): pass\n'}
+    output, _ = _pytest(tmp_path, files, "-q", "-n1", "--dist=loadfile", *arguments).communicate(timeout=120)
+    assert said in output
+
+
 class _Worker:
     """A worker of pytest-xdist that runs a file at a time."""
 
@@ -217,11 +265,11 @@ def test_spark_in_more_workers_if_nothing_else_is_left() -> None:
 def test_recorded_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that did not run keep their record, unless they are gone."""
     monkeypatch.setattr(schedule, "_SECONDS", tmp_path / "seconds.json")
-    schedule._SECONDS.write_text('{"tests/test_embedded.py": 7, "tests/test_gone.py": 8, "tests/test_papers.py": 9}')
+    schedule._SECONDS.write_text('{"tests/test_embedded.py": 7, "tests/test_gone.py": 8, "tests/conftest.py": 9}')
     recorder = schedule.Recorder()
     for nodeid, seconds in (
         ("test_runs.py::test_a", 1.6),
-        ("test_papers.py::test_a", 1.2),
+        ("conftest.py::test_a", 1.2),
         ("test_runs.py::test_b", 8),
     ):
         report: Any = SimpleNamespace(nodeid=f"tests/{nodeid}", duration=seconds)
