@@ -97,6 +97,7 @@ def test_an_internal_topic_that_is_deleted_while_it_is_read(
             caring.cancel()
 
     asyncio.run(first_life())
+    caplog.clear()
     caplog.set_level(logging.WARNING)
     asyncio.run(second_life())
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 
 from spark_klog.cli.main import main
 
+pytestmark = pytest.mark.usefixtures("logging_kept")
+
 KAFKAS = '{"clicks":{"1":20,"0":10}}'
 FIRST = r'{"clicks":{"0":10},"start of query {\"clicks\":{\"0\":7}}":{}}'
 LATER = r'{"clicks":{"0":10},"start of micro-batch {\"clicks\":{\"0\":0}}":{}}'

@@ -61,8 +61,13 @@ def test_topics_from_creation_to_deletion(server: Server, admin: Admin, theirs: 
     assert ours == _their_partitions(theirs, name)
     assert not described.is_internal
     assert [one.partitions for one in admin.list_topics() if one.name == name] == [3]
-    assert {one.name for one in admin.list_topics(include_internal=True)} == set(
-        theirs.list_topics(timeout=SECONDS).topics
+    wait_until(  # tests of other workers make topics at the same time
+        lambda: (
+            {one.name for one in admin.list_topics(include_internal=True)}
+            == set(theirs.list_topics(timeout=SECONDS).topics)
+        ),
+        "the same topics",
+        seconds=30,
     )
     admin.delete_topic(name)
     wait_until(lambda: name not in {one.name for one in admin.list_topics()}, seconds=30)
