@@ -409,6 +409,16 @@ def test_acks(cluster: EmbeddedCluster, make_topic: Callable[[int], str], acks: 
     del producer
 
 
+def test_a_program_without_acknowledgements_that_ends(
+    cluster: EmbeddedCluster, make_topic: Callable[[int], str]
+) -> None:
+    """The broker still has many of its requests to serve when the connection ends."""
+    topic = make_topic(1)
+    lines: list[Line] = [(0, None, b"%d" % number, [], NOW) for number in range(2000)]
+    _produce(cluster.bootstrap_servers, topic, lines, acks="0", **{"batch.num.messages": 10})
+    assert _consume(cluster.bootstrap_servers, topic, 2000, partitions=1) == lines
+
+
 def test_too_large_a_message_is_refused(cluster: EmbeddedCluster, make_topic: Callable[[int], str]) -> None:
     topic = make_topic(1)
     errors: list[KafkaError] = []

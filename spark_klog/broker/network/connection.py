@@ -4,6 +4,8 @@ Bytes are received straight into the buffer of their frame, which grows as they 
 nothing. Bytes outside a partial frame are received into one buffer that all connections share. File ranges in a
 response are sent by sendfile, over TLS in pieces; what is sent from memory is given to the socket in pieces, too, so
 that a client that does not read its response keeps it in memory once.
+
+Records that a client has sent before it hung up are appended, as it may wait for no response (acks=0).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.errors import DecodeError, FrameTooLarge
 from spark_klog.log.segments.segment_files import FileRange
+from spark_klog.protocol.apis import PRODUCE
 from spark_klog.wire.frames import SIZE, frame_size
 from spark_klog.wire.primitives import Buffer, Writer
 
@@ -38,6 +41,9 @@ _TLS_STEP = 256 * 1024
 _MEMORY_STEP = 256 * 1024
 #: When the broker stops: how long a client has to agree that TLS is closed. Idle ones may never read that.
 _TLS_CLOSE_SECONDS = 2.0
+#: How long the records of a client that has hung up may take.
+_LAST_SECONDS = 30.0
+_PRODUCE_KEY = PRODUCE.key.to_bytes(2, "big")
 
 
 class AnswerCut(ConnectionError):
@@ -86,6 +92,9 @@ class Connection(asyncio.BufferedProtocol):
         self._waits_for_memory = False
         self.was_made = False
         self._is_finishing = False
+        #: Whether the request that is being answered is a Produce.
+        self._is_producing = False
+        self._has_client_ended = self._is_lost = False
         self._closed_at: float | None = None
         now = time.monotonic()
         self.activity = Activity(now, now)
@@ -103,18 +112,32 @@ class Connection(asyncio.BufferedProtocol):
         self._server.connections.add(self)
         self._server.broker.metrics.connections += 1
 
+    def eof_received(self) -> None:
+        self._has_client_ended = True
+
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.discard(self)
+        self._is_lost = self._is_finishing = True
         self._gone()
         self._writable.set()
-        if self._worker is not None:
-            self._worker.cancel()
         self._unsent, self._unsent_bytes = [], 0
-        self._drop_requests()
         frame, self._frame = self._frame, None
+        self.activity.frame_since = None
         self._memory.leave(self)
         if frame is not None:
             self._memory.give_back(len(frame))
+        has_client_ended = self._has_client_ended or isinstance(exc, ConnectionError)
+        if has_client_ended and self._worker is not None and self._has_only_records():
+            timer = asyncio.get_running_loop().call_later(_LAST_SECONDS, self._worker.cancel)
+            self._worker.add_done_callback(lambda _: timer.cancel())
+            return  # the server waits for them if it stops
+        self._server.connections.discard(self)
+        if self._worker is not None:
+            self._worker.cancel()
+        self._drop_requests()
+
+    def _has_only_records(self) -> bool:
+        are_produced = all(frame.startswith(_PRODUCE_KEY) for frame in self._requests)
+        return self.is_busy and self._is_producing and self.session.is_open and are_produced
 
     def _drop_requests(self) -> None:
         self._memory.give_back(sum(map(len, self._requests)))
@@ -128,6 +151,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def finish(self) -> None:
         """Stop reading; close after the requests received so far are answered. May be called again."""
+        if self._is_lost:
+            return
         self._is_finishing = True
         if self._closed_at is None:
             self._transport.pause_reading()
@@ -251,17 +276,21 @@ class Connection(asyncio.BufferedProtocol):
         """Drop the worker: a cancelled one keeps the response that it was sending."""
         if self._worker is worker:
             self._worker = None
+        if self._is_lost:
+            self._server.connections.discard(self)
+            self._drop_requests()
 
     async def _serve(self) -> None:
         try:
             while self._requests:
                 frame = self._requests.popleft()
+                self._is_producing = frame.startswith(_PRODUCE_KEY)
                 self._resume_reading()
                 try:
                     response = await self._server.answer(frame, self.session)
                 finally:
                     self._memory.give_back(len(frame))
-                if response is not None:
+                if response is not None and not self._is_lost:
                     await self._send(response)
                 if self.session.has_failed:
                     self._close()
@@ -332,7 +361,8 @@ class Connection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         self._is_flush_due = False
         if self._unsent:
-            self._transport.write(b"".join(self._unsent))
+            if not self._is_lost:
+                self._transport.write(b"".join(self._unsent))
             self._unsent, self._unsent_bytes = [], 0
 
     def _close(self) -> None:
@@ -341,7 +371,7 @@ class Connection(asyncio.BufferedProtocol):
         A TLS transport is closed when the client has agreed. A second `close` would leave it without its protocol, and
         then `abort` does nothing and `pause_reading` raises.
         """
-        if self._closed_at is None:
+        if self._closed_at is None and not self._is_lost:
             self._closed_at = time.monotonic()
             self._flush()
             self._transport.close()
