@@ -342,6 +342,22 @@ def test_a_micro_batch_that_spark_gives_up(query: Query) -> None:
     query.read_until("decided")
 
 
+def test_a_decided_micro_batch_with_other_offsets(query: Query, tmp_path: Path) -> None:
+    """The first lines of Spark's file, a version and the time of the plan, differ without meaning that."""
+    (tmp_path / "offsets").mkdir()
+    offsets = tmp_path / "offsets" / "0"
+    offsets.write_text('v1\n{"batchTimestampMs":1}\n{"t":{"0":5}}')
+    claimed = query.claim()
+    query.decide(claimed, 0, query.task(claimed, 0, b"a"))
+    assert not query.claim().is_replanned
+    offsets.write_text('v1\n{"batchTimestampMs":2}\n{"t":{"0":5}}')
+    assert not query.claim().is_replanned
+    offsets.write_text('v1\n{"batchTimestampMs":2}\n{"t":{"0":6}}')
+    assert query.claim().is_replanned
+    offsets.unlink()
+    assert not query.claim().is_replanned
+
+
 def test_coordinators_are_looked_up_once(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = query.claim()
     tasks = [query.task(claimed, number, b"%d" % number) for number in range(5)]

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.exactly_once.writer import CheckpointMismatch
+from spark_klog.spark.exactly_once import writer as writer_module
+from spark_klog.spark.exactly_once.decision_log import Identity
+from spark_klog.spark.exactly_once.driver import Claimed
+from spark_klog.spark.exactly_once.protocol import Begun, Transaction
+from spark_klog.spark.exactly_once.writer import CheckpointMismatch, ExactlyOnceWriter, WrittenInTransaction
+from spark_klog.spark.options.writes import sink_options
 from spark_klog.spark.source import KlogDataSource
 from tests.spark.support import error_of
 
@@ -83,3 +92,70 @@ def test_a_micro_batch_that_does_not_follow_the_last_decision() -> None:
     assert "the rows of micro-batches 3 to 10 are there already, and are written again" in behind
     assert "another run" not in ahead
     assert "To go on, empty the directory klog_sink to write from micro-batch 12 on" in ahead
+
+
+class _Writes(Exception):
+    """A task has begun to write."""
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[ExactlyOnceWriter, Claimed]]:
+    """The writer of a task of a micro-batch in a Python worker, but without Spark and brokers."""
+
+    def begins(*_: Any) -> None:
+        raise _Writes
+
+    def make(batch: int, decided: int, *, is_replanned: bool = False) -> tuple[ExactlyOnceWriter, Claimed]:
+        context = SimpleNamespace(getLocalProperty=lambda _: str(batch), partitionId=lambda: 0)
+        monkeypatch.setattr(writer_module, "TaskContext", SimpleNamespace(get=lambda: context))
+        monkeypatch.setattr(writer_module, "PRODUCERS", SimpleNamespace(borrow_transactional=begins))
+        monkeypatch.setattr(writer_module, "prepare_worker", lambda: None)
+        (tmp_path / "metadata").touch()
+        options = sink_options({**OPTIONS, "checkpointlocation": str(tmp_path)}, streaming=True)
+        writer = ExactlyOnceWriter(options, str(tmp_path), SCHEMA)
+        writer._claimed = Claimed(Begun(7, decided), Identity(), 0.0, is_replanned)
+        return writer, writer._claimed
+
+    return make
+
+
+@pytest.mark.parametrize("batch", [9, 12, 0])
+def test_tasks_of_a_micro_batch_that_does_not_follow(task: Callable[..., Any], batch: int) -> None:
+    writer, _ = task(batch, 10)
+    with pytest.raises(CheckpointMismatch):
+        writer.write(iter([]))
+
+
+def test_tasks_of_a_decided_micro_batch(task: Callable[..., Any]) -> None:
+    """They write nothing, and take all rows; if Spark has planned other rows for it they are refused."""
+    writer, claimed = task(10, 10)
+    rows = iter([pa.record_batch({"value": ["a"]})] * 3)
+    assert writer.write(rows) == WrittenInTransaction({}, claimed, None)
+    assert list(rows) == []
+    writer, _ = task(10, 10, is_replanned=True)
+    with pytest.raises(CheckpointMismatch, match="other offsets"):
+        writer.write(iter([]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "decided", "is_replanned"), [(11, 10, False), (11, 10, True), (0, -1, False), (5, -1, False)]
+)
+def test_tasks_of_a_micro_batch_that_follows(
+    task: Callable[..., Any], batch: int, decided: int, is_replanned: bool
+) -> None:
+    writer, _ = task(batch, decided, is_replanned=is_replanned)
+    with pytest.raises(_Writes):
+        writer.write(iter([]))
+
+
+def test_spark_gives_a_micro_batch_up(
+    task: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the tasks that have ended have written is settled at once, for readers not to wait for it."""
+    writer, claimed = task(11, 10)
+    settled: list[tuple[Path, Claimed]] = []
+    monkeypatch.setattr(writer_module, "settle", lambda _, folder, claimed: settled.append((folder, claimed)))
+    writer.abort([None], 11)
+    assert settled == []
+    writer.abort([None, WrittenInTransaction({}, claimed, Transaction("x", 1, 0))], 11)
+    assert settled == [(tmp_path, claimed)]
