@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -111,8 +113,14 @@ class Failures:
 
 def _logs(folders: Iterable[Path]) -> list[Path]:
     """The newest logs in the folders, the newest last."""
-    found = {path for folder in folders for path in folder.rglob("*") if _LOG.fullmatch(path.name) and path.is_file()}
-    return sorted((path for path in found if path.stat().st_size), key=lambda path: path.stat().st_mtime)[-_LOGS:]
+    changed: dict[Path, float] = {}
+    for folder, _, names in (found for top in folders for found in os.walk(top)):
+        for path in (Path(folder, name) for name in names if _LOG.fullmatch(name)):
+            with suppress(OSError):  # servers that still run delete files
+                stat = path.stat()
+                if stat.st_size:
+                    changed[path] = stat.st_mtime
+    return sorted(changed, key=lambda path: changed[path])[-_LOGS:]
 
 
 def _end(path: Path) -> list[str]:

@@ -113,6 +113,8 @@ class KafkasOfRun:
         while True:
             try:
                 connection = listener.accept()
+            except (EOFError, ConnectionError):
+                continue  # a worker that ended as it connected
             except OSError:
                 return  # closed
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
