@@ -31,7 +31,7 @@ PYTEST := $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=4 --dist=
 test: $(VENV)/test.installed $(VENV)/spark-home.made
 	$(PYTEST) --quick $(ARGS)
 
-# What `make test` leaves out as well: every version of Kafka, client, codec and mechanism that a test names.
+# What `make test` leaves out as well: other versions of Kafka, clients, codecs and mechanisms.
 test-all: $(VENV)/test.installed $(VENV)/spark-home.made
 	$(PYTEST) $(ARGS)
 

@@ -265,7 +265,9 @@ def test_spark_in_more_workers_if_nothing_else_is_left() -> None:
 def test_recorded_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that did not run keep their record, unless they are gone."""
     monkeypatch.setattr(schedule, "_SECONDS", tmp_path / "seconds.json")
-    schedule._SECONDS.write_text('{"tests/test_embedded.py": 7, "tests/test_gone.py": 8, "tests/conftest.py": 9}')
+    schedule._SECONDS.write_text(
+        '{"tests/test_embedded.py": 7, "tests/test_gone.py": 8, "tests/conftest.py": 9, "tests/test_runs.py": 3}'
+    )
     recorder = schedule.Recorder()
     for nodeid, seconds in (
         ("test_runs.py::test_a", 1.6),
@@ -274,5 +276,7 @@ def test_recorded_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ):
         report: Any = SimpleNamespace(nodeid=f"tests/{nodeid}", duration=seconds)
         recorder.pytest_runtest_logreport(report)
-    recorder.pytest_sessionfinish()
+    recorder.pytest_sessionfinish(pytest.ExitCode.INTERRUPTED)
+    assert schedule.recorded_seconds()["tests/test_runs.py"] == 3
+    recorder.pytest_sessionfinish(pytest.ExitCode.OK)
     assert list(schedule.recorded_seconds().items()) == [("tests/test_runs.py", 10), ("tests/test_embedded.py", 7)]

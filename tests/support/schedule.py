@@ -40,8 +40,10 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
 
-    def pytest_sessionfinish(self) -> None:
-        """Files that did not run keep what is recorded."""
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Files that did not run keep what is recorded, and all do if the run was ended."""
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            return
         merged = {file: seconds for file, seconds in recorded_seconds().items() if (_ROOT / file).exists()}
         merged |= {file: round(seconds) for file, seconds in self._seconds.items()}
         lines = sorted((-seconds, file) for file, seconds in merged.items() if seconds >= _SHORTEST)
