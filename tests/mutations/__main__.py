@@ -201,9 +201,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="this fault; may be repeated")
     parser.add_argument("--whole", action="store_true", help="if the nearest tests find nothing, run all tests")
     parser.add_argument("--jobs", type=int, default=1, help="how many faults to look for at the same time")
-    parser.add_argument("--deadline", type=float, default=1800.0, help="seconds for each run of pytest")
+    parser.add_argument("--deadline", type=float, help="seconds for each run of pytest (1800; with --whole 14400)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    parsed.deadline = parsed.deadline or (14_400.0 if parsed.whole else 1_800.0)  # all tests in one process: two hours
+    return parsed
 
 
 def main(arguments: list[str]) -> int:
