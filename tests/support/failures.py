@@ -124,6 +124,9 @@ def _logs(folders: Iterable[Path]) -> list[Path]:
 
 
 def _end(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _LAST_BYTES))
-        return [line[:_WIDTH] for line in file.read().decode(errors="replace").splitlines()[-_LINES:]]
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+            return [line[:_WIDTH] for line in file.read().decode(errors="replace").splitlines()[-_LINES:]]
+    except OSError:  # it is gone
+        return []
