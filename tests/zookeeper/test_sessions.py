@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
+from spark_klog.broker.metadata.registry import Registry
+from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from tests.support.batches import make_batch
@@ -229,6 +232,39 @@ def test_a_frozen_broker_leads_the_next_topic_of_the_name(
         values = set(consumed(first.bootstrap_servers, "t", len(acknowledged)))
         # the request under way when the broker was stopped may have been for the topic before
         assert set(acknowledged[1:]) - values == set()
+
+
+@pytest.mark.parametrize(
+    ("holds", "is_cut_off", "brokers", "may_read", "may_write"),
+    [
+        (True, False, {0, 1}, True, True),
+        (False, False, {0}, False, False),
+        (False, True, {0}, True, True),
+        (False, True, set(), True, True),
+        (False, True, {0, 1}, True, False),
+    ],
+)
+def test_who_may_go_on_without_zookeeper(
+    tmp_path: Path, holds: bool, is_cut_off: bool, brokers: set[int], may_read: bool, may_write: bool
+) -> None:
+    """A broker that is alone; one of several may only read. None if its session has ended, or is another one."""
+    tree = open_tree(str(tmp_path))
+    registry = Registry(tree, 0)
+    registry._lease = Standing(7, holds, is_cut_off)
+    registry.brokers = {number: [] for number in brokers}
+    for session, is_same in ((7, True), (6, False), (None, False)):
+        registry._session = session
+        assert registry.holds(for_reading=True) == (may_read and is_same)
+        assert registry.holds() == (may_write and is_same)
+    tree.close()
+
+
+class Standing(NamedTuple):
+    """A lease that does not change."""
+
+    session: int
+    holds: bool
+    is_cut_off: bool
 
 
 @pytest.mark.test_all("long")
