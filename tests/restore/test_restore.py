@@ -7,11 +7,14 @@ import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from spark_klog.client import Producer
+from spark_klog.cli.jobs import restore as restore_job
+from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW
+from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load import files
@@ -314,6 +317,50 @@ def test_corrupt_batches_of_one_topic(tmp_path: Path) -> None:
         "a.": 1,
         None: len(names),
     }
+
+
+@pytest.mark.usefixtures("logging_kept")
+def test_the_job(
+    cluster: EmbeddedCluster,
+    target: EmbeddedCluster,
+    topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """jobs/restore.py, with its tasks in this process: what it restores and says, and its exit codes."""
+    collected: list[int] = []
+
+    def collect(partitions: list[Any], task: Any) -> list[Any]:
+        collected.append(len(partitions))
+        return [task(one) for one in partitions]
+
+    def parallelize(partitions: list[Any], _: int) -> SimpleNamespace:
+        return SimpleNamespace(map=lambda task: SimpleNamespace(collect=lambda: collect(partitions, task)))
+
+    context = SimpleNamespace(parallelize=parallelize)
+    session = SimpleNamespace(sparkContext=context, stop=lambda: None)
+    monkeypatch.setattr(restore_job, "spark_session", lambda _: session)
+    servers, output = cluster.bootstrap_servers, tmp_path / "out"
+    for name in (topic, f"{topic}-not-asked-for"):
+        create_topic(servers, name, _PARTITIONS)
+        produce(servers, name, _records(90))
+    run(servers, output, topic, f"{topic}-not-asked-for")
+
+    def done(*more: str) -> tuple[int, int]:
+        asked = ["--load", str(output), "--topics", topic, "--prefix", "job.", "--json", *more]
+        code = restore_job.main([*asked, "--bootstrap-servers", target.bootstrap_servers])
+        told = capsys.readouterr().out
+        return code, json.loads(told)["records"] if told else -1
+
+    assert done() == (DONE, 90)
+    assert done() == (NOTHING_NEW, 0)
+    assert collected == [_PARTITIONS], "a second run has nothing to do, and starts no Spark"
+    assert _content(target.bootstrap_servers, f"job.{topic}") == _content(servers, topic)
+    assert done("--name", "second") == (FAILED, -1)
+    assert done("--name", "second", "--append") == (DONE, 90)
+    with Admin(_client(target)) as admin:
+        assert [one.name for one in admin.list_topics() if one.name.startswith("job.")] == [f"job.{topic}"]
 
 
 @pytest.mark.test_all("long")
