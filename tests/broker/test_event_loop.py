@@ -403,8 +403,11 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
                 check_flushed()
                 both = frozenset({("t", 0), ("t", 1)})
                 assert await broker.transactions.add("id", producer, both) is ErrorCode.NONE
+                state = broker.logs.logs[TRANSACTIONS_TOPIC, 0]
+                prepared = state.end_offset + 1
                 assert await broker.transactions.end("id", producer, commits=True) is ErrorCode.NONE
-                check_flushed()
+                assert state.recovery_point >= prepared
+                await until(lambda: state.recovery_point > prepared, "the end of the transaction, after its answer")
                 marker: dict[str, Any] = {
                     "producer_id": 9,
                     "producer_epoch": 0,
