@@ -120,10 +120,11 @@ class SinkProducer:
         """
         name = known.transactional_id
         now = Admin(self._cluster).describe_transactions([name])[name]
-        is_unknown = isinstance(now, ProtocolError) and now.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-        if isinstance(now, KlogError) and not is_unknown:
+        if isinstance(now, ProtocolError) and now.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            raise ProducerFenced(name)
+        if isinstance(now, KlogError):
             raise now
-        if isinstance(now, KlogError) or now.producer_id != known.producer_id or now.state not in _COMMITTED:
+        if now.producer_id != known.producer_id or now.state not in _COMMITTED:
             raise ProducerFenced(name)
 
     def prepare_transaction(self) -> PreparedTransaction | None:
