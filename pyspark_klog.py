@@ -1,5 +1,5 @@
 """Lets pyspark find `format("klog")`: it looks for `DefaultSource` in modules named pyspark_*."""
 
-from spark_klog.spark.source import KlogDataSource as DefaultSource
+from spark_klog.spark.read.source import KlogDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from benchmarks.machine import ROOT
 from benchmarks.sides import Lines, SideFailed
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import offset_range
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import FULL

@@ -13,7 +13,7 @@ from benchmarks.record_batches import speed, take_turns
 from benchmarks.sides import SparkSide, read_all, topic_options
 from benchmarks.work import Bench, Work
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import offset_range
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS

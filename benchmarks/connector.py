@@ -18,7 +18,7 @@ from benchmarks.record_batches import take_turns
 from benchmarks.sides import SideFailed
 from benchmarks.work import Bench, Work
 from spark_klog.classic import ConsumerConnector
-from spark_klog.directories.trees.zookeeper import ZooKeeperTree
+from spark_klog.trees.zookeeper import ZooKeeperTree
 from tests.support.kafka import Kafka
 
 log = logging.getLogger(__name__)

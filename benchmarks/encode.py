@@ -10,7 +10,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from benchmarks.figures import Result, Side
 from benchmarks.record_batches import TIME, kernel, speed, take_turns, value
 from benchmarks.work import Bench, Work
-from spark_klog.client.config import ClientConfig
+from spark_klog.client.settings import ClientConfig
 from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.records import kernels
 from spark_klog.records.formats.batch_v2 import build_batch

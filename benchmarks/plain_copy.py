@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 from benchmarks.data import PARTITIONS
 from benchmarks.sides import SideFailed
-from spark_klog.client.config import parse_bootstrap
+from spark_klog.client.settings import parse_bootstrap
 from spark_klog.protocol.apis import FETCH, PRODUCE
 from spark_klog.protocol.codec import decode_response, encode_request
 from spark_klog.records.formats.batch import iter_batches, next_offset_after
 from spark_klog.records.formats.batch_v2 import set_produced
-from spark_klog.wire.frames import SIZE
+from spark_klog.wire.primitives import SIZE
 
 _FETCH, _PRODUCE = 4, 3
 _FETCH_BYTES = 4 * 1024 * 1024

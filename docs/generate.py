@@ -24,28 +24,28 @@ from spark_klog import errors
 from spark_klog.broker.metrics import page as metrics_page
 from spark_klog.broker.security.config import SECURITY_SETTINGS
 from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.broker.settings.described_settings import DOCUMENTATION
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, broker_name, setting_texts
 from spark_klog.broker.settings.server_properties import PLACES
-from spark_klog.broker.settings.setting_documentation import DOCUMENTATION
 from spark_klog.cli.main import main
-from spark_klog.client import config as client_settings
+from spark_klog.client import settings as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
-from spark_klog.client.security.settings import parse as security_settings, sasl as sasl_settings
-from spark_klog.client.setting_hints import LIBRDKAFKAS
+from spark_klog.client.security import settings as sasl_settings, settings as security_settings
+from spark_klog.client.settings import LIBRDKAFKAS
 from spark_klog.error_codes import REMEDIES, ErrorCode, Remedy
 from spark_klog.groups import lag_metrics
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
-from spark_klog.spark import query_metrics
+from spark_klog.spark.progress import listener as query_metrics
 
 _PACKAGE = Path(spark_klog.__file__).parent
 #: Modules with errors of their own that users may see.
 _WITH_ERRORS = (
-    "spark_klog.child_process",
-    "spark_klog.spark.exactly_once.driver",
-    "spark_klog.spark.exactly_once.protocol",
-    "spark_klog.spark.exactly_once.writer",
+    "spark_klog.embedded",
+    "spark_klog.spark.write.exactly_once_driver",
+    "spark_klog.spark.write.exactly_once",
+    "spark_klog.spark.write.exactly_once_driver",
 )
 _ROOTS = (errors.KlogError, errors.ErrorWithFields)
 #: Rooms that talk to brokers.

@@ -33,12 +33,11 @@ from spark_klog.cli.commands.mirror import pattern, side_settings
 from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW, complain, spark_session
 from spark_klog.client import Admin
 from spark_klog.errors import KlogError
-from spark_klog.mirror.clusters import check_clusters, mirror_name
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.progress import prepare_progress
+from spark_klog.mirror.session import Totals, check_clusters, mirror_name
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import MirroredTopics
-from spark_klog.mirror.totals import Totals
 
 _DEFAULT_TASKS = 4
 _ERROR = re.compile(r"^spark_klog\.errors\.(\w+: .+)$", re.MULTILINE)

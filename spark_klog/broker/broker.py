@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from spark_klog.broker.event_loop.background import BackgroundTasks
-from spark_klog.broker.event_loop.large_requests import Turns
-from spark_klog.broker.fetches.fetch_sessions import FetchSessions
-from spark_klog.broker.fetches.purgatory import Purgatory
+from spark_klog.base.names import check_topic_name
+from spark_klog.broker.event_loop import BackgroundTasks, Turns
+from spark_klog.broker.fetches import FetchSessions, Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.groups.offset_manager import partition_for
 from spark_klog.broker.logs.log_flushes import LogFlushes
 from spark_klog.broker.logs.topic_logs import TopicLogs, register_logs
 from spark_klog.broker.metadata.controller import Controller
-from spark_klog.broker.metadata.errors import InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_internal_settings
+from spark_klog.broker.metadata.nodes import InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry, Topic
 from spark_klog.broker.metadata.topics_07 import Topics07
 from spark_klog.broker.metrics.counters import Metrics
@@ -31,13 +30,14 @@ from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.settings.log_settings import topic_settings
-from spark_klog.broker.transactions.coordinator import TransactionCoordinator
-from spark_klog.broker.transactions.producer_ids import PRODUCER_IDS, FileBlocks, ProducerIds, TreeBlocks
+from spark_klog.broker.transactions.coordinator import (
+    PRODUCER_IDS,
+    FileBlocks,
+    ProducerIds,
+    TransactionCoordinator,
+    TreeBlocks,
+)
 from spark_klog.broker.transactions.verification import TransactionVerifier
-from spark_klog.directories.paths import Endpoint
-from spark_klog.directories.trees.memory import MemoryTree
-from spark_klog.directories.trees.opening import open_tree
-from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.layout import check_alone
@@ -45,7 +45,10 @@ from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.records.topic_names import check_topic_name
+from spark_klog.trees.memory import MemoryTree
+from spark_klog.trees.opening import open_tree
+from spark_klog.trees.paths import Endpoint
+from spark_klog.trees.tree import Tree
 
 _log = logging.getLogger(__name__)
 #: The client did not send a leader epoch.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from spark_klog.broker.event_loop.background import BackgroundTasks, Rounds
+from spark_klog.broker.event_loop import BackgroundTasks, Rounds
 from spark_klog.broker.logs.topic_logs import TopicLogs
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.registry import Registry, Topic

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_klog.classic.connector import ConsumerConnector
-    from spark_klog.classic.group.filters import Blacklist, TopicFilter, Whitelist
-    from spark_klog.classic.group.listener import ConsumerRebalanceListener
+    from spark_klog.classic.group.filters import Blacklist, ConsumerRebalanceListener, TopicFilter, Whitelist
     from spark_klog.classic.group.streams import KafkaStream
-    from spark_klog.classic.producer import Producer
-    from spark_klog.classic.producing.messages import CallbackHandler, KeyedMessage, ProducerData
+    from spark_klog.classic.producer import CallbackHandler, KeyedMessage, Producer, ProducerData
     from spark_klog.classic.simple import EARLIEST_TIME, LATEST_TIME, FetchRequest, SimpleConsumer
 
 __all__ = [
@@ -39,14 +37,14 @@ _PUBLIC = {
     "EARLIEST_TIME": "spark_klog.classic.simple",
     "LATEST_TIME": "spark_klog.classic.simple",
     "Blacklist": "spark_klog.classic.group.filters",
-    "CallbackHandler": "spark_klog.classic.producing.messages",
+    "CallbackHandler": "spark_klog.classic.producer",
     "ConsumerConnector": "spark_klog.classic.connector",
-    "ConsumerRebalanceListener": "spark_klog.classic.group.listener",
+    "ConsumerRebalanceListener": "spark_klog.classic.group.filters",
     "FetchRequest": "spark_klog.classic.simple",
     "KafkaStream": "spark_klog.classic.group.streams",
-    "KeyedMessage": "spark_klog.classic.producing.messages",
+    "KeyedMessage": "spark_klog.classic.producer",
     "Producer": "spark_klog.classic.producer",
-    "ProducerData": "spark_klog.classic.producing.messages",
+    "ProducerData": "spark_klog.classic.producer",
     "SimpleConsumer": "spark_klog.classic.simple",
     "TopicFilter": "spark_klog.classic.group.filters",
     "Whitelist": "spark_klog.classic.group.filters",

@@ -8,30 +8,211 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from spark_klog.classic.group.membership import broker_addresses
-from spark_klog.classic.producing.messages import (
-    CallbackHandler,
-    Encoder,
-    EventHandler,
-    KeyedMessage,
-    Partitioner,
-    ProducerData,
-    default_encoder,
-    hash_partitioner,
-)
-from spark_klog.classic.producing.queue import ProducerQueue
-from spark_klog.classic.producing.settings import ProducerConfig, producer_config
+from spark_klog.classic.settings import ProducerConfig, producer_config
 from spark_klog.client import Producer as ClientProducer
 from spark_klog.client.forks import Maker
-from spark_klog.directories.paths import BROKER_IDS_PATH, BROKER_TOPICS_PATH
-from spark_klog.directories.trees.opening import open_tree
-from spark_klog.directories.trees.tree import Tree
-from spark_klog.errors import ConfigError, ConnectionFailed, ProducerClosed
+from spark_klog.errors import ConfigError, ConnectionFailed, ProducerClosed, QueueFull
+from spark_klog.trees.opening import open_tree
+from spark_klog.trees.paths import BROKER_IDS_PATH, BROKER_TOPICS_PATH
+from spark_klog.trees.tree import Tree
+
+
+class KeyedMessage(NamedTuple):
+    """A message for a topic; `part_key`, if given, chooses the partition in place of `key` and is not sent."""
+
+    topic: str
+    message: Any
+    key: Any = None
+    part_key: Any = None
+
+
+class ProducerData(NamedTuple):
+    """Kafka 0.7: several messages for a topic; `key` chooses the partition of all of them, and is not sent."""
+
+    topic: str
+    data: Sequence[Any]
+    key: Any = None
+
+
+#: Makes the bytes of a message or key; None is sent as null.
+Encoder = Callable[[Any], bytes | None]
+#: Chooses a partition from 0 to below the number of partitions; not called without a key.
+Partitioner = Callable[[Any, int], int]
+#: Gets a batch, and the function that sends messages; may change, split or leave out what it sends.
+EventHandler = Callable[[Sequence[KeyedMessage], Callable[[Sequence[KeyedMessage]], None]], None]
+
+
+def default_encoder(data: Any) -> bytes | None:
+    """The default: bytes stay as they are. TypeError for anything else."""
+    if data is None or isinstance(data, bytes):
+        return data
+    if isinstance(data, (bytearray, memoryview)):
+        return bytes(data)
+    raise TypeError(f"a message or key is {type(data).__name__}, not bytes: pass encoder or key_encoder")
+
+
+def string_encoder(data: Any) -> bytes | None:
+    """Text in UTF-8, as kafka.serializer.StringEncoder."""
+    return None if data is None else str(data).encode()
+
+
+def hash_partitioner(key: Any, partitions: int) -> int:
+    """The default: hash(key) % partitions, with the hash of Java's strings, byte arrays and integers.
+
+    So text and bytes go where Kafka's DefaultPartitioner and ByteArrayPartitioner sent them.
+    """
+    if isinstance(key, int):
+        found = (key ^ (key >> 32)) & 0xFFFFFFFF if not -(2**31) <= key < 2**31 else key & 0xFFFFFFFF
+    elif isinstance(key, (bytes, bytearray)):
+        found = 1
+        for byte in key:
+            found = (31 * found + (byte - 256 if byte > 127 else byte)) & 0xFFFFFFFF
+    else:
+        found = 0
+        units = str(key).encode("utf-16-be", "surrogatepass")
+        for at in range(0, len(units), 2):
+            found = (31 * found + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    signed = found - 2**32 if found >= 2**31 else found
+    return (0 if signed == -(2**31) else abs(signed)) % partitions
+
+
+def random_partitioner(key: Any, partitions: int) -> int:
+    """Any partition, whatever the key."""
+    return random.randrange(partitions)
+
+
+class CallbackHandler:
+    """Hooks around the queue of an asynchronous producer (0.7: kafka.producer.async.CallbackHandler).
+
+    `before_enqueue` and `after_enqueue` are called in the thread that sends, the others in the producer's.
+    """
+
+    def before_enqueue(self, message: KeyedMessage) -> KeyedMessage:
+        """Return the message to add to the queue."""
+        return message
+
+    def after_enqueue(self, message: KeyedMessage, added: bool) -> None:
+        """Called with whether the message was added, or dropped as the queue was full."""
+
+    def after_dequeuing_existing_data(self, messages: Sequence[KeyedMessage]) -> Sequence[KeyedMessage]:
+        """Return the messages to add to the batch, for those that were taken from the queue."""
+        return messages
+
+    def before_sending_data(self, messages: Sequence[KeyedMessage]) -> Sequence[KeyedMessage]:
+        """Return the messages to send for a batch."""
+        return messages
+
+    def last_batch_before_close(self) -> Sequence[KeyedMessage]:
+        """Return messages to send at the very end."""
+        return ()
+
+    def close(self) -> None:
+        """Called when the producer is closed."""
+
 
 _log = logging.getLogger(__name__)
+#: Seconds.
+_LONGEST_WAIT = 1.0
+
+
+class ProducerQueue:
+    """A queue of at most queue.size messages; `handle` gets batch.size of them, or fewer after queue.time."""
+
+    def __init__(
+        self, config: ProducerConfig, callbacks: CallbackHandler, handle: Callable[[Sequence[KeyedMessage]], None]
+    ) -> None:
+        self._config, self._callbacks, self._handle = config, callbacks, handle
+        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._messages: deque[KeyedMessage] = deque()
+        #: When the batch is sent even if it is not full, a reading of `time.monotonic`.
+        self._due = 0.0
+        self._is_closed = False
+        self.dropped = self.failed = 0
+        self._thread = threading.Thread(target=self._run, name="klog-classic-producer", daemon=True)
+        self._thread.start()
+
+    def add(self, messages: Sequence[KeyedMessage]) -> None:
+        """Add messages; `QueueFull` for the first one that does not fit in time."""
+        for number, message in enumerate(messages):
+            changed = self._callbacks.before_enqueue(message)
+            added = self._add(changed)
+            self._callbacks.after_enqueue(changed, added)
+            if not added:
+                rest = len(messages) - number
+                with self._lock:
+                    self.dropped += rest
+                raise QueueFull(
+                    f"{rest} messages for {message.topic} are dropped ({self.dropped} so far): "
+                    f"{self._config.queue_size} wait (queue.size), and none left the queue within "
+                    f"{self._config.enqueue_timeout_ms} ms (queue.enqueueTimeout.ms)"
+                )
+
+    def _add(self, message: KeyedMessage) -> bool:
+        config = self._config
+        with self._lock:
+            seconds = None if config.enqueue_timeout_ms < 0 else config.enqueue_timeout_ms / 1000
+            self._changed.wait_for(lambda: self._is_closed or len(self._messages) < config.queue_size, seconds)
+            if self._is_closed:
+                raise ProducerClosed("send: the producer is closed")
+            if len(self._messages) >= config.queue_size:
+                return False
+            if not self._messages:
+                self._due = time.monotonic() + config.queue_ms / 1000
+            self._messages.append(message)
+            if len(self._messages) in (1, config.batch_size):
+                self._changed.notify_all()
+            return True
+
+    def _next(self) -> list[KeyedMessage] | None:
+        """Wait for a batch; None if the queue is closed and empty."""
+        size = self._config.batch_size
+        with self._lock:
+            while not self._is_closed and len(self._messages) < size:
+                # an interrupt may end `_add` before it has notified
+                left = self._due - time.monotonic() if self._messages else _LONGEST_WAIT
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            if not self._messages:
+                return None
+            batch = [self._messages.popleft() for _ in range(min(size, len(self._messages)))]
+            self._changed.notify_all()
+            return batch
+
+    def _run(self) -> None:
+        while (batch := self._next()) is not None:
+            self._send(batch)
+        try:
+            last = self._callbacks.last_batch_before_close()
+        except Exception:
+            _log.exception("last_batch_before_close failed")
+        else:
+            if last:
+                self._send(last)
+
+    def _send(self, batch: Sequence[KeyedMessage]) -> None:
+        try:
+            batch = self._callbacks.after_dequeuing_existing_data(batch)
+            self._handle(self._callbacks.before_sending_data(batch))
+        except Exception as error:
+            self.failed += len(batch)
+            _log.error("%d messages are not sent (%d so far): %s", len(batch), self.failed, error)
+
+    def close(self) -> None:
+        """Send what is in the queue; returns when that is done, at most after the timeouts of its requests."""
+        with self._lock:
+            self._is_closed = True
+            self._changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
 
 class Producer:

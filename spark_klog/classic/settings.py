@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Set as AbstractSet
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from spark_klog.client.config import setting_texts
+from spark_klog.client.consumer.settings import ResetPolicy, parse_reset
+from spark_klog.client.settings import parse_value, setting_texts
 from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.records import LATEST
 
 
 def setting(name: str, default: Any, kind: str) -> Any:
@@ -43,3 +46,219 @@ def sort_settings(
         elif name not in without_effect:
             shared[name] = text
     return values, shared
+
+
+#: The names of Kafka 0.7, and others in use, for those of 0.8 to 0.10.
+_OTHER_NAMES = {
+    "auto.commit": "auto.commit.enable",
+    "autocommit.enable": "auto.commit.enable",
+    "autocommit.interval.ms": "auto.commit.interval.ms",
+    "autooffset.reset": "auto.offset.reset",
+    "consumerid": "consumer.id",
+    "fetch.size": "fetch.message.max.bytes",
+    "groupid": "group.id",
+    "queuedchunks.max": "queued.max.message.chunks",
+    "rebalance.retries.max": "rebalance.max.retries",
+    "zk.connect": "zookeeper.connect",
+    "zk.sessiontimeout.ms": "zookeeper.session.timeout.ms",
+    "zookeeper.sessiontimeout.ms": "zookeeper.session.timeout.ms",
+}
+#: Settings of those consumers that have no meaning here.
+_WITHOUT_EFFECT = frozenset(
+    [
+        "backoff.increment.ms",
+        "num.consumer.fetchers",
+        "offsets.channel.backoff.ms",
+        "offsets.channel.socket.timeout.ms",
+        "offsets.commit.max.retries",
+        "refresh.leader.backoff.ms",
+        "socket.buffersize",
+        "socket.receive.buffer.bytes",
+        "zk.connectiontimeout.ms",
+        "zk.synctime.ms",
+        "zookeeper.connection.timeout.ms",
+        "zookeeper.sync.time.ms",
+    ]
+)
+_REFUSED = {"bootstrap.servers": "bootstrap.servers: brokers are found in ZooKeeper, set zookeeper.connect instead"}
+_STORAGES = ("zookeeper", "kafka")
+_FOREVER = -1
+_LARGEST = ResetPolicy(LATEST)
+
+
+@dataclass(frozen=True)
+class ConnectorConfig:
+    """Parsed settings. Times in ms, sizes in bytes; `client` has the settings that all clients of the package share."""
+
+    client: Mapping[str, Any]
+    zookeeper_connect: str = setting("zookeeper.connect", "", "text")
+    group_id: str = setting("group.id", "", "text")
+    consumer_id: str | None = setting("consumer.id", None, "text")
+    session_timeout_ms: int = setting("zookeeper.session.timeout.ms", 6_000, "positive int")
+    auto_commit: bool = setting("auto.commit.enable", True, "boolean")
+    auto_commit_interval_ms: int = setting("auto.commit.interval.ms", 60_000, "positive int")
+    reset: ResetPolicy = field(default=_LARGEST, metadata={"name": "auto.offset.reset", "kind": "reset"})
+    rebalance_max_retries: int = setting("rebalance.max.retries", 4, "positive int")
+    rebalance_backoff_ms: int = setting("rebalance.backoff.ms", 2_000, "positive int")
+    queued_max_chunks: int = setting("queued.max.message.chunks", 2, "positive int")
+    consumer_timeout_ms: int = setting("consumer.timeout.ms", _FOREVER, "timeout")
+    offsets_storage: str = setting("offsets.storage", "zookeeper", "storage")
+    dual_commit: bool | None = setting("dual.commit.enabled", None, "boolean")
+    exclude_internal_topics: bool = setting("exclude.internal.topics", True, "boolean")
+    fetch_message_max_bytes: int = setting("fetch.message.max.bytes", 1024 * 1024, "positive int")
+    fetch_wait_max_ms: int = setting("fetch.wait.max.ms", 100, "int")
+    fetch_min_bytes: int = setting("fetch.min.bytes", 1, "int")
+    socket_timeout_ms: int = setting("socket.timeout.ms", 30_000, "positive int")
+    assignor: str = setting("partition.assignment.strategy", "range", "assignor")
+
+    @property
+    def storages(self) -> tuple[str, ...]:
+        """Where offsets are committed: offsets.storage, and with dual.commit.enabled ZooKeeper, too."""
+        is_dual = self.offsets_storage == "kafka" and self.dual_commit is not False
+        return ("kafka", "zookeeper") if is_dual else (self.offsets_storage,)
+
+    @property
+    def rebalance_seconds(self) -> float:
+        """How long a rebalance waits for other members to release partitions."""
+        return self.rebalance_max_retries * self.rebalance_backoff_ms / 1000
+
+    def client_settings(self, servers: list[str]) -> dict[str, Any]:
+        """The settings of a cluster at these addresses."""
+        own = {"client.id": self.group_id, "request.timeout.ms": self.socket_timeout_ms}
+        return {**own, **self.client, "bootstrap.servers": servers}
+
+
+def connector_config(settings: Mapping[str, Any]) -> ConnectorConfig:
+    """Parse settings by Kafka's names; `ConfigError` for a wrong value, or without zookeeper.connect or group.id.
+
+    Settings that are not the connector's are client settings, for example of TLS; `client_config` checks them.
+    """
+    values, shared = sort_settings(settings, ConnectorConfig, _parse, _OTHER_NAMES, _WITHOUT_EFFECT, _REFUSED)
+    config = ConnectorConfig(shared, **values)
+    for name, value in (("zookeeper.connect", config.zookeeper_connect), ("group.id", config.group_id)):
+        if not value:
+            raise ConfigError(f"{name} is required by a ConsumerConnector")
+    return config
+
+
+def _parse(kind: str, name: str, text: str) -> Any:
+    text = text.strip()
+    if kind == "reset":
+        policy = parse_reset(name, text)
+        if policy.duration_ms is not None:
+            raise ConfigError(f"{name}={text}: set smallest, largest or fail")
+        return policy
+    if kind == "timeout":
+        return _FOREVER if text == str(_FOREVER) else parse_value("int", name, text)
+    if kind == "storage":
+        if text.lower() not in _STORAGES:
+            raise ConfigError(f"{name}={text}: set {' or '.join(_STORAGES)}")
+        return text.lower()
+    if kind == "assignor":
+        if text != "range":
+            raise ConfigError(f"{name}={text}: set range, the documents' algorithm; others are not supported")
+        return text
+    return parse_value(kind, name, text)
+
+
+#: The names of Kafka 0.7 for those of 0.8 to 0.10.
+_SETTINGS_OTHER_NAMES = {
+    "batch.size": "batch.num.messages",
+    "broker.list": "metadata.broker.list",
+    "compression.type": "compression.codec",
+    "queue.enqueueTimeout.ms": "queue.enqueue.timeout.ms",
+    "queue.size": "queue.buffering.max.messages",
+    "queue.time": "queue.buffering.max.ms",
+    "socket.timeout.ms": "request.timeout.ms",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+    "zk.connect": "zookeeper.connect",
+    "zk.sessiontimeout.ms": "zookeeper.session.timeout.ms",
+}
+_SETTINGS_WITHOUT_EFFECT = frozenset(
+    [
+        "buffer.size",
+        "connect.timeout.ms",
+        "num.retries",
+        "reconnect.interval",
+        "reconnect.time.interval.ms",
+        "send.buffer.bytes",
+        "zk.connectiontimeout.ms",
+        "zk.synctime.ms",
+        "zookeeper.connection.timeout.ms",
+        "zookeeper.sync.time.ms",
+    ]
+)
+_SETTINGS_REFUSED = {
+    name: f"{name} names a Java class: {instead}"
+    for name, instead in {
+        "serializer.class": "pass encoder=FUNCTION to the Producer",
+        "key.serializer.class": "pass key_encoder=FUNCTION to the Producer",
+        "partitioner.class": "pass partitioner=FUNCTION to the Producer",
+        "event.handler": "pass event_handler=FUNCTION to the Producer",
+        "callback.handler": "pass callback_handler=OBJECT to the Producer",
+    }.items()
+}
+_CODECS = {"0": "none", "1": "gzip", "2": "snappy", "3": "lz4"}
+_BROKER_07 = re.compile(r"[0-9]+:([^:]+:[0-9]+)")
+
+
+@dataclass(frozen=True)
+class ProducerConfig:
+    """Parsed settings. Times in ms; `client` has the settings that all clients of the package share."""
+
+    client: Mapping[str, Any]
+    brokers: str = setting("metadata.broker.list", "", "brokers")
+    zookeeper_connect: str = setting("zookeeper.connect", "", "text")
+    session_timeout_ms: int = setting("zookeeper.session.timeout.ms", 6_000, "positive int")
+    is_async: bool = setting("producer.type", False, "type")
+    acks: str = setting("request.required.acks", "-1", "text")
+    request_timeout_ms: int = setting("request.timeout.ms", 10_000, "positive int")
+    retries: int = setting("message.send.max.retries", 3, "int")
+    codec: str = setting("compression.codec", "none", "codec")
+    compressed_topics: frozenset[str] = setting("compressed.topics", frozenset(), "topics")
+    queue_ms: int = setting("queue.buffering.max.ms", 5_000, "int")
+    queue_size: int = setting("queue.buffering.max.messages", 10_000, "positive int")
+    batch_size: int = setting("batch.num.messages", 200, "positive int")
+    enqueue_timeout_ms: int = setting("queue.enqueue.timeout.ms", -1, "timeout")
+
+    def client_settings(self, servers: str | list[str], codec: str) -> dict[str, Any]:
+        """The settings of a client producer at these addresses."""
+        delivery = (self.retries + 1) * self.request_timeout_ms
+        own = {"request.timeout.ms": self.request_timeout_ms, "delivery.timeout.ms": delivery, "max.block.ms": delivery}
+        own_texts = {"acks": self.acks, "compression.type": codec, "bootstrap.servers": servers}
+        return {**own, **self.client, **own_texts}
+
+
+def producer_config(settings: Mapping[str, Any]) -> ProducerConfig:
+    """Parse settings by Kafka's names; `ConfigError` for a wrong value, or unless one way to find brokers is set.
+
+    Settings that are not the producer's are client settings, for example of TLS.
+    """
+    values, shared = sort_settings(
+        settings, ProducerConfig, _parse_of_settings, _SETTINGS_OTHER_NAMES, _SETTINGS_WITHOUT_EFFECT, _SETTINGS_REFUSED
+    )
+    config = ProducerConfig(shared, **values)
+    if bool(config.brokers) == bool(config.zookeeper_connect):
+        raise ConfigError("set one of metadata.broker.list (0.7: broker.list) and zookeeper.connect (0.7: zk.connect)")
+    return config
+
+
+def _parse_of_settings(kind: str, name: str, text: str) -> Any:
+    text = text.strip()
+    if kind == "type":
+        if text not in ("sync", "async"):
+            raise ConfigError(f"{name}={text}: set sync or async")
+        return text == "async"
+    if kind == "brokers":  # 0.7 writes ID:HOST:PORT
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return ",".join(found[1] if (found := _BROKER_07.fullmatch(part)) else part for part in parts)
+    if kind == "codec":
+        codec = _CODECS.get(text, text)
+        if codec not in _CODECS.values():
+            raise ConfigError(f"{name}={text}: set one of {', '.join(_CODECS.values())}, or its number from 0 to 3")
+        return codec
+    if kind == "topics":
+        return frozenset(part.strip() for part in text.split(",") if part.strip())
+    if kind == "timeout":
+        return -1 if text == "-1" else parse_value("int", name, text)
+    return parse_value(kind, name, text)

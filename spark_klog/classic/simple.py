@@ -14,14 +14,14 @@ from uuid import UUID
 
 from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.config import client_config
-from spark_klog.client.consumer.assigned import Assigned
-from spark_klog.client.consumer.decoding.chunk import Chunk
-from spark_klog.client.consumer.decoding.records import ConsumerRecord, RecordDecoder
-from spark_klog.client.fetcher import entries_of
+from spark_klog.client.consumer.assignment import Assigned
+from spark_klog.client.consumer.decoding import ConsumerRecord, RecordDecoder
+from spark_klog.client.consumer.fetches import Chunk
+from spark_klog.client.fetch.ranges import entries_of
 from spark_klog.client.forks import Maker
-from spark_klog.client.network.connection import Connection
+from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import NO_OFFSET, by_topic, partition_entries
+from spark_klog.client.settings import client_config
 from spark_klog.errors import (
     ConfigError,
     ConnectionFailed,
@@ -35,7 +35,7 @@ from spark_klog.errors import (
 from spark_klog.protocol.apis import BY_KEY, FETCH, LIST_OFFSETS, METADATA
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.formats.batch import PREFIX, first_batch_size
 from spark_klog.records.reading.offset_order import NO_END, OffsetOrder
 from spark_klog.records.reading.reader import AbortedTransactions

@@ -3,19 +3,64 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from spark_klog.base.clock import system_ms
 from spark_klog.client import Admin
-from spark_klog.client.clusters import named_cluster
-from spark_klog.client.config import check_names, parse_bootstrap
-from spark_klog.client.security.settings.secrets import Settings
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.security.config import Settings
+from spark_klog.client.settings import check_names, named_cluster, parse_bootstrap
 from spark_klog.errors import ConfigError
+
+
+def parse_time(option: str, text: str) -> int:
+    """Parse an option's time to ms since the epoch, in UTC if it names no zone; `ConfigError` for anything else."""
+    from spark_klog.client.places import TimeSpec, parse_offsets, parse_timestamp
+
+    try:
+        if text.strip().isdecimal():
+            spec: object = parse_timestamp(option, text, strict=False)
+        else:
+            spec = parse_offsets(option, text, system_ms, zone=timezone.utc)
+    except ConfigError:
+        spec = None
+    if not isinstance(spec, TimeSpec) or spec.everywhere is None:
+        raise ConfigError(
+            f"{option} {text} must be an ISO time (2026-11-21T10:00:00Z), ms since the epoch, or a time before now "
+            "(-10m; ms, s, m, h, d, w)"
+        )
+    return spec.everywhere
+
+
+def parse_topics(before: str, texts: Sequence[str]) -> dict[str, set[int] | None]:
+    """Parse TOPIC (all partitions: None) or TOPIC:0,1; errors begin with `before`."""
+    found: dict[str, set[int] | None] = {}
+    for text in texts:
+        name, colon, numbers = text.partition(":")
+        parts = numbers.split(",")
+        if not name or (colon and not all(part.isascii() and part.isdecimal() for part in parts)):
+            raise click.UsageError(f"{before}{text} must be TOPIC or TOPIC:0,1")
+        found[name] = {int(part) for part in parts} if colon else None
+    return found
+
+
+def partitions_of(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> list[TopicPartition]:
+    """The chosen partitions; `ProtocolError` if a topic does not exist, `ConfigError` if a partition does not."""
+    found = []
+    for topic, there in cluster.partitions(list(topics)).items():
+        numbers = topics[topic]
+        if missing := (numbers or set()).difference(there):
+            raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, sorted(missing)))}")
+        found += [(topic, partition) for partition in there if numbers is None or partition in numbers]
+    return found
+
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -67,7 +112,7 @@ def quiet_client(ctx: click.Context) -> None:
     if ctx.find_root().get_parameter_source("log_level") is ParameterSource.DEFAULT:
         logging.getLogger("spark_klog.client").setLevel(logging.WARNING)
         # files for --command-config are often shared with producers and consumers
-        logging.getLogger("spark_klog.client.admin.settings").setLevel(logging.ERROR)
+        logging.getLogger("spark_klog.client.admin.calls").setLevel(logging.ERROR)
 
 
 def chosen_cluster() -> str | None:
@@ -87,7 +132,7 @@ def client_settings(command_config: Path | None, cluster: str | None = None) -> 
         if command_config is not None:
             raise ConfigError("give only one of --cluster and --command-config")
         return named_cluster(cluster)
-    from spark_klog.broker.settings.properties import parse_properties
+    from spark_klog.base.properties import parse_properties
 
     return Settings(parse_properties(command_config.read_bytes(), str(command_config)) if command_config else {})
 

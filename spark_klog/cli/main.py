@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import platform
 import signal
 import sys
 import threading
@@ -12,22 +14,57 @@ from collections.abc import Callable
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from spark_klog import __version__
 from spark_klog.cli.foreign import FOREIGN_COMMANDS, CommandGroup
-from spark_klog.cli.log_format import FORMATS, JSON, LEVELS, TEXT, escaped, log_to_stderr
-from spark_klog.cli.output import INTERRUPTED, os_error_text
+from spark_klog.cli.output import FORMATS, INTERRUPTED, JSON, LEVELS, TEXT, escaped, log_to_stderr, os_error_text
 from spark_klog.errors import ConfigError, KlogError
+from spark_klog.records import kernels
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
     from spark_klog.broker.faults.script import FaultScript
-    from spark_klog.broker.network.server import Server
+    from spark_klog.broker.net.server import Server
     from spark_klog.embedded import EmbeddedCluster
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of klog, Python and pyspark (None if it is not installed), and the kernel in use."""
+    try:
+        pyspark = metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
+        pyspark = None
+    try:
+        kernel = kernels.load().name
+    except ConfigError as error:
+        kernel = f"none ({error})"
+    return {"klog": __version__, "python": platform.python_version(), "pyspark": pyspark, "kernel": kernel}
+
+
+def version_line() -> str:
+    """The versions in a line."""
+    found = versions()
+    pyspark = "no pyspark" if found["pyspark"] is None else f"pyspark {found['pyspark']}"
+    return f"klog {found['klog']}, Python {found['python']}, {pyspark}, kernel {found['kernel']}"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  klog version
+  klog version --json | jq -r .kernel              native, or reference: in Python, many times slower
+"""
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON.")
+def version(as_json: bool) -> None:
+    """Print the versions of klog, Python and pyspark, and the kernel in use."""
+    click.echo(json.dumps(versions()) if as_json else version_line())
+
 
 #: How often to check the processes of a cluster.
 _WATCH_SECONDS = 0.5
@@ -35,10 +72,10 @@ _WATCH_SECONDS = 0.5
 _MODULES = (
     {
         name: f"spark_klog.cli.commands.{name}"
-        for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users", "version")
+        for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users")
     }
     | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
-    | {"doctor": "spark_klog.cli.doctor.doctor", "demo": "spark_klog.cli.jobs.demo"}
+    | {"doctor": "spark_klog.cli.doctor", "demo": "spark_klog.cli.jobs.demo"}
 )
 
 _log_format_option = click.option(
@@ -91,8 +128,6 @@ class _Group(CommandGroup):
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
     if is_asked and not ctx.resilient_parsing:
-        from spark_klog.cli.commands.version import version_line
-
         click.echo(version_line())
         ctx.exit()
 
@@ -116,6 +151,9 @@ def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> No
 def main(log_level: str) -> None:
     """The Kafka commit log for PySpark."""
     log_to_stderr(log_level, TEXT)
+
+
+main.add_command(version)
 
 
 @main.command(
@@ -170,7 +208,7 @@ def broker(
     faults: bool,
 ) -> None:
     """Run a broker until SIGTERM."""
-    from spark_klog.broker.network.server import Server, run
+    from spark_klog.broker.net.server import Server, run
     from spark_klog.broker.settings.config import parse_settings
     from spark_klog.broker.settings.server_properties import broker_config
 
@@ -209,7 +247,7 @@ def broker(
 
 def _controlled(script: FaultScript, address: str, is_remote_allowed: bool) -> Callable[[str], None]:
     """Serve the script at an address; returns what prints both addresses when the broker is ready."""
-    from spark_klog.broker.faults.http_control import FaultControl
+    from spark_klog.broker.faults.faulty_server import FaultControl
 
     served = FaultControl(script, address, is_remote_allowed)
 
@@ -229,7 +267,7 @@ def _properties(path: Path | None) -> dict[str, str]:
     """Read a file in the syntax of java.util.Properties; `ConfigError` if it can't be read or parsed."""
     if path is None:
         return {}
-    from spark_klog.broker.settings.properties import parse_properties
+    from spark_klog.base.properties import parse_properties
 
     try:
         return parse_properties(path.read_bytes(), str(path))

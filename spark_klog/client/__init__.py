@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_klog.client.admin.admin import Admin
+    from spark_klog.client.admin.calls import Outcomes
     from spark_klog.client.admin.configs import Append, ConfigResource, Subtract
     from spark_klog.client.admin.leaders import Reassignment
-    from spark_klog.client.admin.outcomes import Outcomes
     from spark_klog.client.admin.quotas import QuotaEntity
     from spark_klog.client.admin.topics import NewTopic
     from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, ScramDeletion
-    from spark_klog.client.clusters import named_cluster
     from spark_klog.client.consumer.consumer import Consumer
-    from spark_klog.client.consumer.decoding.records import ConsumerRecord
-    from spark_klog.client.consumer.membership.subscription import RebalanceListener
-    from spark_klog.client.delivery.receipts import Delivery, RecordMetadata
+    from spark_klog.client.consumer.decoding import ConsumerRecord
+    from spark_klog.client.consumer.subscription import RebalanceListener
     from spark_klog.client.offsets import Committed, GroupMetadata
-    from spark_klog.client.producer import Producer
+    from spark_klog.client.producer.producer import Producer
+    from spark_klog.client.producer.receipts import Delivery, RecordMetadata
+    from spark_klog.client.settings import named_cluster
 
 __all__ = [
     "Acl",
@@ -56,20 +56,20 @@ _PUBLIC = {
     "Committed": "spark_klog.client.offsets",
     "ConfigResource": "spark_klog.client.admin.configs",
     "Consumer": "spark_klog.client.consumer.consumer",
-    "ConsumerRecord": "spark_klog.client.consumer.decoding.records",
-    "Delivery": "spark_klog.client.delivery.receipts",
+    "ConsumerRecord": "spark_klog.client.consumer.decoding",
+    "Delivery": "spark_klog.client.producer.receipts",
     "GroupMetadata": "spark_klog.client.offsets",
     "NewTopic": "spark_klog.client.admin.topics",
-    "Outcomes": "spark_klog.client.admin.outcomes",
-    "Producer": "spark_klog.client.producer",
+    "Outcomes": "spark_klog.client.admin.calls",
+    "Producer": "spark_klog.client.producer.producer",
     "QuotaEntity": "spark_klog.client.admin.quotas",
     "Reassignment": "spark_klog.client.admin.leaders",
-    "RebalanceListener": "spark_klog.client.consumer.membership.subscription",
-    "RecordMetadata": "spark_klog.client.delivery.receipts",
+    "RebalanceListener": "spark_klog.client.consumer.subscription",
+    "RecordMetadata": "spark_klog.client.producer.receipts",
     "ScramCredential": "spark_klog.client.admin.users",
     "ScramDeletion": "spark_klog.client.admin.users",
     "Subtract": "spark_klog.client.admin.configs",
-    "named_cluster": "spark_klog.client.clusters",
+    "named_cluster": "spark_klog.client.settings",
 }
 
 

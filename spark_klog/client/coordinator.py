@@ -10,7 +10,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.errors import KlogError, ProtocolError
 from spark_klog.protocol.apis import FIND_COORDINATOR
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.coordinator import GROUP
+from spark_klog.protocol.tables.groups import GROUP
 
 #: The first version of FindCoordinator that takes several keys.
 _FIRST_OF_SEVERAL = 4

@@ -24,7 +24,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, READ_UNCOMMITTED
+from spark_klog.protocol.tables.records import EARLIEST, LATEST, READ_UNCOMMITTED
 
 #: The offset in a response if no record has this timestamp or a later one.
 NO_OFFSET = -1

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from spark_klog.base.clock import system_ms
 from spark_klog.client.admin.groups import GroupDescription
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.client.offsets import list_offsets
-from spark_klog.clock import system_ms
 from spark_klog.groups.moves import existing
-from spark_klog.groups.next_records import next_timestamps
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from spark_klog.base.clock import system_ms
 from spark_klog.client import Admin
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.clock import system_ms
 from spark_klog.groups.lag import PartitionLag, partition_lags
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore
 from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines

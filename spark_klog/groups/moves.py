@@ -9,7 +9,7 @@ from typing import NamedTuple
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError, ErrorCode
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from spark_klog.base.addresses import local_path
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.directories.checkpoint import checkpoint_offsets
-from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.trees.addresses import local_path
-from spark_klog.directories.trees.opening import open_tree
-from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError
+from spark_klog.trees.checkpoint import checkpoint_offsets
+from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.opening import open_tree
+from spark_klog.trees.tree import Tree
 
 _KAFKA, _ZOOKEEPER, _CHECKPOINT = "kafka://", "zookeeper:", "checkpoint:"
 _READ_ONLY = (

@@ -22,4 +22,4 @@ records twice until then. `files` lists exactly what is committed.
 
 from __future__ import annotations
 
-from spark_klog.load.journal.committed import CommittedFile as CommittedFile, files as files
+from spark_klog.load.journal.history import CommittedFile as CommittedFile, files as files

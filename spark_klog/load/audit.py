@@ -3,17 +3,143 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from spark_klog.directories.trees.addresses import without_user
+from spark_klog.base.addresses import without_user
+from spark_klog.base.clock import system_ms
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.errors import ConfigError
 from spark_klog.load.journal.history import committed_files, loaded_extents, manifests, open_load, read_idle, read_plan
 from spark_klog.load.journal.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
 from spark_klog.load.journal.store import Store
 from spark_klog.load.run import Loaded
-from spark_klog.spark.planning.ranges import RETENTION
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.spark.read.ranges import RETENTION
+
+_BAR = 40
+
+
+def bars(hours: dict[str, dict[str, int]]) -> Iterator[str]:
+    """A line for each hour of each topic; the longest bar is the topic's largest hour."""
+    for topic, each in hours.items():
+        yield topic
+        most = max(each.values(), default=1)
+        for hour in _every_hour(sorted(each)) if each else ():
+            count = each.get(hour.strftime("%Y-%m-%dT%H"), 0)
+            yield f"  {hour:%Y-%m-%dT%H}  {'#' * -(-count * _BAR // most):<{_BAR}}  {count:,}"
+
+
+def plot_hours(hours: dict[str, dict[str, int]], path: Path) -> None:
+    """Draw the records of each topic by hour as a PNG; `ConfigError` without matplotlib or without records."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("a plot needs matplotlib: pip install 'spark-klog[demo]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    if not hours:
+        raise ConfigError("there is nothing to plot: the load has no records")
+    figure, axes = pyplot.subplots(figsize=(10, 4), layout="constrained")
+    for topic, each in hours.items():
+        times = _every_hour(sorted(each))
+        axes.step(times, [each.get(time.strftime("%Y-%m-%dT%H"), 0) for time in times], where="post", label=topic)
+    axes.set_ylabel("records an hour")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.autofmt_xdate()
+    figure.savefig(path, format="png")
+    pyplot.close(figure)
+
+
+_MOST_HOURS = 24 * 366
+
+
+def _every_hour(names: Sequence[str]) -> list[datetime]:
+    """The hours from the first to the last, also those without records, unless there are too many to draw."""
+    found = [datetime.strptime(name, "%Y-%m-%dT%H").replace(tzinfo=timezone.utc) for name in names]
+    count = int((found[-1] - found[0]).total_seconds()) // 3600 + 1
+    if count > _MOST_HOURS:
+        return found
+    return [datetime.fromtimestamp(found[0].timestamp() + 3600 * index, timezone.utc) for index in range(count)]
+
+
+_HOUR_MS = 3_600_000
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class HourOfTopic:
+    """Offsets of a topic's partitions between the first record of an hour and that of the next one, in the log and in
+    the load. `hour` is as "2026-11-23T10", in UTC."""
+
+    topic: str
+    hour: str
+    in_log: int
+    loaded: int
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """`lag` has the offsets of each partition that the log has and the load has not; `gone` the partitions that the
+    cluster has no more."""
+
+    hours: list[HourOfTopic]
+    lag: dict[Key, int]
+    gone: list[Key]
+
+
+def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: int) -> Completeness:
+    """Compare the last `hours` with the log; `partitions` are those of a `Status`. Errors as of `list_offsets`.
+
+    An hour begins at the first record that is not before it, by the log's time index. Partitions that the load does
+    not know, of topics that it does, count as well. Of a topic that was created again since, nothing is loaded.
+    """
+    lines = {(item["topic"], item["partition"]): item for item in partitions}
+    there = cluster.partitions(sorted({topic for topic, _ in lines}), missing_ok=True)
+    keys = [(topic, number) for topic in sorted(there) for number in there[topic]]
+    gone = sorted(lines.keys() - set(keys))
+    if not keys:
+        return Completeness([], {}, gone)
+    ids = {topic: str(cluster.topic_ids.get(topic, "")) for topic in there}
+    same = {
+        key: item for key, item in lines.items() if not item["topic_id"] or ids.get(key[0]) in ("", item["topic_id"])
+    }
+    known = {key: (item["from"], item["until"]) for key, item in same.items()}
+    holes = {key: item.get("holes", ()) for key, item in same.items()}
+    low = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
+    high = list_offsets(cluster, dict.fromkeys(keys, LATEST))
+    last = system_ms() // _HOUR_MS
+    found = []
+    start = _at(cluster, keys, (last - hours + 1) * _HOUR_MS, high)
+    for hour in range(last - hours + 1, last + 1):
+        end = _at(cluster, keys, (hour + 1) * _HOUR_MS, high) if hour < last else high
+        for topic in sorted(there):
+            in_log = loaded = 0
+            for key in [key for key in keys if key[0] == topic]:
+                first, after = max(start[key], low[key]), max(end[key], low[key])
+                begin, until = known.get(key, (0, 0))
+                in_log += max(0, after - first)
+                loaded += max(0, min(after, until) - max(first, begin))
+                loaded -= sum(max(0, min(after, end) - max(first, at)) for at, end in holes.get(key, ()))
+            if in_log:
+                name = datetime.fromtimestamp(hour * 3600, timezone.utc).strftime("%Y-%m-%dT%H")
+                found.append(HourOfTopic(topic, name, in_log, loaded))
+        start = end
+    lag = {key: max(0, high[key] - max(low[key], known.get(key, (0, 0))[1])) for key in keys}
+    return Completeness(found, lag, gone)
+
+
+def _at(cluster: Cluster, keys: Sequence[Key], time: int, high: Mapping[Key, int]) -> dict[Key, int]:
+    found = list_offsets(cluster, dict.fromkeys(keys, time))
+    return {key: high[key] if found[key] == NO_OFFSET else found[key] for key in keys}
+
 
 COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
 

@@ -34,7 +34,7 @@ from spark_klog.load.journal.model import (
 )
 from spark_klog.load.journal.store import Store, to_json
 from spark_klog.load.tasks.task import cut
-from spark_klog.spark.planning.ranges import DELETED, RECREATED, RETENTION, TRUNCATED
+from spark_klog.spark.read.ranges import DELETED, RECREATED, RETENTION, TRUNCATED
 
 _log = logging.getLogger(__name__)
 Key = tuple[str, int]

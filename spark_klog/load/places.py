@@ -11,14 +11,14 @@ from datetime import timezone, tzinfo
 from pathlib import Path
 from typing import Any
 
+from spark_klog.base.clock import system_ms
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
-from spark_klog.clock import system_ms
+from spark_klog.client.places import TimeSpec, parse_offsets
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.history import last_committed, read_manifest
 from spark_klog.load.journal.model import Manifest, Progress, run_name
 from spark_klog.load.journal.store import Store
-from spark_klog.spark.offsets import TimeSpec, parse_offsets
 
 Key = tuple[str, int]
 _LARGEST = (1 << 63) - 1

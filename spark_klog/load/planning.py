@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
+from spark_klog.client.fetch.ranges import MOST_RANGES
+from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import high_watermarks, list_offsets
-from spark_klog.client.sampling import record_sizes
-from spark_klog.client.small_ranges import MOST_RANGES
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path, new_token
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import LOSS_ADVICE
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.options.reads import SplitLimits
-from spark_klog.spark.planning.ranges import (
+from spark_klog.spark.read.ranges import (
     RECREATED,
     RETENTION,
     TRUNCATED,

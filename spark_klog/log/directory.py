@@ -21,26 +21,29 @@ from threading import RLock
 from typing import Any
 from uuid import UUID, uuid4
 
-from spark_klog.clock import system_ms
+from spark_klog.base.clock import system_ms
 from spark_klog.errors import DataDirectoryError, LogCorrupted
 from spark_klog.log.compaction.cleaner import plan
 from spark_klog.log.compaction.plan import Cleanable
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.checkpoints import (
+from spark_klog.log.files.file_system import FileSystem, LocalFileSystem, take_lock
+from spark_klog.log.files.partition_files import (
     CLEANER,
     LOG_START,
     RECOVERY_POINT,
     Offsets,
+    is_deleted_folder,
+    is_marked_deleted,
+    mark_deleted,
+    partition_of_folder,
     read_checkpoint,
+    retired_folder,
+    topic_id_of,
     write_checkpoint,
 )
-from spark_klog.log.files.file_system import FileSystem, LocalFileSystem
-from spark_klog.log.files.lock import take_lock
-from spark_klog.log.files.names import is_deleted_folder, partition_of_folder, retired_folder
-from spark_klog.log.files.partition_files import is_marked_deleted, mark_deleted, topic_id_of
 from spark_klog.log.layout import Meta, check_data_directory, read_meta, usable, write_meta
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.index_memory import IndexMemory
+from spark_klog.log.segments.index import IndexMemory
 
 _log = logging.getLogger(__name__)
 CLEAN_STOP = ".kafka_cleanshutdown"

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, DataDirectoryError
 from spark_klog.log.files.file_system import LocalFileSystem
-from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
-from spark_klog.log.segments.segment_files import LOG
+from spark_klog.log.files.partition_files import SUFFIX_07, partition_of_folder
+from spark_klog.log.segments.segment import LOG
 
 META = "meta.properties"
 CLUSTER_MARK = "klog-cluster.properties"

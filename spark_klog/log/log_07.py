@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, DecodeError, ErrorWithFields, LogCorrupted, OffsetOutOfRange
-from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
+from spark_klog.log.files.partition_files import SUFFIX_07, partition_of_folder
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.message_07 import Message07, check_crc_07, iter_messages_07, records_07
 

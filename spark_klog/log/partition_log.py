@@ -13,36 +13,338 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from spark_klog.clock import system_ms
+from spark_klog.base.clock import system_ms
 from spark_klog.errors import ConfigError, DecodeError, LogRetired, OffsetOutOfRange
-from spark_klog.log.append_run import Appended, assigned, is_full, run_in
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
-from spark_klog.log.deleted_files import DeletedFiles
 from spark_klog.log.files.file_system import FileInfo, FileSystem, Folder, LocalFileSystem
-from spark_klog.log.files.leader_epochs import LeaderEpochs
-from spark_klog.log.files.names import partition_of_folder, retired_folder
-from spark_klog.log.files.partition_files import read_overrides, topic_id_of, write_overrides, write_topic_id
+from spark_klog.log.files.partition_files import (
+    LeaderEpochs,
+    partition_of_folder,
+    read_overrides,
+    retired_folder,
+    topic_id_of,
+    write_overrides,
+    write_topic_id,
+)
 from spark_klog.log.flushing import Flush, Flushed
-from spark_klog.log.producer_state import SNAPSHOT
-from spark_klog.log.readable_log import ReadableLog
+from spark_klog.log.producer_state import SNAPSHOT, ProducerState, check_batches, headers_at
 from spark_klog.log.recovery import open_segments
-from spark_klog.log.segments.index_memory import IndexMemory
-from spark_klog.log.segments.segment import Segment
-from spark_klog.log.segments.segment_files import segment_name
-from spark_klog.log.sequences import check_batches, headers_at
+from spark_klog.log.segments import segment as lookup, segment as timestamp_lookup
+from spark_klog.log.segments.index import IndexMemory
+from spark_klog.log.segments.segment import DELETED, FileRange, Segment, Steps, segment_name
+from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records import kernels
-from spark_klog.records.contract import BatchRun
+from spark_klog.records.building.assignment import assign_offsets
+from spark_klog.records.contract import BatchRun, IndexState, Kernel
+from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.kernels.batch_run import MAX_RELATIVE
+from spark_klog.records.kernels.batch_run import MAX_RELATIVE, run_of
 
 _log = logging.getLogger(__name__)
+_RETRY_MS = 60_000
+
+
+class DeletedFiles:
+    """The deleted files of one log that still exist. `now_ms` returns the time in ms since the epoch."""
+
+    def __init__(self, files: FileSystem, now_ms: Callable[[], int]) -> None:
+        self._files = files
+        self._now_ms = now_ms
+        #: (time of removal in ms, paths), the earliest first.
+        self._waiting: deque[tuple[int, list[Path]]] = deque()
+
+    def add(self, segment: Segment, delay_ms: int) -> None:
+        """Rename the files of a segment, so that no start finds it again. After an OSError it is unchanged."""
+        try:
+            segment.rename(DELETED)
+        except OSError as error:
+            if not segment.is_detached:
+                raise
+            _log.warning("%s: its indexes stay until the next start: %s", segment.path, error)
+        try:
+            self._files.remove(segment.path.with_suffix(SNAPSHOT))
+        except OSError as error:
+            _log.warning("%s: its snapshot of producers stays until a later start: %s", segment.path, error)
+        paths = [path.with_name(path.name + DELETED) for path in segment.paths()]
+        self._waiting.append((self._now_ms() + delay_ms, paths))
+
+    @property
+    def are_due(self) -> bool:
+        """Whether `remove_due` has something to do."""
+        return bool(self._waiting) and self._waiting[0][0] <= self._now_ms()
+
+    def remove_due(self) -> None:
+        """Remove the files that are due, in any thread. After an OSError, retry the failed ones in a minute."""
+        now, left, failure = self._now_ms(), [], None
+        while self._waiting and self._waiting[0][0] <= now:
+            for path in self._waiting.popleft()[1]:
+                try:
+                    self._files.remove(path)
+                except OSError as error:
+                    failure = error
+                    left.append(path)
+        if failure is not None:
+            self._waiting.append((now + _RETRY_MS, left))
+            raise failure
+
+
+class SegmentFacts(NamedTuple):
+    """A segment: its end offset, size in bytes, and largest timestamp (ms) or else the time of its last write."""
+
+    end: int
+    size: int
+    newest_ms: int
+
+
+def facts_of(segments: Sequence[Segment], end_offset: int) -> Iterator[SegmentFacts]:
+    """Yield the facts of a log's segments, lazily: retention rarely needs more than the first."""
+    ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
+    for segment, end in zip(segments, ends, strict=True):
+        newest = segment.max_timestamp
+        yield SegmentFacts(end, segment.size, newest if newest >= 0 else segment.made_ms)
+
+
+def expired(segments: Iterable[SegmentFacts], config: LogConfig, size: int, start_offset: int, now_ms: int) -> int:
+    """How many of the oldest segments to delete; `size` is the sum of all segments, including the active one.
+
+    A segment is deleted if it ends at or before `start_offset`; with cleanup.policy=delete also if its newest record is
+    older than retention.ms, or if the log without it still has retention.bytes. The count stops at the first to keep.
+    """
+    count = 0
+    for segment in segments:
+        too_old = config.deletes and 0 <= config.retention_ms < now_ms - segment.newest_ms
+        too_much = config.deletes and 0 <= config.retention_bytes <= size - segment.size
+        if not (segment.end <= start_offset or too_old or too_much):
+            break
+        count += 1
+        size -= segment.size
+    return count
+
+
+class Appended(NamedTuple):
+    """Result of an append: the offsets of the first and last record, and the log append time (ms, else -1).
+
+    For a duplicate, the offsets of its first append.
+    """
+
+    base_offset: int
+    last_offset: int
+    append_time: int = -1
+
+
+def assigned(
+    kernel: Kernel,
+    records: memoryview,
+    active: Segment,
+    first: int,
+    leader_epoch: int,
+    append_time: int | None,
+) -> tuple[memoryview, BatchRun]:
+    """Assign offsets from `first` on, in place if possible: (record batches, their run).
+
+    `append_time`: the timestamp (ms) of all records; None keeps their own. `DecodeError`.
+    """
+    if append_time is None and len(records):
+        run = kernel.scan_batches(records, 0, active.state, active.target(), first, leader_epoch)
+        if run.end == len(records):
+            return records, run
+    data = assign_offsets(records, first, leader_epoch=leader_epoch, append_time=append_time).data
+    return data, run_in(data, active)
+
+
+def run_in(data: memoryview, segment: Segment) -> BatchRun:
+    """The run of record batches with assigned offsets, for the indexes of this segment."""
+    batches, position = [], 0
+    for header, _ in iter_batches(data):
+        batches.append((position, header))
+        position += header.size
+    state = segment.state if segment.size else IndexState()
+    return run_of(batches, 0, state, segment.target(), segment.base_offset)
+
+
+def is_full(active: Segment, size: int, timestamp: int, config: LogConfig, now_ms: int) -> bool:
+    """Whether an append of `size` bytes with this largest timestamp (ms) needs a new segment: by size, age, indexes."""
+    if not active.size:
+        return False
+    if active.size + size > config.segment_bytes:
+        return True
+    limit = config.segment_index_bytes
+    if active.offset_index.is_full(limit) or active.time_index.is_full(limit):
+        return True
+    return _age(active, timestamp, now_ms) > config.segment_ms
+
+
+def _age(active: Segment, timestamp: int, now_ms: int) -> int:
+    """The age of a segment as in Kafka: by timestamps if the records have them, else by the clock."""
+    first = active.first_timestamp()
+    return timestamp - first if first >= 0 and timestamp >= 0 else now_ms - active.made_ms
+
+
+_Result = TypeVar("_Result")
+
+
+def _result(steps: Steps[_Result]) -> _Result:
+    answer: object = None
+    while True:
+        try:
+            work = steps.send(answer)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
+        answer = None if work is None else work()
+
+
+class ReadableLog:
+    """The base of `PartitionLog`, which changes these attributes."""
+
+    topic: str
+    partition: int
+    #: The first and the next offset.
+    start_offset: int
+    end_offset: int
+    producers: ProducerState
+    flushed: Flushed
+    config: LogConfig
+    #: Why the log rejects appends until it is reopened.
+    failure: OSError | None
+    #: False once it is closed or retired.
+    is_open: bool
+    _segments: tuple[Segment, ...]
+    _epochs: LeaderEpochs
+    _now_ms: Callable[[], int]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The current segments, the active one last."""
+        return self._segments
+
+    @property
+    def high_watermark(self) -> int:
+        """The end for consumers: without replication the end of the log."""
+        return self.end_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """The end of the flushed part of the log."""
+        return self.flushed.recovery_point
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The end for read_committed consumers: the start of the oldest open transaction, if there is one."""
+        unstable = self.producers.first_unstable_offset
+        return self.high_watermark if unstable is None else min(unstable, self.high_watermark)
+
+    @property
+    def leader_epoch(self) -> int:
+        """The epoch that batches are appended with."""
+        return self._epochs.latest
+
+    def end_of_epoch(self, epoch: int) -> tuple[int, int]:
+        """See `LeaderEpochs.end_of`."""
+        return self._epochs.end_of(epoch, self.start_offset, self.end_offset)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all .log files."""
+        return sum(segment.size for segment in self._segments)
+
+    def read(self, offset: int, max_bytes: int, end: int | None = None) -> FileRange | None:
+        """A range of one segment's file that starts with the batch that contains `offset`; at least one batch.
+
+        None if there is no batch before `end` (the high watermark or last stable offset). `OffsetOutOfRange` before the
+        log's start or after its end.
+        """
+        if not self.start_offset <= offset <= self.end_offset:
+            raise OffsetOutOfRange(self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset))
+        stop = end if end is not None and end < self.end_offset else None
+        return lookup.read(self._segments, offset, max_bytes, stop)
+
+    def is_in_older_segment(self, offset: int, end: int) -> bool:
+        """Whether `offset` is in a segment before the one that `end` is in."""
+        for segment in reversed(self._segments):  # mostly the last one
+            if segment.base_offset <= end:
+                return offset < segment.base_offset
+        return False
+
+    def records_in(self, found: FileRange) -> int:
+        """See `lookup.records_in`."""
+        return lookup.records_in(self._segments, found)
+
+    def offset_after(self, offset: int, found: FileRange) -> int:
+        """See `lookup.offset_after`."""
+        return lookup.offset_after(self._segments, self.end_offset, offset, found)
+
+    def check_indexes(self) -> Iterator[None]:
+        """Check the indexes before a look-up in all segments, one in a step; the log may change between. OSError."""
+        yield from (None for segment in self._segments if segment.check_indexes())
+
+    def aborted_transactions(self, first: int, end: int) -> list[AbortedTransaction]:
+        """See `lookup.aborted_transactions`."""
+        return lookup.aborted_transactions(self._segments, first, end)
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
+        return _result(self.search(timestamp))
+
+    def search(self, timestamp: int | None) -> Steps[tuple[int, int] | None]:
+        """`offset_for_timestamp` in steps, or for None `max_timestamp`; the log may change between.
+
+        The walk is long if records before the log's start have larger timestamps than those after it.
+        """
+        if timestamp is None:
+            return timestamp_lookup.max_timestamp(self._segments, self.start_offset)
+        return timestamp_lookup.offset_for_timestamp(self._segments, self.start_offset, timestamp)
+
+    def offsets_before(self, timestamp: int, count: int) -> list[int]:
+        """See `timestamp_lookup.offsets_before`."""
+        return timestamp_lookup.offsets_before(self._segments, self.start_offset, self.end_offset, timestamp, count)
+
+    def max_timestamp(self) -> tuple[int, int] | None:
+        """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
+        return _result(self.search(None))
+
+    @property
+    def has_many_unflushed(self) -> bool:
+        """Whether flush.messages requires a flush."""
+        return self.end_offset - self.recovery_point >= self.config.flush_messages
+
+    def waits_to_roll(self, size: int, timestamp: int) -> bool:
+        """Whether an append of `size` bytes with this largest timestamp (ms) needs a roll and a flush before it."""
+        return self.flushed.snapshot_at != self.end_offset and self.is_full(size, timestamp)
+
+    def is_full(self, size: int, timestamp: int) -> bool:
+        """Whether an append of `size` bytes with this largest timestamp (ms) needs a new segment."""
+        active, now_ms = self._segments[-1], self._now_ms()
+        if self.config.message_timestamp_type == LOG_APPEND_TIME:
+            timestamp = now_ms
+        return is_full(active, size, max(timestamp, active.max_timestamp), self.config, now_ms)
+
+    @property
+    def waits_to_expire(self) -> bool:
+        """Whether retention deletes all segments, and needs a roll and a flush before it."""
+        if self.flushed.snapshot_at == self.end_offset or not self._segments[-1].size or self.failure is not None:
+            return False
+        return self._count_expired() == len(self._segments)
+
+    def _count_expired(self) -> int:
+        facts = facts_of(self._segments, self.end_offset)
+        return expired(facts, self.config, self.size, self.start_offset, self._now_ms())
+
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether flush.ms requires a flush."""
+        is_over = self._now_ms() - self.flushed.at_ms >= self.config.flush_ms
+        return is_over and self.recovery_point < self.end_offset and self.failure is None and self.is_open
+
+
 _NONE = -1
 _DAY_MS = 24 * 3600 * 1000
 _PRODUCER_EXPIRATION_MS = _DAY_MS
@@ -152,7 +454,8 @@ class PartitionLog(ReadableLog):
     def append(self, records: memoryview, *, of_client: bool = False, flushes: bool = True) -> Appended:
         """Append complete record batches; assigns their offsets, in place if possible (`records` must be writable).
 
-        Batches `of_client` with producer ids are checked as log/sequences.py says; if all are duplicates, the result is
+        Batches `of_client` with producer ids are checked as log/producer_state.py says; if all are duplicates, the
+        result is
         that of their first append.
 
         `CorruptBatchError` for a wrong CRC, `DecodeError` for incomplete batches, `BatchTooLarge`, `ProducerRefused`,

@@ -25,10 +25,9 @@ from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.config import LogConfig
 from spark_klog.log.files.file_system import FileInfo, FileSystem
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState, load_snapshot
-from spark_klog.log.segments.index_memory import IndexMemory
+from spark_klog.log.segments.index import IndexMemory
 from spark_klog.log.segments.scan import headers
-from spark_klog.log.segments.segment import Segment
-from spark_klog.log.segments.segment_files import (
+from spark_klog.log.segments.segment import (
     CLEANED,
     DELETED,
     INDEX,
@@ -36,6 +35,7 @@ from spark_klog.log.segments.segment_files import (
     SWAP,
     TIME_INDEX,
     TRANSACTION_INDEX,
+    Segment,
     segment_name,
 )
 from spark_klog.records.formats.batch_v2 import BatchHeader

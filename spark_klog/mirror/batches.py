@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from spark_klog.client.consumer.decoding.chunk import Chunk
+from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.errors import DecodeError
 from spark_klog.records.building.conversion import batch_of
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, Record

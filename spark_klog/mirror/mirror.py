@@ -6,12 +6,11 @@ import logging
 import threading
 from collections.abc import Callable
 
-from spark_klog.client.delivery.transactions import NEVER_COMMITTED
+from spark_klog.client.producer.transactions import NEVER_COMMITTED
 from spark_klog.errors import KlogError, ProducerFenced, ProtocolError, is_retriable
 from spark_klog.mirror.ownership import Ownership
-from spark_klog.mirror.session import Session
+from spark_klog.mirror.session import Session, Totals
 from spark_klog.mirror.settings import MirrorSettings
-from spark_klog.mirror.totals import Totals
 
 _log = logging.getLogger(__name__)
 #: Seconds before the first attempt after a failure, and the most; each pause is twice the last.

@@ -13,8 +13,7 @@ import time
 import uuid
 
 from spark_klog.errors import MirrorFenced, RequestTimedOut
-from spark_klog.mirror.beginnings import Owner, Progress, owner_record, release_record
-from spark_klog.mirror.progress import ProgressReader
+from spark_klog.mirror.progress import Owner, Progress, ProgressReader, owner_record, release_record
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.target import Target
 

@@ -16,40 +16,221 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from spark_klog.client import Admin, Consumer
-from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
-from spark_klog.client.consumer.decoding.chunk import Chunk
-from spark_klog.client.delivery.receipts import Receipt
-from spark_klog.client.network.readiness import wait_until_ready
-from spark_klog.client.offsets import high_watermarks, list_offsets
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
+from spark_klog.client.consumer.fetches import Chunk
+from spark_klog.client.net.waiting import wait_until_ready
+from spark_klog.client.offsets import Committed, high_watermarks, list_offsets, offsets_of_led
+from spark_klog.client.producer.receipts import Receipt
 from spark_klog.errors import (
+    ConfigError,
     DataLossError,
+    ErrorCode,
+    KlogError,
     LogTruncated,
     MirrorFenced,
     OffsetOutOfRange,
     ProtocolError,
     TopicRecreated,
 )
-from spark_klog.mirror.batches import Span, out_batches
-from spark_klog.mirror.beginnings import copy_record, origins_record, prefix_record, topic_record
-from spark_klog.mirror.bounds import Bounds, ends_now, find_bounds
-from spark_klog.mirror.clusters import check_clusters, mirror_name
-from spark_klog.mirror.groups import GroupTranslation
+from spark_klog.mirror.batches import OutBatch, Span, out_batches
 from spark_klog.mirror.offset_map import PartitionMap, encode_run
 from spark_klog.mirror.ownership import LOOK_SECONDS, Ownership
-from spark_klog.mirror.progress import ProgressReader, prepare_progress, progress_topic, slot_of
-from spark_klog.mirror.settings import MirrorSettings
+from spark_klog.mirror.progress import (
+    ProgressReader,
+    copy_record,
+    origins_record,
+    prefix_record,
+    prepare_progress,
+    progress_topic,
+    slot_of,
+    topic_record,
+)
+from spark_klog.mirror.settings import MirrorSettings, check_name
 from spark_klog.mirror.target import Target
 from spark_klog.mirror.topics import MirroredTopics
-from spark_klog.mirror.totals import Totals
-from spark_klog.mirror.waiting import Waiting
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _log = logging.getLogger(__name__)
+
+
+class GroupTranslation:
+    """Commits translated offsets at the target, for groups that have no members there.
+
+    Offsets only move forward, as with MirrorMaker 2: consumers that were moved to the target keep theirs.
+    """
+
+    def __init__(self, settings: MirrorSettings, source: Admin, target: Admin) -> None:
+        self._settings, self._source, self._target = settings, source, target
+
+    def translate(self, maps: Mapping[TopicPartition, PartitionMap]) -> int:
+        """Translate all groups that the settings name; return the number of groups at the target that are up to date.
+
+        A group that fails is logged as a warning, and tried again at the next call.
+        """
+        pattern = self._settings.groups
+        if pattern is None:
+            return 0
+        names = [one.group for one in self._source.list_groups() if pattern.fullmatch(one.group)]
+        return sum(self._translate(name, maps) for name in sorted(names))
+
+    def _translate(self, group: str, maps: Mapping[TopicPartition, PartitionMap]) -> bool:
+        try:
+            offsets = self._translated(group, maps)
+            there = self._target.list_group_offsets(group, list(offsets)) if offsets else {}
+            ahead = {key: item for key, item in offsets.items() if key not in there or there[key].offset < item.offset}
+            refused = self._target.alter_group_offsets(group, ahead).failures if ahead else {}
+        except KlogError as error:
+            _log.warning("group %s is not translated: %s", group, error)
+            return False
+        for key, refusal in refused.items():
+            if isinstance(refusal, ProtocolError) and refusal.code == ErrorCode.UNKNOWN_MEMBER_ID:
+                _log.info("group %s has members at the target, and keeps its offsets there", group)
+                return False
+            _log.warning("the offset of group %s in %s-%d is not translated: %s", group, *key, refusal)
+        return bool(offsets) and not refused
+
+    def _translated(self, group: str, maps: Mapping[TopicPartition, PartitionMap]) -> dict[TopicPartition, Committed]:
+        committed = self._source.list_group_offsets(group, list(maps)) if maps else {}
+        found = {
+            (self._settings.prefix + key[0], key[1]): maps[key].translate(item.offset)
+            for key, item in committed.items()
+        }
+        before = [key for key, offset in found.items() if offset is None]
+        starts = list_offsets(self._target.cluster, dict.fromkeys(before, EARLIEST)) if before else {}
+        return {
+            key: Committed(starts[key] if offset is None else offset, metadata=item.metadata)
+            for (key, offset), item in zip(found.items(), committed.values(), strict=True)
+        }
+
+
+def mirror_name(settings: MirrorSettings, source: Admin) -> str:
+    """The name of the mirror: as set, or else the id of the source's cluster, and the prefix.
+
+    Copies with another prefix have a progress of their own.
+    """
+    source.list_topics()
+    if settings.name is not None:
+        return settings.name
+    name = source.cluster.cluster_id
+    if name is None:
+        raise ConfigError("the source's brokers have no cluster id (before Kafka 0.10.1): name the mirror (--name)")
+    return check_name(f"{name}-{settings.prefix}" if settings.prefix else name)
+
+
+def check_clusters(settings: MirrorSettings, source: Admin, target: Admin) -> None:
+    """Raise `ConfigError` if the mirror would copy topics into themselves."""
+    target.list_topics()
+    cluster = source.cluster.cluster_id
+    if cluster is not None and cluster == target.cluster.cluster_id and not settings.prefix:
+        raise ConfigError(f"source and target are the same cluster, {cluster}: give the copies other names (--prefix)")
+
+
+@dataclass
+class Totals:
+    """Counts of a mirror since it was started; `bytes` are those of batches, as they are compressed.
+
+    `copied` batches are as at the source, `rebuilt` ones were encoded again. `lag` is the number of offsets that are
+    not mirrored yet, as of the last look. `lost` offsets were deleted at the source before they were mirrored.
+    `restarts` were made after failures.
+    """
+
+    partitions: int = 0
+    records: int = 0
+    bytes: int = 0
+    copied: int = 0
+    rebuilt: int = 0
+    lag: int | None = None
+    lost: int = 0
+    groups: int = 0
+    restarts: int = 0
+
+    def as_dict(self) -> dict[str, int | None]:
+        """The counts by name, for JSON."""
+        return asdict(self)
+
+
+#: The most milliseconds that an answer of a leader may take which others do not wait for.
+_LOOK_MS = 5000
+
+
+class Bounds(NamedTuple):
+    """A partition's offsets: its first one, and that after its last one."""
+
+    start: int
+    end: int
+
+
+def find_bounds(cluster: Cluster, keys: Collection[TopicPartition], *, waits: bool) -> dict[TopicPartition, Bounds]:
+    """The bounds of partitions, whose leaders are those in the last metadata.
+
+    Without `waits`, a partition whose leader is missing or does not answer now is left out; else the call retries until
+    default.api.timeout.ms, and raises what `list_offsets` raises.
+    """
+    if waits:
+        starts = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
+        ends = list_offsets(cluster, dict.fromkeys(keys, LATEST))
+    else:
+        with cluster.within(_LOOK_MS):
+            starts, _ = offsets_of_led(cluster, dict.fromkeys(keys, EARLIEST))
+            ends, _ = offsets_of_led(cluster, dict.fromkeys(starts, LATEST))
+    return {key: Bounds(starts[key], end) for key, end in ends.items()}
+
+
+def ends_now(cluster: Cluster, keys: Collection[TopicPartition]) -> tuple[dict[TopicPartition, int], bool]:
+    """The ends of the partitions whose leaders answer now, and whether the cluster does not know a topic any more.
+
+    Each leader is asked once: a topic that is deleted just now must not hold up the others.
+    """
+    with cluster.within(_LOOK_MS):
+        found, failed = offsets_of_led(cluster, dict.fromkeys(keys, LATEST))
+    names = {topic for topic, _ in failed}
+    told = cluster.metadata(names) if names else {}  # with the leaders to ask the next time
+    return found, any(name not in told or told[name]["error_code"] in UNKNOWN_TOPIC for name in names)
+
+
+class Waiting:
+    """Batches by partition, in order. Partitions take turns, so that a Produce request carries batches of many."""
+
+    def __init__(self) -> None:
+        self._items: dict[TopicPartition, deque[OutBatch | int]] = {}
+        #: Bytes of all batches.
+        self.size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def add(self, key: TopicPartition, item: OutBatch | int) -> None:
+        """Add a batch, or the source's offset before which nothing more is to be copied."""
+        self._items.setdefault(key, deque()).append(item)
+        self.size += _size(item)
+
+    @property
+    def next_size(self) -> int:
+        """Bytes of what `take` returns."""
+        return next((_size(items[0]) for items in self._items.values()), 0)
+
+    def take(self) -> tuple[TopicPartition, OutBatch | int] | None:
+        """The next item of the partition whose turn it is; None if nothing waits."""
+        for key, items in self._items.items():
+            item = items.popleft()
+            self.size -= _size(item)
+            del self._items[key]
+            if items:
+                self._items[key] = items
+            return key, item
+        return None
+
+
+def _size(item: OutBatch | int) -> int:
+    return 0 if isinstance(item, int) else len(item.data)
+
+
 #: Seconds that the loop waits for one side while the other may have work.
 _SHORT, _LONG = 0.02, 0.5
 #: Seconds between two looks at the source's ends.

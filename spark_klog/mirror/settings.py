@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from spark_klog.client.security.settings.secrets import Settings
+from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError
 
 #: Topics that a pattern leaves out: Kafka's internal ones, and those of MirrorMaker 2.

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.delivery.receipts import Receipt
-from spark_klog.client.delivery.sender import Sender
-from spark_klog.client.delivery.transactions import Transactions
-from spark_klog.client.network.connection import Connection
-from spark_klog.client.security.settings.secrets import Settings
+from spark_klog.client.net.connection import Connection
+from spark_klog.client.producer.receipts import Receipt
+from spark_klog.client.producer.sender import Sender
+from spark_klog.client.producer.transactions import Transactions
+from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError, ErrorCode, ProducerFenced
 from spark_klog.mirror.batches import OutBatch
 from spark_klog.mirror.progress import progress_batches, progress_topic

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from spark_klog.client import Admin
 from spark_klog.client.offsets import Committed, GroupOffsets, list_offsets
 from spark_klog.errors import ConfigError, LoadError
-from spark_klog.load.journal.committed import CommittedFile, files
-from spark_klog.load.journal.history import loaded_extents, manifests, open_load
+from spark_klog.load.journal.history import CommittedFile, files, loaded_extents, manifests, open_load
 from spark_klog.load.journal.model import STAGED, place_of
 from spark_klog.load.settings import JSON_LINES
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 #: Extents of a partition that are noted: brokers take 4,096 bytes of metadata.
 _MOST_EXTENTS = 80

@@ -20,9 +20,8 @@ from spark_klog.client import Admin, Consumer
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.ui import changes, groups, overview, queries
 from spark_klog.ui.export import FORMS, MAX_RECORDS as MAX_EXPORTED, Render, export
-from spark_klog.ui.guard import Guard, RequestRefused, Session
+from spark_klog.ui.guard import Guard, OutageWatch, RequestRefused, Session
 from spark_klog.ui.messages import MAX_COUNT, View, page
-from spark_klog.ui.outage import OutageWatch
 from spark_klog.ui.search import FIELDS, MAX_MATCHES, MAX_RECORDS, Search, search
 from spark_klog.ui.streams import Streams
 

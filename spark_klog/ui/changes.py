@@ -6,12 +6,12 @@ from base64 import b64decode
 from collections.abc import Mapping
 from typing import Any
 
+from spark_klog.base.clock import system_ms
 from spark_klog.client import Admin, Producer
-from spark_klog.clock import system_ms
 from spark_klog.errors import ConfigError
 from spark_klog.groups.moves import ShiftBy, Target, ToOffset, ToTime, plan_changes, target_offsets
 from spark_klog.groups.stores import CoordinatorStore
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _DELIVERY_SECONDS = 30.0
 #: In a file that is shared with a program: producing here would fence its producer.

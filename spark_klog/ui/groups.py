@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from spark_klog.base.addresses import without_user
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
-from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import KlogError, ProtocolError
 from spark_klog.groups.lag import owners_of, partition_lags
 from spark_klog.groups.moves import existing
 from spark_klog.groups.stores import open_store
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.records import LATEST
 
 #: Groups whose members and offsets are looked up: a request a group.
 _MAX_GROUPS = 1000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -12,8 +14,44 @@ from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError, RequestTimedOut
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.ui.records import rows
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+
+#: Bytes shown of a key, a value or a header.
+_MAX_SHOWN = 64 * 1024
+_MAX_HEADERS = 100
+
+
+def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Each record of an Arrow batch with headers."""
+    for row in batch.to_pylist():
+        time: datetime | None = row["timestamp"]
+        headers = row["headers"] or []
+        yield {
+            "topic": row["topic"],
+            "partition": row["partition"],
+            "offset": row["offset"],
+            "timestamp": None if time is None else round(time.timestamp() * 1000),
+            "timestampType": row["timestampType"],
+            "key": shown(row["key"]),
+            "value": shown(row["value"]),
+            "headers": [{"key": one["key"], "value": shown(one["value"])} for one in headers[:_MAX_HEADERS]],
+            "headerCount": len(headers),
+        }
+
+
+def shown(data: bytes | None) -> dict[str, Any] | None:
+    """{"size", "text" or "base64"}, of the first 64 KiB; None for null."""
+    if data is None:
+        return None
+    part = data[:_MAX_SHOWN]
+    for cut in range(4):  # a character that the limit has cut
+        try:
+            return {"size": len(data), "text": part[: len(part) - cut].decode()}
+        except UnicodeDecodeError:
+            if len(part) == len(data):
+                break
+    return {"size": len(data), "base64": b64encode(part).decode()}
+
 
 #: Makes a consumer that is in no group.
 NewConsumer = Callable[[], Consumer]

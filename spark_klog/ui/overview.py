@@ -11,7 +11,7 @@ from spark_klog.client.admin.topics import TopicDescription
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import KlogError
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 #: Topics shown; the page says how many there are.
 _MAX_TOPICS = 10_000

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from spark_klog.base.addresses import without_user
 from spark_klog.client import Admin
 from spark_klog.client.offsets import list_offsets
-from spark_klog.directories.switching import checkpoint_state
-from spark_klog.directories.trees.addresses import without_user
 from spark_klog.errors import KlogError
 from spark_klog.groups.moves import existing
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.records import LATEST
+from spark_klog.trees.switching import checkpoint_state
 
 
 def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:

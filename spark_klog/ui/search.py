@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from spark_klog.client import Admin
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import ConfigError
-from spark_klog.ui.messages import NewConsumer, partition_ranges
-from spark_klog.ui.records import rows
+from spark_klog.ui.messages import NewConsumer, partition_ranges, rows
 
 FIELDS = ("key", "value", "headers")
 MAX_RECORDS = 10_000_000

@@ -14,10 +14,10 @@ from types import FrameType
 import uvicorn
 
 from spark_klog.client import Admin
-from spark_klog.directories.paths import host_and_port
 from spark_klog.errors import ConfigError
+from spark_klog.trees.paths import host_and_port
 from spark_klog.ui.app import Sources, make_app
-from spark_klog.ui.outage import OutageWatch
+from spark_klog.ui.guard import OutageWatch
 from spark_klog.ui.streams import Streams
 from spark_klog.wire.listening import bind, is_loopback, parse_listen
 

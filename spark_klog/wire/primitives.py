@@ -18,7 +18,7 @@ from math import inf
 from struct import Struct
 from uuid import UUID
 
-from spark_klog.errors import DecodeError, EncodeError
+from spark_klog.errors import DecodeError, EncodeError, FrameTooLarge
 
 _INT8, _INT16, _INT32, _INT64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
 _UINT32, _FLOAT64 = Struct(">I"), Struct(">d")
@@ -299,3 +299,17 @@ def append_uvarint(target: bytearray, value: int) -> None:
         target.append(value & 0x7F | 0x80)
         value >>= 7
     target.append(value)
+
+
+SIZE = Struct(">i")
+
+#: The largest request that a broker accepts (Kafka: socket.request.max.bytes), and the largest response for a client.
+MAX_FRAME = 100 * 1024 * 1024
+
+
+def frame_size(prefix: Buffer, limit: int = MAX_FRAME) -> int:
+    """The size in a 4-byte prefix; `FrameTooLarge` if it is negative or above `limit`."""
+    size: int = SIZE.unpack(prefix)[0]
+    if not 0 <= size <= limit:
+        raise FrameTooLarge(size, limit)
+    return size

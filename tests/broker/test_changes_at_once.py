@@ -13,8 +13,7 @@ from pathlib import Path
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.housekeeping import keep_house
-from spark_klog.broker.logs.log_cleaner import clean_logs
+from spark_klog.broker.housekeeping import clean_logs, keep_house
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog

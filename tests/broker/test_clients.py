@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from kafka.record import default_records
 
-from spark_klog.client.producer import Producer as KlogProducer
+from spark_klog.client.producer.producer import Producer as KlogProducer
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.tools import ToolFailed, kcat
 from tests.support.waiting import wait_until

@@ -17,9 +17,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import offset_range
-from spark_klog.client.producer import Producer as OurProducer
+from spark_klog.client.producer.producer import Producer as OurProducer
 from spark_klog.errors import ConnectionFailed, OffsetOutOfRange, RequestTimedOut
 from spark_klog.records.contract import Record
 from tests.support.batches import read_records

@@ -17,21 +17,20 @@ from uuid import UUID
 
 import pytest
 
-from spark_klog.broker.event_loop import large_requests
-from spark_klog.broker.groups.member import Join
+from spark_klog.broker import event_loop as large_requests
+from spark_klog.broker.groups.group import Join
 from spark_klog.broker.handlers import (
-    alter_configs,
-    delete_groups,
-    describe_log_dirs,
+    cluster as describe_log_dirs,
+    configs as alter_configs,
     fetch,
-    init_producer_id,
+    groups as delete_groups,
     list_offsets,
-    offset_commit,
-    offset_delete,
+    offsets as offset_commit,
+    offsets as offset_delete,
     produce,
+    transactions as init_producer_id,
 )
-from spark_klog.broker.housekeeping import keep_house
-from spark_klog.broker.logs.log_cleaner import clean_logs
+from spark_klog.broker.housekeeping import clean_logs, keep_house
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
@@ -344,7 +343,10 @@ def test_settings_that_two_clients_alter_at_once_are_both_kept(tmp_path: Path) -
             await broker.create_topic("t", 1)
             wanted = {"retention.ms": "60000", "segment.bytes": "77777", "max.message.bytes": "5555"}
             answers = await asyncio.gather(
-                *(alter_configs.handle_incremental(broker, client_request(), message(*item)) for item in wanted.items())
+                *(
+                    alter_configs.incremental_alter_configs(broker, client_request(), message(*item))
+                    for item in wanted.items()
+                )
             )
             assert [answer["responses"][0]["error_code"] for answer in answers] == [0, 0, 0]
             assert broker.registry.settings("t") == wanted
@@ -385,7 +387,7 @@ def test_a_commit_of_a_member_that_has_left_meanwhile_is_refused(
                 return checked(*arguments)
 
             monkeypatch.setattr(broker.authorizer, "refusal", others_have_their_turn)
-            answer = await offset_commit.handle(broker, client_request(), message)
+            answer = await offset_commit.offset_commit(broker, client_request(), message)
             codes = [entry["error_code"] for entry in answer["topics"][0]["partitions"]]
             assert codes == [ErrorCode.UNKNOWN_MEMBER_ID] * 2
             assert broker.offsets.fetch("g", "t", 0) is None
@@ -465,7 +467,7 @@ def test_a_record_that_comes_while_a_fetch_looks_at_other_partitions_is_not_wait
                 patch.setattr(broker, "leader_log", others_have_their_turn)
                 request = client_request(11)
                 message = fetch_message([0, 1], 600_000)
-                answer = await asyncio.wait_for(fetch.handle(broker, request, message), 20)
+                answer = await asyncio.wait_for(fetch.fetch(broker, request, message), 20)
             (topic,) = answer["responses"]
             assert len(topic["partitions"][0]["records"]) > 0
 
@@ -483,7 +485,7 @@ def test_a_disk_that_fails_as_offsets_are_looked_up(tmp_path: Path, monkeypatch:
             monkeypatch.setattr(broker.logs.logs["t", 0], "search", fail)
             entry = {"partition_index": 0, "timestamp": 5, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
-            answer = await list_offsets.handle(broker, client_request(), message)
+            answer = await list_offsets.list_offsets(broker, client_request(), message)
             assert answer["topics"][0]["partitions"][0]["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
 
     asyncio.run(run())
@@ -517,7 +519,7 @@ def test_others_are_served_while_a_time_is_looked_up(
             task = asyncio.create_task(others())
             entry = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
-            answer = await list_offsets.handle(broker, client_request(), message)
+            answer = await list_offsets.list_offsets(broker, client_request(), message)
             task.cancel()
             assert rounds >= batches
             (found,) = answer["topics"][0]["partitions"]
@@ -553,7 +555,7 @@ def test_records_are_deleted_during_a_look_up_by_time(
             monkeypatch.setattr(broker.turns, "take", delete_once)
             entry = {"partition_index": 0, "timestamp": _FAR + 5, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
-            (found,) = (await list_offsets.handle(broker, client_request(), message))["topics"][0]["partitions"]
+            (found,) = (await list_offsets.list_offsets(broker, client_request(), message))["topics"][0]["partitions"]
             assert count >= when
             assert (found["error_code"], found["timestamp"], found["offset"]) == (ErrorCode.NONE, _FAR + 9, 50)
 
@@ -586,7 +588,7 @@ def test_others_are_served_while_a_batch_is_looked_through(
             asyncio.get_running_loop().call_later(0.05, served.set)
             entry = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
-            (found,) = (await list_offsets.handle(broker, client_request(), message))["topics"][0]["partitions"]
+            (found,) = (await list_offsets.list_offsets(broker, client_request(), message))["topics"][0]["partitions"]
             assert (found["error_code"], found["timestamp"], found["offset"]) == (ErrorCode.NONE, _FAR + 5, 2)
 
     asyncio.run(run())
@@ -612,7 +614,7 @@ def test_others_are_served_while_keys_are_searched_for(tmp_path: Path, monkeypat
                 topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
                 message = {"acks": -1, "transactional_id": None, "topic_data": topics}
                 request = client_request(9)
-                answer = asyncio.create_task(produce.handle(broker, request, message))
+                answer = asyncio.create_task(produce.produce(broker, request, message))
                 await asyncio.sleep(0)
                 asyncio.get_running_loop().call_soon(served.set)
                 answers.append((await asyncio.wait_for(answer, 30), code))
@@ -647,10 +649,10 @@ def test_others_are_served_while_old_formats_are_converted(tmp_path: Path, monke
             topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
             message = {"acks": -1, "transactional_id": None, "topic_data": topics}
             request = client_request(2)
-            answer = await asyncio.wait_for(produce.handle(broker, request, message), 30)
+            answer = await asyncio.wait_for(produce.produce(broker, request, message), 30)
             assert answer is not None
             assert answer["responses"][0]["partition_responses"][0]["error_code"] == ErrorCode.NONE
-            answer = await asyncio.wait_for(fetch.handle(broker, request, fetch_message([0], 0)), 30)
+            answer = await asyncio.wait_for(fetch.fetch(broker, request, fetch_message([0], 0)), 30)
             found = answer["responses"][0]["partitions"][0]["records"]
             assert [record.value for record in read_records(bytes(found))] == [b"v"] * 3
 
@@ -677,7 +679,7 @@ def test_why_there_is_no_log_to_append_to(
             data = {"index": partition, "records": memoryview(bytearray())}
             topics = [{"name": "t", "topic_id": UUID(int=0), "partition_data": [data]}]
             message = {"acks": -1, "transactional_id": None, "topic_data": topics}
-            answer = await asyncio.wait_for(produce.handle(broker, client_request(7), message), 30)
+            answer = await asyncio.wait_for(produce.produce(broker, client_request(7), message), 30)
             assert answer is not None
             (found,) = answer["responses"][0]["partition_responses"]
             assert found["error_code"] == code
@@ -696,7 +698,7 @@ def test_a_disk_that_fails_as_it_is_measured(tmp_path: Path, monkeypatch: pytest
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
             monkeypatch.setattr(shutil, "disk_usage", fail)
-            (result,) = describe_log_dirs.handle(broker, client_request(), {"topics": None})["results"]
+            (result,) = describe_log_dirs.describe_log_dirs(broker, client_request(), {"topics": None})["results"]
             assert result["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
 
     asyncio.run(run())
@@ -739,10 +741,10 @@ def test_ids_of_transactions_that_are_still_loading_are_not_given(tmp_path: Path
 
     async def second_life(known: int) -> None:
         async with running(tmp_path) as broker:
-            answer = await init_producer_id.handle(broker, client_request(), message)
+            answer = await init_producer_id.init_producer_id(broker, client_request(), message)
             assert answer["error_code"] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, answer
             await broker.transactions.load()
-            answer = await init_producer_id.handle(broker, client_request(), message)
+            answer = await init_producer_id.init_producer_id(broker, client_request(), message)
             assert (answer["error_code"], answer["producer_id"]) == (ErrorCode.NONE, known + 1)
 
     known = asyncio.run(first_life())

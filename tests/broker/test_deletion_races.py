@@ -9,9 +9,9 @@ import pytest
 
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.registry import Registry
-from spark_klog.directories import paths
-from spark_klog.directories.trees.memory import MemoryTree
 from spark_klog.errors import DirectoryError
+from spark_klog.trees import paths
+from spark_klog.trees.memory import MemoryTree
 
 NODE, CONFIG, REQUESTED = "/brokers/topics/t", "/config/topics/t", "/admin/delete_topics/t"
 SETTINGS = {"retention.ms": "5"}

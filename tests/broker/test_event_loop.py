@@ -17,23 +17,22 @@ from typing import Any
 
 import pytest
 
+from spark_klog.base.clock import system_ms
+from spark_klog.broker import event_loop as background, event_loop as large_requests
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.event_loop import background, large_requests
 from spark_klog.broker.groups import coordinator as coordinator_module
-from spark_klog.broker.groups.member import Join
+from spark_klog.broker.groups.group import Join
 from spark_klog.broker.handlers import (
-    delete_groups,
-    delete_records,
-    join_group,
+    groups as delete_groups,
+    groups as join_group,
+    groups as sync_group,
     list_offsets,
-    sync_group,
-    write_txn_markers,
+    topics as delete_records,
+    transactions as write_txn_markers,
 )
-from spark_klog.broker.housekeeping import keep_house
-from spark_klog.broker.logs.log_cleaner import _dirtiest, clean_logs
+from spark_klog.broker.housekeeping import _dirtiest, clean_logs, keep_house
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
-from spark_klog.clock import system_ms
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.segments.segment import Segment
@@ -250,7 +249,7 @@ def test_what_empties_a_log_waits_in_threads(tmp_path: Path, monkeypatch: pytest
             append(log, 3)
             with synced_in_threads(monkeypatch):
                 topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": -1}]}]
-                answer = await delete_records.handle(broker, client_request(1), {"topics": topics})
+                answer = await delete_records.delete_records(broker, client_request(1), {"topics": topics})
                 assert answer["topics"][0]["partitions"][0]["low_watermark"] == 3
                 append(log, 3)
                 house = asyncio.create_task(keep_house(broker))
@@ -364,7 +363,7 @@ def test_many_offsets_are_removed_in_threads_and_slices(
             removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
             with synced_in_threads(monkeypatch):
                 if is_deleted:
-                    answer = await delete_groups.handle(broker, client_request(2), {"groups_names": ["g"]})
+                    answer = await delete_groups.delete_groups(broker, client_request(2), {"groups_names": ["g"]})
                     assert answer["results"] == [{"group_id": "g", "error_code": ErrorCode.NONE}]
                 else:
                     await broker.delete_topic("t")
@@ -396,9 +395,9 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
             with synced_in_threads(monkeypatch) as threads:
                 assert await commit(broker, "t", offset=1) == {"t": ErrorCode.NONE}
                 check_flushed()
-                joined = await join_group.handle(broker, client_request(2), join_message("members"))
+                joined = await join_group.join_group(broker, client_request(2), join_message("members"))
                 assert joined["error_code"] == ErrorCode.NONE
-                synced = await sync_group.handle(broker, client_request(2), sync_message("members", joined))
+                synced = await sync_group.sync_group(broker, client_request(2), sync_message("members", joined))
                 assert synced["error_code"] == ErrorCode.NONE
                 check_flushed()
                 both = frozenset({("t", 0), ("t", 1)})
@@ -415,7 +414,7 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
                     "coordinator_epoch": 0,
                 }
                 marker["topics"] = [{"name": "t", "partition_indexes": [0, 1]}]
-                answer = await write_txn_markers.handle(broker, client_request(1), {"markers": [marker]})
+                answer = await write_txn_markers.write_txn_markers(broker, client_request(1), {"markers": [marker]})
                 codes = [entry["error_code"] for entry in answer["markers"][0]["topics"][0]["partitions"]]
                 assert codes == [ErrorCode.NONE, ErrorCode.NONE]
                 check_flushed()
@@ -611,7 +610,7 @@ def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch:
             counting = asyncio.create_task(count_turns())
             partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": 1029}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [partition]}]}
-            answer = await list_offsets.handle(broker, client_request(), message)
+            answer = await list_offsets.list_offsets(broker, client_request(), message)
             assert answer["topics"][0]["partitions"][0]["offset"] == 29
             assert len(loaded) == len(set(loaded)) == len(broker.logs.logs["t", 0].segments) - 1
             loaded.clear()

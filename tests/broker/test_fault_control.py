@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from spark_klog.broker.faults.http_control import FaultControl
+from spark_klog.broker.faults.faulty_server import FaultControl
 from spark_klog.broker.faults.script import FaultScript
 from spark_klog.errors import ConfigError
 from tests.support.broker import KlogBroker, broker_command, refusal

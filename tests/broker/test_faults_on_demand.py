@@ -21,7 +21,7 @@ from kafka.errors import CorruptRecordError
 
 from spark_klog.broker.faults import Corrupt, Delay, Drop, ErrorAnswer, Fault, Truncate
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, CorruptBatchError, ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE
@@ -372,7 +372,7 @@ def test_a_broker_without_faults_takes_none(cluster: EmbeddedCluster) -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     program = (
-        "import sys, spark_klog.embedded, spark_klog.cli.main, spark_klog.broker.network.server\n"
+        "import sys, spark_klog.embedded, spark_klog.cli.main, spark_klog.broker.net.server\n"
         "print({'pyspark', 'pandas', 'pyarrow', 'spark_klog.broker.faults.faulty_server'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spark_klog.broker.fetches.fetch_sessions import FetchSession, FetchSessions, PartitionKey
+from spark_klog.broker.fetches import FetchSession, FetchSessions, PartitionKey
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, FETCH
 from spark_klog.protocol.codec import decode_request, decode_request_header, decode_response

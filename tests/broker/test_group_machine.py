@@ -11,10 +11,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spark_klog.broker.groups.group import Group
-from spark_klog.broker.groups.member import Join
-from spark_klog.broker.groups.replies import Reply
-from spark_klog.broker.groups.state import State
+from spark_klog.broker.groups.group import Group, Join, Reply, State
 from spark_klog.errors import ErrorCode
 
 SESSION, REBALANCE = 10.0, 30.0

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from spark_klog.cli.log_format import TextFormatter
+from spark_klog.cli.output import TextFormatter
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog

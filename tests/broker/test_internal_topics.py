@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.handlers import create_partitions
+from spark_klog.broker.handlers import topics as create_partitions
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
-from spark_klog.directories import paths
-from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.trees import paths
+from spark_klog.trees.opening import open_tree
 from tests.support.commits import commit_offsets
 from tests.support.loop_broker import client_request, new_producer, running
 from tests.support.waiting import until
@@ -143,7 +143,7 @@ def test_an_internal_topic_gets_no_more_partitions(tmp_path: Path) -> None:
             await fill(broker)
             for topic in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
                 message = {"topics": [{"name": topic, "count": 3, "assignments": None}], "validate_only": False}
-                answer = await create_partitions.handle(broker, client_request(), message)
+                answer = await create_partitions.create_partitions(broker, client_request(), message)
                 assert answer["results"][0]["error_code"] == ErrorCode.INVALID_PARTITIONS
                 assert "can't be changed" in answer["results"][0]["error_message"]
                 assert len(broker.registry.topics[topic].assignment) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.broker.settings.properties import parse_properties
+from spark_klog.base.properties import parse_properties
 from spark_klog.errors import ConfigError
 
 _READER = r"""

@@ -21,12 +21,12 @@ from confluent_kafka.admin import AdminClient
 from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.security.config import SecurityConfig
 from spark_klog.broker.security.tls import server_context
-from spark_klog.directories.paths import Endpoint
-from spark_klog.directories.trees.memory import MemoryTree
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.apis import API_VERSIONS, METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.codec import encode_request
+from spark_klog.trees.memory import MemoryTree
+from spark_klog.trees.paths import Endpoint
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.certificates import KEY_PASSWORD, Certificates, make_certificates, trusting
 from tests.support.kafka import HOST, free_port, kafka_libs

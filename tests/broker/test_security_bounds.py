@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.broker.network.frame_memory import FrameMemory, ResponseMemory
-from spark_klog.broker.network.watchdog import Activity, reason_to_drop
+from spark_klog.broker.net.connection import Activity, FrameMemory, ResponseMemory, reason_to_drop
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.protocol.apis import CREATE_TOPICS, FETCH, METADATA, PRODUCE
 from spark_klog.protocol.codec import encode_request

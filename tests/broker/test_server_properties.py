@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from spark_klog.base.properties import parse_properties
 from spark_klog.broker.security.config import SECURITY_SETTINGS
 from spark_klog.broker.settings.config import _BROKER_SETTINGS, broker_settings
 from spark_klog.broker.settings.kafka_names import WITHOUT_USE
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS
-from spark_klog.broker.settings.properties import parse_properties
 from spark_klog.broker.settings.server_properties import PLACES, broker_config
 from spark_klog.errors import ConfigError
 from tests.support.broker import refusal

@@ -20,7 +20,7 @@ from spark_klog.broker.security.mechanisms import Credential
 from spark_klog.broker.security.users import Users
 from spark_klog.broker.security.users_file import User, remove_user, set_credentials
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.acls import ALLOW, LITERAL, TOPIC, AclOperation
+from spark_klog.protocol.tables.security import ALLOW, LITERAL, TOPIC, AclOperation
 
 _MECHANISM = "SCRAM-SHA-256"
 

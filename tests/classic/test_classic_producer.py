@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from spark_klog.classic import CallbackHandler, KeyedMessage, Producer, ProducerData, SimpleConsumer
-from spark_klog.classic.producing.messages import hash_partitioner, random_partitioner, string_encoder
+from spark_klog.classic.producer import hash_partitioner, random_partitioner, string_encoder
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ConnectionFailed, ProducerClosed, QueueFull

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.classic.group.filters import Blacklist, Whitelist
-from spark_klog.classic.group.rebalance import assign, thread_id, threads_by_topic
-from spark_klog.directories.consumers import (
+from spark_klog.classic.group.membership import assign, thread_id, threads_by_topic
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.trees.consumers import (
     BLACK_LIST,
     STATIC,
     WHITE_LIST,
@@ -18,7 +19,6 @@ from spark_klog.directories.consumers import (
     parse_registration,
     registration_payload,
 )
-from spark_klog.errors import ConfigError, DecodeError
 
 _TOPICS = ["a", "b", "c", "__consumer_offsets"]
 _NAMES = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1, max_size=6)

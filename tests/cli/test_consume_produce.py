@@ -22,8 +22,8 @@ import pytest
 
 from spark_klog.cli.records import places
 from spark_klog.client.cluster import Cluster
-from spark_klog.protocol.tables.list_offsets import LATEST
-from spark_klog.spark.offsets import OffsetSpec
+from spark_klog.client.places import OffsetSpec
+from spark_klog.protocol.tables.records import LATEST
 from tests.cli.place import NO_DELAY
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka

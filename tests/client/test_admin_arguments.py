@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_klog.client import Admin, NewTopic, Subtract
-from spark_klog.client.admin.settings import admin_config
+from spark_klog.client.admin.calls import admin_config
 from spark_klog.errors import (
     AdminClosed,
     ConfigError,

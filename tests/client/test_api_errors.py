@@ -18,11 +18,11 @@ import pytest
 
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
 from spark_klog.client.coordinator import find_coordinator
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import NO_OFFSET, GroupOffsets, list_offsets
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
 from spark_klog.error_codes import REMEDIES, Remedy
 from spark_klog.errors import (
     ConnectionFailed,
@@ -33,7 +33,7 @@ from spark_klog.errors import (
     RequestTimedOut,
     UnsupportedVersionError,
 )
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from tests.support.faults import (
     Fault,
     cut,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, DecodeError, KlogError, UnsupportedVersionError
 from tests.support.kafka import HOST, free_port
 

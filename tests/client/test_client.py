@@ -16,12 +16,12 @@ from confluent_kafka.admin import AdminClient
 
 from spark_klog.client.answers import by_key
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import GroupOffsets, list_offsets, offset_range
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ConfigError, ErrorCode, OffsetOutOfRange, ProtocolError
 from spark_klog.protocol.apis import LIST_OFFSETS
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import AbortedTransactions
 from tests.support.batches import read_records
 from tests.support.broker import KlogBroker

@@ -12,14 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_klog.client import backoff, cluster as cluster_module, connections
+from spark_klog.client import cluster as cluster_module, cluster as connections, retry as backoff
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
-from spark_klog.client.fetcher import fetch_range
-from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.responses import Handle
+from spark_klog.client.fetch.ranges import fetch_range
+from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.offsets import offset_range
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ConnectionFailed, DecodeError, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import FETCH, LIST_OFFSETS, METADATA
 from tests.support.faults import Fault, double, dripped, dropped, late, misaddressed, reordered, silent, slowed

@@ -19,10 +19,9 @@ from confluent_kafka import (
     TopicPartition as ConfluentPartition,
 )
 
-from spark_klog.classic.group.offsets import OffsetStorages
+from spark_klog.classic.group.member import OffsetStorages
 from spark_klog.client import Admin, Committed, Consumer, ConsumerRecord
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.directories.trees.memory import MemoryTree
 from spark_klog.errors import (
     CommitFailed,
     ConcurrentUse,
@@ -35,7 +34,8 @@ from spark_klog.errors import (
     ProtocolError,
     WokenUp,
 )
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.trees.memory import MemoryTree
 from tests.support.consumers import (
     MEMBER_PROGRAM,
     NOW,

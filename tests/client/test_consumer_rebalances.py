@@ -14,8 +14,8 @@ import pytest
 from spark_klog.broker.faults import Delay, Drop, Fault
 from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.consumer.membership import heartbeat
-from spark_klog.client.consumer.membership.heartbeat import Heartbeats, Membership
+from spark_klog.client.consumer import heartbeat
+from spark_klog.client.consumer.heartbeat import Heartbeats, Membership
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ConsumerClosed, ErrorCode, KlogError

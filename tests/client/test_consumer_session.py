@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 from hypothesis import given, strategies as st
 
-from spark_klog.broker.fetches import fetch_sessions as broker_side
+from spark_klog.broker import fetches as broker_side
 from spark_klog.client import Consumer
-from spark_klog.client.consumer.session import FetchParameters, FetchSession
+from spark_klog.client.consumer.fetches import FetchParameters, FetchSession
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from tests.support.scripted_broker import ScriptedCluster
 

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 
 from spark_klog.client import Consumer
-from spark_klog.client.config import _WITHOUT_EFFECT
 from spark_klog.client.consumer.settings import ConsumerConfig, consumer_config
+from spark_klog.client.settings import _WITHOUT_EFFECT
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DecodeError
 from tests.support.scripted_broker import ScriptedCluster

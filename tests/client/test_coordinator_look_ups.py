@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client import connections
+from spark_klog.client import cluster as connections
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import find_coordinators
-from spark_klog.client.delivery.transactions import PreparedTransaction
-from spark_klog.client.network.connection import Connection
-from spark_klog.client.network.responses import Handle
+from spark_klog.client.net.connection import Connection, Handle
+from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import ErrorCode, ProtocolError
 from spark_klog.protocol.apis import END_TXN
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.coordinator import GROUP, TRANSACTION
+from spark_klog.protocol.tables.groups import GROUP, TRANSACTION
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
 from tests.support.sound_brokers import NOT_COORDINATOR

@@ -12,8 +12,8 @@ import pytest
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import CorruptBatchError
 from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.planning.ranges import OffsetRange
-from spark_klog.spark.tasks.reading import read_ranges
+from spark_klog.spark.read.ranges import OffsetRange
+from spark_klog.spark.read.tasks import read_ranges
 from tests.support.batches import make_batch
 from tests.support.fake_broker import TOPIC, FakeBroker
 from tests.support.kafka import HOST

@@ -16,9 +16,9 @@ import pytest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from spark_klog.classic import SimpleConsumer
-from spark_klog.client import Admin, Consumer, Producer, config
+from spark_klog.client import Admin, Consumer, Producer, settings as config
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DecodeError, RecordTooLarge
 from tests.support.batches import read_records

@@ -17,9 +17,9 @@ import pytest
 from spark_klog.classic import ConsumerConnector, KeyedMessage, Producer as ClassicProducer, SimpleConsumer
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.cluster import Cluster
-from spark_klog.directories.trees.opening import open_tree
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import AdminClosed, ConsumerClosed, ForkedClient, KlogError, ProducerClosed
+from spark_klog.trees.opening import open_tree
 from tests.support.certificates import Certificates
 from tests.support.secure_broker import SecureBroker
 from tests.support.topics import create_topic

@@ -8,18 +8,24 @@ import time
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import KlogError
 from spark_klog.protocol.apis import METADATA
 from tests.support.faults import dropped, late
 from tests.support.interrupts import Interrupt
 from tests.support.scripted_broker import ScriptedCluster
 
-_MODULES = ("client/network/connection.py", "client/network/frame_stream.py")
+_MODULES = ("client/net/connection.py", "client/net/connection.py")
 _OUTSIDE = ("close", "closed")
 _HALFWAY = "an interrupt has ended a call of this producer halfway"
 #: The code that moves a producer's gathered records into its queue of batches.
-_QUEUEING = ("client/producer.py", "delivery/sender.py", "delivery/message.py", "delivery/queues.py", "producer_id.py")
+_QUEUEING = (
+    "client/producer/producer.py",
+    "delivery/sender.py",
+    "delivery/message.py",
+    "delivery/queues.py",
+    "producer_id.py",
+)
 _QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_add", "_admit", "encode_batch", "take")
 
 #: The code that confirms or resends batches after a response or the end of a connection.

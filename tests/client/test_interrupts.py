@@ -21,7 +21,7 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer, TopicPartition as ConfluentPartition
 
 from spark_klog.client import Admin, Consumer, Delivery, Producer
-from spark_klog.client.delivery.transactions import State
+from spark_klog.client.producer.transactions import State
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CallInterrupted, InvalidTransactionState, KlogError, ProducerClosed
 from tests.support.interrupts import Signal, signalled

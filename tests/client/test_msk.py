@@ -11,9 +11,9 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
-from spark_klog.client.config import client_config
-from spark_klog.client.security.sasl.exchange import SaslExchange
-from spark_klog.client.security.sasl.msk import aws_region
+from spark_klog.client.security.sasl import SaslExchange
+from spark_klog.client.security.tokens import aws_region
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError, ConnectionFailed, SaslError
 from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 
@@ -61,7 +61,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("spark_klog.client.security.sasl.tokens._kept", {})
+    monkeypatch.setattr("spark_klog.client.security.tokens._kept", {})
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.client.network.name_lookup import addresses_of
+from spark_klog.base.in_a_thread import addresses_of
 
 ROOT = Path(__file__).parents[2]
 #: From 3.12 on, threads can no longer start when Python calls the functions of atexit.
 AT_EXIT = """
 import atexit, time
-from spark_klog.client.network.name_lookup import addresses_of
+from spark_klog.base.in_a_thread import addresses_of
 atexit.register(lambda: print(len(addresses_of("localhost", 9092, time.monotonic() + 30)) > 0))
 """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.client import Admin, named_cluster
-from spark_klog.client.config import client_config
+from spark_klog.client.settings import client_config
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 

@@ -14,15 +14,15 @@ import pytest
 from confluent_kafka import Consumer, Producer as ConfluentProducer, TopicPartition
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
-from spark_klog.client.network.connection import Connection
+from spark_klog.client.fetch.ranges import fetch_range
+from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import GroupOffsets, list_offsets, offset_range
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, OffsetOutOfRange, ProtocolError, UnsupportedVersionError
 from spark_klog.protocol.apis import FETCH, PRODUCE
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from tests.support.batches import read_records
 from tests.support.kafka import Kafka
 from tests.support.shared_kafka import SharedKafkas

@@ -12,7 +12,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
+from spark_klog.client.settings import client_config
 from spark_klog.columns.encode import PartitionEncoder
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.records.partitioning import PARTITIONERS

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spark_klog.client.admin.admin import Admin
-from spark_klog.client.delivery.transactions import PreparedTransaction
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import ErrorCode, InvalidTransactionState, ProtocolError
 from tests.support.kafka import versions
 from tests.support.servers import serving

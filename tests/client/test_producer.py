@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
-from spark_klog.client.delivery import queues
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer import queues
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
 from spark_klog.errors import (
     ConfigError,
     ConnectionFailed,

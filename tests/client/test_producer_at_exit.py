@@ -12,7 +12,7 @@ from tests.support.model_cluster import Fate, ModelCluster
 BEGIN = """
 import os, sys, threading
 from spark_klog.client import Producer
-from spark_klog.client.delivery import at_exit
+from spark_klog.client.producer import thread as at_exit
 at_exit.SECONDS = {seconds}
 producer = Producer({{"bootstrap.servers": "{servers}", "linger.ms": "{linger}", "retry.backoff.ms": "1"}})
 """

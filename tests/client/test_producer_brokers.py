@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from spark_klog.broker.faults import Drop, ErrorAnswer, Fault
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from tests.spark.support import consume, create_topic
 from tests.support.kafka import Kafka

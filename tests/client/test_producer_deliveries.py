@@ -16,10 +16,10 @@ import pytest
 
 from spark_klog.client import Delivery, Producer, RecordMetadata
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
-from spark_klog.client.delivery.gathering import Gathering
-from spark_klog.client.delivery.sender import Sender
-from spark_klog.client.network.wakeup import Waker
+from spark_klog.client.net.waiting import Waker
+from spark_klog.client.producer.intake import Gathering
+from spark_klog.client.producer.sender import Sender
+from spark_klog.client.settings import client_config
 from spark_klog.errors import (
     BufferExhausted,
     ConcurrentUse,

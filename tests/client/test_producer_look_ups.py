@@ -11,9 +11,9 @@ import pytest
 
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.delivery.producer_id import ProducerIds
-from spark_klog.client.delivery.queues import Queue
-from spark_klog.client.delivery.retries import Retries
+from spark_klog.client.producer.numbering import ProducerIds
+from spark_klog.client.producer.outcomes import Retries
+from spark_klog.client.producer.queues import Queue
 from spark_klog.errors import (
     ConnectionFailed,
     ErrorCode,

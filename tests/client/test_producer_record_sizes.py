@@ -7,11 +7,11 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
 from spark_klog.errors import RecordTooLargeToSend
 from spark_klog.records.contract import Headers
-from spark_klog.records.record_size import largest_size
+from spark_klog.records.partitioning import largest_size
 from tests.support.model_cluster import ModelCluster
 
 LENGTHS = [0, 1, 63, 64, 8191, 8192, 1 << 20]

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterator
 import pyarrow as pa
 import pytest
 
-from spark_klog.client import config
-from spark_klog.client.delivery.queues import Queue
-from spark_klog.client.delivery.receipts import Delivery, RecordMetadata
-from spark_klog.client.delivery.retries import Retries
-from spark_klog.client.producer import Producer
+from spark_klog.client import settings as config
+from spark_klog.client.producer.outcomes import Retries
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.producer.queues import Queue
+from spark_klog.client.producer.receipts import Delivery, RecordMetadata
 from spark_klog.errors import ErrorCode, KlogError
 from tests.support.faults import Fault, empty, error, late
 from tests.support.model_cluster import Fate, Key, ModelCluster

@@ -10,7 +10,7 @@ import pytest
 
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.delivery.sender import Sender
+from spark_klog.client.producer.sender import Sender
 from spark_klog.errors import ErrorCode, ProtocolError
 from tests.support.faults import dropped, error, lost, sound
 from tests.support.kafka_python_wire import Message, make_records

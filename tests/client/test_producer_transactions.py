@@ -13,9 +13,9 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from spark_klog.broker.faults import Drop, ErrorAnswer, Fault
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
 from spark_klog.client.offsets import GroupOffsets
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import (
     ConfigError,

@@ -14,11 +14,11 @@ import pytest
 
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
-from spark_klog.client.fetcher import fetch_range
+from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import GroupOffsets, list_offsets
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode, KlogError
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from tests.support import faults
 from tests.support.kafka_python_wire import read_records
 from tests.support.scripted_broker import ScriptedCluster

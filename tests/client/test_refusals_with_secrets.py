@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_klog.client.config import client_config
-from spark_klog.client.security.sasl.exchange import SaslExchange
+from spark_klog.client.security.sasl import SaslExchange
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode, SaslError
 from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.config import client_config
-from spark_klog.client.producer import Producer
-from spark_klog.client.sampling import record_sizes, timestamp_types
+from spark_klog.client.fetch.sampling import record_sizes, timestamp_types
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import FETCH

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
-from spark_klog.client.producer import Producer
+from spark_klog.client.fetch.ranges import fetch_range
+from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, SaslError, TlsError
 from tests.support.certificates import make_certificates
 from tests.support.kafka import HOST, free_port, versions

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client.config import client_config, without_effect
-from spark_klog.client.security.settings.config import SaslConfig
-from spark_klog.client.security.settings.jaas import parse_jaas
-from spark_klog.client.security.settings.secrets import Settings
+from spark_klog.client.security.config import SaslConfig, Settings
+from spark_klog.client.security.settings import parse_jaas
+from spark_klog.client.settings import client_config, without_effect
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.options.writes import sink_options

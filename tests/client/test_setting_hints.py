@@ -8,8 +8,7 @@ import pytest
 from confluent_kafka import Producer as ConfluentProducer
 from kafka import KafkaConsumer, KafkaProducer
 
-from spark_klog.client.config import client_config, is_known
-from spark_klog.client.setting_hints import KAFKA_PYTHONS, LIBRDKAFKAS, LIBRDKAFKAS_COUNTS
+from spark_klog.client.settings import KAFKA_PYTHONS, LIBRDKAFKAS, LIBRDKAFKAS_COUNTS, client_config, is_known
 from spark_klog.errors import ConfigError
 
 

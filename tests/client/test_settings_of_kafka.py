@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config, without_effect
 from spark_klog.client.consumer.settings import consumer_config, parse_reset
-from spark_klog.client.fetcher import fetch_range
-from spark_klog.client.producer import Producer
+from spark_klog.client.fetch.ranges import fetch_range
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config, without_effect
 from spark_klog.errors import ConfigError, ErrorCode, RecordTooLargeToSend, RequestTimedOut
 from tests.support.faults import error
 from tests.support.kafka_python_wire import read_records

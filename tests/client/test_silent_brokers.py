@@ -13,12 +13,12 @@ import pytest
 
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.config import client_config
-from spark_klog.client.network.dial import Dial
+from spark_klog.client.net.dial import Dial
 from spark_klog.client.offsets import offsets_of_led
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ConnectionFailed, RequestTimedOut
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.records import LATEST
 from tests.support.faults import late
 from tests.support.kafka import HOST
 from tests.support.scripted_broker import ScriptedCluster

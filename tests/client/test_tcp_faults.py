@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer, TopicPartition as ConfluentPartition
 
 from spark_klog.client import Consumer, Producer
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.records import LATEST
 from tests.support.broker import KlogBroker
 from tests.support.consumers import Server
 from tests.support.kafka import HOST, free_port

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetcher import fetch_range
-from spark_klog.client.network.connection import Connection
+from spark_klog.client.fetch.ranges import fetch_range
+from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import list_offsets
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import (
     AuthenticationError,
     ConfigError,
@@ -29,7 +29,7 @@ from spark_klog.errors import (
     TlsError,
 )
 from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.records import LATEST
 from tests.support.broker import KlogBroker
 from tests.support.certificates import KEY_PASSWORD, Certificates, Chained, make_certificates, make_chained
 from tests.support.kafka import HOST, free_port

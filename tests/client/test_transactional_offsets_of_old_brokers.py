@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_klog.client.offsets import GroupMetadata
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import UnsupportedVersionError
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from spark_klog.directories.trees.files import FileTree
-from spark_klog.directories.trees.memory import MemoryTree
-from spark_klog.directories.trees.opening import open_tree
-from spark_klog.directories.trees.tree import Tree
+from spark_klog.trees.files import FileTree
+from spark_klog.trees.memory import MemoryTree
+from spark_klog.trees.opening import open_tree
+from spark_klog.trees.tree import Tree
 from tests.support.kafka import ZooKeeperServer
 from tests.support.trees import FastArrowFiles, Open, RigidFileSystem
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.directories.trees.files import FileTree
-from spark_klog.directories.trees.local_files import LocalFiles
-from spark_klog.directories.trees.opening import open_tree
-from spark_klog.directories.trees.tree import NodeExists
 from spark_klog.errors import ConfigError, DirectoryError
+from spark_klog.trees.files import FileTree
+from spark_klog.trees.local_files import LocalFiles
+from spark_klog.trees.opening import open_tree
+from spark_klog.trees.tree import NodeExists
 from tests.support.trees import SECONDS, Background
 from tests.support.waiting import wait_until
 
@@ -85,7 +85,7 @@ class TestFiles:
     def test_a_forked_child_does_not_keep_nodes_alive(self, tmp_path: Path) -> None:
         script = f"""
             import os, sys
-            from spark_klog.directories.trees.opening import open_tree
+            from spark_klog.trees.opening import open_tree
             tree = open_tree({str(tmp_path)!r})
             tree.create("/ids/1", b"x", ephemeral=True)
             if os.fork() == 0:
@@ -110,8 +110,8 @@ class TestFiles:
 
     def test_many_processes(self, tmp_path: Path) -> None:
         script = f"""
-            from spark_klog.directories.trees.opening import open_tree
-            from spark_klog.directories.trees.tree import NodeExists
+            from spark_klog.trees.opening import open_tree
+            from spark_klog.trees.tree import NodeExists
             tree = open_tree({str(tmp_path)!r})
             for number in range(50):
                 tree.put(f"/n/{{number % 5}}/deep/{{number}}", b"x")

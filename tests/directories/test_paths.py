@@ -9,10 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from spark_klog.directories import paths
-from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.trees.memory import MemoryTree
 from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.trees import paths
+from spark_klog.trees.memory import MemoryTree
+from spark_klog.trees.offsets import OffsetDirectory
 
 TOPIC_ID = UUID(bytes=bytes(range(16)))
 
@@ -240,7 +240,7 @@ def test_the_room_loads_neither_kazoo_nor_pyarrow() -> None:
         "import importlib, sys\n"
         "for name in 'tree zookeeper files local_files arrow_files memory'.split():\n"
         "    importlib.import_module('spark_klog.directories.trees.' + name)\n"
-        "import spark_klog.directories.offsets, spark_klog.directories.paths\n"
+        "import spark_klog.trees.offsets, spark_klog.trees.paths\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not loaded & {'kazoo', 'pyarrow', 'pyspark'}, loaded\n"
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.broker.transactions.producer_ids import FileBlocks, TreeBlocks
-from spark_klog.directories.paths import PRODUCER_IDS_PATH
+from spark_klog.broker.transactions.coordinator import FileBlocks, TreeBlocks
 from spark_klog.errors import DecodeError, DirectoryError
+from spark_klog.trees.paths import PRODUCER_IDS_PATH
 from tests.support.trees import Open
 
 

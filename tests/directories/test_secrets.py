@@ -7,18 +7,17 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from spark_klog.directories.checkpoint import checkpoint_offsets
-from spark_klog.directories.switching import checkpoint_state
-from spark_klog.directories.trees.addresses import without_user
-from spark_klog.directories.trees.opening import open_tree
+from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.load import audit
 from spark_klog.load.run import Loaded
-from spark_klog.spark.exactly_once.decision_log import checkpoint_folder
 from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.planning import directory_source
-from spark_klog.spark.planning.directory_source import open_directory_source
-from spark_klog.spark.planning.log_files import directory
+from spark_klog.spark.read import directory_source
+from spark_klog.spark.read.directory_source import directory, open_directory_source
+from spark_klog.spark.write.decision_log import checkpoint_folder
+from spark_klog.trees.checkpoint import checkpoint_offsets
+from spark_klog.trees.opening import open_tree
+from spark_klog.trees.switching import checkpoint_state
 from spark_klog.ui import queries
 
 

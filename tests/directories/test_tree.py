@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.trees.tree import NodeExists, Tree
 from spark_klog.errors import ConfigError, DirectoryError
+from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.tree import NodeExists, Tree
 from tests.support.trees import SECONDS, Background, Open, creator, skip_without_ephemerals
 from tests.support.waiting import wait_until
 

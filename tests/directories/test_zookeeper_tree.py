@@ -15,10 +15,10 @@ from uuid import uuid4
 
 import pytest
 
-from spark_klog.directories.trees import lease as lease_module, zookeeper as zookeeper_module
-from spark_klog.directories.trees.zookeeper import ZooKeeperTree
-from spark_klog.directories.trees.zookeeper_session import Operation
 from spark_klog.errors import DirectoryError
+from spark_klog.trees import zookeeper as lease_module, zookeeper as zookeeper_module
+from spark_klog.trees.zookeeper import ZooKeeperTree
+from spark_klog.trees.zookeeper_session import Operation
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.trees import SECONDS, expire

@@ -21,7 +21,7 @@ from spark_klog.load.journal.store import ArrowStore, LocalStore
 from spark_klog.load.run import Loaded, LoadOptions, load
 from spark_klog.load.tasks import task
 from spark_klog.load.tasks.task import Job, run_task
-from spark_klog.spark.tasks import reading
+from spark_klog.spark.read import tasks as reading
 from tests.support.batches import make_batch
 from tests.support.raw_client import RawClient
 

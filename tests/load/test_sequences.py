@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_klog import durable
-from spark_klog.client import small_ranges
+from spark_klog.base import durable
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.fetch import ranges as small_ranges
 from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
@@ -27,8 +27,8 @@ from spark_klog.load.places import AtRun, AtTime
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import writers
-from spark_klog.spark.planning.ranges import DELETED, RECREATED
-from spark_klog.spark.tasks import reading
+from spark_klog.spark.read import tasks as reading
+from spark_klog.spark.read.ranges import DELETED, RECREATED
 from tests.load.support import Frozen, InProcess, TwinFails, by_duckdb, by_pyarrow, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, values
 

@@ -16,8 +16,7 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.audit import status
-from spark_klog.load.journal.locking import locked
-from spark_klog.load.journal.store import ArrowStore, LocalStore, open_store
+from spark_klog.load.journal.store import ArrowStore, LocalStore, locked, open_store
 from tests.load.support import by_duckdb, expected, in_child, run
 from tests.spark.support import create_topic, produce, values
 

@@ -27,9 +27,8 @@ from spark_klog.load.audit import status
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.values.parser import JsonParser
+from spark_klog.load.values.parser import JsonParser, why_bad
 from spark_klog.load.values.schema import parse_schema, read_schema, schema_text
-from spark_klog.load.values.suspects import why_bad
 from spark_klog.restore.replay import replay
 from tests.load.support import by_duckdb, run
 from tests.spark.support import Sent, create_topic, produce
@@ -350,7 +349,7 @@ def test_dead_letters_are_utf_8_in_any_locale(tmp_path: Path) -> None:
 import pathlib, pyarrow
 from spark_klog.load.journal.model import Range
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.tasks.parsing import READ, Values
+from spark_klog.load.tasks.task import READ, Values
 folder = pathlib.Path({str(tmp_path)!r})
 with Values(Range("t", 0, 0, 1), WriteSettings(schema="a bigint"), folder, "0123abc") as values:
     values.parse(pyarrow.RecordBatch.from_pylist([{row!a}], READ))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from spark_klog.log.compaction.cleaner import compact, plan
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.formats.batch import read_header

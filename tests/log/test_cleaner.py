@@ -14,10 +14,10 @@ from unittest import mock
 import pytest
 
 from spark_klog.log.compaction.cleaner import compact, plan
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.index_memory import IndexMemory
+from spark_klog.log.segments.index import IndexMemory
 from tests.log.compacted_logs import CONFIG, Survivors, clean, fill, records
 from tests.log.faulty_files import Faults, FaultyFile, FaultyFiles, Killed
 from tests.log.faulty_logs import FOLDER, NOW, Clock, check_indexes, content

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 
 from spark_klog.log.compaction.cleaner import compact, plan
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.files.file_system import LocalFile
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import Segment

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import LogCorrupted
-from spark_klog.log.compaction.offset_map import OffsetMap
-from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, build_map
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch import iter_batches

@@ -16,8 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from spark_klog.log.compaction.cleaner import compact, plan
-from spark_klog.log.compaction.offset_map import OffsetMap
-from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, build_map
 from spark_klog.log.compaction.plan import SegmentInfo, cleanable, group_segments, retains_legacy_tombstones
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog

@@ -16,7 +16,7 @@ import pytest
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.segment_files import segment_name
+from spark_klog.log.segments.segment import segment_name
 from spark_klog.records.formats.batch import read_header
 from tests.log.faulty_files import Faults, FaultyFiles, Killed
 from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, check_indexes, content, open_log

@@ -17,6 +17,7 @@ from uuid import UUID
 
 import pytest
 
+from spark_klog.base.names import check_topic_name
 from spark_klog.errors import (
     ConfigError,
     CorruptBatchError,
@@ -30,7 +31,6 @@ from spark_klog.log.directory import LogDirectory
 from spark_klog.log.files.file_system import FileSystem, LocalFileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
-from spark_klog.records.topic_names import check_topic_name
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import FOLDER
 from tests.support.batches import make_batch, read_records, walk

@@ -18,10 +18,10 @@ from spark_klog.log.directory import LogDirectory
 from spark_klog.log.files import file_system
 from spark_klog.log.files.partition_files import PARTITION_METADATA
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.segment_files import segment_name
+from spark_klog.log.segments.segment import segment_name
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.log.tools.repair import repair
-from spark_klog.records.reading.control import ABORT
+from spark_klog.log.tools.verify import repair
+from spark_klog.records.reading.reader import ABORT
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import FOLDER, SMALL, Clock, batch_of, content, open_log
 from tests.support.log_model import stored

@@ -28,10 +28,10 @@ from hypothesis.stateful import (
 
 from spark_klog.errors import ErrorCode
 from spark_klog.log.compaction.cleaner import compact
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.checkpoints import RECOVERY_POINT, read_checkpoint
-from spark_klog.log.sequences import ProducerRefused
+from spark_klog.log.files.partition_files import RECOVERY_POINT, read_checkpoint
+from spark_klog.log.producer_state import ProducerRefused
 from tests.log.faulty_files import Faults
 from tests.log.faulty_logs import NOW, check_indexes
 from tests.log.log_events import COMPACTED, DELETED, IDEMPOTENT, NONE, TRANSACTIONS, LogEvents

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import OffsetMap
 
 SLOT = 24
 

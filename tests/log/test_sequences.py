@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.sequences import ProducerRefused
+from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.records.formats.batch_v2 import read_batch_header
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import FOLDER, Clock

@@ -14,14 +14,14 @@ import pytest
 
 from spark_klog.errors import LogCorrupted, LogRetired
 from spark_klog.log.compaction.cleaner import compact, plan
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
-from spark_klog.log.files.checkpoints import CLEANER, LOG_START, RECOVERY_POINT, read_checkpoint
 from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.partition_files import CLEANER, LOG_START, RECOVERY_POINT, read_checkpoint
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.index_memory import IndexMemory
-from spark_klog.records.reading.control import ABORT, COMMIT
+from spark_klog.log.segments.index import IndexMemory
+from spark_klog.records.reading.reader import ABORT, COMMIT
 from tests.log.compacted_logs import CONFIG, fill, records
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, content, open_log

@@ -18,8 +18,7 @@ from hypothesis import given, settings, strategies as st
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, OffsetOutOfRange
 from spark_klog.log.stored import files as stored_files, segment as stored_segment
 from spark_klog.log.stored.directory import Directory, StoredDirectories
-from spark_klog.log.stored.listed import GONE
-from spark_klog.log.stored.partition import StoredPartition
+from spark_klog.log.stored.partition import GONE, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.message_set import build_message_set

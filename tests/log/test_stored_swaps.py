@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.log.compaction.cleaner import compact, plan
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.stored.files import Entry

@@ -13,7 +13,7 @@ import pytest
 
 from spark_klog.errors import LogRetired
 from spark_klog.log.compaction.cleaner import compact, plan
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import COMPACT, DELETE
 from spark_klog.log.files.file_system import LocalFileSystem, LocalFolder
 from spark_klog.log.partition_log import PartitionLog

@@ -20,8 +20,7 @@ from spark_klog.errors import ConfigError
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
 from spark_klog.log.partition_log import LogConfig, PartitionLog
 from spark_klog.log.tools.upgrade import upgrade
-from spark_klog.log.tools.verify import log_files, verify
-from spark_klog.log.tools.verify_index import Finding
+from spark_klog.log.tools.verify import Finding, log_files, verify
 from spark_klog.records.building.retain import empty_batch
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader

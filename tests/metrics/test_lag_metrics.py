@@ -18,9 +18,8 @@ from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.groups.lag_metrics import LagMetrics
-from spark_klog.metrics.thread import MetricsThread
-from spark_klog.spark.query_metrics import QueryMetrics
-from spark_klog.spark.source_progress import SourceProgress
+from spark_klog.metrics.http import MetricsThread
+from spark_klog.spark.progress.listener import QueryMetrics, SourceProgress
 from tests.support.klog import klog, klog_command, klog_refusal
 from tests.support.samples import Samples, parsed, scrape
 from tests.support.topics import make_topic
@@ -160,7 +159,7 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
         for name in re.findall(r"klog_\w+", target["expr"])
     }
     from spark_klog.groups import lag_metrics
-    from spark_klog.spark import query_metrics
+    from spark_klog.spark.progress import listener as query_metrics
 
     documented = set(re.findall(r"^\| (klog_\w+)", f"{lag_metrics.__doc__}\n{query_metrics.__doc__}", re.MULTILINE))
     assert asked <= documented

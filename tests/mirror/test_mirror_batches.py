@@ -6,11 +6,11 @@ import pytest
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch
 
-from spark_klog.client.consumer.decoding.chunk import Chunk
+from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.errors import CorruptBatchError
 from spark_klog.mirror.batches import OutBatch, Span, out_batches
+from spark_klog.records.building.assignment import own_batch
 from spark_klog.records.building.conversion import batch_of
-from spark_klog.records.building.own_batch import own_batch
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, Headers, Record
 from spark_klog.records.formats.batch_v2 import (
     DELETE_HORIZON_BIT,
@@ -23,9 +23,8 @@ from spark_klog.records.formats.batch_v2 import (
 )
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.kernels.reference import append_record
-from spark_klog.records.reading.control import ABORT, EndTransactionMarker, encode_marker
 from spark_klog.records.reading.offset_order import NOTHING
-from spark_klog.records.reading.reader import AbortedTransactions
+from spark_klog.records.reading.reader import ABORT, AbortedTransactions, EndTransactionMarker, encode_marker
 from spark_klog.wire.codecs import NONE, codec_by_name
 
 _TIME = 1_700_000_000_000

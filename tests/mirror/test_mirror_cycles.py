@@ -10,8 +10,8 @@ import pytest
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.mirror.mirror import Mirror
-from spark_klog.mirror.origins import Origins
 from spark_klog.mirror.settings import MirrorSettings
+from spark_klog.mirror.topics import Origins
 from tests.support.topics import make_topic
 
 

@@ -11,14 +11,13 @@ from uuid import UUID
 import pytest
 from hypothesis import given, strategies as st
 
-from spark_klog.client.delivery.receipts import Receipt
 from spark_klog.client.offsets import Committed
+from spark_klog.client.producer.receipts import Receipt
 from spark_klog.errors import DecodeError
 from spark_klog.mirror.batches import Span
-from spark_klog.mirror.beginnings import Progress, prefix_record, topic_record
-from spark_klog.mirror.groups import GroupTranslation
 from spark_klog.mirror.offset_map import PartitionMap, Run, decode_key, decode_run, encode_run
-from spark_klog.mirror.session import Session, _Noted
+from spark_klog.mirror.progress import Progress, prefix_record, topic_record
+from spark_klog.mirror.session import GroupTranslation, Session, _Noted
 
 #: copy: records; skip: source offsets without records; foreign: target offsets of other producers; commit.
 _STEPS = st.lists(st.tuples(st.sampled_from(["copy", "skip", "foreign", "commit"]), st.integers(1, 5)), max_size=40)

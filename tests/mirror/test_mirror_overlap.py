@@ -13,8 +13,8 @@ from spark_klog.client import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError, MirrorFenced, ProducerFenced
 from spark_klog.mirror import ownership
-from spark_klog.mirror.beginnings import Owner
 from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.progress import Owner
 from spark_klog.mirror.settings import MirrorSettings
 from tests.support.mirrors import SECONDS, read_topic
 from tests.support.topics import make_topic

@@ -57,7 +57,7 @@ FAULTS = (
     ),
     Fault(
         "wire-negative-frame",
-        "spark_klog/wire/frames.py",
+        "spark_klog/wire/primitives.py",
         "    if not 0 <= size <= limit:",
         "    if size > limit:",
         ("tests/wire", "tests/client/test_frame_stream.py", "tests/broker/test_bad_input.py"),
@@ -72,7 +72,7 @@ FAULTS = (
     # ----- protocol
     Fault(
         "protocol-default-of-leader-epoch",  # 0 is an epoch, -1 is none
-        "spark_klog/protocol/tables/fetch.py",
+        "spark_klog/protocol/tables/records.py",
         'F("current_leader_epoch", INT32, "9+", default=-1),',
         'F("current_leader_epoch", INT32, "9+"),',
         ("tests/protocol", "tests/broker/test_data_plane.py", "tests/broker/test_wire_oracle.py"),
@@ -151,7 +151,7 @@ FAULTS = (
     ),
     Fault(
         "columns-largest-record-refused",
-        "spark_klog/columns/sizes.py",
+        "spark_klog/columns/rows.py",
         "    too_large = np.flatnonzero(sizes > limit)",
         "    too_large = np.flatnonzero(sizes >= limit)",
         ("tests/columns", "tests/client/test_producer_record_sizes.py", "tests/client/test_producer_arrow.py"),
@@ -197,7 +197,7 @@ FAULTS = (
     ),
     Fault(
         "broker-offsets-of-hidden-topics",
-        "spark_klog/broker/handlers/offset_fetch.py",
+        "spark_klog/broker/handlers/offsets.py",
         "            if broker.authorizer.allows(request.session, SEE, topic):\n                found.setdefault",
         "            if topic:\n                found.setdefault",
         ("tests/broker/test_refused_users.py", "tests/broker/test_security_rules.py", "tests/broker/test_security.py"),
@@ -221,28 +221,28 @@ FAULTS = (
     # ----- client
     Fault(
         "client-request-timeout",  # a broker that is silent and keeps the connection
-        "spark_klog/client/delivery/in_flight.py",
+        "spark_klog/client/producer/sender.py",
         "        if request.deadline > self._clock.now():\n            return False",
         "        if request.deadline > self._clock.now() or not request.connection.closed:\n            return False",
         ("tests/client/test_silent_brokers.py", "tests/client/test_producer_scripts.py"),
     ),
     Fault(
         "client-heartbeats-asleep",  # after the first rebalance
-        "spark_klog/client/consumer/membership/heartbeat.py",
+        "spark_klog/client/consumer/heartbeat.py",
         "            self._polled_at = time.monotonic()\n            self._changed.notify_all()\n",
         "            self._polled_at = time.monotonic()\n",
         ("tests/client/test_consumer_rebalances.py", "tests/client/test_consumer.py"),
     ),
     Fault(
         "client-sequence-wraps-late",
-        "spark_klog/client/delivery/producer_id.py",
+        "spark_klog/client/producer/numbering.py",
         "self.next_sequence = (sequence + count) & _MAX_INT32",
         "self.next_sequence = (sequence + count) % _MAX_INT32",
         ("tests/client/test_producer.py", "tests/client/test_producer_scripts.py"),
     ),
     Fault(
         "client-epoch-unchecked",  # a committed offset beyond a truncated log
-        "spark_klog/client/consumer/assigned.py",
+        "spark_klog/client/consumer/assignment.py",
         "        self.is_unchecked = epoch >= 0\n",
         "        self.is_unchecked = False\n",
         ("tests/client/test_consumer_truncation.py", "tests/client/test_consumer_positions.py"),
@@ -250,28 +250,28 @@ FAULTS = (
     # ----- spark
     Fault(
         "spark-filter-off-by-one",  # Spark does not check the rows of this filter again
-        "spark_klog/spark/planning/pushdown.py",
+        "spark_klog/spark/read/pushdown.py",
         "        return value + 1, _MAX_INT64",
         "        return value, _MAX_INT64",
         ("tests/spark/test_ranges.py", "tests/spark/test_starts.py", "tests/spark/test_source_batch.py"),
     ),
     Fault(
         "spark-end-not-synced",  # after a power failure the decision would be ended twice
-        "spark_klog/spark/exactly_once/decision_log.py",
+        "spark_klog/spark/write/decision_log.py",
         "        if number == 0 or not isinstance(entry, Claim):",
         "        if number == 0 or isinstance(entry, Decision):",
         ("tests/spark/exactly_once/test_decision_log.py", "tests/spark/exactly_once/test_decision_log_races.py"),
     ),
     Fault(
         "spark-sweep-of-a-later-claim",  # a driver that was overtaken aborts its successor's transactions
-        "spark_klog/spark/exactly_once/protocol.py",
+        "spark_klog/spark/write/exactly_once.py",
         "    if log.end > number:\n        raise Superseded\n    yield Abort(found)",
         "    yield Abort(found)",
         ("tests/spark/exactly_once/test_model.py", "tests/spark/exactly_once/test_driver.py"),
     ),
     Fault(
         "spark-skips-what-is-left",  # if retention has deleted the beginning of a range meanwhile
-        "spark_klog/spark/tasks/reading.py",
+        "spark_klog/spark/read/tasks.py",
         "lost_end = min(low, requested.end) if start < low else requested.end",
         "lost_end = requested.end",
         ("tests/spark/test_refused_fetches.py", "tests/spark/test_loss.py", "tests/spark/test_scripted_brokers.py"),
@@ -329,14 +329,14 @@ FAULTS = (
     ),
     Fault(
         "mirror-groups-go-back",  # consumers that were moved to the target read again what they have read
-        "spark_klog/mirror/groups.py",
+        "spark_klog/mirror/session.py",
         "if key not in there or there[key].offset < item.offset}",
         "if key not in there or there[key].offset != item.offset}",
         ("tests/mirror/test_mirror_offsets.py", "tests/mirror/test_mirror_kafka.py"),
     ),
     Fault(
         "restore-resumes-a-file-late",  # if the last restore has stopped before the last record of a file
-        "spark_klog/restore/reading.py",
+        "spark_klog/restore/restore.py",
         "        if group[0].last < start:",
         "        if group[0].last <= start:",
         ("tests/restore",),

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client.admin.settings import admin_config
-from spark_klog.client.config import ClientConfig, client_config
+from spark_klog.client.admin.calls import admin_config
 from spark_klog.client.consumer.settings import ConsumerConfig, consumer_config, parse_reset
-from spark_klog.client.setting_hints import LIBRDKAFKAS
+from spark_klog.client.settings import LIBRDKAFKAS, ClientConfig, client_config
 from spark_klog.errors import ConfigError
 from tests.support import kafka_defaults
 from tests.support.kafka import Version

@@ -23,8 +23,8 @@ from confluent_kafka.admin import AdminClient as ConfluentAdmin
 
 from spark_klog.broker.settings import server_properties as broker_settings
 from spark_klog.client import Admin, Consumer, Producer
-from spark_klog.client.config import is_known
 from spark_klog.client.consumer import settings as consumer_settings
+from spark_klog.client.settings import is_known
 from spark_klog.spark.options.names import PREFIX, SINK, SOURCE
 from tests.support import papers
 from tests.support.papers import ROOT, Snippet

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from spark_klog.errors import DecodeError
-from spark_klog.protocol.member_assignment import decode_assignment
+from spark_klog.protocol.tables.groups import decode_assignment
 
 
 def _topic(name: bytes, *partitions: int) -> bytes:

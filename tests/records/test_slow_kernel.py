@@ -25,9 +25,9 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from spark_klog.errors import KlogError
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.options.writes import sink_options
-from spark_klog.spark.tasks.reading import read_ranges
-from spark_klog.spark.sink import BatchQueryWriter
-from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.spark.write.sink import BatchQueryWriter
+from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.columns.schema import WITHOUT_HEADERS
 
 options = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.socket.connection.setup.timeout.ms": "1"}

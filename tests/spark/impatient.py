@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pyspark.sql.types import StructType
 
-from spark_klog.spark import stream
-from spark_klog.spark.source import KlogDataSource
-from spark_klog.spark.stream import StreamReader
+from spark_klog.spark.read import stream
+from spark_klog.spark.read.source import KlogDataSource
+from spark_klog.spark.read.stream import StreamReader
 
 
 class ImpatientDataSource(KlogDataSource):

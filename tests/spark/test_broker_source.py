@@ -8,12 +8,12 @@ from unittest import mock
 
 import pytest
 
-from spark_klog.client.config import client_config
+from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
-from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
 from spark_klog.spark.options.reads import SplitLimits, Subscription
-from spark_klog.spark.planning import broker_source
-from spark_klog.spark.planning.ranges import OffsetRange
+from spark_klog.spark.read import broker_source
+from spark_klog.spark.read.ranges import OffsetRange
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
 

@@ -8,8 +8,8 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
-from spark_klog.spark import stream
-from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.read import stream
+from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.versions import ReadAllAvailable
 
 from .support import create_topic, produce, values

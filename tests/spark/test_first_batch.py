@@ -20,11 +20,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_klog.client.cluster import Cluster
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import DataLossError
-from spark_klog.spark import stream
 from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.planning import broker_source
-from spark_klog.spark.source import BatchQueryReader, KlogDataSource
-from spark_klog.spark.stream import RangePartition, StreamReader
+from spark_klog.spark.read import broker_source, stream
+from spark_klog.spark.read.source import BatchQueryReader, KlogDataSource
+from spark_klog.spark.read.stream import RangePartition, StreamReader
 from spark_klog.spark.versions import JsonOffsets, ReadAllAvailable, ReadLimit
 
 from .support import (

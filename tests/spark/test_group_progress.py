@@ -15,14 +15,14 @@ from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition as KafkaPar
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.directories.trees.memory import MemoryTree
-from spark_klog.directories.trees.tree import Tree
+from spark_klog.client.places import Offsets, TopicPartition
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError
-from spark_klog.spark import group_offsets, publisher
-from spark_klog.spark.group_offsets import GroupProgress
-from spark_klog.spark.offsets import Offsets, TopicPartition
 from spark_klog.spark.options.reads import GroupOffsetsOptions
+from spark_klog.spark.progress import group_offsets, group_offsets as publisher
+from spark_klog.spark.progress.group_offsets import GroupProgress
+from spark_klog.trees.memory import MemoryTree
+from spark_klog.trees.tree import Tree
 
 from .support import create_topic, wait_for
 

@@ -10,8 +10,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from spark_klog.base.names import topic_pattern
 from spark_klog.errors import ConfigError
-from spark_klog.records.topic_names import topic_pattern
 
 _NAMES = ["a", "b", "ab", "abc", "orders-1", "orders-eu.v2", "A_B", "a-b", "x.y.z", "clicks", "0", "aa", "aab1"]
 _PIECES = [

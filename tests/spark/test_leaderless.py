@@ -11,9 +11,9 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, RequestTimedOut
-from spark_klog.spark.planning import leaders as leaders_module
-from spark_klog.spark.source import KlogDataSource
-from spark_klog.spark.stream import StreamReader
+from spark_klog.spark.read import stream as leaders_module
+from spark_klog.spark.read.source import KlogDataSource
+from spark_klog.spark.read.stream import StreamReader
 from spark_klog.spark.versions import ReadAllAvailable
 from tests.support.faults import error
 from tests.support.scripted_broker import ScriptedCluster

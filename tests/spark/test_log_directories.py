@@ -29,8 +29,8 @@ from spark_klog.errors import ConfigError, CorruptBatchError, DataLossError
 from spark_klog.log.stored.directory import Directory, StoredDirectories
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.options.writes import sink_options
-from spark_klog.spark.planning.log_files import ArrowLogFiles
-from spark_klog.spark.source import BatchQueryReader
+from spark_klog.spark.read.directory_source import ArrowLogFiles
+from spark_klog.spark.read.source import BatchQueryReader
 from tests.support.batches import make_batch, read_records, walk
 from tests.support.kafka import Kafka
 

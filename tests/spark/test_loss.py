@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 from spark_klog.errors import DataLossError
-from spark_klog.spark.planning.loss import LossReporter
-from spark_klog.spark.planning.ranges import DELETED, RETENTION, Lost
+from spark_klog.spark.read.ranges import DELETED, RETENTION, LossReporter, Lost
 
 ONE, OTHER = Lost("t", 0, 2, 5, 5, 9, RETENTION), Lost("t", 1, 7, 7, -1, -1, DELETED)
 

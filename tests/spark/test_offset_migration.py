@@ -14,8 +14,8 @@ from kazoo.client import KazooClient
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.spark.source import KlogDataSource
-from spark_klog.spark.stream import RangePartition
+from spark_klog.spark.read.source import KlogDataSource
+from spark_klog.spark.read.stream import RangePartition
 from spark_klog.spark.versions import ReadAllAvailable
 from tests.support.klog import klog_lines, klog_refusal
 

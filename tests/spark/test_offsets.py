@@ -9,8 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, strategies as st
 
-from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.spark.offsets import (
+from spark_klog.client.places import (
     BeforeEndSpec,
     GroupSpec,
     Offsets,
@@ -26,6 +25,7 @@ from spark_klog.spark.offsets import (
     to_json,
     with_start,
 )
+from spark_klog.errors import ConfigError, DecodeError
 
 NOW = 1_700_000_000_000
 NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from spark_klog.client.places import OffsetSpec
 from spark_klog.errors import ConfigError
-from spark_klog.spark.offsets import OffsetSpec
 from spark_klog.spark.options.reads import (
     BadRecordsOptions,
     SourceOptions,

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from spark_klog.client.places import BeforeEndSpec, GroupSpec, OffsetSpec, Spec, TimeSpec
 from spark_klog.errors import ConfigError
-from spark_klog.spark.offsets import BeforeEndSpec, GroupSpec, OffsetSpec, Spec, TimeSpec
 from spark_klog.spark.options.reads import (
     BadRecordsOptions,
     GroupOffsetsOptions,
@@ -18,7 +18,7 @@ from spark_klog.spark.options.reads import (
     TriggerLimits,
     source_options,
 )
-from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.versions import ReadAllAvailable
 
 BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "t"}

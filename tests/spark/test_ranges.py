@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from spark_klog.errors import ConfigError, StartAfterEnd
-from spark_klog.spark.offsets import (
+from spark_klog.client.places import (
     BeforeEndSpec,
     GroupSpec,
     Offsets,
@@ -20,8 +19,10 @@ from spark_klog.spark.offsets import (
     parse_offsets,
     parse_timestamps,
 )
-from spark_klog.spark.planning.pushdown import Pushed
-from spark_klog.spark.planning.ranges import (
+from spark_klog.errors import ConfigError, StartAfterEnd
+from spark_klog.spark.read.batch_query import split_times
+from spark_klog.spark.read.pushdown import Pushed
+from spark_klog.spark.read.ranges import (
     DELETED,
     NOT_YET,
     RECREATED,
@@ -38,7 +39,6 @@ from spark_klog.spark.planning.ranges import (
     plan_micro_batch,
     unread,
 )
-from spark_klog.spark.planning.resolution import split_times
 from spark_klog.spark.versions import EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)

@@ -12,8 +12,8 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError, ProtocolError
 from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.planning.ranges import OffsetRange
-from spark_klog.spark.tasks.reading import read_ranges
+from spark_klog.spark.read.ranges import OffsetRange
+from spark_klog.spark.read.tasks import read_ranges
 
 from .support import create_topic, delete_records, produce, values
 

@@ -11,8 +11,8 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError, ErrorCode, ProtocolError
 from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.planning.ranges import OffsetRange
-from spark_klog.spark.tasks import reading
+from spark_klog.spark.read import tasks as reading
+from spark_klog.spark.read.ranges import OffsetRange
 from tests.support.faults import error
 from tests.support.scripted_broker import ScriptedCluster
 

@@ -17,7 +17,7 @@ from spark_klog.broker.faults import Drop, ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.records.formats.batch import iter_batches
-from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.read.source import KlogDataSource
 
 from .support import (
     HEADERS_TYPE,

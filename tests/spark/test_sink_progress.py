@@ -13,11 +13,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
-from spark_klog.spark.listener import ProgressListener
-from spark_klog.spark.observed import SinkProgress, observed, sink_progress
 from spark_klog.spark.options.writes import sink_options
-from spark_klog.spark.sink import StreamWriter, Written
-from spark_klog.spark.sink_progress import count_rows, total
+from spark_klog.spark.progress.listener import ProgressListener, SinkProgress, observed, sink_progress
+from spark_klog.spark.write.sink import StreamWriter, Written, count_rows, total
 
 from .support import Seen, Sent, consume, create_topic, produce, wait_for
 
@@ -64,7 +62,7 @@ def logging_spark(spark: SparkSession) -> Iterator[SparkSession]:
 
 def logged(spark: SparkSession) -> list[tuple[str | None, str, int, int]]:
     """(micro-batch, topic, records, bytes) of the sink's log lines."""
-    found = spark.tvf.python_worker_logs().where("logger = 'spark_klog.spark.sink_progress'").select("context")
+    found = spark.tvf.python_worker_logs().where("logger = 'spark_klog.spark.write.sink'").select("context")
     rows = [row[0] for row in found.collect()]
     return [(row.get("batch_id"), row["topic"], int(row["records"]), int(row["bytes"])) for row in rows]
 

@@ -16,10 +16,10 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import DataLossError
 from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.planning.ranges import OffsetRange
-from spark_klog.spark.source import BatchQueryReader
-from spark_klog.spark.stream import StreamReader
-from spark_klog.spark.tasks.reading import read_ranges
+from spark_klog.spark.read.ranges import OffsetRange
+from spark_klog.spark.read.source import BatchQueryReader
+from spark_klog.spark.read.stream import StreamReader
+from spark_klog.spark.read.tasks import read_ranges
 from spark_klog.spark.versions import ReadAllAvailable
 from tests.support.kafka import free_port
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.spark.tasks import worker_process
-from spark_klog.spark.tasks.worker_process import prepare_worker, set_on_connections
+from spark_klog.spark import worker_process
+from spark_klog.spark.worker_process import prepare_worker, set_on_connections
 from tests.support.kafka import HOST
 
 
@@ -122,7 +122,7 @@ def test_other_processes_are_left_alone(stack: ExitStack) -> None:
 _WORKER = """
 import gc, socket, sys, types
 sys.modules["__main__"].__spec__ = types.SimpleNamespace(name="pyspark.daemon")
-from spark_klog.spark.tasks.worker_process import prepare_worker
+from spark_klog.spark.worker_process import prepare_worker
 listener = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(listener.getsockname())
 server = listener.accept()[0]

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from kafka.record.memory_records import MemoryRecords
 
-from spark_klog.log.compaction.offset_map import OffsetMap
-from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, build_map
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.contract import CREATE_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.formats.batch import iter_batches

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer as ConfluentConsumer, Producer as Confluent
 from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import list_offsets
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.records import LATEST
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Version
 from tests.support.shared_kafka import SharedKafkas

@@ -22,10 +22,10 @@ _PRELOADED = [
     *(f"spark_klog.cli.commands.{name}" for name in ("groups", "log", "mirror", "offsets", "topics", "users")),
     *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form", "json_lines", "where")),
     "spark_klog.client.admin.admin",
-    "spark_klog.client.consumer.decoding.arrow",
+    "spark_klog.client.consumer.decoding_arrow",
     "spark_klog.client.consumer.consumer",
-    "spark_klog.client.delivery.arrow",
-    "spark_klog.client.producer",
+    "spark_klog.client.producer.intake_arrow",
+    "spark_klog.client.producer.producer",
 ]
 
 

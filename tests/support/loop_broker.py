@@ -14,13 +14,13 @@ import pytest
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.groups.offset_manager import OffsetManager
-from spark_klog.broker.handlers import offset_commit, produce, txn_offset_commit
+from spark_klog.broker.handlers import offsets as offset_commit, produce, transactions as txn_offset_commit
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
-from spark_klog.directories.paths import Endpoint
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.trees.paths import Endpoint
 from tests.support.batches import make_batch
 
 
@@ -96,7 +96,7 @@ async def send(broker: Broker, topic: str, records: bytes, transactional_id: str
     data = [{"index": 0, "records": memoryview(bytearray(records))}]
     topics = [{"name": topic, "topic_id": None, "partition_data": data}]
     message = {"acks": 1, "transactional_id": transactional_id, "topic_data": topics}
-    answer = await produce.handle(broker, client_request(), message)
+    answer = await produce.produce(broker, client_request(), message)
     assert answer is not None
     (partition,) = answer["responses"][0]["partition_responses"]
     return dict(partition)
@@ -112,7 +112,7 @@ async def new_producer(broker: Broker, transactional_id: str) -> ProducerIdAndEp
 async def commit(broker: Broker, *topics: str, offset: int, group: str = "g") -> dict[str, int]:
     """Commit an offset of partition 0 of each topic; return the error codes by topic."""
     message = {"generation_id_or_member_epoch": -1, "retention_time_ms": -1, **_to_commit(topics, offset, group)}
-    return _codes(await offset_commit.handle(broker, client_request(), message))
+    return _codes(await offset_commit.offset_commit(broker, client_request(), message))
 
 
 async def commit_in_transaction(
@@ -126,7 +126,7 @@ async def commit_in_transaction(
         "generation_id": -1,
         **_to_commit(topics, offset, "g"),
     }
-    return _codes(await txn_offset_commit.handle(broker, client_request(), message))
+    return _codes(await txn_offset_commit.txn_offset_commit(broker, client_request(), message))
 
 
 def offsets_of(offsets: OffsetManager) -> dict[str, int]:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from spark_klog.directories.trees.arrow_files import ArrowFiles
-from spark_klog.directories.trees.tree import Tree
-from spark_klog.directories.trees.zookeeper import ZooKeeperTree
+from spark_klog.trees.arrow_files import ArrowFiles
+from spark_klog.trees.tree import Tree
+from spark_klog.trees.zookeeper import ZooKeeperTree
 from tests.support.kafka import ZooKeeperServer
 from tests.support.waiting import wait_until
 
@@ -83,7 +83,7 @@ def creator(uri: str, path: str) -> subprocess.Popen[bytes]:
     """Start a process that creates the ephemeral node `path` and holds it."""
     script = f"""
         import sys
-        from spark_klog.directories.trees.opening import open_tree
+        from spark_klog.trees.opening import open_tree
         tree = open_tree({uri!r}, session_timeout=3.0)
         tree.create({path!r}, b"child", ephemeral=True)
         print("made", flush=True)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from spark_klog.errors import DecodeError
-from spark_klog.wire.frames import MAX_FRAME, frame_size
-from spark_klog.wire.primitives import Reader, Writer, append_uvarint
+from spark_klog.wire.primitives import MAX_FRAME, Reader, Writer, append_uvarint, frame_size
 
 _UUID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 _UMLAUT = "Grüße"

@@ -14,8 +14,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kazoo.client import KazooClient
 
-from spark_klog.client.config import client_config
-from spark_klog.client.network.connection import Connection
+from spark_klog.client.net.connection import Connection
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import DELETE_TOPICS, FETCH, METADATA, PRODUCE
 from tests.support.batches import make_batch

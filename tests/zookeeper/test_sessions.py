@@ -17,9 +17,9 @@ from confluent_kafka.cimpl import NewTopic
 from kazoo.client import KazooClient
 
 from spark_klog.broker.metadata.registry import Registry
-from spark_klog.directories.trees.opening import open_tree
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
+from spark_klog.trees.opening import open_tree
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, ZooKeeperServer, free_port

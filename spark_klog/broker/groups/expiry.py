@@ -10,10 +10,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+from spark_klog.broker.groups.group import State, subscribed_topics
 from spark_klog.broker.groups.groups import Groups
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
-from spark_klog.broker.groups.state import State
-from spark_klog.broker.groups.subscription import subscribed_topics
 from spark_klog.broker.logs.log_flushes import LogFlushes
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog

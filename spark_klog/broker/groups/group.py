@@ -7,16 +7,217 @@ The module does no I/O. The caller passes the clock (seconds, monotonic), calls 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from copy import copy
+from dataclasses import dataclass, field
+from enum import Enum
 from math import inf
+from typing import Any, NamedTuple
 from uuid import uuid4
 
-from spark_klog.broker.groups.member import Join, Member, choose_protocol, common_protocols
-from spark_klog.broker.groups.membership import Membership
-from spark_klog.broker.groups.replies import Reply
-from spark_klog.broker.groups.state import State
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import DecodeError, ErrorCode
+from spark_klog.protocol.codec import decode_versioned
+from spark_klog.protocol.tables.groups import SUBSCRIPTION
+
+
+class State(Enum):
+    """State of a group, as DescribeGroups names it."""
+
+    #: No members; there may be committed offsets.
+    EMPTY = "Empty"
+    #: Rebalance: the group waits for members to join.
+    PREPARING = "PreparingRebalance"
+    #: All have joined: the group waits for the leader's assignment.
+    COMPLETING = "CompletingRebalance"
+    #: The leader has assigned.
+    STABLE = "Stable"
+    #: The group has been removed.
+    DEAD = "Dead"
+
+
+TRANSITIONS = {
+    State.EMPTY: {State.PREPARING, State.DEAD},
+    State.PREPARING: {State.COMPLETING, State.EMPTY, State.DEAD},
+    State.COMPLETING: {State.STABLE, State.PREPARING, State.DEAD},
+    State.STABLE: {State.PREPARING, State.DEAD},
+    State.DEAD: set(),
+}
+
+
+class Join(NamedTuple):
+    """A JoinGroup request. Times in ms; `protocols` are (name, metadata) in the member's order of preference.
+
+    `requires_id`: a new member must join again with the id it gets (KIP-394, from version 4). `can_skip`: the member
+    understands that it leads but need not assign (KIP-814, from version 9).
+    """
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocol_type: str
+    protocols: tuple[tuple[str, bytes], ...]
+    requires_id: bool = True
+    can_skip: bool = True
+
+
+@dataclass
+class Member:
+    """A member that the group knows; it times out at `deadline` (s)."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes = b""
+    deadline: float = 0.0
+    #: Whether the client knows its member id.
+    is_named: bool = False
+    #: Token of the waiting request: the caller's object, opaque here.
+    join_token: object | None = field(default=None, repr=False)
+    sync_token: object | None = field(default=None, repr=False)
+
+    @classmethod
+    def joining(cls, member_id: str, join: Join) -> Member:
+        """Make a new member with that id."""
+        return cls(
+            member_id,
+            join.instance_id,
+            join.client_id,
+            join.client_host,
+            join.session_timeout_ms,
+            join.rebalance_timeout_ms,
+            join.protocols,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its protocols."""
+        return tuple(name for name, _ in self.protocols)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the member waits for a response; it can't send heartbeats meanwhile."""
+        return self.join_token is not None or self.sync_token is not None
+
+    def metadata(self, protocol: str | None) -> bytes:
+        """The member's metadata for a protocol, empty if it has none."""
+        return dict(self.protocols).get(protocol or "", b"")
+
+    def described_to_leader(self, protocol: str | None) -> dict[str, Any]:
+        """The member's entry in the JoinGroup response to the leader."""
+        return {
+            "member_id": self.member_id,
+            "group_instance_id": self.instance_id,
+            "metadata": self.metadata(protocol),
+        }
+
+    def update(self, join: Join) -> None:
+        """Take over the fields of a new JoinGroup request."""
+        self.protocols = join.protocols
+        self.session_timeout_ms, self.rebalance_timeout_ms = join.session_timeout_ms, join.rebalance_timeout_ms
+        self.client_id, self.client_host = join.client_id, join.client_host
+
+
+def common_protocols(members: Iterable[Member]) -> set[str]:
+    """The protocols that all members support; at least one member is required."""
+    return set.intersection(*(set(member.names) for member in members))
+
+
+def choose_protocol(members: Collection[Member]) -> str | None:
+    """The protocol that most members prefer among those that all support; None if they share none."""
+    common = common_protocols(members)
+    votes = Counter(next(name for name in member.names if name in common) for member in members if common)
+    return max(votes, key=lambda name: votes[name], default=None)
+
+
+class Membership:
+    """The base of `Group`, which decides when members come and go."""
+
+    def __init__(self, group_id: str) -> None:
+        self.group_id = group_id
+        self.state = State.EMPTY
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self.members: dict[str, Member] = {}
+        #: Static members: instance id to member id.
+        self.instances: dict[str, str] = {}
+        #: Members of this generation that have not sent SyncGroup.
+        self._unsynced: set[str] = set()
+        self._replies = Replies()
+
+    def _go(self, state: State) -> None:
+        if state is not self.state:
+            assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
+            self.state = state
+
+    def _hear_of(self, member: Member, now: float) -> None:
+        member.deadline = now + member.session_timeout_ms / 1000
+
+    def _member_code(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if instance_id is not None and instance_id in self.instances and self.instances[instance_id] != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        member = self.members.get(member_id)
+        if member is None or (instance_id is not None and member.instance_id != instance_id):
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE
+
+    def _generation_code(self, generation: int) -> ErrorCode:
+        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
+
+    def _joined(self, member: Member) -> dict[str, Any]:
+        member.is_named = True
+        leads = member.member_id == self.leader
+        return {
+            "error_code": ErrorCode.NONE,
+            "generation_id": self.generation,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocol,
+            "leader": self.leader,
+            "member_id": member.member_id,
+            "members": [one.described_to_leader(self.protocol) for one in self.members.values()] if leads else [],
+        }
+
+    def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:
+        self._replies.add(token, self._joined(member) | {"skip_assignment": skips})
+
+    def _answer_synced(self, token: object, assignment: bytes) -> None:
+        protocol = {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
+        self._replies.add(token, {"error_code": ErrorCode.NONE, "assignment": assignment} | protocol)
+
+    def _replace(self, old_id: str, new_id: str) -> Member:
+        member = self.members.pop(old_id)
+        if old_id in self._unsynced:
+            self._unsynced.remove(old_id)
+            self._unsynced.add(new_id)
+        self._replies.refuse_waiting(member, ErrorCode.FENCED_INSTANCE_ID)
+        member.member_id = new_id
+        self.members[new_id] = member
+        assert member.instance_id is not None
+        self.instances[member.instance_id] = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+        return member
+
+    def _forget(self, member: Member) -> None:
+        del self.members[member.member_id]
+        self._unsynced.discard(member.member_id)
+        if member.instance_id is not None:
+            self.instances.pop(member.instance_id, None)
+        self._replies.refuse_waiting(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members), None)
+
 
 _log = logging.getLogger(__name__)
 #: Seconds between two looks at whether a static member has come back.
@@ -385,3 +586,85 @@ class Group(Membership):
             default=inf,
         )
         return self._replies.take()
+
+
+_NO_GENERATION = -1
+
+
+class Reply(NamedTuple):
+    """Fields of the response to the request that `token` names."""
+
+    token: object
+    message: dict[str, Any]
+
+
+def refused_join(code: ErrorCode, member_id: str) -> dict[str, Any]:
+    """Fields of a JoinGroup response with an error."""
+    return {
+        "error_code": code,
+        "generation_id": _NO_GENERATION,
+        "protocol_type": None,
+        "protocol_name": "",
+        "leader": "",
+        "member_id": member_id,
+        "members": [],
+    }
+
+
+def refused_sync(code: ErrorCode) -> dict[str, Any]:
+    """Fields of a SyncGroup response with an error."""
+    return {"error_code": code, "assignment": b""}
+
+
+class Replies:
+    """Replies of a group that are due, in order. Tokens are the caller's objects, opaque here."""
+
+    def __init__(self) -> None:
+        self._due: list[Reply] = []
+
+    def add(self, token: object, message: dict[str, Any]) -> None:
+        """Answer a request."""
+        self._due.append(Reply(token, message))
+
+    def refuse_join(self, token: object, code: ErrorCode, member_id: str) -> None:
+        """Answer a JoinGroup with an error."""
+        self.add(token, refused_join(code, member_id))
+
+    def refuse_sync(self, token: object, code: ErrorCode) -> None:
+        """Answer a SyncGroup with an error."""
+        self.add(token, refused_sync(code))
+
+    def refuse_waiting(self, member: Member, code: ErrorCode) -> None:
+        """Answer a member's waiting requests with an error."""
+        if member.join_token is not None:
+            self.refuse_join(member.join_token, code, member.member_id)
+        if member.sync_token is not None:
+            self.refuse_sync(member.sync_token, code)
+        member.join_token = member.sync_token = None
+
+    def replace_sync(self, member: Member, token: object) -> None:
+        """Let a member's new SyncGroup wait, in place of an earlier one."""
+        if member.sync_token is not None:
+            self.refuse_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+        member.sync_token = token
+
+    def take(self) -> list[Reply]:
+        """Return the replies that are due, once."""
+        due, self._due = self._due, []
+        return due
+
+
+CONSUMER = "consumer"
+
+
+def subscribed_topics(group: Group) -> set[str] | None:
+    """The topics of all members; None for another type of group, or if a member's metadata can't be decoded."""
+    topics: set[str] = set()
+    for member in group.members.values():
+        if group.protocol_type != CONSUMER:
+            return None
+        try:
+            topics.update(decode_versioned(SUBSCRIPTION, member.metadata(group.protocol))["topics"])
+        except DecodeError:
+            return None
+    return topics

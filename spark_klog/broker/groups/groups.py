@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 
-from spark_klog.broker.groups.group import Group
-from spark_klog.broker.groups.member import Join, Member
+from spark_klog.base.clock import system_ms
+from spark_klog.broker.groups.group import Group, Join, Member, Reply, State, refused_join, refused_sync
 from spark_klog.broker.groups.records import StoredGroup, StoredMember
-from spark_klog.broker.groups.replies import Reply, refused_join, refused_sync
-from spark_klog.broker.groups.state import State
-from spark_klog.clock import system_ms
 from spark_klog.errors import ErrorCode
 
 _log = logging.getLogger(__name__)

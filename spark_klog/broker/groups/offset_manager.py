@@ -13,7 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from spark_klog.broker.event_loop.garbage import uncollected
+from spark_klog.base.clock import system_ms
+from spark_klog.broker.event_loop import uncollected
 from spark_klog.broker.groups.records import (
     NO_EXPIRY,
     Committed,
@@ -30,10 +31,9 @@ from spark_klog.broker.groups.records import (
     partition_of,
 )
 from spark_klog.broker.logs.stored_rows import TransactionEnd, stored_rows
-from spark_klog.clock import system_ms
 from spark_klog.errors import DecodeError, EncodeError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
-from spark_klog.records.building.own_batch import own_batch
+from spark_klog.records.building.assignment import own_batch
 from spark_klog.records.formats.batch import MAX_HEADER_SIZE
 from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT
 

@@ -1,22 +1,42 @@
-"""Handlers: one module per API, whose `handle` takes a request and returns a response or an awaitable of one."""
+"""Handlers: a function per API, by the API's name, that takes a request and returns a response or an awaitable of
+one."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from importlib import import_module
 
 from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.handlers import (
+    acls,
+    cluster,
+    configs,
+    credentials,
+    fetch,
+    groups,
+    list_offsets,
+    offsets,
+    produce,
+    reassignments,
+    topics,
+    transaction_lists,
+    transactions,
+)
 from spark_klog.protocol.apis import BY_KEY
 from spark_klog.protocol.codec import Message
 
 Handler = Callable[[Broker, Request, Message], Message | Awaitable[Message | None] | None]
 
+_MODULES = (
+    *(acls, cluster, configs, credentials, fetch, groups, list_offsets, offsets, produce, reassignments, topics),
+    *(transaction_lists, transactions),
+)
+
 
 def _handler(api_name: str) -> Handler:
-    module = import_module(f"{__name__}.{re.sub('(?<!^)(?=[A-Z])', '_', api_name).lower()}")
-    handle: Handler = module.handle
-    return handle
+    name = re.sub("(?<!^)(?=[A-Z])", "_", api_name).lower()
+    (handler,) = [vars(module)[name] for module in _MODULES if callable(vars(module).get(name))]
+    return handler  # type: ignore[no-any-return]
 
 
 HANDLERS: dict[int, Handler] = {key: _handler(api.name) for key, api in BY_KEY.items()}

@@ -1,11 +1,4 @@
-"""Fetch v0-17. Waits in the purgatory until min_bytes are available or max_wait_ms have passed.
-
-A partition that is named twice is answered once, as its last entry asks, like in Kafka. From version 3 on, the first
-partition with data returns at least one whole batch, even if it exceeds max_bytes. Apart from that, a range may end
-within a batch, as in Kafka. Isolation level 1 (read_committed) gets records before the last stable offset, and a list
-of the aborted transactions among them. Versions 0-3 get message sets of magic 0 or 1: newer batches are converted
-instead of sent from the file.
-"""
+"""Fetch v0-17. Waits in the purgatory until min_bytes are available or max_wait_ms have passed."""
 
 from __future__ import annotations
 
@@ -15,11 +8,11 @@ import time
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.fetches.fetch_sessions import PartitionKey
+from spark_klog.broker.fetches import PartitionKey
 from spark_klog.broker.security.authorizer import READ
 from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfRange, ProtocolError
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.segment_files import FileRange
+from spark_klog.log.segments.segment import FileRange
 from spark_klog.protocol.codec import Message
 from spark_klog.records.building.conversion import down_convert
 from spark_klog.records.formats.batch import iter_batches, next_offset_after
@@ -36,7 +29,17 @@ _FIRST_TOPIC_IDS = 13
 _ZSTD = 4
 
 
-async def handle(broker: Broker, request: Request, message: Message) -> Message:
+async def fetch(broker: Broker, request: Request, message: Message) -> Message:
+    """Fetch v0-17. Waits in the purgatory until min_bytes are available or max_wait_ms have passed.
+
+    A partition that is named twice is answered once, as its last entry asks, like in Kafka. From version 3 on, the
+    first
+    partition with data returns at least one whole batch, even if it exceeds max_bytes. Apart from that, a range may end
+    within a batch, as in Kafka. Isolation level 1 (read_committed) gets records before the last stable offset, and a
+    list
+    of the aborted transactions among them. Versions 0-3 get message sets of magic 0 or 1: newer batches are converted
+    instead of sent from the file.
+    """
     now = time.monotonic()
     epoch, has_ids = message["session_epoch"], request.version >= _FIRST_TOPIC_IDS
     requested = await _requested(broker, message)

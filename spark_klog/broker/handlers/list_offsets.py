@@ -1,10 +1,4 @@
-"""ListOffsets v0-10: latest (-1), earliest (-2), of the largest timestamp (-3, v7), or by time in ms.
-
-With isolation level 1 (read_committed), latest is the last stable offset. Version 0 returns the start offsets of
-segments begun by that time, newest first. There is no tiered storage, so all records are local: -4 (v8), the earliest
-local offset, equals -2; -5 (v9), the last tiered offset, is never found. A partition that is named twice gets
-INVALID_REQUEST, as in Kafka.
-"""
+"""ListOffsets v0-10: latest (-1), earliest (-2), of the largest timestamp (-3, v7), or by time in ms."""
 
 from __future__ import annotations
 
@@ -19,14 +13,48 @@ from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, LogRetired
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import Steps
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.list_offsets import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
+from spark_klog.protocol.tables.records import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
+
+
+async def offset_for_leader_epoch(broker: Broker, request: Request, message: Message) -> Message:
+    """OffsetForLeaderEpoch v0-4 (KIP-101, KIP-320): end offset of a leader epoch; consumers detect truncation by it."""
+    topics = []
+    for topic in message["topics"]:
+        partitions = [
+            await _find_of_offset_for_leader_epoch(broker, request, topic["topic"], entry)
+            for entry in topic["partitions"]
+        ]
+        topics.append({"topic": topic["topic"], "partitions": partitions})
+    return {"topics": topics}
+
+
+async def _find_of_offset_for_leader_epoch(
+    broker: Broker, request: Request, topic: str, entry: dict[str, Any]
+) -> Message:
+    index = entry["partition"]
+    if refusal := broker.authorizer.refusal(request.session, SEE, topic):
+        return {"partition": index, "error_code": refusal}
+    log = await broker.leader_log(topic, index, entry["current_leader_epoch"], for_reading=True)
+    if isinstance(log, ErrorCode):
+        return {"partition": index, "error_code": log}
+    epoch, end = log.end_of_epoch(entry["leader_epoch"])
+    return {"partition": index, "error_code": ErrorCode.NONE, "leader_epoch": epoch, "end_offset": end}
+
 
 _log = logging.getLogger(__name__)
 _UNKNOWN = (-1, -1)
 _READ_COMMITTED = 1
 
 
-async def handle(broker: Broker, request: Request, message: Message) -> Message:
+async def list_offsets(broker: Broker, request: Request, message: Message) -> Message:
+    """ListOffsets v0-10: latest (-1), earliest (-2), of the largest timestamp (-3, v7), or by time in ms.
+
+    With isolation level 1 (read_committed), latest is the last stable offset. Version 0 returns the start offsets of
+    segments begun by that time, newest first. There is no tiered storage, so all records are local: -4 (v8), the
+    earliest
+    local offset, equals -2; -5 (v9), the last tiered offset, is never found. A partition that is named twice gets
+    INVALID_REQUEST, as in Kafka.
+    """
     topics = []
     times: Counter[tuple[str, int]] = Counter()
     for topic in message["topics"]:

@@ -1,11 +1,4 @@
-"""Produce v0-13. acks=0 gets no response; 1 and -1 are equal, since there is no replication.
-
-Versions 0-2 may carry message sets of magic 0 and 1, which the log stores as magic 2. Later versions carry exactly one
-batch per partition; from version 8 on the response names the records that a topic does not take (KIP-467). Batches are
-validated first (`records/reading/produced.py`). No client may produce to internal topics; Kafka excepts clients named
-`__admin_client`, but a client's name proves nothing. A transactional batch is accepted only if its partition is in the
-transaction (KIP-890), so a late batch can't leave a transaction open.
-"""
+"""Produce v0-13. acks=0 gets no response; 1 and -1 are equal, since there is no replication."""
 
 from __future__ import annotations
 
@@ -14,18 +7,16 @@ import errno
 import logging
 from typing import Any
 
+from spark_klog.base.clock import system_ms
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.security.authorizer import WRITE
-from spark_klog.broker.transactions.older_clients import as_known
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
-from spark_klog.broker.transactions.verification import Verification
-from spark_klog.clock import system_ms
+from spark_klog.broker.transactions.verification import Verification, as_known
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, LogRetired
-from spark_klog.log.append_run import Appended
 from spark_klog.log.config import CREATE_TIME
-from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
-from spark_klog.log.sequences import ProducerRefused
+from spark_klog.log.partition_log import Appended, BatchTooLarge, PartitionLog
+from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
 from spark_klog.records.building.conversion import up_convert
@@ -49,7 +40,19 @@ _NO_LOG = {
 }
 
 
-async def handle(broker: Broker, request: Request, message: Message) -> Message | None:
+async def produce(broker: Broker, request: Request, message: Message) -> Message | None:
+    """Produce v0-13. acks=0 gets no response; 1 and -1 are equal, since there is no replication.
+
+    Versions 0-2 may carry message sets of magic 0 and 1, which the log stores as magic 2. Later versions carry exactly
+    one
+    batch per partition; from version 8 on the response names the records that a topic does not take (KIP-467). Batches
+    are
+    validated first (`records/reading/produced.py`). No client may produce to internal topics; Kafka excepts clients
+    named
+    `__admin_client`, but a client's name proves nothing. A transactional batch is accepted only if its partition is in
+    the
+    transaction (KIP-890), so a late batch can't leave a transaction open.
+    """
     acks = message["acks"]
     responses = []
     for topic in message["topic_data"]:

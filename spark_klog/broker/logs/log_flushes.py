@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
-from spark_klog.broker.event_loop.background import BackgroundTasks, Pace
-from spark_klog.clock import system_ms
+from spark_klog.base.clock import system_ms
+from spark_klog.broker.event_loop import BackgroundTasks, Pace
 from spark_klog.log.partition_log import PartitionLog
 
 _log = logging.getLogger(__name__)

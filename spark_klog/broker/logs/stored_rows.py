@@ -15,8 +15,7 @@ from spark_klog.records import kernels
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.records.formats.batch import check_crc, iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.reading.control import COMMIT, read_marker
-from spark_klog.records.reading.reader import records_of
+from spark_klog.records.reading.reader import COMMIT, read_marker, records_of
 
 #: Bytes of a log read at once; the kernel decodes them in one call, during which nothing else runs.
 _READ_BYTES = 512 * 1024

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spark_klog.broker.event_loop.background import BackgroundTasks
+from spark_klog.broker.event_loop import BackgroundTasks
 from spark_klog.broker.metadata.registry import Registry, Topic
 from spark_klog.broker.settings.log_settings import known_topic_settings, topic_settings_of
 from spark_klog.errors import DirectoryError, LogCorrupted

@@ -14,12 +14,12 @@ import logging
 from collections.abc import Callable
 from uuid import UUID, uuid4
 
+from spark_klog.base.clock import system_ms
 from spark_klog.broker.metadata.nodes import create_node
 from spark_klog.broker.metadata.registry import NO_LEADER, Nameless, Registry
-from spark_klog.clock import system_ms
-from spark_klog.directories import paths
-from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import DecodeError
+from spark_klog.trees import paths
+from spark_klog.trees.tree import Tree
 
 _log = logging.getLogger(__name__)
 _FIRST_EPOCH = 1

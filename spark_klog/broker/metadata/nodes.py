@@ -6,8 +6,29 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from spark_klog.directories.trees.tree import NodeExists, Tree
-from spark_klog.errors import DecodeError
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.trees.tree import NodeExists, Tree
+
+
+class TopicCollides(ConfigError):
+    """The name differs from another topic's only in '.' and '_', which Kafka's metrics do not distinguish."""
+
+
+class TopicExists(ConfigError):
+    """The topic exists already."""
+
+
+class UnknownTopic(ConfigError):
+    """The topic does not exist."""
+
+
+class InvalidPartitions(ConfigError):
+    """The topic can't have that number of partitions."""
+
+
+class InvalidAssignment(ConfigError):
+    """The partitions can't be assigned to these brokers."""
+
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -7,11 +7,11 @@ import socket
 import time
 from collections.abc import Sequence
 
+from spark_klog.base.clock import system_ms
 from spark_klog.broker.metadata.nodes import NodeDecoder, create_node
-from spark_klog.clock import system_ms
-from spark_klog.directories import paths
-from spark_klog.directories.trees.tree import Tree
 from spark_klog.errors import ConfigError
+from spark_klog.trees import paths
+from spark_klog.trees.tree import Tree
 
 _log = logging.getLogger(__name__)
 _PROBE_SECONDS = 1.0

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from spark_klog.broker.metadata.nodes import create_node
 from spark_klog.broker.metadata.registry import Topic
-from spark_klog.directories import paths
-from spark_klog.directories.trees.tree import Tree
+from spark_klog.trees import paths
+from spark_klog.trees.tree import Tree
 
 
 class Topics07:

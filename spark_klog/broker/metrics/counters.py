@@ -13,7 +13,7 @@ from typing import Any
 
 from spark_klog.errors import KlogError
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.segments.segment_files import FileRange
+from spark_klog.log.segments.segment import FileRange
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api, Array, Struct
 from spark_klog.records.formats.batch import next_offset_after, read_header

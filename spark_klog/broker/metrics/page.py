@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Protocol
 
 from spark_klog import __version__
-from spark_klog.broker.fetches.purgatory import Purgatory
+from spark_klog.broker.fetches import Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.metrics.counters import LATENCY_BOUNDS, Metrics
 from spark_klog.errors import ErrorCode

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from spark_klog.broker.security.users_file import User, check_user_name
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.acls import ALLOW, ANY, LITERAL, MATCH, PREFIXED, TOPIC, AclOperation
+from spark_klog.protocol.tables.security import ALLOW, ANY, LITERAL, MATCH, PREFIXED, TOPIC, AclOperation
 
 _PRINCIPAL = "User:"
 _WILDCARD = "*"

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
 from spark_klog.errors import ErrorCode
-from spark_klog.protocol.tables.acls import AclOperation
+from spark_klog.protocol.tables.security import AclOperation
 
 READ, WRITE, SEE = "read", "write", "see"
 

@@ -32,8 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
+from spark_klog.base.durable import replace_file
 from spark_klog.broker.security.mechanisms import HASHES, Credential
-from spark_klog.durable import replace_file
 from spark_klog.errors import ConfigError
 
 _SECTION = "user "

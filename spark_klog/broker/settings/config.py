@@ -11,11 +11,11 @@ from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIO
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
 from spark_klog.broker.settings.kafka_names import WITHOUT_USE, advice, without_secret
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, broker_log_settings
-from spark_klog.directories.trees.tree import SESSION_SECONDS
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
+from spark_klog.trees.tree import SESSION_SECONDS
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
-from spark_klog.wire.frames import MAX_FRAME
+from spark_klog.wire.primitives import MAX_FRAME
 
 _TRUTH = {"true": True, "false": False}
 

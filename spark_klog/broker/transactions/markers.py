@@ -2,20 +2,75 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from spark_klog.base.clock import system_ms
+from spark_klog.broker.event_loop import Turns
+from spark_klog.broker.fetches import Purgatory
+from spark_klog.broker.groups.coordinator import GroupCoordinator, GroupHost
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
-from spark_klog.broker.transactions.host import TransactionHost
-from spark_klog.broker.transactions.peers import UNANSWERED, ask, peer_address
+from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.transactions.records import marker_batch, partitions_by_topic
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
-from spark_klog.clock import system_ms
-from spark_klog.errors import DecodeError, ErrorCode
+from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError
 from spark_klog.log.partition_log import BatchTooLarge
-from spark_klog.log.sequences import ProducerRefused
+from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.protocol.apis import WRITE_TXN_MARKERS
+from spark_klog.protocol.codec import Message, decode_response, encode_request
+from spark_klog.protocol.schema import Api
+from spark_klog.trees.paths import PLAINTEXT
+from spark_klog.wire.primitives import MAX_FRAME, SIZE, frame_size
+
+
+class TransactionHost(GroupHost, Protocol):
+    """A broker, as its transaction coordinator sees it; markers also end transactional offset commits."""
+
+    @property
+    def coordinator(self) -> GroupCoordinator: ...
+
+    @property
+    def purgatory(self) -> Purgatory: ...
+
+    @property
+    def turns(self) -> Turns: ...
+
+
+_SECONDS = 5.0
+_CORRELATION_ID = 1
+_CLIENT_ID = "klog-broker"
+#: What `ask` and `peer_address` raise.
+UNANSWERED = (KlogError, OSError, asyncio.TimeoutError)
+
+
+def peer_address(registry: Registry, node: int) -> tuple[str, int]:
+    """Another broker's PLAINTEXT address; raises `ConnectionFailed` if it has none."""
+    for endpoint in registry.brokers.get(node, ()):
+        if endpoint.security_protocol == PLAINTEXT:
+            return endpoint.host, endpoint.port
+    raise ConnectionFailed(f"broker {node} has no PLAINTEXT listener, or is not in the cluster")
+
+
+async def ask(address: tuple[str, int], api: Api, version: int, message: Message) -> Message:
+    """Send a request and return the response. Raises one of `UNANSWERED`."""
+    return await asyncio.wait_for(_ask(address, api, version, message), _SECONDS)
+
+
+async def _ask(address: tuple[str, int], api: Api, version: int, message: Message) -> Message:
+    reader, writer = await asyncio.open_connection(*address)
+    try:
+        request = encode_request(api, version, _CORRELATION_ID, _CLIENT_ID, message).to_bytes()
+        writer.write(SIZE.pack(len(request)) + request)
+        size = frame_size(await reader.readexactly(SIZE.size), MAX_FRAME)
+        _, answer = decode_response(api, version, await reader.readexactly(size))
+        return answer
+    except asyncio.IncompleteReadError:
+        raise ConnectionFailed(f"{address[0]}:{address[1]} closed the connection without an answer") from None
+    finally:
+        writer.close()
+
 
 _log = logging.getLogger(__name__)
 _VERSION = 1

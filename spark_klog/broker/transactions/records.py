@@ -15,9 +15,9 @@ from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import decode_versioned, encode_versioned
 from spark_klog.protocol.tables.stored import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
-from spark_klog.records.building.own_batch import own_batch
+from spark_klog.records.building.assignment import own_batch
 from spark_klog.records.formats.batch_v2 import CONTROL_BIT, TRANSACTIONAL_BIT
-from spark_klog.records.reading.control import ABORT, COMMIT, EndTransactionMarker, encode_marker
+from spark_klog.records.reading.reader import ABORT, COMMIT, EndTransactionMarker, encode_marker
 from spark_klog.wire.primitives import Buffer, Reader
 
 _log = logging.getLogger(__name__)

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from spark_klog.directories.consumers import BLACK_LIST, STATIC, WHITE_LIST, Registration
-from spark_klog.records.topic_names import topic_pattern
+from spark_klog.base.names import topic_pattern
+from spark_klog.trees.consumers import BLACK_LIST, STATIC, WHITE_LIST, Registration
+
+
+class ConsumerRebalanceListener:
+    """A listener that a connector calls in the thread that rebalances. Keep it short; errors are logged."""
+
+    def before_releasing_partitions(self, partitions: Mapping[str, list[int]]) -> None:
+        """Called before these partitions, by topic, are committed and released. Not for those that were lost."""
+
+    def before_starting_fetchers(self, consumer_id: str, assignment: Mapping[str, Mapping[int, str]]) -> None:
+        """Called before reading begins, with all that this member owns: the stream's id by topic and partition."""
+
 
 _QUOTES = "\"'"
 _INTERNAL = frozenset(["__consumer_offsets", "__transaction_state"])

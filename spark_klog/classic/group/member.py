@@ -1,23 +1,55 @@
-"""A running member of a group in ZooKeeper: one thread that rebalances, fetches into the streams, and commits."""
+"""A running member of a group in ZooKeeper: one thread that rebalances, fetches into the streams, and commits.
+
+Where a ConsumerConnector keeps its group's offsets: ZooKeeper, the group's coordinator, or both while a group moves.
+
+Source: 0.10 documentation, "Consumer Offset Tracking" and "Migrating offsets from ZooKeeper to Kafka".
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from spark_klog.classic.group.listener import ConsumerRebalanceListener
+from spark_klog.classic.group.filters import ConsumerRebalanceListener
 from spark_klog.classic.group.membership import Membership
-from spark_klog.classic.group.offsets import OffsetStorages
 from spark_klog.classic.group.reading import Reading
-from spark_klog.classic.group.settings import ConnectorConfig
 from spark_klog.classic.group.streams import Held, KafkaStream
-from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.offsets import numbers_by_topic
-from spark_klog.directories.consumers import Registration
-from spark_klog.directories.trees.tree import Tree
+from spark_klog.classic.settings import ConnectorConfig
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.offsets import GroupOffsets, numbers_by_topic
 from spark_klog.errors import KlogError, RebalanceFailed
+from spark_klog.trees.consumers import Registration
+from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.tree import Tree
+
+
+class OffsetStorages:
+    """The offsets of a group in the `storages` "kafka" and "zookeeper"; raises what these raise."""
+
+    def __init__(self, tree: Tree, group: str, storages: Sequence[str]) -> None:
+        self._group = group
+        self._in_kafka = "kafka" in storages
+        self._directory = OffsetDirectory(tree, group) if "zookeeper" in storages else None
+
+    def commit(self, cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit in each storage; the coordinator's leaves out topics that do not exist any more."""
+        if self._in_kafka:
+            GroupOffsets(cluster, self._group).commit(offsets, skips_deleted=True)
+        if self._directory is not None:
+            self._directory.commit(offsets)
+
+    def fetch(self, cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The committed offsets; with both storages the larger one, as in Kafka."""
+        if not partitions:
+            return {}
+        found = GroupOffsets(cluster, self._group).fetch(partitions) if self._in_kafka else {}
+        if self._directory is not None:
+            for key, offset in self._directory.fetch(partitions).items():
+                found[key] = max(offset, found.get(key, offset))
+        return found
+
 
 _log = logging.getLogger(__name__)
 #: The first pause while other members have not released their partitions, in seconds; it doubles up to

@@ -8,14 +8,14 @@ import time
 from collections.abc import Collection, Mapping
 
 from spark_klog.classic.group.membership import broker_addresses
-from spark_klog.classic.group.settings import ConnectorConfig
 from spark_klog.classic.group.streams import Held, KafkaStream
+from spark_klog.classic.settings import ConnectorConfig
 from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.config import client_config
 from spark_klog.client.offsets import offsets_of_led
-from spark_klog.directories.trees.tree import Tree
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, WokenUp, is_retriable
+from spark_klog.trees.tree import Tree
 
 _log = logging.getLogger(__name__)
 #: Messages decoded at once.

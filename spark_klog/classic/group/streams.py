@@ -14,8 +14,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.consumer.decoding.records import ConsumerRecord
-from spark_klog.client.delivery.receipts import fresh
+from spark_klog.client.consumer.decoding import ConsumerRecord
+from spark_klog.client.producer.receipts import fresh
 from spark_klog.errors import ConsumerTimeout, KlogError
 
 Decoder = Callable[[bytes], Any]

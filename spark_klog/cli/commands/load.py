@@ -48,9 +48,7 @@ def status_command(
     With a cluster (-b, --cluster or --command-config) its last hours are compared with the log, as it is now. The exit
     code is 1 if something is missing in what the load has.
     """
-    from spark_klog.load.audit import status, status_json
-    from spark_klog.load.completeness import compare
-    from spark_klog.load.plots import bars, plot_hours
+    from spark_klog.load.audit import bars, compare, plot_hours, status, status_json
 
     quiet_client(ctx)
     settings = cluster_settings(servers, command_config)

@@ -14,13 +14,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from spark_klog.cli.output import os_error_text
 from spark_klog.errors import ConfigError, DataDirectoryError, DecodeError
-from spark_klog.log.files.names import SUFFIX_07
-from spark_klog.log.segments.segment_files import LOG
-from spark_klog.log.tools.dump import Damage, Dumped, Padding, dump as dump_file
-from spark_klog.log.tools.dump_index import INDEX_SUFFIXES, IndexEntry, dump_index
-from spark_klog.log.tools.repair import repair as repair_log
+from spark_klog.log.files.partition_files import SUFFIX_07
+from spark_klog.log.segments.segment import LOG
+from spark_klog.log.tools.dump import INDEX_SUFFIXES, Damage, Dumped, IndexEntry, Padding, dump as dump_file, dump_index
 from spark_klog.log.tools.upgrade import Upgraded, old_logs_size, upgrade as upgrade_logs
-from spark_klog.log.tools.verify import log_files, verify as verify_logs
+from spark_klog.log.tools.verify import log_files, repair as repair_log, verify as verify_logs
 from spark_klog.records.contract import NO_TIMESTAMP_TYPE, Record
 
 

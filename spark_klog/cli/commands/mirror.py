@@ -14,14 +14,14 @@ from types import FrameType
 
 import click
 
+from spark_klog.base.names import topic_pattern
 from spark_klog.cli.clusters import client_settings, cluster_settings, quiet_client
 from spark_klog.cli.output import console, say
-from spark_klog.client.config import parse_bootstrap
+from spark_klog.client.settings import parse_bootstrap
 from spark_klog.errors import ConfigError
 from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.session import Totals
 from spark_klog.mirror.settings import MirrorSettings
-from spark_klog.mirror.totals import Totals
-from spark_klog.records.topic_names import topic_pattern
 
 #: Objects between two collections of cyclic garbage, which a mirror hardly makes; by default 700.
 _COLLECTED_AFTER = 20_000

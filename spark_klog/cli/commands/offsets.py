@@ -1,4 +1,11 @@
-"""`klog offsets`: show, set and copy the offsets of groups, in any store."""
+"""`klog offsets`: show, set and copy the offsets of groups, in any store.
+
+The text files of Kafka's ExportZkOffsets and ImportZkOffsets (0.7 to 1.1): a line a partition.
+
+    /consumers/GROUP/offsets/TOPIC/PARTITION:OFFSET
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +17,22 @@ from typing import Any, TypeVar
 
 import click
 
-from spark_klog.cli.clusters import client_settings, cluster_settings, command_config_option, quiet_client
+from spark_klog.base.addresses import without_user
+from spark_klog.base.clock import system_ms
+from spark_klog.cli.clusters import (
+    client_settings,
+    cluster_settings,
+    command_config_option,
+    parse_time,
+    parse_topics,
+    partitions_of,
+    quiet_client,
+)
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import cell, print_json, print_table
-from spark_klog.cli.partitions import parse_topics, partitions_of
-from spark_klog.cli.times import parse_time
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.clock import system_ms
-from spark_klog.directories.trees.addresses import without_user
-from spark_klog.errors import ConfigError
-from spark_klog.groups.export_lines import export_lines, parse_export
+from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.groups.moves import (
     Change,
     ShiftBy,
@@ -31,7 +43,40 @@ from spark_klog.groups.moves import (
     target_offsets,
 )
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.trees.paths import consumer_offset_path, parse_offset
+
+_LINE = re.compile(r"/consumers/([^/]+)/offsets/([^/]+)/([0-9]{1,10}):([0-9]+)")
+
+
+def export_lines(group: str, offsets: Mapping[TopicPartition, int]) -> list[str]:
+    """The lines of a group's offsets; `ConfigError` for names that can't be part of a path."""
+    return [f"{consumer_offset_path(group, *key)}:{offset}" for key, offset in sorted(offsets.items())]
+
+
+def parse_export(text: str, group: str, where: str) -> dict[TopicPartition, int]:
+    """The offsets of `group` in such a file; `ConfigError`, which begins with `where`, for other lines and without any.
+
+    Lines of other groups are left out: an export may have all.
+    """
+    found: dict[TopicPartition, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ConfigError(
+                f"{where}, line {number}: {line[:200]!r} must be /consumers/GROUP/offsets/TOPIC/PARTITION:OFFSET"
+            )
+        if match[1] == group:
+            try:
+                found[match[2], int(match[3])] = parse_offset(match[4].encode(), where)
+            except DecodeError as error:
+                raise ConfigError(f"{where}, line {number}: {error}") from None
+    if not found:
+        raise ConfigError(f"{where} has no offsets of group {group}")
+    return found
+
 
 _HOST_PORT = re.compile(r"[^/]+:[0-9]+(/.*)?")
 #: An address of a cluster with a user, perhaps with a password; stores of files may have @ in their addresses.
@@ -258,7 +303,7 @@ def set_(
 
 
 def _parse_file(path: Path, group: str) -> dict[TopicPartition, int]:
-    from spark_klog.spark.offsets import OffsetSpec, parse_offsets
+    from spark_klog.client.places import OffsetSpec, parse_offsets
 
     try:
         text = path.read_text()

@@ -1,6 +1,6 @@
 """Load topics into files: a run loads all available records and stops; the next run continues there.
 
-    spark-submit jobs/batch_load.py --bootstrap-servers HOST:PORT --topics clicks,views --output /data/clicks \
+    spark-submit jobs/batch_load.py --bootstrap-servers HOST:PORT --topics clicks,views --output /data/clicks
         [--group G [--zookeeper HOST:PORT | --offsets-path URI]] [--command-config client.properties]
 
 That is `python -m spark_klog.cli.jobs.batch_load ...`, started by Spark.
@@ -23,13 +23,15 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from rich.console import Console
 from rich.table import Table
 
+from spark_klog.base.addresses import without_user
 from spark_klog.cli.jobs.running import (
     DONE,
     DONE_WITH_BAD,
@@ -44,11 +46,11 @@ from spark_klog.cli.jobs.running import (
     spark_session,
 )
 from spark_klog.cli.output import console
-from spark_klog.client.security.settings.secrets import Settings
-from spark_klog.directories.trees.addresses import without_user
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import GroupOffsets
+from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
-from spark_klog.load.groups import GroupPlace, publish_offsets
 from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
@@ -57,6 +59,31 @@ from spark_klog.load.tasks.spark_tasks import SparkRunner
 from spark_klog.load.values.event_time import UTC
 from spark_klog.load.values.schema import read_schema, schema_text
 from spark_klog.spark.options.names import PROTECTED
+from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.opening import open_tree
+
+
+@dataclass(frozen=True)
+class GroupPlace:
+    """A group, and where its offsets are kept: ZooKeeper, a tree of files, or else the coordinator."""
+
+    group: str
+    zookeeper: str | None = None
+    offsets_path: str | None = None
+
+
+def publish_offsets(settings: Mapping[str, str], place: GroupPlace, offsets: Mapping[tuple[str, int], int]) -> None:
+    """Write where each partition's next run begins; errors as of the store."""
+    if place.zookeeper is None and place.offsets_path is None:
+        with Cluster.connect(settings) as cluster:
+            GroupOffsets(cluster, place.group).commit(offsets)
+        return
+    tree = open_tree(place.offsets_path or f"zookeeper://{place.zookeeper}")
+    try:
+        OffsetDirectory(tree, place.group).commit(offsets)
+    finally:
+        tree.close()
+
 
 _log = logging.getLogger(__name__)
 _JOB = "batch_load"

@@ -32,11 +32,11 @@ from rich.table import Table
 
 from spark_klog.cli.clusters import quiet_client
 from spark_klog.client import Admin
-from spark_klog.client.producer import Producer
-from spark_klog.directories.offsets import OffsetDirectory
-from spark_klog.directories.trees.opening import open_tree
+from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
+from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.opening import open_tree
 
 OUT = Path("demo") / "out"
 TOPIC, PARTITIONS, GROUP = "flights", 4, "demo"

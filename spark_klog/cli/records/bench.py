@@ -22,7 +22,7 @@ from spark_klog.cli.output import print_table
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
-from spark_klog.protocol.tables.list_offsets import LATEST
+from spark_klog.protocol.tables.records import LATEST
 
 if TYPE_CHECKING:
     from rich.progress import Progress

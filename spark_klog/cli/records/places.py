@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from spark_klog.base.clock import system_ms
 from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, high_watermarks, list_offsets
-from spark_klog.clock import system_ms
+from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, parse_offsets
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
-from spark_klog.spark.offsets import BeforeEndSpec, OffsetSpec, TimeSpec, parse_offsets
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa

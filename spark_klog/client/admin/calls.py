@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-from spark_klog.client.admin.outcomes import Outcomes
-from spark_klog.client.admin.settings import admin_config
+from spark_klog.base.interrupts import CallLock
 from spark_klog.client.answers import answer_error, by_key, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
-from spark_klog.client.interrupts import CallLock
 from spark_klog.client.offsets import UNKNOWN_SECONDS
+from spark_klog.client.security import settings as security_settings
+from spark_klog.client.settings import ClientConfig, client_config, parse_value, setting_texts
 from spark_klog.errors import (
     AdminClosed,
     AuthenticationError,
+    ConfigError,
     ConnectionFailed,
     DecodeError,
     ErrorCode,
+    ItemsFailed,
     KlogError,
     ProtocolError,
     RequestTimedOut,
@@ -30,10 +34,85 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.coordinator import GROUP
+from spark_klog.protocol.tables.groups import GROUP
+
+_log = logging.getLogger(__name__)
+_API_TIMEOUT = "default.api.timeout.ms"
+_DEFAULT_API_TIMEOUT_MS = 60_000
+_WITH_EFFECT = frozenset(
+    [
+        "bootstrap.servers",
+        "client.id",
+        "isolation.level",
+        "request.timeout.ms",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+        "socket.connection.setup.timeout.ms",
+        _API_TIMEOUT,
+    ]
+).union(security_settings.NAMES)
+
+
+@dataclass(frozen=True)
+class AdminConfig:
+    """Parsed settings; `api_timeout_ms` bounds a call, `client.request_timeout_ms` a request."""
+
+    client: ClientConfig
+    api_timeout_ms: int
+
+
+def admin_config(settings: Mapping[str, Any]) -> AdminConfig:
+    """Parse settings by Kafka's names; values and `ConfigError` as in `client_config`.
+
+    Logs the names of settings of Kafka's clients that have no effect here.
+    """
+    client = client_config(settings)
+    timeout = max(_DEFAULT_API_TIMEOUT_MS, client.request_timeout_ms)
+    if _API_TIMEOUT in settings:
+        text = setting_texts({_API_TIMEOUT: settings[_API_TIMEOUT]})[_API_TIMEOUT]
+        timeout = parse_value("positive int", _API_TIMEOUT, text)
+        if timeout < client.request_timeout_ms:
+            raise ConfigError(
+                f"{_API_TIMEOUT}={timeout} must be at least request.timeout.ms={client.request_timeout_ms}"
+            )
+    if ignored := sorted(set(settings) - _WITH_EFFECT):
+        _log.warning("settings without effect on an admin client: %s", ", ".join(ignored))
+    return AdminConfig(client, timeout)
+
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
+
+
+class Outcomes(dict[_K, _V | KlogError], Generic[_K, _V]):
+    """The result of each item that was asked for, or the `KlogError` that it failed with.
+
+    The call itself raises only if no broker answered for any item. Use `check` if all items must succeed.
+    """
+
+    def check(self) -> dict[_K, _V]:
+        """The results if all items succeeded.
+
+        Otherwise raise the item's error if only one was asked for, or else `ItemsFailed`.
+        """
+        failures = self.failures
+        if failures and len(self) == 1:
+            raise next(iter(failures.values()))
+        if failures:
+            raise ItemsFailed(failures, len(self))
+        return self.successes
+
+    @property
+    def successes(self) -> dict[_K, _V]:
+        """The results of the items that succeeded."""
+        return {key: result for key, result in self.items() if not isinstance(result, KlogError)}
+
+    @property
+    def failures(self) -> dict[_K, KlogError]:
+        """The errors of the items that failed."""
+        return {key: result for key, result in self.items() if isinstance(result, KlogError)}
+
+
 #: Final errors of a broker that has not answered for any item.
 _UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
 

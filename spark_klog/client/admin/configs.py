@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from spark_klog.client.admin.calls import AdminCalls, mapped, no_broker, without_results
-from spark_klog.client.admin.checks import items_of, mapping_of, name_of, number_of
-from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, mapped, no_broker, without_results
+from spark_klog.client.arguments import items_of, mapping_of, name_of, number_of
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.protocol.apis import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
 from spark_klog.protocol.codec import Message

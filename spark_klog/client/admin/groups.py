@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from spark_klog.client.admin.calls import AdminCalls, by_field, without_results
-from spark_klog.client.admin.checks import mapping_of, name_of, names_of, number_of, partition_of, partitions_of
-from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, without_results
 from spark_klog.client.answers import answer_error, by_key, check_code
+from spark_klog.client.arguments import mapping_of, name_of, names_of, number_of, partition_of, partitions_of
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.offsets import Committed, GroupOffsets, by_topic, partition_entries
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, LIST_GROUPS, OFFSET_DELETE
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.member_assignment import decode_assignment
+from spark_klog.protocol.tables.groups import decode_assignment
 
 _CONSUMER = "consumer"
 #: The state of a group that does not exist.

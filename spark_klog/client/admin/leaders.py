@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_klog.client.admin.calls import AdminCalls, without_results
-from spark_klog.client.admin.checks import items_of, mapping_of, number_of, partition_of, partitions_of
-from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, without_results
 from spark_klog.client.answers import answer_error, check_code
+from spark_klog.client.arguments import items_of, mapping_of, number_of, partition_of, partitions_of
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import numbers_by_topic
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from spark_klog.client.admin.calls import AdminCalls, without_results
-from spark_klog.client.admin.checks import mapping_of, name_of
-from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, without_results
 from spark_klog.client.answers import answer_error
+from spark_klog.client.arguments import mapping_of, name_of
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.apis import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from spark_klog.protocol.codec import Message

@@ -6,16 +6,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from spark_klog.client.admin.calls import AdminCalls, mapped
-from spark_klog.client.admin.checks import items_of, mapping_of, number_of, partition_of, partitions_of
-from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, mapped
 from spark_klog.client.answers import answer_error
+from spark_klog.client.arguments import items_of, mapping_of, number_of, partition_of, partitions_of
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import by_topic, numbers_by_topic, partition_entries
 from spark_klog.errors import ConfigError, DecodeError, KlogError, UnsupportedVersionError
 from spark_klog.protocol.apis import DELETE_RECORDS, DESCRIBE_LOG_DIRS, LIST_OFFSETS, METADATA
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST, MAX_TIMESTAMP
+from spark_klog.protocol.tables.records import EARLIEST, LATEST, MAX_TIMESTAMP
 
 OffsetTime = Literal["earliest", "latest", "max-timestamp"] | int
 _PLACES = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}

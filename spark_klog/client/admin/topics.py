@@ -6,14 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from spark_klog.client.admin.calls import AdminCalls, by_field, without_results
-from spark_klog.client.admin.checks import configs_of, items_of, mapping_of, name_of, names_of, number_of
-from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.base.names import check_topic_name
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, without_results
 from spark_klog.client.answers import answer_error
+from spark_klog.client.arguments import configs_of, items_of, mapping_of, name_of, names_of, number_of
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, UnsupportedVersionError
 from spark_klog.protocol.apis import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, METADATA
 from spark_klog.protocol.codec import Message
-from spark_klog.records.topic_names import check_topic_name
 
 _BROKERS_DEFAULT = -1
 #: The first versions of CreateTopics with validate_only (Kafka 0.10.2), and with the broker's defaults (KIP-464).

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from spark_klog.client.admin.calls import AdminCalls, by_field, mapped, without_results
-from spark_klog.client.admin.checks import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
-from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, mapped, without_results
 from spark_klog.client.answers import answer_error, check_code
+from spark_klog.client.arguments import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.delivery.transactions import PreparedTransaction
 from spark_klog.client.offsets import numbers_by_topic, partition_entries
+from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
@@ -31,7 +30,7 @@ from spark_klog.protocol.apis import (
 )
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.coordinator import TRANSACTION
+from spark_klog.protocol.tables.groups import TRANSACTION
 
 _MAX_INT16, _MAX_INT32 = 0x7FFF, 0x7FFFFFFF
 _STATES = (

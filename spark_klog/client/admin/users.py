@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from spark_klog.client.admin.calls import AdminCalls, by_field, mapped, without_results
-from spark_klog.client.admin.checks import items_of, name_of, names_of, number_of
-from spark_klog.client.admin.outcomes import Outcomes
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, mapped, without_results
 from spark_klog.client.answers import check_code
+from spark_klog.client.arguments import items_of, name_of, names_of, number_of
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.apis import (
     ALTER_USER_SCRAM_CREDENTIALS,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from spark_klog.client.backoff import CALL_TIMEOUT
-from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.consumer.arguments import (
+from spark_klog.base.interrupts import ORDERLY, CallLock, Section
+from spark_klog.client.arguments import (
     offset_of,
     offsets_of,
     partition_of,
@@ -20,26 +21,170 @@ from spark_klog.client.consumer.arguments import (
     starts_of,
     topics_of,
 )
-from spark_klog.client.consumer.assigned import Assigned, Assignment
-from spark_klog.client.consumer.decoding.chunk import Chunk
-from spark_klog.client.consumer.decoding.decoders import Decoders
-from spark_klog.client.consumer.decoding.records import ConsumerRecord
-from spark_klog.client.consumer.fetching import Fetches
-from spark_klog.client.consumer.guard import Guard
-from spark_klog.client.consumer.handover import Handover
-from spark_klog.client.consumer.membership.commits import Offsets
-from spark_klog.client.consumer.membership.subscription import CLOSE_SECONDS, GroupSide, RebalanceListener
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.consumer.assignment import Assigned, Assignment
+from spark_klog.client.consumer.commits import Offsets
+from spark_klog.client.consumer.decoding import ConsumerRecord, Decoders
+from spark_klog.client.consumer.fetches import Chunk, Fetches
 from spark_klog.client.consumer.positions import Positions
 from spark_klog.client.consumer.settings import consumer_config
+from spark_klog.client.consumer.subscription import CLOSE_SECONDS, GroupSide, RebalanceListener
 from spark_klog.client.consumer.troubles import Troubles
-from spark_klog.client.interrupts import ORDERLY, Section
-from spark_klog.client.network.wakeup import Waker
+from spark_klog.client.forks import Maker
+from spark_klog.client.net.waiting import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata
-from spark_klog.errors import ConfigError, KlogError, ProtocolError, RequestTimedOut
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.client.retry import CALL_TIMEOUT
+from spark_klog.errors import (
+    ConcurrentUse,
+    ConfigError,
+    ConsumerClosed,
+    KlogError,
+    ProtocolError,
+    RequestTimedOut,
+    WokenUp,
+)
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+@dataclass(slots=True)
+class _Decoding:
+    """A chunk being returned to the caller; `run` is the partition's, unless e.g. a seek has begun another."""
+
+    item: Assigned
+    parts: Iterator[tuple[Any, int]]
+    run: int
+    following: int
+    leader_epoch: int
+
+
+class Handover:
+    """Decodes fetched chunks and moves the partitions' positions with each part that a call returns.
+
+    Call `begin` at the beginning of each call of the user, and `undo` if an interrupt ends it.
+    """
+
+    def __init__(self, assignment: Assignment, fetches: Fetches) -> None:
+        self._assignment, self._fetches = assignment, fetches
+        self._decoding: _Decoding | None = None
+        #: What the part being returned has changed, to undo it: (partition, run, position, epoch). None once the caller
+        #: has the part.
+        self.returned: tuple[Assigned, int, int | None, int] | None = None
+        #: Whether `_decoding` is from the Arrow decoder.
+        self._decodes_arrow = False
+
+    def begin(self, is_arrow: bool) -> None:
+        """Begin a call that returns Arrow batches or records; a chunk decoded into the other kind is fetched again."""
+        if is_arrow is not self._decodes_arrow:
+            self._decodes_arrow, self._decoding = is_arrow, None
+            self._fetches.rewind()
+        self.returned = None
+
+    def undo(self) -> None:
+        """Return to the positions of the last call that has returned; nothing is lost or returned twice."""
+        if self.returned is not None:
+            item, run, position, epoch = self.returned
+            if item.run == run:
+                item.position, item.epoch = position, epoch
+        self.returned = self._decoding = None
+        self._fetches.abandon()
+
+    def take(self, decode: Callable[[Chunk], Iterator[tuple[Any, int]]]) -> bool:
+        """Take the next fetched chunk, to be decoded with `decode`; False if there is none."""
+        chunk = self._fetches.take()
+        if chunk is None:
+            return False
+        item = self._assignment.get((chunk.topic, chunk.partition))
+        assert item is not None
+        self._decoding = _Decoding(item, decode(chunk), chunk.run, chunk.following, chunk.leader_epoch)
+        return True
+
+    def next_part(self) -> Any:
+        """The next part of the current chunk, None at its end."""
+        while (decoding := self._decoding) is not None:
+            item = decoding.item
+            if self._assignment.get(item.key) is not item or item.run != decoding.run:
+                self._release()
+                return None
+            try:
+                part, position = next(decoding.parts, (None, decoding.following))
+            except BaseException:  # an interrupt, too: an iterator that has raised looks like one at its end
+                self._release()
+                item.rewind()
+                raise
+            self.returned = item, item.run, item.position, item.epoch
+            item.position, item.epoch = position, decoding.leader_epoch
+            if part is None:
+                self._release()
+            elif len(part):
+                return part
+        return None
+
+    def _release(self) -> None:
+        self._decoding = None
+        self._fetches.release()
+
+    def close(self) -> None:
+        """Drop the chunk being decoded."""
+        self._decoding = None
+
+
+class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
+    """Admits one thread at a time to a consumer. Any thread may call `wakeup` and `closing`.
+
+    Each call begins with `mend`, which undoes what an interrupt of the one before has left halfway.
+    """
+
+    def __init__(self, waker: Waker, mend: Callable[[], None]) -> None:
+        self._waker, self._mend = waker, mend
+        self.maker = Maker("consumer", ConsumerClosed)
+        #: The threads that close the consumer, by their ids: one may begin to while another one's `close` waits.
+        self._closers: set[int] = set()
+        self._is_woken = False
+        self._is_closing = False
+
+    def used(self) -> Guard:
+        """A block for a call: `ConcurrentUse` if another thread is in one, `ConsumerClosed` after `closing` or a fork.
+
+        A listener may call (for example commit) until its own call ends, even if that is `close`.
+        """
+        self.maker.check()
+        if self._is_closing and not self.is_held:
+            raise ConsumerClosed("the consumer is closed")
+        return self
+
+    def closing(self) -> Guard:
+        """A block that ends the call of another thread, then admits this one alone and for good."""
+        self._closers.add(threading.get_ident())
+        self._is_closing = True
+        self._waker.wake()
+        return self
+
+    def _begin(self, *, is_nested: bool) -> None:
+        is_closer = threading.get_ident() in self._closers
+        if not self.acquire(blocking=is_closer):
+            raise ConcurrentUse("another thread is using this consumer: give each thread its own")
+        if not is_nested:
+            if self._is_closing and not is_closer:
+                raise ConsumerClosed("the consumer is closed")
+            self._mend()
+
+    def wakeup(self) -> None:
+        """Make `check` raise `WokenUp` in the call that waits, or else in the next one."""
+        self.maker.check()
+        self._is_woken = True
+        self._waker.wake()
+
+    def check(self) -> None:
+        """Raise `ConsumerClosed` or `WokenUp` if another thread has called `closing` or `wakeup`."""
+        if self._is_closing:
+            raise ConsumerClosed("the consumer is closed")
+        if self._is_woken:
+            self._is_woken = False
+            raise WokenUp("the consumer was woken up")
+
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from spark_klog.client.config import ClientConfig, client_config, parse_value, setting_texts, without_effect
 from spark_klog.client.consumer.assignors import ASSIGNORS
+from spark_klog.client.settings import ClientConfig, client_config, parse_value, setting_texts, without_effect
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.list_offsets import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _log = logging.getLogger(__name__)
 #: Kafka's default. The default of `ClientConfig` is larger, for Spark tasks that read one partition each.

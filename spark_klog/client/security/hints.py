@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_klog.client.security.settings.config import SecurityConfig
+from spark_klog.client.security.config import SecurityConfig
 from spark_klog.errors import HandshakeInterrupted, KlogError, TlsError
 
 #: How a TLS record of type alert begins: 21, and the major version 3.
@@ -27,7 +27,7 @@ def closed_early(error: OSError, text: str, address: str, security: SecurityConf
     `text` says what happened. With TLS 1.3 the broker checks the client's certificate only after the handshake.
     """
     if security.tls is not None:
-        from spark_klog.client.security.tls.sockets import refusal
+        from spark_klog.client.security.tls import refusal
 
         refused = refusal(error, address, security.tls)
         if refused is not None:

@@ -13,6 +13,7 @@ from spark_klog.load.journal.model import (
     IDLE,
     LATEST,
     LOAD,
+    STAGED,
     VERSION,
     FileEntry,
     Idle,
@@ -20,8 +21,10 @@ from spark_klog.load.journal.model import (
     Plan,
     from_json,
     manifest_path,
+    place_of,
     plan_path,
     run_name,
+    staged_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 
@@ -232,3 +235,39 @@ def _values(schema: str) -> str:
 def claim_output(store: Store, cluster_id: str | None, format_name: str, schema: str) -> None:
     """Make an output that `check_output` found new this load's."""
     store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name, schema)))
+
+
+@dataclass(frozen=True)
+class CommittedFile(FileEntry):
+    """A committed file and the run that wrote it; `path` opens it by pyarrow.
+
+    `first` and `last` are the offsets that it covers, `records` those that it has; times are ms since the epoch.
+    """
+
+    run: int
+
+
+def files(output: str, topic: str | None = None) -> list[CommittedFile]:
+    """The committed files of the load in the folder or URI `output`, by topic, partition and offset.
+
+    `LoadError` if there is no load, or a file of it is damaged.
+    """
+    store, _ = open_load(output)
+    runs = list(manifests(store))
+    last = runs[-1].run if runs else 0
+    found = [each for each in committed_files(runs).values() if topic in (None, each[0].topic)]
+
+    def place(item: FileEntry, run: int) -> str:
+        # The last run may have been killed between its commit and its last rename.
+        is_staged = run == last and not store.shows_whole_files_only
+        if is_staged and store.size(staged_path(run, item.path)) is not None:
+            return store.uri(staged_path(run, item.path))
+        return store.uri(item.path)
+
+    made = [CommittedFile(**{**item.__dict__, "path": place(item, run)}, run=run) for item, run in found]
+    return sorted(made, key=lambda item: (item.topic, item.partition, _incarnation(item.path), item.first))
+
+
+def _incarnation(path: str) -> int:
+    place = place_of(path.removesuffix(STAGED))
+    return 0 if place is None else place[2]

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from spark_klog.errors import LogCorrupted
-from spark_klog.log.compaction.offset_map import OffsetMap
-from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, build_map
+from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, build_map
 from spark_klog.log.compaction.plan import (
     Cleanable,
     SegmentInfo,
@@ -31,8 +30,7 @@ from spark_klog.log.files.file_system import File, FileInfo, Folder, write_all
 from spark_klog.log.flushing import Flush
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.scan import IndexEntries, headers, index_entries
-from spark_klog.log.segments.segment import Segment
-from spark_klog.log.segments.segment_files import CLEANED, SWAP
+from spark_klog.log.segments.segment import CLEANED, SWAP, Segment
 from spark_klog.log.segments.transaction_index import AbortedTransaction, encode_transaction_index
 from spark_klog.records.formats.batch import Header
 

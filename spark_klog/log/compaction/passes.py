@@ -16,17 +16,29 @@ unchanged; the others keep their offsets, codec and sequences (records/building/
 
 Sources: Kafka's documentation, "Log Compaction"; KIP-98 (transactions), KIP-534 (delete horizon), KAFKA-17076 (the end
 of the part that was cleaned is kept).
+
+The offset map of log compaction: the last offset of each key, in a fixed amount of memory.
+
+One table of slots, all zero at first:
+
+    digest       16 bytes   BLAKE2b of the key
+    offset + 1   INT64      0: the slot is empty
+
+A digest stands for its key, as MD5 in Kafka (SkimpyOffsetMap): among n keys two have the same digest with probability
+n**2 / 2**129, about 10**-24 for a hundred million. Collisions are resolved by double hashing.
 """
 
 from __future__ import annotations
 
+import hashlib
+import heapq
+import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from struct import Struct
 
-from spark_klog.errors import DecodeError, LogCorrupted
-from spark_klog.log.compaction.cleaned_transactions import CleanedTransactions
-from spark_klog.log.compaction.offset_map import OffsetMap
+from spark_klog.errors import ConfigError, DecodeError, LogCorrupted
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.building.retain import empty_batch, retain_records
 from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, RecordColumns
@@ -34,8 +46,139 @@ from spark_klog.records.formats.batch import Header, check_crc, read_header
 from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.records.formats.message_set import MessageHeader, build_message_set, inner_set, plain_records
 from spark_klog.records.kernels import load
+from spark_klog.records.reading.reader import ABORT, COMMIT, read_marker
 from spark_klog.wire.codecs import codec_by_id
 from spark_klog.wire.primitives import Buffer
+
+
+class CleanedTransactions:
+    """Tracks the transactions of record batches in offset order, including control batches."""
+
+    def __init__(self, aborted: Iterable[AbortedTransaction] = ()) -> None:
+        """`aborted` may contain duplicates and transactions outside the batches."""
+        self._waiting = [(transaction.first_offset, transaction) for transaction in aborted]
+        heapq.heapify(self._waiting)
+        #: By producer id: the current aborted transaction, and whether a batch of it was seen.
+        self._aborted: dict[int, tuple[AbortedTransaction, bool]] = {}
+        self._committed: set[int] = set()
+        self._kept: list[AbortedTransaction] = []
+
+    def discards(self, header: Header, batch: memoryview) -> bool:
+        """True for a batch of an aborted transaction, and for a marker whose transaction has no batches left.
+
+        `DecodeError` if a control batch can't be read.
+        """
+        if not isinstance(header, BatchHeader):
+            return False
+        while self._waiting and self._waiting[0][0] <= header.last_offset:
+            transaction = heapq.heappop(self._waiting)[1]
+            if transaction.last_offset >= header.base_offset:  # else it ended before the first batch
+                self._aborted.setdefault(transaction.producer_id, (transaction, False))
+        if header.is_control:
+            return self._ends(header, batch)
+        if not header.is_transactional:
+            return False
+        if header.producer_id in self._aborted:
+            self._aborted[header.producer_id] = self._aborted[header.producer_id][0], True
+            return True
+        self._committed.add(header.producer_id)
+        return False
+
+    def take_kept(self) -> list[AbortedTransaction]:
+        """The aborted transactions that ended since the last call and had at least one batch."""
+        kept, self._kept = self._kept, []
+        return kept
+
+    def _ends(self, header: BatchHeader, batch: memoryview) -> bool:
+        marker = read_marker(header, batch)
+        if marker is None:
+            return True  # an earlier round has emptied it
+        if marker.type == ABORT:
+            transaction, was_seen = self._aborted.pop(header.producer_id, (None, False))
+            if transaction is not None and was_seen:
+                self._kept.append(transaction)
+            return not was_seen
+        if marker.type == COMMIT:
+            was_seen = header.producer_id in self._committed
+            self._committed.discard(header.producer_id)
+            return not was_seen
+        return False
+
+
+#: log.cleaner.dedupe.buffer.size and log.cleaner.io.buffer.load.factor of Kafka.
+DEDUPE_BUFFER_SIZE = 128 * 1024 * 1024
+LOAD_FACTOR = 0.9
+
+_DIGEST_SIZE = 16
+_SLOT = Struct(f"<{_DIGEST_SIZE}sq")
+_NUMBERS = Struct("<QQ")
+_SMALLEST = 3
+
+
+class OffsetMap:
+    """Last offsets of keys. It maps `memory` bytes, but does not touch unused ones, so creating it is fast."""
+
+    def __init__(self, memory: int = DEDUPE_BUFFER_SIZE, load_factor: float = LOAD_FACTOR) -> None:
+        """`load_factor` (0 to 1) bounds how full the table gets. `ConfigError` if no key fits."""
+        if memory // _SLOT.size < _SMALLEST:
+            raise ConfigError(
+                f"an offset map of {memory} bytes is too small, log cleaning would never make progress: "
+                f"raise log.cleaner.dedupe.buffer.size to {_SMALLEST * _SLOT.size} at least"
+            )
+        if not 0 < load_factor <= 1:
+            raise ConfigError(f"the load factor of an offset map must be above 0 and at most 1, not {load_factor}")
+        # A prime, so that every step width visits every slot; one slot stays empty, so that every search ends.
+        self._slots = _prime_up_to(memory // _SLOT.size)
+        self.capacity = min(max(1, int(self._slots * load_factor)), self._slots - 1)
+        self._table = mmap.mmap(-1, self._slots * _SLOT.size)
+        self._size = 0
+
+    def __len__(self) -> int:
+        """The number of keys."""
+        return self._size
+
+    def put(self, key: Buffer, offset: int) -> bool:
+        """Set a key's offset; False, without effect, if the map is full and does not have the key."""
+        position, digest, found = self._find(key)
+        if not found:
+            if self._size >= self.capacity:
+                return False
+            self._size += 1
+        _SLOT.pack_into(self._table, position, digest, offset + 1)
+        return True
+
+    def get(self, key: Buffer) -> int:
+        """The key's offset, -1 if it has none."""
+        return self._find(key)[2] - 1
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        if self._size:
+            before, self._table = self._table, mmap.mmap(-1, len(self._table))
+            before.close()  # else the deallocator would unmap it, during which no other thread runs
+            self._size = 0
+
+    def close(self) -> None:
+        """Give back the memory: for 128 MB that takes up to 150 ms, during which other threads run."""
+        self._table.close()
+
+    def _find(self, key: Buffer) -> tuple[int, bytes, int]:
+        """(position of the key's slot, digest, offset + 1); 0 for an empty slot."""
+        digest = hashlib.blake2b(key, digest_size=_DIGEST_SIZE).digest()
+        first, second = _NUMBERS.unpack(digest)
+        slot, step = first % self._slots, second % (self._slots - 1) + 1
+        while True:
+            stored, found = _SLOT.unpack_from(self._table, slot * _SLOT.size)
+            if not found or stored == digest:
+                return slot * _SLOT.size, digest, found
+            slot = (slot + step) % self._slots
+
+
+def _prime_up_to(number: int) -> int:
+    while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
+        number -= 1
+    return number
+
 
 _MAX_OFFSET = (1 << 63) - 1
 

@@ -4,6 +4,21 @@ partition.metadata        "version: 0", "topic_id: " and 22 characters of URL-sa
 leader-epoch-checkpoint   "0" (version), the number of lines, then lines "EPOCH START_OFFSET", ascending (KIP-101)
 klog.json                 the topic's own values of `LogConfig` as a JSON object, if it has any
 klog.deleted              exists if the topic was deleted but the folder could not be renamed
+
+Read and write the checkpoint files of a data directory: an offset per partition, in Kafka's format.
+
+    0                       version
+    2                       the number of lines
+    clicks 0 1234           topic, partition, offset
+    clicks 1 99
+
+recovery-point-offset-checkpoint  the log is flushed up to this offset, and needs no check there after an unclean stop
+log-start-offset-checkpoint       DeleteRecords has deleted the records before it, although their segment exists
+cleaner-offset-checkpoint         the start of the dirty part of a compacted log
+
+Names of the folders of partitions: TOPIC-PARTITION, or TOPIC-PARTITION.UNIQUE-SUFFIX once retired.
+
+In a retired name the topic is cut if the file system would refuse the whole, as in Kafka (`LocalLog.logDeleteDirName`).
 """
 
 from __future__ import annotations
@@ -12,14 +27,77 @@ import base64
 import json
 import logging
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.files.file_system import FileSystem
+
+#: Suffix of Kafka 0.7's log files; their name is the offset of their first byte.
+SUFFIX_07 = ".kafka"
+#: The longest name of a file, in bytes; topic names are ASCII.
+_MAX_NAME = 255
+_NAMES_DELETED = re.compile(r".+\.[0-9a-f]{32}-delete")
+
+
+def partition_of_folder(name: str) -> tuple[str, int] | None:
+    """(topic, partition) of a partition's folder, None for any other name."""
+    topic, dash, partition = name.rpartition("-")
+    return (topic, int(partition)) if dash and topic and partition.isdecimal() else None
+
+
+def retired_folder(folder: Path, suffix: str) -> Path:
+    """The path of a partition's folder once it is retired; `suffix` is delete or stray, as in Kafka."""
+    topic, _, partition = folder.name.rpartition("-")
+    ending = f"-{partition}.{uuid4().hex}-{suffix}"
+    return folder.with_name(topic[: _MAX_NAME - len(ending)] + ending)
+
+
+def is_deleted_folder(name: str) -> bool:
+    """Whether a broker renamed the folder in order to delete it."""
+    return _NAMES_DELETED.fullmatch(name) is not None
+
+
+RECOVERY_POINT = "recovery-point-offset-checkpoint"
+LOG_START = "log-start-offset-checkpoint"
+CLEANER = "cleaner-offset-checkpoint"
+
+Offsets = dict[tuple[str, int], int]
+
+
+def write_checkpoint(files: FileSystem, path: Path, offsets: Mapping[tuple[str, int], int]) -> None:
+    """Replace the file atomically; OSError."""
+    lines = [f"{topic} {partition} {offset}\n" for (topic, partition), offset in sorted(offsets.items())]
+    files.replace(path, f"0\n{len(lines)}\n{''.join(lines)}".encode())
+
+
+def read_checkpoint(files: FileSystem, path: Path) -> Offsets | None:
+    """Read the offsets; None if the file is missing, `LogCorrupted` if its format is wrong."""
+    try:
+        text = files.read(path).decode("utf-8", "replace")
+    except FileNotFoundError:
+        return None
+    if not text:
+        return {}  # Kafka 4.1 leaves an empty cleaner checkpoint
+    offsets: Offsets = {}
+    try:
+        version, count, *lines = text.split("\n")
+        for line in lines[: int(count)]:
+            topic, partition, offset = line.split(" ")
+            offsets[topic, int(partition)] = int(offset)
+        if version.strip() != "0" or len(offsets) != int(count) or min(offsets.values(), default=0) < 0:
+            raise ValueError
+    except ValueError:
+        raise LogCorrupted(
+            f"{path} is not a checkpoint of version 0: {text[:200]!r}; remove it to have the logs checked completely"
+        ) from None
+    return offsets
+
 
 _log = logging.getLogger(__name__)
 
@@ -130,3 +208,44 @@ def is_marked_deleted(files: FileSystem, folder: Path) -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+#: Without replication a leader never changes: a log keeps its last epoch.
+_FIRST_EPOCH = 0
+_NONE = -1
+
+
+class LeaderEpochs:
+    """The epochs of one log. The file is read at first use, as a start opens thousands of logs."""
+
+    def __init__(self, files: FileSystem, folder: Path) -> None:
+        self._files = files
+        self._folder = folder
+
+    @cached_property
+    def _epochs(self) -> list[tuple[int, int]]:
+        """(epoch, start offset), ascending."""
+        return leader_epochs_of(self._files, self._folder)
+
+    @property
+    def latest(self) -> int:
+        """The epoch of new record batches."""
+        return self._epochs[-1][0] if self._epochs else _FIRST_EPOCH
+
+    def begin(self, offset: int) -> None:
+        """Start the first epoch at `offset` if the log has none, as it is new; OSError."""
+        if not self._epochs:
+            write_leader_epochs(self._files, self._folder, _FIRST_EPOCH, offset)
+            self._epochs.append((_FIRST_EPOCH, offset))
+
+    def end_of(self, epoch: int, start_offset: int, end_offset: int) -> tuple[int, int]:
+        """(the largest epoch not above `epoch`, the offset after its last record); -1 if unknown.
+
+        The log has the records of [start_offset, end_offset). As Kafka's OffsetForLeaderEpoch (KIP-101, KIP-279).
+        """
+        if epoch == self.latest:
+            return epoch, end_offset
+        after = bisect_right(self._epochs, epoch, key=lambda entry: entry[0])
+        if epoch < 0 or after == len(self._epochs):
+            return _NONE, _NONE
+        return (self._epochs[after - 1][0] if after else epoch), max(start_offset, self._epochs[after][1])

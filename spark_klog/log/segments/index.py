@@ -18,11 +18,54 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections import OrderedDict
 from pathlib import Path
 from struct import Struct
+from threading import Lock
+from typing import Protocol
 
 from spark_klog.log.files.file_system import File, FileSystem, write_all
-from spark_klog.log.segments.index_memory import IndexMemory
+
+#: Enough for both indexes of about 13 sealed segments of 1 GiB.
+DEFAULT_LIMIT = 64 * 1024 * 1024
+
+
+class Releasable(Protocol):
+    """An index that can be read again from its file."""
+
+    def release(self) -> None:
+        """Drop the loaded entries."""
+
+
+class IndexMemory:
+    """Releases the least recently used indexes when all together exceed `limit` bytes.
+
+    It counts only indexes whose entries are all in their files, not those being appended to. The lock is for the log
+    cleaner, which reads in its own thread.
+    """
+
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
+        self.limit = limit
+        self._sizes: OrderedDict[Releasable, int] = OrderedDict()
+        self._lock = Lock()
+        #: Bytes of all indexes counted.
+        self.used = 0
+
+    def note_use(self, index: Releasable, size: int) -> None:
+        """Count an index of `size` bytes as just used. The last used one is never released."""
+        with self._lock:
+            self.used += size - self._sizes.pop(index, 0)
+            self._sizes[index] = size
+            while self.used > self.limit and len(self._sizes) > 1:
+                oldest, freed = self._sizes.popitem(last=False)
+                self.used -= freed
+                oldest.release()
+
+    def forget(self, index: Releasable) -> None:
+        """Stop counting an index: it is being appended to, or was removed."""
+        with self._lock:
+            self.used -= self._sizes.pop(index, 0)
+
 
 _log = logging.getLogger(__name__)
 #: Bytes of entries that may wait in memory.

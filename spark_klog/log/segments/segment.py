@@ -2,27 +2,187 @@
 
 Crash story: `recover` walks the batches and finds incomplete writes and blocks of garbage. The first look-up notices
 index files that are missing or belong to another log, and rebuilds them.
+
+The files of a segment: a .log file of record batches, named by its first offset, and its indexes.
+
+00000000000000000042.log        batches one after the other
+00000000000000000042.index      see index.py
+00000000000000000042.timeindex
+00000000000000000042.txnindex   see transaction_index.py; only if there are aborted transactions
 """
 
 from __future__ import annotations
 
+import errno
 import logging
-from collections.abc import Callable, Generator, Iterator
+import os
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.files.file_system import File, FileInfo, FileSystem, write_all
-from spark_klog.log.segments.index_memory import IndexMemory
+from spark_klog.log.segments.index import IndexMemory, OffsetIndex, TimeIndex
 from spark_klog.log.segments.scan import DamagedBatch, IndexEntries, headers, scan
-from spark_klog.log.segments.segment_files import FileRange, SegmentFiles
+from spark_klog.log.segments.transaction_index import AbortedTransaction, TransactionIndex
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
-from spark_klog.records.formats.batch import Header
+from spark_klog.records.formats.batch import MAX_HEADER_SIZE, Header, read_header
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import NONE
 from spark_klog.wire.primitives import Buffer
+
+LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX = ".log", ".index", ".timeindex", ".txnindex"
+#: Appended to names while segments are replaced or deleted, see recovery.py.
+CLEANED, SWAP, DELETED = ".cleaned", ".swap", ".deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Bytes of a log file. It keeps the file open, so that a deleted segment stays readable."""
+
+    file: File
+    position: int
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self) -> bytes:
+        """The bytes themselves; OSError."""
+        return self.file.read_at(self.position, self.size)
+
+
+def segment_name(base_offset: int) -> str:
+    """20 digits, so that names sort as offsets do."""
+    return f"{base_offset:020d}"
+
+
+class SegmentFiles:
+    """The files of one segment. The .log file is open while something holds it, see `open_for_appends`.
+
+    `made_ms` is the time when the .log file was created, or last written before it was opened.
+    """
+
+    def __init__(
+        self,
+        files: FileSystem,
+        folder: Path,
+        base_offset: int,
+        info: FileInfo,
+        memory: IndexMemory,
+        *,
+        has_transactions: bool,
+    ) -> None:
+        self.base_offset = base_offset
+        name = segment_name(base_offset)
+        self.path = folder / (name + LOG)
+        self.size, self.made_ms = info
+        self.offset_index = OffsetIndex(files, folder / (name + INDEX), base_offset, memory)
+        self.time_index = TimeIndex(files, folder / (name + TIME_INDEX), base_offset, memory)
+        self.transaction_index = TransactionIndex(files, folder / (name + TRANSACTION_INDEX), memory, has_transactions)
+        self._files = files
+        #: Weak: the file closes when nobody reads it, so that old segments need no descriptors; who reads a deleted
+        #: segment still has its file.
+        self._open_file: weakref.ref[File] | None = None
+        self._kept_file: File | None = None
+        #: A failed append has left bytes after the last batch that could not be truncated yet.
+        self._has_rest = False
+        #: The segment has left the log.
+        self.is_detached = False
+
+    @property
+    def file(self) -> File:
+        """The open .log file. `FileNotFoundError` if the segment has left the log and nothing holds its file."""
+        file = self._open_file() if self._open_file else None
+        if file is None:
+            if self.is_detached:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+            file = self._files.open(self.path)
+            self._open_file = weakref.ref(file)
+        return file
+
+    def open_for_appends(self) -> None:
+        """Make this the active segment: keep the file open until `close`. Creates files of a new segment; OSError."""
+        if not self.size:
+            self._kept_file = self._files.create(self.path)
+            self._open_file = weakref.ref(self._kept_file)
+            self.offset_index.clear()
+            self.time_index.clear()
+        self._kept_file = self.file
+
+    def _cut_rest(self) -> None:
+        if self._has_rest:
+            self.file.truncate(self.size)
+            self._has_rest = False
+
+    def cut(self, size: int) -> None:
+        """Truncate the file to `size`; OSError. The indexes end before it, as `recover` has rebuilt them."""
+        self.file.truncate(size)
+        self.size = size
+        self.flush()
+
+    def flush(self) -> None:
+        """Wait until all appends are on disk; OSError."""
+        self.file.sync()
+        self.offset_index.sync()
+        self.time_index.sync()
+        self.transaction_index.sync()
+
+    def unsynced_files(self) -> list[File]:
+        """The open files that a flush must sync, which contain all appends; OSError."""
+        self.complete()
+        indexes = [self.offset_index.written_file(), self.time_index.written_file()]
+        return [self.file, *filter(None, [*indexes, self.transaction_index.unsynced_file()])]
+
+    def complete(self) -> None:
+        """Retry writes that a full disk has rejected, before a flush. An OSError leaves all unchanged."""
+        self._cut_rest()
+        self.transaction_index.write()
+
+    def close(self) -> None:
+        """Drop the references to the files; ranges keep theirs."""
+        self.offset_index.close()
+        self.time_index.close()
+        self._kept_file = None
+
+    def detach(self) -> None:
+        """Drop the references to the files, as the segment has left the log; ranges keep theirs.
+
+        From now on nothing is written to or opened at these paths.
+        """
+        self.is_detached = True
+        for index in (self.offset_index, self.time_index, self.transaction_index):
+            index.detach()
+        self._kept_file = None
+
+    def remove(self) -> None:
+        """Remove the files that exist; OSError."""
+        self.detach()
+        for path in self.paths():
+            self._files.remove(path)
+
+    def rename(self, suffix: str) -> None:
+        """Rename all files by adding a suffix. After an OSError the log still has the segment unless it `is_detached`.
+
+        The .log file is first: a start accepts it without its indexes, and removes indexes without it.
+        """
+        for path in self.paths():
+            with suppress(FileNotFoundError):
+                self._files.rename(path, path.with_name(path.name + suffix))
+            if not self.is_detached:
+                self.detach()
+
+    def paths(self) -> Iterable[Path]:
+        """The .log file and its indexes, which may not exist."""
+        return [self.path.with_suffix(suffix) for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)]
+
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -354,3 +514,107 @@ def _first_since(header: Header, batch: memoryview, first: int, timestamp: int) 
 def _largest_from(header: Header, batch: memoryview, first: int) -> int:
     """The largest timestamp (ms) of a batch's records from offset `first` on, or -1."""
     return max((record.timestamp for record in records_of(header, batch) if record.offset >= first), default=-1)
+
+
+_LATEST, _EARLIEST = -1, -2
+_Found = tuple[int, int] | None
+
+
+def offset_for_timestamp(segments: Sequence[Segment], start_offset: int, timestamp: int) -> Steps[_Found]:
+    """(timestamp, offset) of the first record with a timestamp (ms) of at least `timestamp`, or None."""
+    for segment in _with_records(segments, start_offset):
+        found = yield from segment.record_at(timestamp, start_offset)
+        if found is not None:
+            return found
+    return None
+
+
+def max_timestamp(segments: Sequence[Segment], start_offset: int) -> Steps[_Found]:
+    """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
+    timestamp = -1
+    for segment in _with_records(segments, start_offset):
+        timestamp = max(timestamp, (yield from segment.max_timestamp_from(start_offset)))
+    return (yield from offset_for_timestamp(segments, start_offset, timestamp)) if timestamp >= 0 else None
+
+
+def offsets_before(
+    segments: Sequence[Segment], start_offset: int, end_offset: int, timestamp: int, count: int
+) -> list[int]:
+    """At most `count` offsets for ListOffsets version 0, the largest first.
+
+    These are the first offsets of segments started before `timestamp` (ms), and for -1 (latest) the end of the log; for
+    -2 (earliest) only the log's first offset.
+    """
+    if timestamp == _EARLIEST:
+        found = [start_offset]
+    else:
+        starts = [
+            max(segment.base_offset, start_offset)
+            for segment in segments
+            if timestamp == _LATEST or segment.made_ms <= timestamp
+        ]
+        ends = [end_offset] if timestamp == _LATEST and end_offset > starts[-1] else []
+        found = [*ends, *reversed(starts)]
+    return found[: max(0, count)]
+
+
+def _with_records(segments: Sequence[Segment], start_offset: int) -> Iterator[Segment]:
+    """The segments that do not lie completely before the start."""
+    for segment, following in pairwise(segments):
+        if following.base_offset > start_offset:
+            yield segment
+    yield segments[-1]
+
+
+def read(segments: Sequence[Segment], offset: int, max_bytes: int, stop: int | None) -> FileRange | None:
+    """A range of one segment's file that starts with the batch that contains `offset`; at least one batch.
+
+    None if there is no batch, or none before `stop`.
+    """
+    for index in range(_index_at(segments, offset), len(segments)):
+        if stop is not None and segments[index].base_offset >= stop:
+            return None
+        ends_within = stop is not None and (index == len(segments) - 1 or stop < segments[index + 1].base_offset)
+        found = segments[index].read(offset, max_bytes, stop if ends_within else None)
+        if found is not None:
+            return found
+    return None
+
+
+def records_in(segments: Sequence[Segment], found: FileRange) -> int:
+    """The number of records in the complete batches of a range from `read`; gaps from compaction count as records."""
+    first = read_header(found.file.read_at(found.position, min(found.size, MAX_HEADER_SIZE)))
+    segment = segments[_index_at(segments, first.base_offset)]
+    # 0 if retention or compaction has just removed the segment.
+    return segment.records_in(found, first.base_offset) if segment.file is found.file else 0
+
+
+def offset_after(segments: Sequence[Segment], end_offset: int, offset: int, found: FileRange) -> int:
+    """An offset after all records of a range that `read` returned for `offset`; by the index, so maybe some batches on.
+
+    `end_offset` is that of the log.
+    """
+    index = _index_at(segments, offset)
+    while index < len(segments) - 1 and segments[index].file is not found.file:
+        index += 1
+    following = segments[index + 1].base_offset if index < len(segments) - 1 else end_offset
+    return segments[index].offset_after(found) or following
+
+
+def aborted_transactions(segments: Sequence[Segment], first: int, end: int) -> list[AbortedTransaction]:
+    """The aborted transactions with records in [first, end), for read_committed consumers.
+
+    `DecodeError` for a damaged index, OSError.
+    """
+    aborted: list[AbortedTransaction] = []
+    for segment in segments[_index_at(segments, first) :]:
+        overlapping, is_complete = segment.transaction_index.overlapping(first, end)
+        aborted += overlapping
+        if is_complete:
+            break
+    return aborted
+
+
+def _index_at(segments: Sequence[Segment], offset: int) -> int:
+    """The index of the segment that contains the offset; 0 for earlier offsets."""
+    return max(0, bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1)

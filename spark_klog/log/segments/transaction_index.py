@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.log.files.file_system import File, FileSystem, write_all
-from spark_klog.log.segments.index_memory import IndexMemory
+from spark_klog.log.segments.index import IndexMemory
 
 _log = logging.getLogger(__name__)
 _ENTRY = Struct(">hqqqq")

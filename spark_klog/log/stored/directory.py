@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from spark_klog.errors import ConfigError, DecodeError, OffsetOutOfRange
-from spark_klog.log.files.checkpoints import LOG_START
-from spark_klog.log.files.names import partition_of_folder
+from spark_klog.log.files.partition_files import LOG_START, partition_of_folder
 from spark_klog.log.layout import BROKER_FOLDER, CLUSTER_MARK, META
 from spark_klog.log.stored.files import LogFiles, read_whole
-from spark_klog.log.stored.listed import GONE
-from spark_klog.log.stored.partition import StoredBatches, StoredPartition
+from spark_klog.log.stored.partition import GONE, StoredBatches, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.records.reading.reader import BadBatch
 from spark_klog.wire.codecs import MAX_DECOMPRESSED

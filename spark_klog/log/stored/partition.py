@@ -22,14 +22,37 @@ from typing import NamedTuple, TypeVar
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
-from spark_klog.log.segments.segment_files import CLEANED, DELETED, LOG, SWAP
+from spark_klog.log.segments.segment import CLEANED, DELETED, LOG, SWAP
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.log.stored.files import Entry, LogFiles, read_whole
-from spark_klog.log.stored.listed import GONE, ListedPartition
 from spark_klog.log.stored.segment import Block, StoredSegment, Tail
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.offset_order import NOTHING
 from spark_klog.records.reading.reader import BadBatch, refuse
+
+#: `OffsetOutOfRange.available` of a partition that does not exist.
+GONE = (-1, -1)
+
+
+class ListedPartition:
+    """The log in `folder`, as of its listing. `FileNotFoundError` if the folder does not exist, OSError."""
+
+    def __init__(self, files: LogFiles, folder: str, topic: str, partition: int) -> None:
+        self._files, self._folder = files, folder
+        self._topic, self._partition = topic, partition
+        self._list()
+
+    def _list(self) -> None:
+        """List the folder, and forget what an earlier listing has shown."""
+        raise NotImplementedError
+
+    def _list_again(self, start: int, end: int) -> None:
+        """List the folder for a read of [start, end); `OffsetOutOfRange` with `GONE` if it was deleted."""
+        try:
+            self._list()
+        except FileNotFoundError:
+            raise OffsetOutOfRange(self._topic, self._partition, (start, end), GONE) from None
+
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

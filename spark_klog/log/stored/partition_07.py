@@ -11,11 +11,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
-from spark_klog.log.files.names import SUFFIX_07
+from spark_klog.log.files.partition_files import SUFFIX_07
 from spark_klog.log.log_07 import NoMessageAtOffset
 from spark_klog.log.stored.files import LogFiles, opened
-from spark_klog.log.stored.listed import ListedPartition
-from spark_klog.log.stored.partition import StoredBatches
+from spark_klog.log.stored.partition import ListedPartition, StoredBatches
 from spark_klog.records.formats.message_07 import Message07, iter_messages_07, records_07
 from spark_klog.records.formats.message_set import build_message
 from spark_klog.records.reading.reader import BadBatch, refuse

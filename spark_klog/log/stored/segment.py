@@ -14,7 +14,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
-from spark_klog.log.segments.segment_files import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX
+from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.log.segments.transaction_index import AbortedTransaction, parse_transaction_index
 from spark_klog.log.stored.files import (
     LogFiles,

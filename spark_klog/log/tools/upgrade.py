@@ -31,20 +31,19 @@ from itertools import accumulate
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from spark_klog.durable import sync_folder
+from spark_klog.base.durable import sync_folder
+from spark_klog.base.names import check_topic_name
 from spark_klog.errors import ConfigError, DecodeError, KlogError
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.lock import locked
-from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
-from spark_klog.log.files.partition_files import PARTITION_METADATA, read_topic_id
+from spark_klog.log.files.file_system import locked
+from spark_klog.log.files.partition_files import PARTITION_METADATA, SUFFIX_07, partition_of_folder, read_topic_id
 from spark_klog.log.layout import check_data_directory
 from spark_klog.log.log_07 import Log07
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.segments.segment_files import LOG
+from spark_klog.log.segments.segment import LOG
 from spark_klog.records import kernels
 from spark_klog.records.contract import NO_TIMESTAMP, BinaryColumn, Kernel, RecordColumns
 from spark_klog.records.formats.batch_v2 import build_batch
-from spark_klog.records.topic_names import check_topic_name
 from spark_klog.wire.codecs import NONE, Codec, codec_by_id
 
 OFFSET_MAP = "offsets-of-kafka-0.7"

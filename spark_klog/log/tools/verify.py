@@ -13,35 +13,352 @@ A missing index is not a finding: brokers rebuild it. Some damage can't be detec
 leader epoch in a batch's header, its base offset if the offsets remain in order, the attributes of a message of Kafka
 0.7, a topic id or epochs that parse, and an entry of a .txnindex if compaction or retention removed the records. A log
 that is being written to may end with a partial batch, which is reported: stop the broker first.
+
+Compare a segment's index files with its log. Each check gets every batch in order, then the end of the log.
+
+.index      An entry points to the start of a batch. Its offset is the batch's last one, or its first one before Kafka
+            0.11. If several batches were appended at once (by a follower, by compaction), it is the last one of all.
+.timeindex  An entry has the largest timestamp up to its batch, and an offset in the batch that has this timestamp.
+.txnindex   An entry is an aborted transaction, which ends with an abort marker in this segment. Its last stable offset
+            may be larger than on a leader, since a follower appends many batches at once.
+
+Readers trust all three, so a wrong entry hides or invents records even if the log is sound.
+
+`klog log repair`: truncate a log at its first damaged batch, if the user asks for it.
+
+If all .log files are gone, the log goes on, empty, where it ended: the offsets of lost records are not given again.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from array import array
 from collections.abc import Callable, Iterator
-from itertools import pairwise, zip_longest
+from dataclasses import dataclass
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
+from spark_klog.base.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError, LogCorrupted
+from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import CLEAN_STOP
-from spark_klog.log.files.checkpoints import RECOVERY_POINT, read_checkpoint
-from spark_klog.log.files.file_system import LocalFileSystem
-from spark_klog.log.files.names import SUFFIX_07, partition_of_folder
-from spark_klog.log.files.partition_files import LEADER_EPOCHS, PARTITION_METADATA, read_leader_epochs, read_topic_id
+from spark_klog.log.files.file_system import LocalFileSystem, locked
+from spark_klog.log.files.partition_files import (
+    LEADER_EPOCHS,
+    LOG_START,
+    PARTITION_METADATA,
+    RECOVERY_POINT,
+    SUFFIX_07,
+    partition_of_folder,
+    read_checkpoint,
+    read_leader_epochs,
+    read_topic_id,
+    write_checkpoint,
+)
 from spark_klog.log.layout import check_no_cluster
 from spark_klog.log.log_07 import files_07, hole_07
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
-from spark_klog.log.segments.segment_files import TRANSACTION_INDEX
-from spark_klog.log.tools.dump import Damage, Dumped, Padding, dump
-from spark_klog.log.tools.dump_index import INDEX_SUFFIXES
-from spark_klog.log.tools.verify_index import Batch, Finding, OffsetIndexCheck, TimeIndexCheck, TransactionCheck
+from spark_klog.log.recovery import overlap_of
+from spark_klog.log.segments.index import IndexMemory
+from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, Segment, segment_name
+from spark_klog.log.tools.dump import INDEX_SUFFIXES, Damage, Dumped, IndexEntry, Padding, dump, dump_index
 from spark_klog.records import kernels
 from spark_klog.records.contract import ColumnBuilder
+from spark_klog.records.formats.batch import Header
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.formats.message_07 import Message07
 from spark_klog.records.formats.message_set import key_and_value
-from spark_klog.records.reading.reader import append_batch
+from spark_klog.records.reading.reader import ABORT, append_batch, read_marker
+
+DAMAGED = ".damaged"
+
+
+class Repaired(NamedTuple):
+    """The log's new end offset, the reason, and the copies of the .log files that were truncated or deleted."""
+
+    end_offset: int
+    reason: str
+    kept: list[Path]
+
+
+def repair(folder: Path) -> Repaired | None:
+    """Truncate a partition's log at its first damaged batch or overlapping segment; None if the log is sound.
+
+    Files that lose data are first copied to *.log.damaged beside them. `LogDirLocked` if a broker runs on the data
+    directory, `LogCorrupted` if `folder` is not a partition's folder, OSError.
+    """
+    key = partition_of_folder(folder.name)
+    bases = sorted(int(path.stem) for path in folder.glob("*" + LOG) if path.stem.isdecimal())
+    files, memory = LocalFileSystem(), IndexMemory()
+    end_offset = 0 if bases or key is None else _last_known_end(files, folder, key)
+    if key is None or not (bases or end_offset):
+        raise LogCorrupted(
+            f"{folder} is not a partition's folder, named TOPIC-PARTITION, with {LOG} files or an entry in "
+            f"{folder.parent / RECOVERY_POINT}"
+        )
+    with locked(folder.parent):
+        if not bases:
+            write_synced(folder / (segment_name(end_offset) + LOG), b"")
+            sync_folder(folder)
+            files.remove(folder.parent / CLEAN_STOP)
+            return Repaired(end_offset, f"{folder} has no {LOG} files: its records are lost", [])
+        interval = LogConfig().index_interval_bytes
+        segments = [
+            Segment(files, folder, base, interval, files.info(folder / (segment_name(base) + LOG)), memory)
+            for base in bases
+        ]
+        end_offset, found = bases[0], None
+        for index, segment in enumerate(segments):
+            end_offset, damage = segment.recover()
+            later = segments[index + 1 :]
+            if damage is not None:
+                reason = f"{segment.path} at position {damage.position}: {damage}"
+                found = Repaired(end_offset, reason, _kept([segment, *later]))
+            elif (overlap := overlap_of(segment, end_offset, later)) is not None:
+                found = Repaired(end_offset, overlap, _kept(later))
+            if found is not None:
+                for path in chain.from_iterable(gone.paths() for gone in later):
+                    path.unlink(missing_ok=True)
+            if damage is not None:
+                segment.cut(damage.position)
+            segment.seal()
+            segment.flush()
+            if found is not None:
+                break
+        points = read_checkpoint(files, folder.parent / RECOVERY_POINT) or {}
+        if points.get(key, 0) > end_offset:
+            write_checkpoint(files, folder.parent / RECOVERY_POINT, points | {key: end_offset})
+            found = found or Repaired(end_offset, f"the log ends before its recovery point {points[key]}", [])
+        files.remove(folder.parent / CLEAN_STOP)  # the next start then recovers the whole log
+    return found
+
+
+def _last_known_end(files: LocalFileSystem, folder: Path, key: tuple[str, int]) -> int:
+    """The end of a log without files, as far as checkpoints and snapshots of producers tell."""
+    checkpoints = (read_checkpoint(files, folder.parent / name) or {} for name in (RECOVERY_POINT, LOG_START))
+    snapshots = (int(path.stem) for path in folder.glob("*" + SNAPSHOT) if path.stem.isdecimal())
+    return max(*(points.get(key, 0) for points in checkpoints), *snapshots, 0)
+
+
+def _kept(segments: list[Segment]) -> list[Path]:
+    """Copy the .log files; return the copies."""
+    kept = []
+    for segment in segments:
+        copy = segment.path.with_name(segment.path.name + DAMAGED)
+        shutil.copyfile(segment.path, copy)
+        kept.append(copy)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem in a file; `position` is None if it concerns the whole file."""
+
+    file: Path
+    position: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A sound batch of a segment: its position in the file, and the offsets of its first and last record."""
+
+    position: int
+    first: int
+    last: int
+    max_timestamp: int
+
+
+class _Entries:
+    """The entries of an index, one entry ahead; problems of the file itself are collected in `findings`."""
+
+    def __init__(self, path: Path, is_newest: bool) -> None:
+        self.path = path
+        self.findings: list[Finding] = []
+        self._is_newest = is_newest
+        self._found = dump_index(path) if path.exists() else iter(())
+        self.next: IndexEntry | None = None
+        self.step()
+
+    def step(self) -> None:
+        """Go to the next entry."""
+        self.next = None
+        for found in self._found:
+            if isinstance(found, IndexEntry):
+                self.next = found
+                return
+            if isinstance(found, Damage):
+                self.findings.append(Finding(self.path, found.position, found.reason))
+            elif not self._is_newest:
+                self.findings.append(_padded(self.path, found))
+
+    def wrong(self, entry: IndexEntry, what: str) -> None:
+        fields = ", ".join(f"{name} {value}" for name, value in entry.fields.items())
+        self.findings.append(Finding(self.path, entry.position, f"entry with {fields}: {what}"))
+
+    def taken(self) -> Iterator[Finding]:
+        """Yield the findings so far and clear them."""
+        found, self.findings = self.findings, []
+        yield from found
+
+    def rest(self, what: str | None) -> Iterator[Finding]:
+        """Yield the findings of the remaining entries; `what`, if given, is wrong with each of them."""
+        while self.next:
+            if what:
+                self.wrong(self.next, what)
+            self.step()
+        yield from self.taken()
+
+
+def _padded(path: Path, padding: Padding) -> Finding:
+    return Finding(path, padding.position, f"{padding.size} zero bytes follow the entries, but a newer segment exists")
+
+
+class OffsetIndexCheck:
+    """Check of a segment's .index."""
+
+    def __init__(self, log: Path, is_newest: bool) -> None:
+        self._entries = _Entries(log.with_suffix(INDEX), is_newest)
+        #: An entry for several batches, if the last one of them has not come yet.
+        self._open: IndexEntry | None = None
+        self._largest = -1
+
+    def batch(self, batch: Batch) -> Iterator[Finding]:
+        """Compare with the next batch."""
+        entries = self._entries
+        while (entry := entries.next) and entry.fields["position"] <= batch.position:
+            offset = entry.fields["offset"]
+            if self._open:
+                self._no_end()
+            if offset <= self._largest:
+                entries.wrong(entry, "entries do not increase")
+            elif entry.fields["position"] != batch.position:
+                entries.wrong(entry, "no batch begins there")
+            elif offset > batch.last:
+                self._open = entry
+            elif offset not in (batch.first, batch.last):
+                entries.wrong(entry, f"the batch there has offsets {batch.first} to {batch.last}")
+            self._largest = max(self._largest, offset)
+            entries.step()
+        if self._open and batch.last >= self._open.fields["offset"]:
+            if batch.last > self._open.fields["offset"]:
+                self._no_end()
+            self._open = None
+        yield from entries.taken()
+
+    def _no_end(self) -> None:
+        assert self._open is not None
+        self._entries.wrong(
+            self._open, "the batch there does not end with that offset, nor does one up to the next entry"
+        )
+        self._open = None
+
+    def end(self, compare: bool) -> Iterator[Finding]:
+        """The findings at the end of the log; without `compare` only problems of the index file itself."""
+        if self._open and compare:
+            self._no_end()
+        yield from self._entries.rest("no batch begins there" if compare else None)
+
+
+class TimeIndexCheck:
+    """Check of a segment's .timeindex."""
+
+    def __init__(self, log: Path, is_newest: bool) -> None:
+        self._entries = _Entries(log.with_suffix(TIME_INDEX), is_newest)
+        self._largest = -1
+
+    def batch(self, batch: Batch) -> Iterator[Finding]:
+        """Compare with the next batch."""
+        entries = self._entries
+        while (entry := entries.next) and entry.fields["offset"] <= batch.last:
+            timestamp = entry.fields["timestamp"]
+            if entry.fields["offset"] < batch.first:
+                entries.wrong(entry, "no batch has that offset, or entries do not increase")
+            elif timestamp != batch.max_timestamp:
+                entries.wrong(entry, f"the largest timestamp of the batch with that offset is {batch.max_timestamp}")
+            elif timestamp <= self._largest:
+                entries.wrong(entry, f"a batch before has timestamp {self._largest}, or entries do not increase")
+            entries.step()
+        self._largest = max(self._largest, batch.max_timestamp)
+        yield from entries.taken()
+
+    def end(self, compare: bool) -> Iterator[Finding]:
+        """The findings at the end of the log; without `compare` only problems of the index file itself."""
+        yield from self._entries.rest("the segment has no such offset" if compare else None)
+
+
+class TransactionCheck:
+    """Check of a partition's .txnindex files. It gets all batches of the partition, segment by segment."""
+
+    def __init__(self) -> None:
+        #: The first offset of each open transaction, by producer id.
+        self._open: dict[int, int] = {}
+        #: By the offset of an abort marker in this segment: producer id, first offset (None: unknown), stable offset.
+        self._aborted: dict[int, tuple[int, int | None, int]] = {}
+        self._start: int | None = None
+        self._next = 0
+        #: False if damage or compaction has removed records: starts of transactions may then be unknown.
+        self.exact = True
+
+    def batch(self, header: Header, data: memoryview, batch: Batch) -> None:
+        """Process the next batch; `DecodeError` for a control batch whose record is not a marker."""
+        if self._start is None:
+            self._start = batch.first
+        elif batch.first != self._next:
+            self.exact = False
+        self._next = batch.last + 1
+        if not isinstance(header, BatchHeader) or not header.is_transactional:
+            return
+        if not header.is_control:
+            self._open.setdefault(header.producer_id, batch.first)
+            return
+        first = self._open.pop(header.producer_id, None)
+        marker = read_marker(header, data)
+        if marker is None:
+            self.exact = False  # compaction has emptied the batch: which transaction it ended is unknown
+        elif marker.type == ABORT:
+            stable = min(self._open.values(), default=batch.last + 1)
+            self._aborted[batch.last] = header.producer_id, first, stable
+
+    def segment_end(self, log: Path) -> Iterator[Finding]:
+        """Compare a segment's index with its batches."""
+        entries = _Entries(log.with_suffix(TRANSACTION_INDEX), True)
+        expected, self._aborted = self._aborted, {}
+        previous = -1
+        while entry := entries.next:
+            last = entry.fields["lastOffset"]
+            wrong = self._wrong(entry.fields, expected.pop(last, None))
+            if wrong or last <= previous:
+                entries.wrong(entry, wrong or "entries do not increase")
+            previous = max(previous, last)
+            entries.step()
+        yield from entries.taken()
+        for last, (producer_id, first, _) in expected.items():
+            if first is not None:
+                what = f"the transaction [{first}, {last}] of producer {producer_id}, which was aborted, is missing"
+                yield Finding(entries.path, None, what)
+
+    def _wrong(self, fields: dict[str, int], expected: tuple[int, int | None, int] | None) -> str | None:
+        """Describe how an entry disagrees with the log; None if it agrees."""
+        first, last, stable = (fields[name] for name in ("firstOffset", "lastOffset", "lastStableOffset"))
+        if expected is None:
+            return "the segment has no abort marker at its last offset" if self.exact else None
+        producer_id, known_first, known_stable = expected
+        if fields["producerId"] != producer_id:
+            return f"the abort marker is of producer {producer_id}"
+        if not 0 <= first <= last or not 0 <= stable <= self._next:
+            return "offsets that can't be"
+        start = self._start or 0  # transactions before it are unknown
+        if not self.exact or known_first is None:
+            return None
+        if first != known_first and first >= start:
+            return f"the transaction began at offset {known_first}"
+        if stable != known_stable and stable >= start and not stable > known_stable > last:
+            return f"the last stable offset was {known_stable}"
+        return None
+
 
 _LOG = ".log"
 _SUFFIXES = (_LOG, SUFFIX_07, *INDEX_SUFFIXES)

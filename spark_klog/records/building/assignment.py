@@ -10,12 +10,13 @@ has no timestamps). Only wrappers of magic 0, and of magic 1 with wrong inner of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records.contract import LOG_APPEND_TIME
 from spark_klog.records.formats.batch import Header, check_crc, read_header, whole_batches
-from spark_klog.records.formats.batch_v2 import BatchHeader, set_append_time, set_base_offset
+from spark_klog.records.formats.batch_v2 import BatchHeader, build_batch, set_append_time, set_base_offset
 from spark_klog.records.formats.message_set import (
     build_message_set,
     inner_set,
@@ -23,7 +24,35 @@ from spark_klog.records.formats.message_set import (
     set_message_append_time,
     set_message_offset,
 )
+from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, codec_by_id
+
+_NO_PRODUCER = (-1, -1)
+
+
+def own_batch(
+    rows: Sequence[tuple[bytes, bytes | None]],
+    now_ms: int,
+    *,
+    attributes: int = 0,
+    producer: tuple[int, int] = _NO_PRODUCER,
+) -> bytearray:
+    """Build a batch of (key, value) rows, at least one; `producer` is (id, epoch), `attributes` as in `build_batch`."""
+    body = bytearray()
+    for delta, (key, value) in enumerate(rows):
+        append_record(body, 0, delta, key, value)
+    producer_id, epoch = producer
+    return bytearray(
+        build_batch(
+            body,
+            len(rows),
+            base_timestamp=now_ms,
+            max_timestamp=now_ms,
+            attributes=attributes,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+        )
+    )
 
 
 class Assigned(NamedTuple):

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from spark_klog.client.config import ClientConfig, client_config
-from spark_klog.clock import system_ms
-from spark_klog.directories.trees.addresses import without_user
-from spark_klog.errors import ConfigError
-from spark_klog.records.topic_names import topic_pattern
-from spark_klog.spark.offsets import (
+from spark_klog.base.addresses import without_user
+from spark_klog.base.clock import system_ms
+from spark_klog.base.names import topic_pattern
+from spark_klog.client.places import (
     GroupSpec,
     OffsetSpec,
     Spec,
@@ -23,8 +21,21 @@ from spark_klog.spark.offsets import (
     parse_timestamp,
     parse_timestamps,
 )
-from spark_klog.spark.options.names import ENDING, PREFIX, SINK, SUBSCRIPTIONS, TRIGGER, split
-from spark_klog.spark.options.values import boolean, canonical, choice, count, milliseconds
+from spark_klog.client.settings import ClientConfig, client_config
+from spark_klog.errors import ConfigError
+from spark_klog.spark.options.names import (
+    ENDING,
+    PREFIX,
+    SINK,
+    SUBSCRIPTIONS,
+    TRIGGER,
+    boolean,
+    canonical,
+    choice,
+    count,
+    milliseconds,
+    split,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_klog.client.config import client_config
+from spark_klog.base.names import check_topic_name
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError
-from spark_klog.records.topic_names import check_topic_name
-from spark_klog.spark.options.names import PREFIX, SOURCE, SUBSCRIPTIONS, split
-from spark_klog.spark.options.values import boolean, canonical, choice, count
+from spark_klog.spark.options.names import PREFIX, SOURCE, SUBSCRIPTIONS, boolean, canonical, choice, count, split
 
 #: Spark's own options for a streaming write, which it passes to the sink, too.
 _CHECKPOINT = "checkpointlocation"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spark_klog.spark.exactly_once import protocol
-from spark_klog.spark.exactly_once.protocol import (
+from spark_klog.spark.write import exactly_once as protocol
+from spark_klog.spark.write.exactly_once import (
     Abort,
     Append,
     Begun,

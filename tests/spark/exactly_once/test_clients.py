@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from spark_klog.errors import AdminClosed, ConnectionFailed, ProtocolError
-from spark_klog.spark.exactly_once import clients
-from spark_klog.spark.exactly_once.clients import Clients
+from spark_klog.spark.write import exactly_once_driver as clients
+from spark_klog.spark.write.exactly_once_driver import Clients
 from tests.support.scripted_broker import ScriptedCluster
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.spark.exactly_once import decision_log
-from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity, checkpoint_folder, planned
-from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry, Log, Transaction
+from spark_klog.spark.write import decision_log
+from spark_klog.spark.write.decision_log import DecisionLog, Identity, checkpoint_folder, planned
+from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Transaction
 
 DECISION = Decision(3, (Transaction("klog-a-0", 7, 2, 0), Transaction("klog-b-0", 1 << 40, 32766, 5)), "5eed")
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from spark_klog.errors import DecodeError
-from spark_klog.spark.exactly_once import decision_log
-from spark_klog.spark.exactly_once.decision_log import DecisionLog, Identity
-from spark_klog.spark.exactly_once.protocol import Claim, Decision, Ended, Entry
+from spark_klog.spark.write import decision_log
+from spark_klog.spark.write.decision_log import DecisionLog, Identity
+from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry
 
 FULL = os.environ.get("SPARK_KLOG_EXACTLY_ONCE") == "full"
 IDENTITY = Identity(log="6ba7b810-9dad-11d1-80b4-00c04fd430c8")

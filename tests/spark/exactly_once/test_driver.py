@@ -17,16 +17,16 @@ import pytest
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.admin.topics import NewTopic
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.delivery.transactions import PreparedTransaction
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
+from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, KlogError, ProducerFenced, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.exactly_once.decision_log import DecisionLog
-from spark_klog.spark.exactly_once.driver import Claimed, NotDecided, claim, decide, settle
-from spark_klog.spark.exactly_once.protocol import DecidedButAborted, Decision, Superseded, Transaction
-from spark_klog.spark.sink_producer import SinkProducer
+from spark_klog.spark.write.decision_log import DecisionLog
+from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Superseded, Transaction
+from spark_klog.spark.write.exactly_once_driver import Claimed, NotDecided, claim, decide, settle
+from spark_klog.spark.write.producers import SinkProducer
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
 from tests.support.waiting import wait_until

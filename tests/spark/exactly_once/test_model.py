@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from spark_klog.spark.exactly_once.protocol import (
+from spark_klog.spark.write.exactly_once import (
     Abort,
     Begun,
     Claim,

@@ -8,10 +8,10 @@ import pytest
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.admin.users import Acl, AclFilter
-from spark_klog.client.producer import Producer
+from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ProtocolError
-from spark_klog.spark.exactly_once.driver import Claimed, claim, decide
-from spark_klog.spark.exactly_once.protocol import Transaction
+from spark_klog.spark.write.exactly_once import Transaction
+from spark_klog.spark.write.exactly_once_driver import Claimed, claim, decide
 from tests.support.kafka import HOST, Kafka
 from tests.support.transactional.readers import by_confluent
 from tests.support.waiting import wait_until

@@ -13,13 +13,17 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.exactly_once import writer as writer_module
-from spark_klog.spark.exactly_once.decision_log import Identity
-from spark_klog.spark.exactly_once.driver import Claimed
-from spark_klog.spark.exactly_once.protocol import Begun, Transaction
-from spark_klog.spark.exactly_once.writer import CheckpointMismatch, ExactlyOnceWriter, WrittenInTransaction
 from spark_klog.spark.options.writes import sink_options
-from spark_klog.spark.source import KlogDataSource
+from spark_klog.spark.read.source import KlogDataSource
+from spark_klog.spark.write import exactly_once_driver as writer_module
+from spark_klog.spark.write.decision_log import Identity
+from spark_klog.spark.write.exactly_once import Begun, Transaction
+from spark_klog.spark.write.exactly_once_driver import (
+    CheckpointMismatch,
+    Claimed,
+    ExactlyOnceWriter,
+    WrittenInTransaction,
+)
 from tests.spark.support import error_of
 
 SCHEMA = StructType([StructField("value", StringType())])

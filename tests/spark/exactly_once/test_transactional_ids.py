@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.client.admin.admin import Admin
-from spark_klog.client.delivery.transactions import PreparedTransaction
+from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.spark import producer_cache
-from spark_klog.spark.producer_cache import ProducerCache
+from spark_klog.spark.write import producers as producer_cache
+from spark_klog.spark.write.producers import ProducerCache
 from tests.support.transactional.readers import by_confluent
 
 PREFIX = "klog-test-"

@@ -1,0 +1,97 @@
+"""Look up a host's addresses within a deadline. getaddrinfo has no timeout, and takes half a minute if no name server
+answers.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from spark_klog.base.interrupts import WAIT, Latch
+
+_T = TypeVar("_T")
+
+
+def within(deadline: float, work: Callable[[], _T], name: str) -> _T:
+    """The result of `work`, which runs in a thread of its own; what it raises is raised here.
+
+    TimeoutError at `deadline`, a reading of `time.monotonic`. The thread then ends by itself, and its result is
+    dropped.
+    """
+    results: list[_T] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:  # raised to the caller
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if failures:
+        raise failures[0]
+    if not results:
+        raise TimeoutError
+    return results[0]
+
+
+Addresses = list[tuple[Any, ...]]
+
+
+class _LookUp:
+    """A look-up in a thread of its own. Callers with the same host and port share it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.is_done = Latch()
+        self.addresses: Addresses = []
+        self.failure: Exception | None = None
+        self._key = host, port
+        _under_way[self._key] = self  # before the thread starts, which removes it
+        try:
+            threading.Thread(target=self._run, name=f"look-up of {host}", daemon=True).start()
+        except RuntimeError:  # from Python 3.12 on the interpreter's exit starts none: without a deadline, then
+            self._run()
+        except BaseException:  # an interrupt: callers to come would wait for a thread that has not begun
+            _under_way.pop(self._key, None)
+            raise
+
+    def _run(self) -> None:
+        host, port = self._key
+        try:
+            self.addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except Exception as error:  # raised to the callers that wait
+            self.failure = error
+        finally:
+            _under_way.pop(self._key, None)
+            self.is_done.set()
+
+
+_under_way: dict[tuple[str, int], _LookUp] = {}
+# a forked child does not have these threads
+os.register_at_fork(after_in_child=_under_way.clear)
+
+
+def addresses_of(host: str, port: int, deadline: float) -> Addresses:
+    """The result of getaddrinfo for TCP; `deadline` is a reading of `time.monotonic`.
+
+    TimeoutError if the deadline has passed; OSError and UnicodeError from getaddrinfo.
+    """
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        look_up = _under_way.get((host, port)) or _LookUp(host, port)
+        with WAIT:
+            is_done = look_up.is_done.wait(max(0.0, deadline - time.monotonic()))
+        if not is_done:
+            raise TimeoutError("no name server has answered in time") from None
+        if look_up.failure is not None:
+            raise look_up.failure from None
+        return look_up.addresses
+    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))

@@ -1,0 +1,259 @@
+"""Background work: its failures are logged, and it yields the event loop to requests.
+
+Protection from large requests: turns of the event loop, one answer for repeated elements, a limit for ids.
+
+`protocol/codec.py` bounds the memory that decoding such a request takes, and the length of its strings.
+
+Garbage collection in a broker: long-lived objects are scanned only once.
+
+A collection stops all threads while it scans; a full one scans all objects: 50 ms for 2,000 topics, a second for a
+million offsets. So the survivors of a slow full collection are frozen (`gc.freeze`), and later collections skip them.
+Frozen objects are still freed when their last reference goes, but frozen cycles never are: logs, topics, groups and
+connections must not leave cycles behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from time import perf_counter
+from typing import Any, TypeVar
+
+from spark_klog.errors import ConfigError, LogRetired
+
+#: Processor time of a full collection above which its survivors are frozen.
+_LONG_SECONDS = 0.005
+_FULL = 2
+
+
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Freeze the survivors of slow full collections while the context is open."""
+    started = 0.0
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal started
+        if info["generation"] != _FULL:
+            return
+        if phase == "start":
+            started = time.thread_time()
+        elif time.thread_time() - started >= _LONG_SECONDS:
+            gc.freeze()
+
+    gc.callbacks.append(note)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(note)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Create many long-lived objects without collections, and freeze them at the end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
+#: Characters of the longest id that a client may choose: of a group, member, client or transaction. Kafka's only limit
+#: is that of a string, 32,767 bytes, but ids are kept, and are parts of other ids, records and answers.
+MAX_ID_LENGTH = 1024
+#: A round of the loop takes some 0.03 ms; who waits behind fifty others waits for as many turns.
+_TURN_SECONDS = 0.001
+#: A task that has not taken turns for so long begins one at once.
+_REST_SECONDS = 0.02
+#: Elements of a response above which encoding takes longer than a turn.
+_MANY = 1000
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+class Turns:
+    """Shares the event loop's time: handlers call `take` once for each element of a request.
+
+    A task that has used up its turn waits in a queue, from which one goes on in each round of the loop. A task that has
+    rested begins one at once. So whoever has little to do hardly waits, however many have much to do.
+    """
+
+    def __init__(self) -> None:
+        #: When the turn of the current task ends; each task has its own value.
+        self._ends: ContextVar[float] = ContextVar("ends", default=0.0)
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_due = False
+
+    async def take(self, *, before_long_step: bool = False) -> None:
+        """Let others run if this task's turn has lasted long enough, or the next step takes a turn by itself."""
+        now, ends = perf_counter(), self._ends.get()
+        if now > ends + _REST_SECONDS and not before_long_step:
+            self._ends.set(now + _TURN_SECONDS)
+        elif now > ends or before_long_step:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiter)
+            self._call_soon()
+            await waiter
+            self._ends.set(perf_counter() + _TURN_SECONDS)
+
+    def _call_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._wake_next)
+
+    def _wake_next(self) -> None:
+        self._is_due = False
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():  # else its task was cancelled
+                waiter.set_result(None)
+                break
+        if self._waiting:
+            self._call_soon()
+
+
+def distinct(entries: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[T]:
+    """Skip entries whose key came before, so that a large answer is given only once."""
+    seen = set()
+    for entry in entries:
+        name = key(entry)
+        if name not in seen:
+            seen.add(name)
+            yield entry
+
+
+def repeated(keys: Iterable[K]) -> dict[K, None]:
+    """The keys that come more than once, in order."""
+    return {key: None for key, count in Counter(keys).items() if count > 1}
+
+
+def has_many_elements(message: Any) -> bool:
+    """Whether a response takes long to encode, judged by the lists in its first two levels."""
+    lists = [value for value in message.values() if isinstance(value, list)]
+    count = sum(map(len, lists))
+    for entries in lists:
+        for entry in entries:
+            if count > _MANY:
+                return True
+            if isinstance(entry, dict):
+                count += sum(len(value) for value in entry.values() if isinstance(value, list))
+    return count > _MANY
+
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+#: How long work may run in the event loop before others get their turn.
+_SLICE_SECONDS = 0.002
+#: A pause is this many times as long as the round before it.
+_REST_FACTOR = 3
+_LONGEST_REST_SECONDS = 1.0
+
+
+class BackgroundTasks:
+    """Tasks that nobody awaits, or whose waiter may be cancelled; they still finish before the broker stops."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Start a task; asyncio logs its error if nobody awaits it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def finish(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run to the end even if the caller is cancelled, as when its connection is lost."""
+        return await self.outcome(self.start(work))
+
+    async def outcome(self, task: asyncio.Task[_T]) -> _T:
+        """Wait for a task that goes on if the caller is cancelled."""
+        try:
+            # from Python 3.14 on asyncio.shield logs a later failure itself, as an error with a traceback
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.remove_done_callback(_log_failure)  # that of another caller
+            task.add_done_callback(_log_failure)
+            raise
+        return task.result()
+
+    async def ended(self) -> None:
+        """Wait for all tasks."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+def _log_failure(task: asyncio.Task[Any]) -> None:
+    if task.cancelled() or (error := task.exception()) is None:
+        return
+    if isinstance(error, ConfigError):
+        _log.info("a change was refused after its client had disconnected: %s", error)
+    elif isinstance(error, LogRetired):
+        _log.debug("work that nobody waits for ended with its log: %s", error)
+    else:
+        _log.error("a change failed after its client had disconnected: %s", error)
+
+
+class Pace:
+    """Yields the event loop after every few milliseconds of work."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    async def rest(self) -> None:
+        if time.perf_counter() - self._since >= _SLICE_SECONDS:
+            await asyncio.sleep(0)
+            self._since = time.perf_counter()
+
+
+class ThreadPace:
+    """Lets the event loop run after every few milliseconds of Python code in a thread.
+
+    Without it the thread has the interpreter for 5 ms each time the loop needs it (`sys.getswitchinterval`), which is
+    several times in a request, and for longer if the thread makes short system calls: each wakes the loop too late, and
+    its wait begins again.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._since = time.perf_counter()
+
+    def rest(self) -> None:
+        """Wait for a round of the loop if this slice has lasted long enough; not if the loop is closed."""
+        if time.perf_counter() - self._since < _SLICE_SECONDS:
+            return
+        has_run = threading.Event()
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(has_run.set)
+            has_run.wait(_LONGEST_REST_SECONDS)
+        self._since = time.perf_counter()
+
+
+class Rounds:
+    """Pauses between rounds of work, in proportion to the duration of the last round."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    async def rest(self) -> None:
+        """Wait until the next round may begin."""
+        await asyncio.sleep(self._next_at - time.monotonic())
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            self._next_at = ended + min(_LONGEST_REST_SECONDS, _REST_FACTOR * (ended - started))

@@ -1,1 +1,0 @@
-"""Keeping the event loop responsive: background tasks, garbage collection, large requests."""

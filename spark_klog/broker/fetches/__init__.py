@@ -1,1 +1,0 @@
-"""Fetch sessions (KIP-227) and fetches that wait for records."""

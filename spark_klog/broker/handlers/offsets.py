@@ -1,0 +1,213 @@
+"""OffsetCommit v0-9: commit offsets to __consumer_offsets; version 0 commits to the shared directories."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.commit_request import (
+    check_offsets,
+    encode_commits,
+    log_failure,
+    not_served,
+    response,
+    unconfirmed,
+)
+from spark_klog.broker.event_loop import distinct
+from spark_klog.broker.groups.expiry import removal_error
+from spark_klog.broker.groups.group import subscribed_topics
+from spark_klog.broker.groups.records import Committed
+from spark_klog.broker.security.authorizer import SEE
+from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from spark_klog.protocol.codec import Message
+
+_AT_ONCE = 100
+
+
+def _subscribed(broker: Broker, group_id: str) -> set[str] | None:
+    """The topics that the group consumes; None if unknown."""
+    group = broker.groups.get(group_id)
+    return subscribed_topics(group) if group is not None else set()
+
+
+async def _remove(broker: Broker, log: PartitionLog, group_id: str, topic: str, partitions: list[int]) -> ErrorCode:
+    for start in range(0, max(1, len(partitions)), _AT_ONCE):
+        await broker.turns.take()
+        await broker.flushes.make_early_room(log)
+        subscribed = _subscribed(broker, group_id)  # again: the group may have changed during the waits
+        if subscribed is None or topic in subscribed:
+            return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        broker.offsets.remove(log, group_id, [(topic, index) for index in partitions[start : start + _AT_ONCE]])
+    await broker.flushes.flush_many(log)
+    return ErrorCode.NONE
+
+
+async def offset_delete(broker: Broker, request: Request, message: Message) -> Message:
+    """OffsetDelete v0 (KIP-496): delete a group's offsets of topics to which no member subscribes."""
+    group_id = message["group_id"]
+    if not broker.authorizer.is_admin(request.session):
+        return {"error_code": ErrorCode.GROUP_AUTHORIZATION_FAILED}
+    log = await broker.coordinator.log_of(group_id)
+    if isinstance(log, ErrorCode):
+        return {"error_code": log}
+    if broker.groups.get(group_id) is None and not broker.offsets.has(group_id):
+        return {"error_code": ErrorCode.GROUP_ID_NOT_FOUND}
+    if _subscribed(broker, group_id) is None:
+        return {"error_code": ErrorCode.NON_EMPTY_GROUP}
+    topics = []
+    for topic in message["topics"]:
+        await broker.turns.take()
+        name, partitions = topic["name"], [entry["partition_index"] for entry in topic["partitions"]]
+        try:
+            code = await _remove(broker, log, group_id, name, partitions)
+        except (BatchTooLarge, OSError) as error:
+            code = removal_error(group_id, error)
+        topics.append(
+            {"name": name, "partitions": [{"partition_index": index, "error_code": code} for index in partitions]}
+        )
+    return {"error_code": ErrorCode.NONE, "topics": topics}
+
+
+_log = logging.getLogger(__name__)
+_FROM_DIRECTORIES = 0
+
+
+async def offset_fetch(broker: Broker, request: Request, message: Message) -> Message:
+    """OffsetFetch v0-9: committed offsets, -1 if there is none; null topics (v2) request all offsets of a group.
+
+    With `require_stable` (v7, KIP-447), a pending transactional commit gets UNSTABLE_OFFSET_COMMIT: the client must
+    wait.
+    Version 0 reads from the shared directories.
+    """
+    if request.version == _FROM_DIRECTORIES and broker.config.directories is not None:
+        return {"topics": await _of_directories(broker, request, message["group_id"], message["topics"])}
+    if request.version >= 8:
+        is_strict = message["require_stable"]
+        groups = [
+            await _group(broker, request, entry["group_id"], entry["topics"], is_strict)
+            for entry in distinct(message["groups"], lambda entry: entry["group_id"])
+        ]
+        return {"groups": groups}
+    answer = await _group(broker, request, message["group_id"], message["topics"], message["require_stable"])
+    if request.version <= 1 and answer["error_code"]:
+        answer["topics"] = [_refused(entry, answer["error_code"]) for entry in message["topics"]]
+    del answer["group_id"]
+    return answer
+
+
+async def _of_directories(broker: Broker, request: Request, group: str, topics: list[dict[str, Any]]) -> list[Message]:
+    keys: dict[tuple[str, int], None] = {}
+    for topic in topics:
+        await broker.turns.take()
+        if broker.authorizer.allows(request.session, SEE, topic["name"]):
+            keys |= dict.fromkeys((topic["name"], index) for index in topic["partition_indexes"])
+    code = ErrorCode.NONE
+    found: dict[tuple[str, int], int] = {}
+    try:
+        found = await asyncio.to_thread(broker.registry.group_offsets(group).fetch, list(keys))
+    except (DirectoryError, ConfigError, DecodeError) as error:
+        _log.error("offsets of group %s can't be read: %s", group, error)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR
+    answer = []
+    for topic in topics:
+        name = topic["name"]
+        refusal = broker.authorizer.refusal(request.session, SEE, name) or code
+        partitions = []
+        for index in topic["partition_indexes"]:
+            offset = found.get((name, index))
+            committed = None if offset is None else Committed(offset, -1, "", -1)
+            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if committed is None else ErrorCode.NONE
+            partitions.append(_entry(index, committed, refusal or missing))
+        answer.append({"name": name, "partitions": partitions})
+    return answer
+
+
+async def _group(
+    broker: Broker, request: Request, group: str, topics: list[dict[str, Any]] | None, is_strict: bool
+) -> Message:
+    def found_for(topic: str, partition: int) -> Message:
+        if is_strict and broker.offsets.is_pending(group, topic, partition):
+            return _entry(partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        return _entry(partition, broker.offsets.fetch(group, topic, partition), ErrorCode.NONE)
+
+    log = await broker.coordinator.log_of(group, for_reading=True)
+    if isinstance(log, ErrorCode):
+        return {"group_id": group, "topics": [], "error_code": log}
+    if topics is None:
+        found: dict[str, list[Message]] = {}
+        for topic, partition, _ in broker.offsets.all(group):
+            await broker.turns.take()
+            if broker.authorizer.allows(request.session, SEE, topic):
+                found.setdefault(topic, []).append(found_for(topic, partition))
+        answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
+    else:
+        answer = []
+        answered: set[tuple[str, int]] = set()
+        for entry in topics:
+            await broker.turns.take()
+            name = entry["name"]
+            if code := broker.authorizer.refusal(request.session, SEE, name):
+                answer.append(_refused(entry, code))
+                continue
+            partitions = []
+            for index in entry["partition_indexes"]:
+                await broker.turns.take()
+                if (name, index) not in answered:  # an offset's metadata may be long: return it once
+                    answered.add((name, index))
+                    partitions.append(found_for(name, index))
+            answer.append({"name": name, "partitions": partitions})
+    return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
+
+
+def _refused(entry: dict[str, Any], code: ErrorCode) -> Message:
+    return {"name": entry["name"], "partitions": [_entry(index, None, code) for index in entry["partition_indexes"]]}
+
+
+def _entry(partition: int, committed: Committed | None, code: ErrorCode) -> Message:
+    return {
+        "partition_index": partition,
+        "committed_offset": committed.offset if committed else -1,
+        "committed_leader_epoch": committed.leader_epoch if committed else -1,
+        "metadata": committed.metadata if committed else "",
+        "error_code": code,
+    }
+
+
+_TO_DIRECTORIES = 0
+
+
+async def offset_commit(broker: Broker, request: Request, message: Message) -> Message:
+    """OffsetCommit v0-9: commit offsets to __consumer_offsets; version 0 commits to the shared directories.
+
+    Members commit within their generation; a client without a group membership may commit only if the group is empty.
+    """
+    group = message["group_id"]
+    checked = await check_offsets(broker, request, message)
+    codes, offsets, _ = checked
+    while True:
+        commits = await encode_commits(group, offsets, message["retention_time_ms"])
+        log = await broker.coordinator.log_of(group)
+        if not checked.refuse_deleted(broker):  # no await between these checks and the append
+            break
+    failure = log if isinstance(log, ErrorCode) else not_served(broker, log)
+    if not failure:  # an empty group id may commit, as before KIP-289
+        failure = broker.groups.may_commit(
+            group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
+        )
+    if failure:
+        codes = dict.fromkeys(codes, failure)
+    elif commits is not None and not isinstance(log, ErrorCode):
+        try:
+            if request.version == _TO_DIRECTORIES and broker.config.directories is not None:
+                directory = broker.registry.group_offsets(group)
+                await asyncio.to_thread(directory.commit, {key: entry[0] for key, entry in offsets.items()})
+            else:
+                broker.offsets.append(log, commits)
+                await broker.flushes.flush_many(log)
+                codes |= await unconfirmed(broker, log, offsets)
+        except (OSError, DirectoryError, ConfigError) as error:
+            codes |= log_failure(group, offsets, error)
+    return response(message, codes)

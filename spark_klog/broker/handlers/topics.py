@@ -1,0 +1,251 @@
+"""CreateTopics v0-7. The replication factor is 1 or -1 (the default); -1 partitions means num.partitions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+from uuid import UUID
+
+from spark_klog.base.names import check_topic_name
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.event_loop import repeated
+from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
+from spark_klog.broker.metadata.nodes import (
+    InvalidAssignment,
+    InvalidPartitions,
+    TopicCollides,
+    TopicExists,
+    UnknownTopic,
+)
+from spark_klog.broker.metadata.registry import MAX_PARTITIONS
+from spark_klog.broker.settings.described_settings import topic_entries
+from spark_klog.broker.settings.log_settings import topic_settings
+from spark_klog.errors import ConfigError, DirectoryError, ErrorCode, OffsetOutOfRange
+from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
+_HIGH_WATERMARK = -1
+_NONE = -1
+
+
+async def delete_records(broker: Broker, request: Request, message: Message) -> Message:
+    """DeleteRecords v0-2 (KIP-107): delete the records before an offset; -1 is the high watermark."""
+    topics = []
+    for topic in message["topics"]:
+        partitions = [
+            await _delete_of_delete_records(broker, request, topic["name"], entry) for entry in topic["partitions"]
+        ]
+        topics.append({"name": topic["name"], "partitions": partitions})
+    return {"topics": topics}
+
+
+async def _delete_of_delete_records(broker: Broker, request: Request, topic: str, entry: dict[str, Any]) -> Message:
+    index, offset = entry["partition_index"], entry["offset"]
+    result = {"partition_index": index, "low_watermark": _NONE}
+    if not broker.authorizer.is_admin(request.session):
+        return result | {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED}
+    if topic in INTERNAL_TOPICS:
+        return result | {"error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
+    log = await broker.leader_log(topic, index)
+    if isinstance(log, ErrorCode):
+        return result | {"error_code": log}
+    if not log.config.deletes:
+        return result | {"error_code": ErrorCode.POLICY_VIOLATION}  # as in Kafka for compacted topics
+    try:
+        if offset in (_HIGH_WATERMARK, log.high_watermark) and log.segments[-1].size:  # the log will roll
+            await broker.flushes.flush(log, with_snapshot=True)
+        start = log.delete_records(log.high_watermark if offset == _HIGH_WATERMARK else offset)
+    except OffsetOutOfRange:
+        return result | {"error_code": ErrorCode.OFFSET_OUT_OF_RANGE}
+    except OSError as error:
+        _log.error("records of %s before %d can't be deleted: %s", log.directory, offset, error)
+        return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
+    _log.info("%s (%s) deleted the records of %s-%d before %d", request.client_id, request.peer, topic, index, start)
+    return result | {"low_watermark": start, "error_code": ErrorCode.NONE}
+
+
+_DEFAULT = -1
+#: None of the entries counts, as in Kafka: which one is meant?
+NAMED_TWICE = "the request names it more than once"
+
+
+async def create_topics(broker: Broker, request: Request, message: Message) -> Message:
+    """CreateTopics v0-7. The replication factor is 1 or -1 (the default); -1 partitions means num.partitions.
+
+    Settings are those of `broker.settings.log_settings.topic_settings`; others get INVALID_CONFIG, so that no setting
+    is
+    accepted without effect.
+    """
+    if not broker.authorizer.is_admin(request.session):
+        code, reason = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "only admins create topics"
+        return {"topics": [_refused(entry["name"], code, reason) for entry in message["topics"]]}
+    twice = repeated(entry["name"] for entry in message["topics"])
+    return {
+        "topics": [_refused(name, ErrorCode.INVALID_REQUEST, NAMED_TWICE) for name in twice]
+        + [
+            await _create(broker, entry, message["validate_only"])
+            for entry in message["topics"]
+            if entry["name"] not in twice
+        ]
+    }
+
+
+def _refused(name: str, code: ErrorCode, reason: str) -> Message:
+    return {"name": name, "error_code": code, "error_message": reason}
+
+
+async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
+    name = entry["name"]
+    assignment = {item["partition_index"]: item["broker_ids"] for item in entry["assignments"]} or None
+    partitions = len(entry["assignments"]) if assignment else entry["num_partitions"]
+    if partitions == _DEFAULT:
+        partitions = broker.config.default_partitions(name)
+    settings = {item["name"]: item["value"] or "" for item in entry["configs"]}
+    try:
+        check_topic_name(name)
+    except ConfigError as error:
+        return _refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
+    if await broker.topic(name) is not None:
+        return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        reason = f"{partitions} partitions, but 1 to {MAX_PARTITIONS} are allowed"
+        return _refused(name, ErrorCode.INVALID_PARTITIONS, reason)
+    if entry["replication_factor"] not in (_DEFAULT, 1):
+        reason = f"replication factor {entry['replication_factor']}: there is no replication, it must be 1"
+        return _refused(name, ErrorCode.INVALID_REPLICATION_FACTOR, reason)
+    if assignment is not None and (len(assignment) < partitions or not _is_legal(broker, assignment)):
+        reason = "partitions must be numbered from 0 on, each with one live broker"
+        return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+    topic_id = UUID(int=0)
+    try:
+        broker.registry.check_collision(name)
+        topic_settings(settings)
+        if not validate_only:
+            topic_id = await broker.create_topic(name, partitions, settings, assignment)
+    except TopicExists as error:
+        return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
+    except TopicCollides as error:
+        return _refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
+    except ConfigError as error:
+        return _refused(name, ErrorCode.INVALID_CONFIG, str(error))
+    except DirectoryError as error:
+        return _refused(name, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+    return {
+        "name": name,
+        "topic_id": topic_id,
+        "error_code": ErrorCode.NONE,
+        "num_partitions": partitions,
+        "replication_factor": 1,
+        "configs": [] if validate_only else _settings(broker, name),
+    }
+
+
+def _settings(broker: Broker, name: str) -> list[Message]:
+    """The topic's settings as in DescribeConfigs, with only the fields of CreateTopics."""
+    topic = broker.registry.topics.get(name)
+    if topic is None:  # the topic was deleted meanwhile
+        return []
+    shown = ("name", "value", "read_only", "config_source", "is_sensitive")
+    return [{name: entry[name] for name in shown} for entry in topic_entries(broker.config, topic)]
+
+
+def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:
+    return sorted(assignment) == list(range(len(assignment))) and all(
+        len(replicas) == 1 and replicas[0] in broker.registry.brokers for replicas in assignment.values()
+    )
+
+
+_CODES: dict[type[Exception], ErrorCode] = {
+    UnknownTopic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    InvalidPartitions: ErrorCode.INVALID_PARTITIONS,
+    InvalidAssignment: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+}
+
+
+async def create_partitions(broker: Broker, request: Request, message: Message) -> Message:
+    """CreatePartitions v0-3 (KIP-195): add partitions to existing topics."""
+    if not broker.authorizer.is_admin(request.session):
+        refused = {"error_code": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "error_message": "only admins add partitions"}
+        return {"results": [{"name": entry["name"]} | refused for entry in message["topics"]]}
+    twice = repeated(entry["name"] for entry in message["topics"])
+    refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": NAMED_TWICE}
+    return {
+        "results": [{"name": name} | refused for name in twice]
+        + [
+            await _grow(broker, entry, message["validate_only"])
+            for entry in message["topics"]
+            if entry["name"] not in twice
+        ]
+    }
+
+
+async def _grow(broker: Broker, entry: dict[str, Any], validate_only: bool) -> Message:
+    name, assignments = entry["name"], entry["assignments"]
+    chosen = None if assignments is None else [item["broker_ids"] for item in assignments]
+    try:
+        await broker.create_partitions(name, entry["count"], chosen, validate_only=validate_only)
+    except (ConfigError, DirectoryError) as error:
+        code = _CODES.get(type(error), ErrorCode.UNKNOWN_SERVER_ERROR)
+        return {"name": name, "error_code": code, "error_message": str(error)}
+    return {"name": name, "error_code": ErrorCode.NONE}
+
+
+async def delete_topics(broker: Broker, request: Request, message: Message) -> Message:
+    """DeleteTopics v0-6: delete topics by name or (v6) by topic id.
+
+    Their logs are removed here at once. The answer waits until all live brokers have dropped theirs, or for
+    `timeout_ms`.
+    """
+    if request.version >= 6:
+        requested = [(entry["name"], entry["topic_id"]) for entry in message["topics"]]
+    else:
+        requested = [(name, UUID(int=0)) for name in message["topic_names"]]
+    if not broker.authorizer.is_admin(request.session):
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return {"responses": [{"name": name, "topic_id": topic_id, "error_code": code} for name, topic_id in requested]}
+    deadline = time.monotonic() + message["timeout_ms"] / 1000
+    twice = repeated(requested)
+    refused = {"error_code": ErrorCode.INVALID_REQUEST, "error_message": NAMED_TWICE}
+    responses = [{"name": name, "topic_id": topic_id} | refused for name, topic_id in twice]
+    responses += [await _delete(broker, *one) for one in requested if one not in twice]
+    return {"responses": [await _finish(broker, response, deadline) for response in responses]}
+
+
+async def _finish(broker: Broker, response: Message, deadline: float) -> Message:
+    """The answer to a deletion that has begun."""
+    name = response["name"]
+    if response["error_code"] or name is None:
+        return response
+    try:
+        brokers = await broker.deletion(name, deadline)
+    except DirectoryError as error:
+        return response | {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
+    if brokers is None:
+        return response
+    why = f"broker {', '.join(map(str, brokers))} may still know it" if brokers else "the controller has not ended that"
+    reason = f"topic {name} is being deleted, but {why}"
+    return response | {"error_code": ErrorCode.REQUEST_TIMED_OUT, "error_message": reason}
+
+
+async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
+    by_id, deletions = name is None, broker.registry.deletions
+    if by_id:
+        named = await broker.topic_by_id(topic_id)
+        being_deleted = (other for other, pending in deletions.pending.items() if pending == topic_id)
+        name = next(being_deleted, None) if named is None else named.name
+    topic = None if name is None else await broker.topic(name)
+    if name is not None and topic is None and (pending := deletions.pending.get(name)) is not None:
+        return {"name": name, "topic_id": pending, "error_code": ErrorCode.NONE}  # an earlier request has begun it
+    if topic is None or name is None:
+        code = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": "no such topic"}
+    try:
+        await broker.delete_topic(name, topic_id if by_id else None)
+    except UnknownTopic as error:
+        refused = {"error_code": ErrorCode.UNKNOWN_TOPIC_ID, "error_message": str(error)}
+        return {"name": None, "topic_id": topic_id} | refused
+    except DirectoryError as error:
+        refused = {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
+        return {"name": name, "topic_id": topic.topic_id} | refused
+    return {"name": name, "topic_id": topic.topic_id, "error_code": ErrorCode.NONE}

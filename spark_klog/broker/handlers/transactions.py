@@ -1,0 +1,223 @@
+"""InitProducerId v0-5: assign a producer id and epoch (KIP-98, KIP-360)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from spark_klog.broker.broker import Broker, Request
+from spark_klog.broker.commit_request import (
+    check_offsets,
+    encode_commits,
+    log_failure,
+    not_served,
+    response,
+    unconfirmed,
+)
+from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, OFFSETS_TOPIC
+from spark_klog.broker.security.authorizer import WRITE
+from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
+from spark_klog.broker.transactions.verification import as_known
+from spark_klog.errors import DirectoryError, ErrorCode
+from spark_klog.log.partition_log import BatchTooLarge
+from spark_klog.log.producer_state import ProducerRefused
+from spark_klog.protocol.apis import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    TXN_OFFSET_COMMIT,
+)
+from spark_klog.protocol.codec import Message
+
+
+async def write_txn_markers(broker: Broker, request: Request, message: Message) -> Message:
+    """WriteTxnMarkers v1: end transactions in partitions that this broker leads, for another broker or an admin."""
+    is_admin = broker.authorizer.is_admin(request.session)
+    return {"markers": [await _write(broker, entry, is_admin) for entry in message["markers"]]}
+
+
+async def _write(broker: Broker, entry: dict[str, Any], is_admin: bool) -> Message:
+    producer = ProducerIdAndEpoch(entry["producer_id"], entry["producer_epoch"])
+    marker = MarkerEntry(producer, entry["transaction_result"], entry["coordinator_epoch"])
+
+    async def written(topic: str, partition: int) -> Message:
+        await broker.turns.take()
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        if is_admin:
+            code = await write_marker(broker, (topic, partition), marker)
+        return {"partition_index": partition, "error_code": code}
+
+    topics = []
+    for topic in entry["topics"]:  # Python 3.10 has no await in a comprehension within another one
+        partitions = [await written(topic["name"], each) for each in dict.fromkeys(topic["partition_indexes"])]
+        topics.append({"name": topic["name"], "partitions": partitions})
+    return {"producer_id": producer.producer_id, "topics": topics}
+
+
+async def end_txn(broker: Broker, request: Request, message: Message) -> Message:
+    """EndTxn v0-4: commit or abort. The response is sent once the decision is written; markers may follow later."""
+    producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
+    code = await broker.transactions.end(message["transactional_id"], producer, commits=message["committed"])
+    return {"error_code": as_known(END_TXN, request.version, code)}
+
+
+_log = logging.getLogger(__name__)
+_NO_MEMBER = -1
+
+
+async def txn_offset_commit(broker: Broker, request: Request, message: Message) -> Message:
+    """TxnOffsetCommit v0-4: offsets that take effect if the transaction commits; from v3 on with membership
+    (KIP-447)."""
+    group = message["group_id"]
+    producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
+    checked = await check_offsets(broker, request, message)
+    codes, offsets, _ = checked
+    while True:
+        commits = await encode_commits(group, offsets, producer=(producer.producer_id, producer.epoch))
+        log = await broker.coordinator.log_of(group)
+        if not group:
+            log = ErrorCode.INVALID_GROUP_ID
+        if not isinstance(log, ErrorCode):
+            verification = await broker.verifier.verify(message["transactional_id"], producer, log, of_offsets=True)
+            await broker.flushes.make_early_room(log)
+        if not checked.refuse_deleted(broker):  # no await between these checks and the append
+            break
+    if isinstance(log, ErrorCode):
+        failure = log
+    elif not (failure := not_served(broker, log) or _membership(broker, message)):
+        failure, reason = verification.outcome()
+        if failure:
+            _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
+    if failure:
+        codes = dict.fromkeys(codes, as_known(TXN_OFFSET_COMMIT, request.version, failure))
+    elif commits is not None and not isinstance(log, ErrorCode):
+        try:
+            broker.offsets.append(log, commits)
+            await broker.flushes.flush_many(log)
+            codes |= await unconfirmed(broker, log, offsets)
+        except ProducerRefused as error:
+            codes |= dict.fromkeys(offsets, error.code)
+        except (BatchTooLarge, OSError) as error:
+            codes |= log_failure(group, offsets, error)
+    return response(message, codes)
+
+
+def _membership(broker: Broker, message: Message) -> ErrorCode:
+    """NONE if the member may commit; a producer without a member id may always, as before KIP-447."""
+    generation, member_id, instance_id = message["generation_id"], message["member_id"], message["group_instance_id"]
+    if generation == _NO_MEMBER and not member_id and instance_id is None:
+        return ErrorCode.NONE
+    return broker.groups.may_commit(message["group_id"], member_id, instance_id, generation, in_transaction=True)
+
+
+async def add_offsets_to_txn(broker: Broker, request: Request, message: Message) -> Message:
+    """AddOffsetsToTxn v0-4: add a group's partition of __consumer_offsets to a transaction, before it commits
+    offsets."""
+    group = message["group_id"]
+    if not group:
+        return {"error_code": ErrorCode.INVALID_GROUP_ID}
+    try:
+        _, partition = await broker.coordinator.find(group)
+    except DirectoryError as error:
+        _log.error("group %s has no coordinator: %s", group, error)
+        return {"error_code": ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
+    keys = frozenset({(OFFSETS_TOPIC, partition)})
+    code = await broker.transactions.add(message["transactional_id"], producer, keys)
+    return {"error_code": as_known(ADD_OFFSETS_TO_TXN, request.version, code)}
+
+
+_FIELDS = ("transactional_id", "producer_id", "producer_epoch", "topics")
+_FIRST_BATCHED = 4
+
+
+async def add_partitions_to_txn(broker: Broker, request: Request, message: Message) -> Message:
+    """AddPartitionsToTxn v0-5: add partitions to a transaction, before it writes to them.
+
+    Clients use versions up to 3, for one transaction. Brokers use version 4 and later, for several transactions, or
+    only to
+    verify that partitions are in one (KIP-890). If one partition can't be added, none is.
+    """
+    if request.version >= _FIRST_BATCHED:
+        results = [
+            {
+                "transactional_id": entry["transactional_id"],
+                "topic_results": await _add(broker, request, entry, verify_only=entry["verify_only"]),
+            }
+            for entry in message["transactions"]
+        ]
+        return {"error_code": ErrorCode.NONE, "results_by_transaction": results}
+    entry = {name: message[f"v3_and_below_{name}"] for name in _FIELDS}
+    return {"results_by_topic_v3_and_below": await _add(broker, request, entry, verify_only=False)}
+
+
+async def _add(broker: Broker, request: Request, entry: dict[str, Any], *, verify_only: bool) -> list[Message]:
+    transactional_id = entry["transactional_id"]
+    producer = ProducerIdAndEpoch(entry["producer_id"], entry["producer_epoch"])
+    keys = [(topic["name"], partition) for topic in entry["topics"] for partition in topic["partitions"]]
+    codes = {key: await _refusal(broker, request, key, verify_only=verify_only) for key in keys}
+    if verify_only:
+        for key in keys:
+            codes[key] = codes[key] or await broker.transactions.verify(transactional_id, producer, key)
+    elif any(codes.values()):
+        codes = {key: code or ErrorCode.OPERATION_NOT_ATTEMPTED for key, code in codes.items()}
+    else:
+        code = await broker.transactions.add(transactional_id, producer, frozenset(keys))
+        codes = dict.fromkeys(keys, code)
+    return [
+        {
+            "name": topic["name"],
+            "results_by_partition": [
+                {
+                    "partition_index": partition,
+                    "partition_error_code": as_known(
+                        ADD_PARTITIONS_TO_TXN, request.version, codes[topic["name"], partition]
+                    ),
+                }
+                for partition in topic["partitions"]
+            ],
+        }
+        for topic in entry["topics"]
+    ]
+
+
+async def _refusal(broker: Broker, request: Request, key: TopicPartition, *, verify_only: bool) -> ErrorCode:
+    if key[0] in INTERNAL_TOPICS and not verify_only:  # as in Kafka; AddOffsetsToTxn adds __consumer_offsets
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if refusal := broker.authorizer.refusal(request.session, WRITE, key[0]):
+        return refusal
+    topic = await broker.topic(key[0])
+    is_there = topic is not None and key[1] in topic.assignment
+    return ErrorCode.NONE if is_there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+_NONE = -1
+
+
+async def init_producer_id(broker: Broker, request: Request, message: Message) -> Message:
+    """InitProducerId v0-5: assign a producer id and epoch (KIP-98, KIP-360).
+
+    Without a transactional id, the producer id is new. A transactional id keeps its producer id and gets the next
+    epoch,
+    which fences earlier instances. If one left a transaction open, it is aborted first (CONCURRENT_TRANSACTIONS
+    meanwhile).
+    """
+    transactional_id = message["transactional_id"]
+    expected = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
+    if transactional_id == "" or (expected.producer_id == _NONE) != (expected.epoch == _NONE):
+        return _failed(ErrorCode.INVALID_REQUEST)
+    if transactional_id is None:
+        producer_id = await broker.transactions.new_producer_id()
+        found = producer_id if isinstance(producer_id, ErrorCode) else ProducerIdAndEpoch(producer_id, 0)
+    else:
+        known = None if expected.producer_id == _NONE else expected
+        found = await broker.transactions.init(transactional_id, message["transaction_timeout_ms"], known)
+    if isinstance(found, ErrorCode):
+        return _failed(as_known(INIT_PRODUCER_ID, request.version, found))
+    return {"error_code": ErrorCode.NONE, "producer_id": found.producer_id, "producer_epoch": found.epoch}
+
+
+def _failed(code: ErrorCode) -> Message:
+    return {"error_code": code, "producer_id": _NONE, "producer_epoch": _NONE}

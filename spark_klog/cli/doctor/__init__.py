@@ -1,1 +1,0 @@
-"""`klog doctor`: the command, its checks, and the round trip through Spark."""

@@ -1,0 +1,185 @@
+"""Checks of the arguments of the consumer's methods: `TypeError` names the method and the argument."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from spark_klog.base.names import check_topic_name, topic_pattern
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.offsets import Committed, check_committable
+from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.records import EARLIEST
+
+_MAX_INT32, _MAX_INT64 = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
+
+
+def name_of(what: str, value: object) -> str:
+    """The value, which must be text that is not empty."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}")
+    if not value:
+        raise ConfigError(f"{what} is empty")
+    return value
+
+
+def items_of(what: str, values: object) -> list[Any]:
+    """The values, which must be an iterable, but neither text nor a mapping."""
+    if isinstance(values, str | bytes):
+        raise TypeError(f"{what} must be a list, not one {type(values).__name__}: write [{values!r}]")
+    if isinstance(values, Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"{what} must be a list, not {type(values).__name__}")
+    return list(values)
+
+
+def names_of(what: str, values: object) -> list[str]:
+    """The values as a list of names, each once."""
+    return [name_of(f"each of {what}", value) for value in dict.fromkeys(items_of(what, values))]
+
+
+def one_of(what: str, value: object, known: Iterable[str]) -> str:
+    """The known name that the value is, in any case of its letters."""
+    names = {name.lower(): name for name in known}
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, not {type(value).__name__}")
+    if value.lower() not in names:
+        raise ConfigError(f"{what} is {value!r}: set one of {', '.join(names.values())}")
+    return names[value.lower()]
+
+
+def mapping_of(what: str, value: object) -> dict[Any, Any]:
+    """The value, which must be a mapping."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} must be a dict, not {type(value).__name__}")
+    return dict(value)
+
+
+def number_of(what: str, value: object, least: int = 0, most: int = _MAX_INT64) -> int:
+    """The value, which must be an int within the bounds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be an int, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise ConfigError(f"{what} is {value}: set {least} to {most}")
+    return value
+
+
+def configs_of(what: str, value: object) -> dict[str, str]:
+    """The value as settings: text by name."""
+    found = mapping_of(what, value)
+    for name, text in found.items():
+        name_of(f"each name in {what}", name)
+        if not isinstance(text, str):
+            raise TypeError(f"{name} in {what} must be a str, not {type(text).__name__}: write {str(text)!r}")
+    return found
+
+
+_MAX_PARTITION, _MAX_OFFSET = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
+
+
+def partition_of(call: str, item: Any) -> TopicPartition:
+    """Check (topic, partition); `call` is the method's name."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise TypeError(f"{call}: {item!r} must be (topic, partition)")
+    return _topic(call, item[0]), _partition(call, item[1])
+
+
+def partitions_of(call: str, items: Any) -> list[TopicPartition]:
+    """Check an iterable of (topic, partition); the result has each once."""
+    return list(dict.fromkeys(partition_of(call, item) for item in _iterable(call, items, "(topic, partition)")))
+
+
+def starts_of(call: str, items: Any) -> list[tuple[str, int, int | None]]:
+    """Check an iterable of (topic, partition) and (topic, partition, offset), each partition once."""
+    found: list[tuple[str, int, int | None]] = []
+    for item in _iterable(call, items, "(topic, partition) or (topic, partition, offset)"):
+        if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+            raise TypeError(f"{call}: {item!r} must be (topic, partition) or (topic, partition, offset)")
+        offset = None if len(item) == 2 or item[2] is None else offset_of(call, item[2])
+        found.append((_topic(call, item[0]), _partition(call, item[1]), offset))
+    if len({item[:2] for item in found}) < len(found):
+        raise ConfigError("a partition is assigned twice")
+    return found
+
+
+def offset_of(call: str, offset: Any) -> int:
+    """Check an offset to begin at: 0 or more, or -2 or -1."""
+    number = _integer(call, "offset", offset)
+    if not EARLIEST <= number <= _MAX_OFFSET:
+        raise ConfigError(f"{call}: offset {number}: set -2 (the first one), -1 (the end), or 0 or more")
+    return number
+
+
+def offsets_of(call: str, offsets: Any) -> dict[TopicPartition, Committed]:
+    """Check and convert offsets to commit; `ConfigError` for negative ones."""
+    if not isinstance(offsets, Mapping):
+        raise TypeError(f"{call}: offsets must be a dict of (topic, partition) to offset, not {_kind(offsets)}")
+    result = {}
+    for key, item in offsets.items():
+        topic, partition = partition_of(call, key)
+        found = item if isinstance(item, Committed) else Committed(_integer(call, "offset", item))
+        check_committable((topic, partition), _integer(call, "offset", found.offset))
+        result[topic, partition] = found
+    return result
+
+
+def topics_of(topics: Any) -> tuple[Collection[str], re.Pattern[str] | None]:
+    """The names and the pattern of a subscription; text that begins with ^ is a pattern, as in librdkafka.
+
+    As there, such a pattern selects topics whose names begin with a match; a compiled pattern has to match all of it.
+    """
+    if isinstance(topics, re.Pattern):
+        if not isinstance(topics.pattern, str):
+            raise TypeError("subscribe: the pattern must be compiled from str, not from bytes")
+        return (), topics
+    if isinstance(topics, str) and topics.startswith("^"):
+        topics = [topics]
+    if isinstance(topics, str | bytes) or not isinstance(topics, Iterable):
+        raise TypeError(f"subscribe takes a list of topics or a pattern, not {_kind(topics)}: subscribe([{topics!r}])")
+    wanted = list(topics)
+    if not wanted:
+        raise ConfigError("subscribe: the list of topics is empty; call unsubscribe to leave the group")
+    patterns = [topic for topic in wanted if isinstance(topic, str) and topic.startswith("^")]
+    for text in patterns:
+        topic_pattern(f"subscribe: {text!r}", text)
+    names = [_topic("subscribe", topic) for topic in wanted if topic not in patterns]
+    return names, re.compile("|".join(f"(?:{text}).*" for text in patterns)) if patterns else None
+
+
+def _topic(call: str, topic: Any) -> str:
+    if not isinstance(topic, str):
+        raise TypeError(f"{call}: topic {topic!r} must be str, not {_kind(topic)}")
+    if not topic:
+        raise ConfigError(f"{call}: the name of a topic is empty")
+    try:
+        check_topic_name(topic)
+    except ConfigError as error:
+        raise ConfigError(f"{call}: {error}") from None
+    return topic
+
+
+def _partition(call: str, partition: Any) -> int:
+    number = _integer(call, "partition", partition)
+    if not 0 <= number <= _MAX_PARTITION:
+        raise ConfigError(f"{call}: partition {number} must be from 0 to 2^31 - 1")
+    return number
+
+
+def _integer(call: str, name: str, number: Any) -> int:
+    try:
+        if isinstance(number, bool):
+            raise TypeError
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{call}: {name} {number!r} must be int, not {_kind(number)}") from None
+
+
+def _iterable(call: str, items: Any, of: str) -> Iterable[Any]:
+    if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
+        raise TypeError(f"{call} takes a list of {of}, not {_kind(items)}")
+    return items
+
+
+def _kind(item: Any) -> str:
+    return type(item).__name__

@@ -1,0 +1,189 @@
+"""Commit and fetch a group's offsets as a member."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+from spark_klog.base.interrupts import between_steps
+from spark_klog.client.answers import worst
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.consumer.heartbeat import Membership
+from spark_klog.client.consumer.settings import ConsumerConfig
+from spark_klog.client.coordinator import Coordinators
+from spark_klog.client.net.connection import Connection, Handle
+from spark_klog.client.offsets import Committed, GroupOffsets, Uncommitted, commit_errors, topics_to_commit
+from spark_klog.errors import (
+    CommitFailed,
+    ErrorCode,
+    KlogError,
+    MemberFenced,
+    ProtocolError,
+    RequestTimedOut,
+)
+from spark_klog.protocol.apis import OFFSET_COMMIT
+from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
+Offsets = Mapping[TopicPartition, Committed]
+OnCommit = Callable[[Offsets, "KlogError | None"], None]
+_REBALANCED = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
+#: The most commits in flight; a further one waits for the oldest.
+_MOST = 100
+
+
+class _UnderWay(NamedTuple):
+    connection: Connection
+    handle: Handle
+    offsets: Offsets
+    is_member: bool
+    until: float
+    on_done: OnCommit | None
+
+
+class Commits:
+    """Commits at a group's coordinator. Only the consumer's thread uses `cluster`.
+
+    `committer` gives the member that commits, None for a consumer that has not subscribed; it raises `CommitFailed` if
+    this one may not commit now.
+    """
+
+    def __init__(self, cluster: Cluster, config: ConsumerConfig, committer: Callable[[], Membership | None]) -> None:
+        self._cluster, self._config, self._committer = cluster, config, committer
+        self._group = config.group_id or ""
+        self._stored = GroupOffsets(cluster, self._group, is_stable=True)
+        self._coordinators = Coordinators(cluster)
+        self._under_way: deque[_UnderWay] = deque()
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
+        """The committed offsets of the partitions that have one; raises what `Cluster.attempt` raises."""
+        return self._stored.committed(partitions)
+
+    def committed_now(
+        self, partitions: Collection[TopicPartition]
+    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
+        """Ask once; see `GroupOffsets.committed_now`."""
+        return self._stored.committed_now(partitions)
+
+    def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
+        """Commit, and wait for the answer for up to default.api.timeout.ms. `skips_deleted`: see `Uncommitted`.
+
+        `CommitFailed` if the group has rebalanced or as `committer` says, `MemberFenced`, or what `Cluster.attempt`
+        raises. Earlier commits in flight are finished first.
+        """
+        deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
+        while self._under_way:
+            self._finish_first(deadline)
+        member = self._committer()
+        left = Uncommitted(self._cluster, offsets, skips_deleted=skips_deleted)
+
+        def ask() -> None:
+            with self._coordinators.forgotten_on_error():
+                node = self._coordinators.node(self._group)
+                answer = self._cluster.request(node, OFFSET_COMMIT, self._request(left.offsets, member))
+                left.answered(self._refused(answer, left.offsets, is_member=member is not None))
+
+        self._cluster.attempt(ask, self._config.default_api_timeout_ms, "default.api.timeout.ms")
+
+    def begin(self, offsets: Offsets, on_done: OnCommit | None) -> None:
+        """Commit without waiting for the answer and without retries. `step` calls `on_done(offsets, error)`."""
+        if len(self._under_way) >= _MOST:
+            self._finish_first(time.monotonic() + self._config.client.request_timeout_ms / 1000)
+        try:
+            member = self._committer()
+            request = self._request(offsets, member)
+            connection = self._cluster.plain_connection(self._coordinators.node(self._group))
+            handle = connection.send(OFFSET_COMMIT, request, wait=False)
+            assert handle is not None  # it is answered
+        except KlogError as error:
+            self._coordinators.forget()
+            self._tell(offsets, error, on_done)
+            return
+        until = time.monotonic() + self._config.client.request_timeout_ms / 1000
+        self._under_way.append(_UnderWay(connection, handle, offsets, member is not None, until, on_done))
+
+    def finish(self) -> None:
+        """Wait for the commits in flight, each up to request.timeout.ms from its begin."""
+        while self._under_way:
+            self._finish_first(self._cluster.deadline())
+
+    def give_up(self, failure: KlogError) -> None:
+        """Fail the commits in flight: their answers do not come."""
+        while self._under_way:
+            try:
+                self._done(failure)
+            except Exception:
+                _log.exception("on_done of a commit of group %s failed", self._group)
+
+    def step(self) -> None:
+        """Process the answers that have arrived, in the order of the commits."""
+        while self._under_way:
+            first = self._under_way[0]
+            try:
+                if not first.connection.poll(first.handle):
+                    if time.monotonic() < first.until:
+                        return
+                    first.connection.close()
+                    raise RequestTimedOut(f"coordinator {first.connection.address} did not answer a commit in time")
+            except KlogError as error:
+                self._done(error)
+            else:
+                self._receive(first, first.until)
+
+    def _finish_first(self, deadline: float) -> None:
+        first = self._under_way[0]
+        self._receive(first, min(first.until, deadline))
+
+    def _receive(self, first: _UnderWay, deadline: float) -> None:
+        failure: KlogError | None = None
+        try:
+            answer = first.connection.receive(first.handle, deadline)
+            if refused := self._refused(answer, first.offsets, is_member=first.is_member):
+                raise worst(list(refused.values()))
+        except KlogError as error:
+            failure = error
+        self._done(failure)
+
+    def _done(self, failure: KlogError | None) -> None:
+        first = self._under_way.popleft()
+        if failure is not None:
+            self._coordinators.forget()
+        self._tell(first.offsets, failure, first.on_done)
+
+    def _tell(self, offsets: Offsets, failure: KlogError | None, on_done: OnCommit | None) -> None:
+        if on_done is not None:
+            try:
+                on_done(offsets, failure)
+            except BaseException as error:
+                between_steps(error)
+                raise
+        elif failure is not None:
+            _log.warning("offsets of group %s were not committed: %s", self._group, failure)
+
+    def _request(self, offsets: Offsets, member: Membership | None) -> Message:
+        request: Message = {"group_id": self._group, "topics": topics_to_commit(offsets)}
+        if member is not None:
+            request |= {
+                "generation_id_or_member_epoch": member.generation,
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+            }
+        return request
+
+    def _refused(self, answer: Message, offsets: Offsets, *, is_member: bool) -> dict[TopicPartition, ProtocolError]:
+        """The errors of single partitions; raises those of the member."""
+        failures = commit_errors(answer, offsets, self._group, is_member=is_member)
+        for failure in failures.values():
+            if failure.code in _REBALANCED and not is_member:
+                raise CommitFailed(str(failure))
+            if failure.code in _REBALANCED:
+                raise CommitFailed(
+                    f"{failure}: the group has rebalanced, other members may read these partitions; poll more often, "
+                    f"or raise max.poll.interval.ms"
+                )
+            if failure.code == ErrorCode.FENCED_INSTANCE_ID:
+                raise MemberFenced(f"{failure}: another member has the same group.instance.id")
+        return failures

@@ -1,1 +1,0 @@
-"""Decoders of fetched record batches, into records or Arrow record batches."""

@@ -1,0 +1,515 @@
+"""Fetches of many partitions: one request in flight per broker, sent before the last response is decoded.
+
+The records of a response stay in the connection's buffer, so a broker's next response is received only after all of
+them are taken: memory is bounded by `fetch.max.bytes` per broker, besides the sockets' buffers.
+
+Incremental fetch sessions, the client's side (KIP-227): requests after the first one contain only changes.
+
+    session id  epoch   the request
+    0 or N      0       all partitions; the broker opens a new session (and drops N), or answers with id 0: none
+    N           E > 0   new, changed and forgotten partitions
+
+Brokers before Fetch 7 have no sessions: each request is a full one. From Fetch 13 on topics are named by id (KIP-516),
+all of a session or none. No I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from spark_klog.base.interrupts import WAIT
+from spark_klog.client.answers import answer_error, by_key, check_code
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.consumer.assignment import Assigned, Assignment
+from spark_klog.client.consumer.settings import ConsumerConfig
+from spark_klog.client.consumer.troubles import Troubles
+from spark_klog.client.fetch.ranges import FETCH_WITH_TOPIC_IDS, entries_of, too_large
+from spark_klog.client.net.connection import Connection, Handle
+from spark_klog.client.net.waiting import Waker
+from spark_klog.client.retry import pause_seconds
+from spark_klog.error_codes import Remedy
+from spark_klog.errors import (
+    CorruptBatchError,
+    DecodeError,
+    ErrorCode,
+    FrameTooLarge,
+    KlogError,
+    ProtocolError,
+    RecordTooLarge,
+    RequestTimedOut,
+    is_retriable,
+)
+from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.codec import Message
+from spark_klog.records.formats.batch import first_batch_size
+from spark_klog.records.reading.offset_order import NO_END, OffsetOrder
+from spark_klog.records.reading.reader import AbortedTransactions
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Complete record batches with the records of [offset, following), perhaps with some before `offset`.
+
+    `run` is that of the partition when they were fetched (see `Assigned`).
+    `data` is a view of the connection's buffer: valid until the connection receives the next response. `aborted` is
+    None without read_committed. `damaged` has the errors of batches with wrong offsets, by position in `data`.
+    """
+
+    topic: str
+    partition: int
+    run: int
+    offset: int
+    following: int
+    leader_epoch: int
+    data: memoryview
+    aborted: AbortedTransactions | None
+    damaged: Mapping[int, DecodeError]
+
+    def __len__(self) -> int:
+        """Bytes of the batches."""
+        return len(self.data)
+
+    def named(self, error: DecodeError) -> DecodeError:
+        """The decoding error with the partition's name and offset."""
+        kind = CorruptBatchError if isinstance(error, CorruptBatchError) else DecodeError
+        return kind(f"{self.topic}-{self.partition} after offset {self.offset - 1}: {error}")
+
+
+_NO_SESSION, _INITIAL_EPOCH, _MAX_EPOCH = 0, 0, 0x7FFFFFFF
+#: The errors of a broker that has dropped the session.
+LOST_SESSION = (
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+)
+
+
+class FetchParameters(NamedTuple):
+    """A partition's fetch parameters.
+
+    The offset, the size limit, the leader's epoch (-1: any), and the topic's id (None: it is named).
+    """
+
+    offset: int
+    max_bytes: int
+    leader_epoch: int
+    topic_id: UUID | None = None
+
+
+class FetchSession:
+    """The fetch session with one broker. Call `request` and `accept` in turn, `restart` if there is no answer."""
+
+    def __init__(self) -> None:
+        self._id = _NO_SESSION
+        self._epoch = _INITIAL_EPOCH
+        #: Whether the last request names topics by id.
+        self.has_ids = False
+        #: The current fetch parameters of each partition in the session.
+        self.requested: dict[TopicPartition, FetchParameters] = {}
+
+    def request(self, partitions: Mapping[TopicPartition, FetchParameters]) -> Message:
+        """The session fields and partitions of a Fetch request, in the order of `partitions`.
+
+        Topics are named by id if all have one.
+        """
+        has_ids = all(item.topic_id is not None for item in partitions.values())
+        if has_ids != self.has_ids:
+            self.restart()
+            self.has_ids = has_ids
+        if not has_ids:
+            partitions = {key: item._replace(topic_id=None) for key, item in partitions.items()}
+        is_full = self._epoch == _INITIAL_EPOCH
+        changed = partitions
+        if not is_full:
+            changed = {key: item for key, item in partitions.items() if self.requested.get(key) != item}
+        forgotten: dict[tuple[str, UUID | None], list[int]] = {}
+        for key in () if is_full else self.requested:
+            topic_id = self.requested[key].topic_id
+            if key not in partitions or partitions[key].topic_id != topic_id:
+                forgotten.setdefault((key[0], topic_id), []).append(key[1])
+        topics: dict[tuple[str, UUID | None], list[Message]] = {}
+        for (topic, partition), item in changed.items():
+            entry = {
+                "partition": partition,
+                "current_leader_epoch": item.leader_epoch,
+                "fetch_offset": item.offset,
+                "partition_max_bytes": item.max_bytes,
+            }
+            topics.setdefault((topic, item.topic_id), []).append(entry)
+        self.requested = dict(partitions)
+        return {
+            "session_id": self._id,
+            "session_epoch": self._epoch,
+            "topics": [
+                {"topic": topic, "topic_id": topic_id, "partitions": entries}
+                for (topic, topic_id), entries in topics.items()
+            ],
+            "forgotten_topics_data": [
+                {"topic": topic, "topic_id": topic_id, "partitions": numbers}
+                for (topic, topic_id), numbers in forgotten.items()
+            ],
+        }
+
+    def accept(self, answer: Message, what: str) -> dict[TopicPartition, Message]:
+        """The answer's entries by partition; in an incremental session only those with news.
+
+        `ProtocolError` for the answer's top-level error code, `DecodeError` if it does not match the request. After an
+        error call `restart`.
+        """
+        try:
+            check_code(FETCH, answer["error_code"], what)
+        except ProtocolError as error:
+            if error.code in LOST_SESSION:
+                self._id = _NO_SESSION
+            raise
+        was_full = self._epoch == _INITIAL_EPOCH
+        entries = list(self._entries(answer))
+        found = {key for key, _ in entries}
+        expected = self.requested.keys() if was_full else self.requested.keys() & found
+        result = by_key(FETCH, answer, entries, expected)
+        self._id = answer["session_id"]
+        if self._id == _NO_SESSION:
+            self._epoch = _INITIAL_EPOCH
+        else:
+            self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1
+        return result
+
+    def _entries(self, answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+        if not self.has_ids:
+            return entries_of(answer)
+        names = {item.topic_id: topic for (topic, _), item in self.requested.items()}
+        return (
+            ((names.get(topic_id, str(topic_id)), partition), entry)
+            for (topic_id, partition), entry in entries_of(answer, "topic_id")
+        )
+
+    def restart(self) -> None:
+        """Start over with a full request, which also ends the broker's session if it still exists."""
+        self._epoch = _INITIAL_EPOCH
+        self.requested = {}
+
+
+_log = logging.getLogger(__name__)
+#: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
+_LEAST_BYTES = 12
+
+
+class _Source:
+    """One broker: its fetch session, the request in flight, and the chunks not yet taken."""
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.session = FetchSession()
+        self.connection: Connection | None = None
+        self.handle: Handle | None = None
+        self.is_opening = False
+        #: The deadline of the answer, a reading of `time.monotonic`.
+        self.until = 0.0
+        self.chunks: deque[Chunk] = deque()
+        self.attempts = 0
+        self.retry_at = 0.0
+
+    def drop(self) -> None:
+        """Drop the request in flight."""
+        if self.connection is not None and self.handle is not None:
+            self.connection.forget(self.handle)
+        self.handle = None
+        self.session.restart()
+
+
+class Fetches:
+    """Fetches for an `Assignment`. Only `wait` blocks.
+
+    Calls `on_out_of_range` for a partition whose offset the broker does not have. Retriable failures are noted in the
+    partition (see `Assigned.failed`); the others are collected for `raise_failure`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        assignment: Assignment,
+        waker: Waker,
+        on_out_of_range: Callable[[Assigned, int], None],
+        troubles: Troubles,
+    ) -> None:
+        self._cluster, self._config = cluster, config
+        self._assignment = assignment
+        self._waker = waker
+        self._on_out_of_range = on_out_of_range
+        self._troubles = troubles
+        self._sources: dict[int, _Source] = {}
+        #: The broker whose chunk was taken last: its buffer must stay valid.
+        self._taken: _Source | None = None
+        self._failures: deque[KlogError] = deque()
+        #: When to call `step` again if nothing arrives, a reading of `time.monotonic`.
+        self._look_at = math.inf
+
+    def step(self) -> None:
+        """Receive responses that have arrived, and send the next requests."""
+        for source in list(self._sources.values()):
+            if source.handle is not None and not source.chunks and source is not self._taken:
+                self._receive(source)
+        by_node: dict[int, dict[TopicPartition, FetchParameters]] = {}
+        now, self._look_at = time.monotonic(), math.inf
+        for item in self._assignment:
+            if item.position is None or item.is_paused or item.leader is None or item.is_unchecked:
+                continue
+            if now < item.retry_at:
+                self._look_at = min(self._look_at, item.retry_at)
+                continue
+            size = max(item.max_bytes, self._config.client.partition_fetch_bytes, _LEAST_BYTES)
+            node = self._node_of(item)
+            parameters = FetchParameters(item.fetch_offset, size, item.leader.epoch, item.topic_id)
+            by_node.setdefault(node, {})[item.key] = parameters
+        for node, partitions in by_node.items():
+            source = self._sources.setdefault(node, _Source(node))
+            if source.handle is None:
+                if now >= source.retry_at:
+                    self._send(source, partitions)
+                else:
+                    self._look_at = min(self._look_at, source.retry_at)
+
+    def _node_of(self, item: Assigned) -> int:
+        assert item.leader is not None
+        if item.replica is not None and time.monotonic() < item.replica_until:
+            return item.replica
+        return item.leader.node
+
+    def _send(self, source: _Source, partitions: dict[TopicPartition, FetchParameters]) -> None:
+        config, now = self._config, time.monotonic()
+        try:
+            if source.connection is None or source.connection.closed:
+                source.session.restart()
+                source.connection = self._cluster.begin_connection(source.node)
+            connection = source.connection
+            if connection.must_renew:
+                if source.chunks or source is self._taken:
+                    return  # SASL answers would overwrite the buffer that holds them
+                connection.renew(self._cluster.deadline())
+            source.is_opening = not connection.open_step()
+            if source.is_opening or connection.is_throttled:
+                until = connection.look_at if source.is_opening else connection.throttled_until
+                self._look_at = min(self._look_at, until)
+                return
+            if not connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS):
+                partitions = {key: item._replace(topic_id=None) for key, item in partitions.items()}
+            request = source.session.request(partitions) | {
+                "max_wait_ms": config.fetch_max_wait_ms,
+                "min_bytes": config.fetch_min_bytes,
+                "max_bytes": max(config.client.fetch_max_bytes, *(item.max_bytes for item in partitions.values())),
+                "isolation_level": config.client.isolation_level,
+                "rack_id": config.client_rack,
+            }
+            version = FETCH_WITH_TOPIC_IDS if source.session.has_ids else None
+            source.handle = connection.send(FETCH, request, version=version, wait=False)
+            source.until = now + (config.client.request_timeout_ms + config.fetch_max_wait_ms) / 1000
+        except KlogError as error:
+            self._failed(source, error)
+
+    def _receive(self, source: _Source) -> None:
+        connection, handle = source.connection, source.handle
+        assert connection is not None
+        assert handle is not None
+        try:
+            if not connection.poll(handle):
+                if time.monotonic() < source.until:
+                    return
+                connection.close()
+                self._cluster.suspect(source.node)
+                raise RequestTimedOut(f"broker {connection.address} did not answer a fetch in time")
+            source.handle = None
+            requested = source.session.requested
+            entries = source.session.accept(connection.receive(handle), f"fetch from broker {source.node}")
+        except FrameTooLarge as error:
+            first, *others = source.session.requested.items()
+            failure: KlogError = too_large(*first[0], first[1].offset, error)
+            if others:  # one of these has the record batch
+                names = ", ".join(f"{topic}-{partition}" for topic, partition in source.session.requested)
+                failure = FrameTooLarge(error.size, error.limit, f"fetch of {names}")
+            self._failed(source, failure)
+            return
+        except KlogError as error:
+            self._failed(source, error)
+            return
+        source.attempts, source.retry_at = 0, 0.0
+        for key, entry in entries.items():
+            item = self._assignment.get(key)
+            if item is None or item.is_paused or item.position is None or item.fetch_offset != requested[key].offset:
+                continue  # a seek or pause came meanwhile
+            if requested[key].topic_id not in (None, item.topic_id):
+                continue  # the topic was created again meanwhile
+            if item.is_unchecked or (item.leader is not None and item.leader.epoch != requested[key].leader_epoch):
+                continue  # another leader came meanwhile
+            try:
+                chunk = self._chunk(item, entry, requested[key], is_alone=len(entries) == 1)
+            except KlogError as error:
+                self._failures.append(error)
+                self._pause(item, error)
+                continue
+            if chunk is not None:
+                item.fetch_offset = chunk.following
+                item.max_bytes = 0
+                self._assignment.to_end(key)
+                source.chunks.append(chunk)
+
+    def _failed(self, source: _Source, error: KlogError) -> None:
+        """Handle a lost answer: restart the session, and retry after a pause."""
+        source.handle, source.is_opening = None, False
+        requested = list(source.session.requested)
+        source.session.restart()
+        source.attempts += 1
+        if isinstance(error, ProtocolError) and error.code in LOST_SESSION and source.attempts == 1:
+            return  # normal if a broker has many clients: send a full request at once
+        source.retry_at = time.monotonic() + pause_seconds(self._config.client, source.attempts)
+        self._look_at = min(self._look_at, source.retry_at)
+        if not is_retriable(error):
+            self._failures.append(error)
+            return
+        is_away = not isinstance(error, ProtocolError)
+        self._troubles.note(f"broker {source.node}", error)
+        for item in self._assignment:
+            is_led = item.leader is not None and self._node_of(item) == source.node
+            if is_led and (is_away or item.key in requested):
+                self._pause(item, error)
+
+    def _pause(self, item: Assigned, error: KlogError) -> None:
+        item.replica = None
+        item.failed(error, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
+        if not isinstance(error, ProtocolError) or error.remedy is Remedy.REFRESH:
+            item.leader = None
+
+    def _chunk(self, item: Assigned, entry: Message, requested: FetchParameters, *, is_alone: bool) -> Chunk | None:
+        code = entry["error_code"]
+        if code and item.replica is not None:
+            # the follower may lag behind or be gone: ask the leader
+            _log.info("fetching %s from its leader again: error %d from broker %d", item.name, code, item.replica)
+            item.replica = None
+            return None
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            # earlier fetched records may not have been taken yet
+            if item.position == item.fetch_offset:
+                self._on_out_of_range(item, requested.offset)
+            item.retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
+            return None
+        if code:
+            error = answer_error(FETCH, code, f"fetch of {item.name} at offset {requested.offset}")
+            if not error.retriable:
+                raise error
+            self._troubles.note(item.name, error)
+            self._pause(item, error)
+            return None
+        item.succeeded()
+        if entry["preferred_read_replica"] >= 0:
+            item.replica = entry["preferred_read_replica"]
+            item.replica_until = time.monotonic() + self._config.client.metadata_max_age_ms / 1000
+        records = entry["records"]
+        if records is None or not len(records):
+            return None
+        high_watermark = entry["high_watermark"]
+        order = OffsetOrder(records, requested.offset, NO_END if high_watermark <= requested.offset else high_watermark)
+        end = order.end()
+        if end is None or end.offset <= requested.offset:
+            for damage in order.damaged.values():
+                raise DecodeError(f"{item.name} at offset {requested.offset}: {damage}")
+            self._grow(item, requested, records, is_alone)
+            return None
+        aborted = None
+        if self._config.client.isolation_level:
+            found = entry["aborted_transactions"] or ()
+            aborted = AbortedTransactions((each["producer_id"], each["first_offset"]) for each in found)
+        data = records[: end.position]
+        epoch = order.last_leader_epoch
+        return Chunk(*item.key, item.run, requested.offset, end.offset, epoch, data, aborted, order.damaged)
+
+    def _grow(self, item: Assigned, requested: FetchParameters, records: memoryview, is_alone: bool) -> None:
+        """Enlarge the partition's next fetch to its first batch."""
+        size = first_batch_size(records) or 0
+        if 0 < size <= len(records):
+            raise DecodeError(
+                f"{item.name} at offset {requested.offset}: {len(records)} bytes hold only records before it"
+            )
+        if size <= requested.max_bytes and not is_alone:
+            return  # other partitions used up fetch.max.bytes; next time this one comes first
+        if size <= requested.max_bytes or size > self._config.client.response_max_bytes:
+            raise RecordTooLarge(item.topic, item.partition, requested.offset, size, len(records))
+        _log.info("%s at offset %d: a batch of %d bytes, fetching again", item.name, requested.offset, size)
+        item.max_bytes = size
+
+    def take(self) -> Chunk | None:
+        """The next fetched records; their buffer is valid until `take` or `release` is called."""
+        self._taken = None
+        for node, source in list(self._sources.items()):
+            for chunk in list(source.chunks):
+                item = self._assignment.get((chunk.topic, chunk.partition))
+                is_current = item is not None and item.run == chunk.run
+                if item is not None and is_current and item.position != chunk.offset:
+                    continue  # the records before it wait at the former leader
+                source.chunks.remove(chunk)
+                if is_current:
+                    self._sources[node] = self._sources.pop(node)  # to the end: the others come first next time
+                    self._taken = source
+                    return chunk
+        return None
+
+    def release(self) -> None:
+        """Give back the buffer of the chunk taken last."""
+        self._taken = None
+
+    def raise_failure(self) -> None:
+        """Raise the first failure that can't be retried, and forget it."""
+        if self._failures:
+            raise self._failures.popleft()
+
+    def wait(self, timeout: float, other: Connection | None = None) -> None:
+        """Wait up to `timeout` seconds until `step` can continue, the waker is woken, or `other` is ready."""
+        now = time.monotonic()
+        until = min(now + timeout, self._look_at)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._waker, self._waker.events)
+            if other is not None:
+                if other.closed:
+                    return
+                selector.register(other, other.events)
+            for source in self._sources.values():
+                connection = source.connection
+                if connection is None or (source.handle is None and not source.is_opening):
+                    continue
+                if connection.closed:  # the answer is lost: `step` handles that
+                    return
+                selector.register(connection, connection.events)
+                if source.handle is not None:
+                    until = min(until, source.until)
+            with WAIT:
+                selector.select(max(0.0, until - now))
+
+    def rewind(self) -> None:
+        """Drop all fetched records that were not returned; they are fetched again."""
+        self._taken = None
+        for source in self._sources.values():
+            source.chunks.clear()
+        for item in self._assignment:
+            item.rewind()
+
+    def abandon(self) -> None:
+        """Like `rewind` after an interrupt: a connection or session may be left in the middle of a request."""
+        self.rewind()
+        for source in self._sources.values():
+            if source.connection is not None:
+                source.connection.close()
+        self._sources.clear()
+
+    def close(self) -> None:
+        self._taken = None
+        for source in self._sources.values():
+            source.chunks.clear()
+            source.drop()
+        self._sources.clear()

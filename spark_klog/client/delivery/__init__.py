@@ -1,1 +1,0 @@
-"""Delivery of a producer's batches: queues, requests, producer ids, transactions."""

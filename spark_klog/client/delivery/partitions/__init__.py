@@ -1,1 +1,0 @@
-"""The partition of each record of a producer."""

@@ -1,0 +1,456 @@
+"""Fetch a range of offsets of one partition.
+
+The next request is sent before the caller decodes the last response, so that the broker works meanwhile.
+
+Fetch many short ranges of offsets at once: one request to each leader instead of one for each partition.
+
+An answer that does not hold a whole range is not used: the caller reads that range by `fetch_range`, which knows what
+to do about errors, corrupt batches and leaders that move.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median_high
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from spark_klog.client.answers import by_key, check_code
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.net.connection import Connection, Handle
+from spark_klog.client.offsets import list_offsets, offset_range
+from spark_klog.client.retry import Backoff
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    FrameTooLarge,
+    KlogError,
+    OffsetOutOfRange,
+    ProtocolError,
+    RecordTooLarge,
+    RequestTimedOut,
+)
+from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.records import LATEST
+from spark_klog.records.formats.batch import first_batch_size, next_offset_after, whole_batch_size
+from spark_klog.records.reading.offset_order import NO_END, NOTHING, End, OffsetOrder
+
+_log = logging.getLogger(__name__)
+MAX_WAIT_MS = 500
+#: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
+_LEAST_BYTES = 12
+#: The first version of Fetch with topic ids instead of names (KIP-516).
+FETCH_WITH_TOPIC_IDS = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Record batches from `offset` on, perhaps with a partial one at the end, and the list of aborted transactions.
+
+    `data` is a view of a reused buffer: it is valid until the next fetch of any reader of the same cluster.
+    """
+
+    offset: int
+    next_offset: int
+    data: memoryview
+    aborted: list[tuple[int, int]]
+    damaged: Mapping[int, DecodeError]
+    """Errors of batches whose offsets are wrong, by position in `data`."""
+
+
+def fetch_range(
+    cluster: Cluster,
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    poll_timeout_ms: int | None = None,
+    topic_id: UUID | None = None,
+) -> Iterator[Fetched]:
+    """Yield the record batches of [start, end) of a partition; the first and last batch may reach beyond the range.
+
+    Each step ends within `poll_timeout_ms` (None: `request.timeout.ms`), with the last error if no records have come:
+    `ProtocolError`, `ConnectionFailed`, `RequestTimedOut`. `OffsetOutOfRange` if the log does not have the offsets,
+    `RecordTooLarge`, `DecodeError`.
+
+    With `topic_id` a topic of the same name created later is not read: the `ProtocolError` is then UNKNOWN_TOPIC_ID.
+    Brokers before 3.1 can't tell the two apart.
+    """
+    return RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms, topic_id).run()
+
+
+def too_large(topic: str, partition: int, offset: int, error: FrameTooLarge) -> RecordTooLarge:
+    """The error for a fetch of one partition whose response is too large: brokers send a first batch of any size."""
+    return RecordTooLarge(topic, partition, offset, error.size, 0, f"fetch.max.bytes to at least {-(-error.size // 2)}")
+
+
+def entries_of(answer: Message, by: str = "topic") -> Iterator[tuple[tuple[Any, int], Message]]:
+    """Yield the entry of each partition in a Fetch response, keyed `by` "topic" or "topic_id"."""
+    for topic in answer["responses"]:
+        for entry in topic["partitions"]:
+            yield (topic[by], entry["partition_index"]), entry
+
+
+class RangeFetch:
+    """The fetches of one range, see `fetch_range`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        poll_timeout_ms: int | None = None,
+        topic_id: UUID | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._timeout_ms = poll_timeout_ms or cluster.config.request_timeout_ms
+        self._topic, self._partition = topic, partition
+        self._topic_id = topic_id
+        self._offset, self._end = start, end
+        self._max_bytes = max(cluster.config.partition_fetch_bytes, _LEAST_BYTES)
+        self._connection: Connection | None = None
+        self._handle: Handle | None = None
+        #: Whether the last fetch had only corrupt batches: where they end is a guess.
+        self.is_past_corrupt = False
+
+    @property
+    def _name(self) -> str:
+        return f"{self._topic}-{self._partition}"
+
+    def run(self) -> Iterator[Fetched]:
+        try:
+            while self._offset < self._end:
+                yield self._next()
+        finally:
+            self._forget()
+
+    def _next(self) -> Fetched:
+        """Wait for the next records. All requests and pauses share one timeout."""
+        with self._cluster.within(self._timeout_ms) as deadline:
+            backoff = Backoff(self._cluster.config, deadline)
+            while True:
+                asked_for = self._max_bytes
+                try:
+                    fetched = self._receive()
+                    if fetched is not None:
+                        self._offset = fetched.next_offset
+                        self._send_ahead()
+                        return fetched
+                    if self._max_bytes > asked_for:
+                        continue
+                    self._check_range()
+                    failure: KlogError = self._no_record()
+                except (ConnectionFailed, RequestTimedOut) as error:
+                    failure = error
+                except ProtocolError as error:
+                    if not error.retriable:
+                        raise
+                    if error.code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                        # ask the leader: a broker that has just lost or gained the partition may be wrong
+                        with suppress(ConnectionFailed, RequestTimedOut):
+                            self._check_range()
+                    failure = error
+                self._forget()
+                backoff.pause(failure)
+                _log.info("fetching %s again: %s", self._name, failure)
+                self._cluster.refresh_after(failure)
+
+    def _forget(self) -> None:
+        """Drop the fetch in flight."""
+        if self._connection is not None and self._handle is not None:
+            self._connection.forget(self._handle)
+        self._handle = None
+
+    def _send_ahead(self) -> None:
+        """Request the next records ahead, unless the broker throttles this client or the SASL session ends."""
+        connection = self._connection
+        if connection is None or connection.is_throttled or connection.must_renew:
+            return
+        if self._offset < self._end:
+            try:
+                self._send(connection)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                _log.info("fetching %s again: %s", self._name, error)
+
+    def _receive(self) -> Fetched | None:
+        """Receive the response to the fetch in flight, or to a new one; None if it has no complete batch."""
+        if self._connection is None or self._handle is None:
+            self._connection = self._cluster.connection(self._cluster.leader(self._topic, self._partition))
+            self._send(self._connection)
+        assert self._handle is not None  # a fetch is answered
+        handle, self._handle = self._handle, None
+        try:
+            answer = self._connection.receive(handle, self._cluster.deadline())
+        except FrameTooLarge as error:
+            raise too_large(self._topic, self._partition, self._offset, error) from None
+        return self.fetched(self._entry(answer, handle.version))
+
+    def _send(self, connection: Connection) -> None:
+        config = self._cluster.config
+        request = {
+            "max_wait_ms": MAX_WAIT_MS,
+            "min_bytes": 1,
+            "max_bytes": max(config.fetch_max_bytes, self._max_bytes),
+            "isolation_level": config.isolation_level,
+            "topics": [
+                {
+                    "topic": self._topic,
+                    "topic_id": self._topic_id,
+                    "partitions": [
+                        {
+                            "partition": self._partition,
+                            "fetch_offset": self._offset,
+                            "partition_max_bytes": self._max_bytes,
+                        }
+                    ],
+                }
+            ],
+        }
+        is_by_id = self._topic_id is not None and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
+        version = FETCH_WITH_TOPIC_IDS if is_by_id else None
+        self._handle = connection.send(FETCH, request, version=version, deadline=self._cluster.deadline())
+
+    def _entry(self, answer: Message, version: int) -> Message:
+        """The partition's entry in a response; `ProtocolError` if it has an error."""
+        what = f"fetch of {self._name} at offset {self._offset}"
+        check_code(FETCH, answer["error_code"], what)
+        by, topic = ("topic_id", self._topic_id) if version >= FETCH_WITH_TOPIC_IDS else ("topic", self._topic)
+        key = topic, self._partition
+        entry = by_key(FETCH, answer, entries_of(answer, by), [key])[key]
+        check_code(FETCH, entry["error_code"], what)
+        return entry
+
+    def fetched(self, entry: Message) -> Fetched | None:
+        """The records in a partition's entry of a response; None if they are to be fetched again."""
+        records, high_watermark = entry["records"], entry["high_watermark"]
+        if records is None or not len(records):
+            if self.is_past_corrupt and high_watermark >= self._end:
+                # the rest of the range lies in the corrupt batch: the broker finds no such offsets
+                return Fetched(self._offset, self._end, memoryview(b""), [], NOTHING)
+            return None
+        # the high watermark of a new leader may lag behind
+        log_end = NO_END if high_watermark <= self._offset else max(high_watermark, self._end)
+        order = OffsetOrder(records, self._offset, log_end)
+        try:
+            end = self._sound_end(records, order, log_end)
+            if end is None:
+                return None
+        except DecodeError as error:
+            raise DecodeError(f"{self._name} at offset {self._offset}: {error}") from None
+        aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
+        return Fetched(self._offset, end.offset, records[: end.position], aborted, order.damaged)
+
+    def _sound_end(self, records: memoryview, order: OffsetOrder, log_end: int) -> End | None:
+        """Where to continue; None if a larger fetch is needed.
+
+        The next offset in a corrupt batch's header may be wrong, so it is used only if nothing better is known.
+        """
+        end = order.end()
+        if end is None and whole_batch_size(records) is not None:
+            larger = 2 * self._max_bytes
+            if len(records) >= self._max_bytes and larger <= self._cluster.config.response_max_bytes:
+                self._max_bytes = larger
+                return None
+            self.is_past_corrupt = True
+            claims = [self._claimed_end(records), log_end]
+            if not order.has_messages:
+                claims.append(self._offset + order.length)
+            return End(max(self._offset + 1, min(claims)), len(records))
+        if end is None or end.offset <= self._offset:
+            self._ask_for_more(records)
+            return None
+        self.is_past_corrupt = False
+        return end
+
+    def _claimed_end(self, records: memoryview) -> int:
+        try:
+            return next_offset_after(records, self._offset)
+        except DecodeError:
+            return self._offset
+
+    def _ask_for_more(self, records: memoryview) -> None:
+        """Enlarge the next fetch to the first batch: Fetch before version 3 truncates it if it exceeds max_bytes."""
+        size = first_batch_size(records) or 0
+        if 0 < size <= len(records):
+            raise DecodeError(f"{len(records)} bytes fetched hold only records before it")
+        if not size or size <= self._max_bytes or size > self._cluster.config.response_max_bytes:
+            raise RecordTooLarge(self._topic, self._partition, self._offset, size, len(records))
+        _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, size)
+        self._max_bytes = size
+
+    def _check_range(self) -> None:
+        """Raise `OffsetOutOfRange` if the log does not have the offsets."""
+        available = offset_range(self._cluster, self._topic, self._partition)
+        if self._end > available[1] or self._offset < available[0]:
+            raise OffsetOutOfRange(self._topic, self._partition, (self._offset, self._end), available)
+
+    def _no_record(self) -> RequestTimedOut:
+        """The error for an offset that the log has and the broker does not give."""
+        text = f"{self._name} gave no record at offset {self._offset} for {self._timeout_ms / 1000:g} s"
+        if self._cluster.config.isolation_level:
+            key = self._topic, self._partition
+            stable = list_offsets(self._cluster, {key: LATEST})[key]
+            if stable <= self._offset:
+                text += f": a transaction that began at offset {stable} is open, and isolation.level is read_committed"
+        return RequestTimedOut(text)
+
+
+#: A range of at most so many records is short.
+MOST_RECORDS = 1000
+#: How much of a partition is fetched: at first, and at most. And how much a request may bring.
+_PARTITION_BYTES, _LARGEST_BYTES, _REQUEST_BYTES = 64 * 1024, 1024 * 1024, 16 * 1024 * 1024
+#: Ranges of a request.
+MOST_RANGES = _REQUEST_BYTES // _PARTITION_BYTES
+#: Part of the time for a request, and the most ms, that may be lost before the ranges are read one by one.
+_PART, _LONGEST_MS = 4, 5_000
+
+
+class ShortRanges:
+    """Fetches short ranges of topics with these ids, and learns how many bytes of a partition they need."""
+
+    def __init__(self, cluster: Cluster, topic_ids: Mapping[str, UUID]) -> None:
+        self._cluster, self._topic_ids = cluster, topic_ids
+        self._most = max(1, min(_LARGEST_BYTES, cluster.config.partition_fetch_bytes))
+        self._bytes = min(_PARTITION_BYTES, self._most)
+
+    def fetch(
+        self, node: int, ranges: Mapping[TopicPartition, tuple[int, int]]
+    ) -> Iterator[dict[TopicPartition, Fetched]]:
+        """The record batches of [start, end) of each partition of which `node` is the leader, in views of one buffer.
+
+        They are valid until the next fetch of any reader of the same cluster. Ranges that fail, or that are larger than
+        what one answer may hold, are left out.
+        """
+        left, size, cut_at = list(ranges), self._bytes, self._bytes
+        most = min(_REQUEST_BYTES, self._cluster.config.fetch_max_bytes)
+        while left:
+            again: dict[TopicPartition, int] = {}
+            while left:
+                count = max(1, most // size)
+                asked, left = {key: ranges[key] for key in left[:count]}, left[count:]
+                answer = fetch_short(self._cluster, node, asked, self._topic_ids, size)
+                if answer is None:
+                    return
+                if answer.found:
+                    yield answer.found
+                cut = {key: needed for key, needed in answer.cut.items() if needed <= self._most}
+                if cut and size < self._most:
+                    again |= cut
+                    cut_at = size
+                    if len(cut) > len(answer.found):  # other ranges will need more, too
+                        size = self._bytes = self._more(size, cut)
+            left = list(again)
+            if again:
+                size = max(size, self._more(cut_at, again))
+
+    def _more(self, size: int, cut: Mapping[TopicPartition, int]) -> int:
+        """How much to ask for instead of `size`, which has cut off these ranges."""
+        return min(self._most, max(2 * size, median_high(cut.values())))
+
+
+class ShortAnswer(NamedTuple):
+    """Partitions whose range is there as a whole, and those cut off, each with an estimate of the bytes it needs."""
+
+    found: dict[TopicPartition, Fetched]
+    cut: dict[TopicPartition, int]
+
+
+def fetch_short(
+    cluster: Cluster,
+    node: int,
+    starts: Mapping[TopicPartition, tuple[int, int]],
+    topic_ids: Mapping[str, UUID],
+    most_bytes: int,
+) -> ShortAnswer | None:
+    """Fetch those [start, end) from their leader `node`, so many bytes of each; None if there is no sound answer."""
+    timeout_ms = min(cluster.config.request_timeout_ms / _PART, _LONGEST_MS)
+    try:
+        with cluster.within(timeout_ms):
+            connection = cluster.connection(node)
+            by_id = all(topic in topic_ids for topic, _ in starts) and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
+            request = {
+                "max_wait_ms": MAX_WAIT_MS,
+                "min_bytes": 1,
+                "max_bytes": cluster.config.fetch_max_bytes,
+                "isolation_level": cluster.config.isolation_level,
+                "topics": _topics(starts, topic_ids, most_bytes),
+            }
+            version = FETCH_WITH_TOPIC_IDS if by_id else None
+            answer = connection.request(FETCH, request, version=version, deadline=cluster.deadline())
+        check_code(FETCH, answer["error_code"], f"fetch of {len(starts)} partitions")
+        keys = {(topic_ids[topic] if by_id else topic, partition): (topic, partition) for topic, partition in starts}
+        entries = by_key(FETCH, answer, entries_of(answer, "topic_id" if by_id else "topic"), keys)
+    except KlogError as error:
+        _log.info("fetching %d partitions of broker %d one by one: %s", len(starts), node, error)
+        return None
+    result = ShortAnswer({}, {})
+    for name, entry in entries.items():
+        key = keys[name]
+        start, end = starts[key]
+        if entry["error_code"]:
+            continue
+        fetched = _fetched(cluster, key, start, end, entry)
+        if fetched is not None and fetched.next_offset >= end:
+            result.found[key] = fetched
+        elif entry["high_watermark"] >= end:
+            offsets = 0 if fetched is None else fetched.next_offset - start
+            result.cut[key] = _needed(entry["records"], offsets, end - start)
+    return result
+
+
+def _topics(
+    starts: Mapping[TopicPartition, tuple[int, int]], topic_ids: Mapping[str, UUID], most_bytes: int
+) -> list[Message]:
+    topics: dict[str, list[Message]] = {}
+    for (topic, partition), (start, _) in starts.items():
+        entry = {"partition": partition, "fetch_offset": start, "partition_max_bytes": most_bytes}
+        topics.setdefault(topic, []).append(entry)
+    return [
+        {"topic": topic, "topic_id": topic_ids.get(topic), "partitions": partitions}
+        for topic, partitions in topics.items()
+    ]
+
+
+def _fetched(cluster: Cluster, key: TopicPartition, start: int, end: int, entry: Message) -> Fetched | None:
+    """The record batches of an entry that are whole; None if there is none, or one is corrupt."""
+    if not entry["records"]:
+        return None
+    fetch = RangeFetch(cluster, *key, start, end)
+    try:
+        fetched = fetch.fetched(entry)
+    except KlogError:
+        return None
+    return None if fetched is None or fetched.damaged or fetch.is_past_corrupt else fetched
+
+
+def _needed(records: memoryview | None, offsets: int, wanted: int) -> int:
+    """Estimate the bytes of `wanted` offsets from an answer with `offsets` of them; 0 if it tells nothing.
+
+    Brokers leave out a first batch that is larger than what was asked for.
+    """
+    if not records or not offsets:
+        return 0
+    return len(records) * wanted // offsets + len(records) // 8
+
+
+def is_short(start: int, end: int) -> bool:
+    """Whether a range may be fetched together with others."""
+    return 0 < end - start <= MOST_RECORDS
+
+
+def by_leader(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[int, list[TopicPartition]]:
+    """The partitions by their leaders; without those that have none now, and empty if no broker answers."""
+    try:
+        with cluster.within(min(cluster.config.request_timeout_ms / _PART, _LONGEST_MS)):
+            leaders, _ = cluster.by_leader(partitions)
+    except KlogError as error:
+        _log.info("the leaders of %d partitions are looked up one by one: %s", len(partitions), error)
+        return {}
+    return {node: [(topic, one) for topic in topics for one in topics[topic]] for node, topics in leaders.items()}

@@ -1,1 +1,0 @@
-"""Sockets, frames, requests and responses of one connection."""

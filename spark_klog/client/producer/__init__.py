@@ -1,0 +1,1 @@
+"""The producer: intake, partitions, batches, delivery, producer ids, transactions."""

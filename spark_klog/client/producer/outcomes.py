@@ -1,0 +1,213 @@
+"""What becomes of a batch that was sent, by the leader's answer.
+
+    no error, DUPLICATE_SEQUENCE_NUMBER     confirmed
+    a retriable error                       retried after a pause, at the leader in fresh metadata
+    no answer: a lost connection, a
+    timeout, a partition left out           retried; a broker that has a numbered batch drops the duplicate
+    OUT_OF_ORDER_SEQUENCE_NUMBER,
+    UNKNOWN_PRODUCER_ID                     if an earlier batch of the partition is unconfirmed: retried after it;
+                                            else renumbered from 0 in the next epoch and retried (KIP-360); final if
+                                            the batch has no number or is in a transaction, or if it is out of order
+                                            because the batch that it is split from may be written
+    MESSAGE_TOO_LARGE                       if the batch has several records: split and sent again (see `splitting`)
+    any other error                         final: the producer fails
+
+Errors after which a batch is retried are final once it was sent again `retries` times.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from spark_klog.client.answers import answer_error
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.producer.numbering import ProducerIds
+from spark_klog.client.producer.queues import Batch, Queue, split
+from spark_klog.client.producer.receipts import Receipts, fresh
+from spark_klog.client.requests import AnyBrokerRequest, MetadataRequest
+from spark_klog.client.retry import pause_seconds
+from spark_klog.client.settings import ClientConfig
+from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
+from spark_klog.protocol.apis import METADATA, PRODUCE
+from spark_klog.protocol.codec import Message
+
+_log = logging.getLogger(__name__)
+#: What a request raises if no answer has come.
+UNREACHABLE = (ConnectionFailed, RequestTimedOut, DecodeError)
+
+
+class Retries:
+    """Leaders of partitions, and the pauses of those whose batches wait for another attempt."""
+
+    def __init__(self, cluster: Cluster, producer_ids: ProducerIds) -> None:
+        self._cluster, self._producer_ids = cluster, producer_ids
+        #: The request for the leaders of partitions that wait for it.
+        self._asking: MetadataRequest | None = None
+
+    @property
+    def asking(self) -> list[AnyBrokerRequest[Any]]:
+        """The requests that partitions wait for: for their leaders, and for a producer id."""
+        return [request for request in (self._asking, self._producer_ids.asking) if request is not None]
+
+    def with_numbers(self, queues: list[Queue]) -> list[Queue]:
+        """The queues whose batches have sequences that the leader accepts; others wait for a producer id."""
+        waiting = [queue for queue in queues if queue.must_renumber and self._producer_ids.must_wait(queue.numbering)]
+        if waiting and not self._ask_for_id(waiting):
+            queues = [queue for queue in queues if queue not in waiting]
+        for queue in queues:
+            if queue.must_renumber:
+                queue.renumber(self._producer_ids.renewed(queue.numbering))
+        return queues
+
+    def _ask_for_id(self, waiting: list[Queue]) -> bool:
+        """Return whether there is a producer id for partitions now; put them off if there will not be one soon."""
+        try:
+            return self._producer_ids.step()
+        except UNREACHABLE as error:
+            self.put_off(waiting, error)
+        except ProtocolError as error:
+            if not error.retriable:
+                raise
+            self.put_off(waiting, error)
+        return False
+
+    def with_leaders(self, queues: list[Queue]) -> list[Queue]:
+        """The queues whose partitions have a leader; the others wait for metadata, or are retried after a pause."""
+        unknown = self._without_leader(queues)
+        if self._asking is not None and not any(queue.key[0] in self._asking.topics for queue in unknown):
+            self._asking.cancel()  # nothing waits for it any more
+            self._asking = None
+        while unknown:
+            if self._asking is None:
+                self._asking = MetadataRequest(self._cluster, {queue.key[0] for queue in unknown})
+            asked = [queue for queue in unknown if queue.key[0] in self._asking.topics]
+            try:
+                found = self._asking.step()
+            except UNREACHABLE as error:
+                self.put_off(asked, error)
+            else:
+                if found is None:
+                    break
+                self._judge(self._without_leader(asked), found)
+            self._asking = None
+            unknown = [queue for queue in unknown if queue not in asked]
+        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
+
+    def _without_leader(self, queues: list[Queue]) -> list[Queue]:
+        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is None]
+
+    def _judge(self, queues: list[Queue], found: Mapping[str, Message]) -> None:
+        """Put off the partitions that have no leader in the metadata, or raise why they will not have one."""
+        without: dict[int, list[Queue]] = {}
+        for queue in queues:
+            topic = found.get(queue.key[0])
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
+            without.setdefault(code or ErrorCode.LEADER_NOT_AVAILABLE, []).append(queue)
+        for code, group in without.items():
+            refusal = answer_error(METADATA, code, f"partition {group[0].name}")
+            if not refusal.retriable:
+                raise refusal
+            self.put_off(group, refusal)
+
+    def resend(self, queues: Collection[Queue], error: KlogError) -> KlogError | None:
+        """Retry the partitions' batches, which were sent; return the error if one has had all its retries."""
+        for queue in queues:
+            queue.resent += 1
+        if any(queue.resent > self._cluster.config.retries for queue in queues):
+            return error
+        if queues:
+            self.put_off(queues, error)
+        return None
+
+    def put_off(self, queues: Collection[Queue], error: Exception) -> None:
+        """Retry the partitions' batches after a pause, at the leaders in fresh metadata."""
+        for queue in queues:
+            queue.attempts += 1
+            queue.failure = error
+            queue.is_open = False
+            self._cluster.forget_leader(*queue.key)
+        # one pause for all, so that they share one metadata request
+        attempts = max(queue.attempts for queue in queues)
+        pause = pause_seconds(self._cluster.config, attempts)
+        not_before = time.monotonic() + pause
+        for queue in queues:
+            queue.not_before = not_before
+        names = ", ".join(sorted(queue.name for queue in queues))
+        # a warning at attempts 1, 2, 4, 8, ...: a broker whose disk is full refuses each partition once a second
+        level = logging.INFO if attempts & (attempts - 1) else logging.WARNING
+        _log.log(level, "records for %s are sent again in %.1f s (attempt %d): %s", names, pause, attempts, error)
+
+
+_CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
+_RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
+_MAY_BE_WRITTEN = (
+    "the records are probably written: the answer was lost, and then their batch was too large for the topic, whose "
+    "max.message.bytes may have been lowered. They are not sent again: look for them in the topic"
+)
+
+
+class Outcomes:
+    """Confirm, split, retry or fail batches, and count what is not confirmed."""
+
+    def __init__(self, config: ClientConfig, retries: Retries, *, is_transactional: bool) -> None:
+        self._config, self._retries, self._is_transactional = config, retries, is_transactional
+        #: Of all batches.
+        self.bytes = 0
+        #: Records that no leader has confirmed.
+        self.unconfirmed = 0
+        self.receipts = Receipts()
+
+    def clear(self) -> None:
+        """Count nothing: all batches are dropped."""
+        self.bytes = self.unconfirmed = 0
+
+    def settle(self, queue: Queue, batch: Batch, entry: Message) -> KlogError | None:
+        """Process the response for one partition; return a final error, if any."""
+        code = entry["error_code"]
+        if code in _CONFIRMED:
+            self.confirm(queue, batch, entry["base_offset"], entry["log_append_time_ms"])
+            return None
+        reason = f" ({entry['error_message']})" if entry["error_message"] else ""
+        size = f", {len(batch.data)} bytes" if code == ErrorCode.MESSAGE_TOO_LARGE else ""
+        error = answer_error(PRODUCE, code, f"produce to {queue.name}{size}{reason}")
+        must_split = code == ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1 and batch.first is not None
+        if (error.retriable or code in _RENUMBERED or must_split) and batch is not queue.batches[0]:
+            queue.is_open = False  # an earlier batch has failed: both are sent again, and it counts the attempt
+            return None
+        if must_split:
+            self._split(queue)
+            return None
+        may_renumber = queue.numbering is not None and not self._is_transactional
+        if batch.may_be_written and code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            error, may_renumber = ProtocolError(code, error.what, advice=_MAY_BE_WRITTEN), False
+        if code in _RENUMBERED and may_renumber:
+            queue.must_renumber = True
+        elif not error.retriable or code in _RENUMBERED:
+            if batch.receipt is not None:
+                batch.receipt.fail(fresh(error))  # in a transaction, the partition has lost records of it
+            return error
+        return self._retries.resend([queue], error)
+
+    def _split(self, queue: Queue) -> None:
+        batch = queue.batches[0]
+        parts = split(batch, self._config)
+        queue.replace_oldest(parts)
+        self.bytes += sum(len(part.data) for part in parts) - len(batch.data)
+        # a warning at the first batch, then seldom: if batch.size is too large, each batch is split
+        level = logging.INFO if queue.splits & (queue.splits - 1) else logging.WARNING
+        hint = f"raise that, or lower {self._config.named('batch.size')}={self._config.batch_size}, to avoid it"
+        what = f"a batch of {batch.count} records and {len(batch.data)} bytes for {queue.name}"
+        _log.log(level, "%s is larger than the topic's max.message.bytes and is split: %s", what, hint)
+
+    def confirm(self, queue: Queue, batch: Batch, base_offset: int = -1, append_time: int = -1) -> None:
+        """The leader has the batch, at this offset and log append time (ms), if it says so."""
+        batch.base_offset, batch.append_time = base_offset, append_time
+        self.bytes -= len(batch.data)
+        self.unconfirmed -= batch.count
+        for confirmed in queue.confirm(batch):
+            if confirmed.receipt is not None:
+                part = confirmed.first or 0, confirmed.count
+                self.receipts.confirm(confirmed.receipt, confirmed.base_offset, confirmed.append_time, part)

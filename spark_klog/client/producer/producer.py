@@ -1,0 +1,572 @@
+"""The producer: records to batches, partition by partition.
+
+`send` gathers records, and a thread sends them after linger.ms, or when a batch is full. `send_arrow` needs no thread:
+it sends when enough rows have gathered, and `flush` sends the rest. With acks=all each record is written exactly once,
+in order (idempotence); without idempotence, a request whose response was lost is sent again, and its records may be in
+the log twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.net.connection import Connection
+from spark_klog.client.offsets import GroupMetadata
+from spark_klog.client.producer import thread as at_exit
+from spark_klog.client.producer.intake import (
+    Gathering,
+    Gatherings,
+    PartitionChoice,
+    check_bytes,
+    check_headers,
+    check_size,
+    check_timestamp,
+    no_room,
+    size_limit,
+)
+from spark_klog.client.producer.receipts import Delivery, OnDelivery
+from spark_klog.client.producer.sender import Sender
+from spark_klog.client.producer.thread import Background, TopicLookUp, Turns
+from spark_klog.client.producer.transactions import PreparedTransaction, Transactions
+from spark_klog.client.settings import without_effect
+from spark_klog.errors import (
+    CallInterrupted,
+    ConcurrentUse,
+    ConfigError,
+    KlogError,
+    ProducerClosed,
+    RequestTimedOut,
+    TransactionAborted,
+)
+from spark_klog.records import kernels
+from spark_klog.records.contract import Headers, RecordColumns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class TransactionCalls:
+    """The base of `Producer`, which gives it everything that the calls need."""
+
+    _cluster: Cluster
+    #: Records that are in no batch yet.
+    _gathering: Gatherings
+    _sender: Sender
+    _transactions: Transactions | None
+    _turns: Turns
+
+    def _check_open(self, call: str) -> None:
+        raise NotImplementedError
+
+    def _flush(self) -> None:
+        raise NotImplementedError
+
+    def _transactional(self, call: str) -> Transactions:
+        self._check_open(call)
+        if self._transactions is None:
+            raise ConfigError(f"{self._cluster.config.named('transactional.id')} is not set: it names the transactions")
+        return self._transactions
+
+    def _in_transaction(self, call: str) -> Transactions:
+        """The transactions, of which one is open; raises the error of an earlier record first, as `send` does.
+
+        But without a transaction it says so: a commit that an interrupt has ended may have been done.
+        """
+        transactions = self._transactional(call)
+        if not transactions.is_open:
+            transactions.check_open(call)
+        self._sender.check()
+        transactions.check_open(call)
+        return transactions
+
+    def init_transactions(self, known: PreparedTransaction | None = None) -> None:
+        """Fence other producers with this transactional.id and abort their transactions.
+
+        Call it once, first, and after `prepare_transaction` before the next transaction. With `known`, the last
+        transaction of this id, it fences nobody: it raises `ProducerFenced` if the id has another epoch (Kafka 2.5).
+        With transaction.version 2 (Kafka 4) the epoch that follows is the same after a commit and after an abort:
+        who must know which asks `Admin.describe_transactions` first.
+        """
+        with self._turns, self._turns.section:
+            self._transactional("init_transactions").init(known)
+            self._sender.reset()  # another epoch numbers its batches from 0 on
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction. The broker learns of it with the first record."""
+        with self._turns, self._turns.section:
+            self._transactional("begin_transaction").begin()
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        group: str | GroupMetadata,
+    ) -> None:
+        """Add a group's offsets, by (topic, partition), to the transaction: committed with it (KIP-447).
+
+        Offsets of a consumer that has subscribed need its `group_metadata()`: with the group's name alone the offsets
+        of a member whose partitions another one reads already are accepted, too. `ProtocolError` (ILLEGAL_GENERATION,
+        UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID) if it is outdated: abort the transaction. `UnsupportedVersionError` for
+        a member if the group's coordinator is older than Kafka 2.5: it would not compare the generation.
+        """
+        found = GroupMetadata(group) if isinstance(group, str) else group
+        with self._turns, self._turns.section:
+            transactions = self._in_transaction("send_offsets_to_transaction")
+            transactions.send_offsets(offsets, found.group, found.generation, found.member, found.instance)
+
+    def commit_transaction(self) -> None:
+        """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again.
+
+        After an interrupt, too: `InvalidTransactionState` then says that the first call has committed.
+        """
+        try:
+            with self._turns, self._turns.section:
+                transactions = self._transactional("commit_transaction")
+                if not transactions.is_ending:
+                    self._in_transaction("commit_transaction")
+                    self._flush()
+                transactions.commit()
+        finally:
+            self._sender.receipts.call_back()
+
+    def prepare_transaction(self) -> PreparedTransaction | None:
+        """Flush, and leave the transaction to another process, which calls `Admin.end_transactions`.
+
+        None if nothing was written: there is nothing to end. Brokers abort the transaction after
+        transaction.timeout.ms. `init_transactions` makes the producer usable again; call it when the transaction has
+        ended, as it aborts a transaction that has not. Any version of Kafka with transactions (compare KIP-939).
+        """
+        try:
+            with self._turns, self._turns.section:
+                transactions = self._in_transaction("prepare_transaction")
+                self._flush()
+                return transactions.prepare()
+        finally:
+            self._sender.receipts.call_back()
+
+    def transaction_under_way(self) -> PreparedTransaction | None:
+        """What `Admin.fence_transactions` aborts this producer's transaction by; None if nothing was written."""
+        with self._turns:
+            return self._transactional("transaction_under_way").under_way
+
+    def abort_transaction(self) -> None:
+        """Drop unsent records and abort the transaction. After an error call it again."""
+        try:
+            with self._turns, self._turns.section:
+                self._abort_transaction(self._transactional("abort_transaction"))
+        finally:
+            self._sender.receipts.call_back()
+
+    def _abort_transaction(self, transactions: Transactions) -> None:
+        if not transactions.is_open:
+            transactions.abort()  # says why not
+        self._gathering.clear()
+        if not self._sender.is_idle:
+            transactions.fail()
+        if transactions.has_failed:
+            self._sender.reset()  # another epoch numbers its batches from 0 on
+        aborted = TransactionAborted(f"the transaction of {transactions.transactional_id} was aborted")
+        self._sender.receipts.fail_all(aborted)
+        transactions.abort()
+
+
+#: Time for the abort of a transaction that an exception has ended.
+_LAST_ABORT_MS = 5_000
+#: Seconds at least that the interpreter's exit waits for a callback that another thread calls.
+_LAST_CALLBACKS = 1.0
+#: Seconds before the thread goes on after the process had too many files open.
+_PAUSE = 0.1
+_log = logging.getLogger(__name__)
+
+
+class Producer(TransactionCalls):
+    """Write records to partitions' leaders.
+
+        with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
+            print(producer.send("clicks", b"value", key=b"key").result(10).offset)
+
+    Thread-safe: calls of several threads take turns, and wait for each other up to max.block.ms (`RequestTimedOut`).
+    Threads that share a transactional producer share its transaction. The first `send` starts a daemon thread; `close`
+    ends it. A signal handler may use the producer unless it has interrupted a call: `ConcurrentUse`, nothing is done.
+    An interrupt (Ctrl-C, what a signal handler raises) ends a call, whose own records may be written or not. Others are
+    not affected, unless it comes in the middle of a change: then every later call raises `CallInterrupted`, as do the
+    records that are not confirmed.
+    Without `close` or `flush` the interpreter's exit writes what is left, for 10 s at most, and a warning counts what
+    is lost; a killed process loses it, as does an exception that leaves the `with` block, which then calls `abort`.
+    In a process forked since every call raises `ProducerClosed`, and `close` writes nothing: make a new producer there.
+
+    Settings (Kafka's names): bootstrap.servers, acks, enable.idempotence, max.in.flight.requests.per.connection,
+    compression.type and compression.CODEC.level, partitioner.class, partitioner.ignore.keys, librdkafka's partitioner,
+    batch.size, linger.ms (of `send`), max.request.size, buffer.memory, max.block.ms, delivery.timeout.ms, retries (of a
+    batch, nearly without end by default; 0 turns idempotence off, as in Kafka), metadata.max.age.ms (until new
+    partitions are seen), retry.backoff.ms and retry.backoff.max.ms. Any call may raise an error of records sent before:
+    a `ProtocolError` naming the partition, or `RequestTimedOut` after delivery.timeout.ms. After an error every later
+    call raises it again and nothing more is written; each record that is not confirmed gets the error, and may or may
+    not be in the log.
+
+    With transactional.id, records are written in transactions (`init_transactions` once, then `begin_transaction` and
+    `commit_transaction`); read_committed consumers see all of them or none.
+
+    After an error within a transaction, call `abort_transaction` to continue; after `ProducerFenced` make a new
+    producer. The broker aborts transactions that are open longer than transaction.timeout.ms; each transaction call
+    waits up to max.block.ms.
+    """
+
+    def __init__(self, settings: Mapping[str, Any] | Cluster, prefix: str = "", *, creates_topics: bool = True) -> None:
+        """`settings` by Kafka's names, see `Cluster.connect`; or a `Cluster`, which `close` closes.
+
+        A `Cluster` may be in use by the caller's thread, so no thread is started with one: records leave in calls, when
+        linger.ms is over or a batch is full, and callbacks are called in `flush` and `close`. Without `creates_topics`
+        a missing topic is an error also with brokers that would create it.
+        """
+        self._has_thread = not isinstance(settings, Cluster)
+        if not isinstance(settings, Cluster):
+            if not prefix and (ignored := without_effect(settings)):  # Spark has warned of those with its prefix
+                _log.warning("these settings have no effect on a producer: %s", ", ".join(ignored))
+            settings = Cluster.connect(settings, prefix)
+        self._cluster = cluster = settings
+        #: Whether calls are refused, and whether nothing is left to close.
+        self._is_closed = self._has_ended = False
+        name = cluster.config.transactional_id
+        self._transactions = None if name is None else Transactions(cluster, name)
+        self._sender = Sender(cluster, self._transactions)
+        self._kernel = kernels.load()
+        self._background: Background | None = None
+        limit = cluster.config.named("max.block.ms")
+        self._turns = Turns(cluster.config.max_block_ms, limit, self._wake, self._fail_halfway)
+        self._linger = cluster.config.linger_ms / 1000
+        self._max_block = cluster.config.max_block_ms / 1000
+        self._gathering = Gatherings()
+        #: Bytes of records in a batch before compression; a record is never split.
+        self.batch_size = max(1, cluster.config.batch_size)
+        self._size_limit = size_limit(cluster.config)
+        self._choice = PartitionChoice(cluster, self.batch_size, creates_topics)
+        if self._has_thread:
+            at_exit.remember(self)
+
+    def partitions(self, topic: str) -> int:
+        """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
+        with self._turns, self._turns.section:
+            self._check_open("partitions")
+            self._choice.renew()
+            return self._choice.counts.of(topic)
+
+    def unknown(self, topics: Collection[str]) -> list[str]:
+        """The topics whose partitions are not known from metadata that is at most metadata.max.age.ms old."""
+        with self._turns, self._turns.section:
+            self._check_open("unknown")
+            self._choice.renew()
+            return [topic for topic in topics if not self._choice.counts.knows(topic)]
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        partition: int | None = None,
+        timestamp: int | None = None,
+        headers: Headers = (),
+        on_delivery: OnDelivery | None = None,
+    ) -> Delivery:
+        """Add a record; `timestamp` in ms, None for now, -1 for a record without timestamp.
+
+        Without `partition` the murmur2 hash of the key decides, as in Kafka, or what partitioner.class or partitioner
+        says; without a key a partition gets a batch, then the next one.
+        `TypeError` or `ConfigError` if a value is invalid, `RecordTooLargeToSend` if it is beyond max.request.size
+        or buffer.memory, `BufferExhausted` after max.block.ms if buffer.memory is full; the record is then not written.
+
+        The `Delivery` tells when the record is confirmed. `on_delivery(error, metadata)` is called then, one of the two
+        being None: in the producer's thread or in a call, in order for each partition. It may call `send`, but not
+        wait for a `Delivery`.
+        """
+        check_bytes("value", value)
+        check_bytes("key", key)
+        headers = check_headers(headers)
+        self._look_up(topic, "send")
+        with self._turns:
+            self._check("send")
+            check_size(topic, key, value, headers, *self._size_limit)
+            timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
+            self._choice.renew(wait=not self._has_thread)
+            partition, is_free = self._choice.of(topic, key, partition)
+            self._await_room(topic, partition)
+            gathering = self._gathering.get((topic, partition))
+            if gathering is None:
+                gathering = self._gather((topic, partition))
+            index, size = gathering.add(timestamp, key, value, headers, on_delivery)
+            self._gathering.bytes += size
+            if is_free:
+                self._choice.filled(topic, size)
+            if gathering.size >= self.batch_size:
+                try:
+                    with self._turns.section:
+                        self._finish((topic, partition), time.monotonic() + self._max_block)
+                finally:
+                    self._wake()  # also to call what waits for the records of an error
+            elif not self._has_thread and gathering.due <= time.monotonic():
+                with self._turns.section:
+                    self._finish((topic, partition))
+                    self._sender.step()
+        return Delivery(gathering.receipt, index, timestamp)
+
+    def _look_up(self, topic: str, call: str) -> None:
+        """Have a topic's partitions known before the call's turn, so that other threads' calls go on meanwhile."""
+        if self._has_thread and not self._choice.counts.knows(topic):
+            TopicLookUp(self._turns, self._cluster, self._choice.counts, lambda: self._check(call)).run(topic)
+
+    def _gather(self, key: TopicPartition) -> Gathering:
+        """Begin a batch, and have the thread send it after linger.ms."""
+        due = time.monotonic() + self._linger
+        if self._background is None and self._has_thread:
+            with self._turns.section:
+                self._background = Background(self._turns, self._work, self._sender.receipts.call_back)
+                try:
+                    self._background.start()
+                except RuntimeError:  # no thread can be started now
+                    self._background = None
+                    raise
+                self._sender.work_on()
+        elif self._background is not None and due < self._background.looks_at:
+            self._background.wake()
+        gathering = self._gathering[key] = Gathering(self._sender.receipts.new(key), due)
+        return gathering
+
+    def _wake(self) -> None:
+        if self._background is not None:
+            self._background.wake()
+
+    def _await_room(self, topic: str, partition: int) -> None:
+        """Wait until records take less than buffer.memory."""
+        limit = max(1, self._cluster.config.buffer_memory)
+        if self._gathering.bytes + self._sender.size < limit:
+            return
+        until = time.monotonic() + self._max_block
+        try:
+            with self._turns.section:
+                self._finish_all(until)
+                self._sender.await_room(until)
+        finally:
+            self._wake()
+        if self._sender.size >= limit:
+            raise no_room(self._cluster.config, self._sender.size, f"{topic}-{partition}")
+
+    def _work(self) -> tuple[float, Collection[Connection]]:
+        """Do what is due, in the thread; return seconds and connections to wait for."""
+        if self._is_closed:
+            return math.inf, ()
+        try:
+            now = time.monotonic()
+            for key in self._gathering.due(now):
+                self._finish(key, now)
+            pause, connections = self._sender.step()
+        except KlogError as error:  # the next call raises it
+            _log.warning("records are not written: %s", error)
+            return math.inf, ()
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                return _PAUSE, ()
+            _log.exception("records are not written")
+            self._sender.fail(KlogError(f"the producer's thread has failed: {error!r}"))
+            return math.inf, ()
+        return max(0.0, min(pause, self._gathering.next_due - time.monotonic())), connections
+
+    def send_arrow(
+        self, rows: pa.Table | pa.RecordBatch, topic: str | None = None, *, is_any_time: bool = False
+    ) -> None:
+        """Add the rows of an Arrow table or record batch as records, without a Python object per record.
+
+        Columns: value (string or binary) and, if present, key (the same), topic (string; `topic` replaces it),
+        partition (an integer), timestamp (a timestamp, or int64 in ms) and headers (list<struct<key: string, value:
+        binary>>). A null partition or timestamp is chosen as by `send`. The columns offset and timestampType, as
+        `Consumer.poll_arrow` returns them, are ignored. The rows of a call form batches of their own: pass thousands.
+
+        `is_any_time` is for copies of records: it takes timestamps before 1970, as brokers do.
+
+        `InvalidRecords` names the column and its type, or the row, that is wrong, `RecordTooLargeToSend` a row that is
+        beyond max.request.size or buffer.memory; no row is added then.
+        """
+        from spark_klog.client.producer.intake_arrow import arrow_records, topics_of
+
+        if self._has_thread:
+            for name in topics_of(rows, topic):
+                self._look_up(name, "send_arrow")
+        with self._turns, self._turns.section:
+            self._check("send_arrow")
+            self._choice.renew()
+            count, choose, size = self._choice.counts.of, self._choice.sticky.next, self.batch_size
+            records = arrow_records(
+                rows,
+                topic,
+                count,
+                choose,
+                size,
+                self._choice.partitioning,
+                self._size_limit,
+                is_any_time=is_any_time,
+            )
+            for name, partition, columns in records:
+                self._add_columns((name, partition), columns)
+            self._wake()
+
+    def _add_columns(self, key: TopicPartition, columns: RecordColumns) -> None:
+        self._finish(key)
+        row = 0
+        while row < columns.count:
+            body, following, base, maximum = self._kernel.encode(columns, row, self.batch_size)
+            self._sender.add(key, body, following - row, base, maximum)
+            self._sender.make_room()
+            row = following
+
+    def _check(self, call: str) -> None:
+        """Raise the producer's earlier error, `ProducerClosed`, or `InvalidTransactionState` without a transaction."""
+        self._check_open(call)
+        self._sender.check()
+        if self._transactions is not None:
+            self._transactions.check_open(call)
+
+    def _check_open(self, call: str) -> None:
+        if self._is_closed:
+            raise ProducerClosed(f"{call}: the producer is closed")
+
+    def _finish(self, key: TopicPartition, until: float = math.inf) -> None:
+        """Make a batch of what has gathered for a partition; `until`: see `Sender.make_room`."""
+        if key not in self._gathering:
+            return
+        gathering = self._gathering.take(key)
+        if gathering.count:  # no records if the first one could not be encoded
+            first, last = gathering.first_timestamp, gathering.max_timestamp
+            self._sender.add(key, gathering.body, gathering.count, first, last, gathering.receipt)
+        self._sender.make_room(until)
+
+    def _finish_all(self, until: float = math.inf) -> None:
+        for key in list(self._gathering):
+            self._finish(key, until)
+
+    def flush(self) -> None:
+        """Send all records and wait until they are confirmed, and `on_delivery` was called for them."""
+        try:
+            with self._turns, self._turns.section:
+                self._flush()
+        finally:
+            self._sender.receipts.call_back()
+
+    def _flush(self) -> None:
+        self._check_open("flush")
+        self._finish_all()
+        self._sender.flush()
+
+    def refresh(self) -> bool:
+        """Fetch partitions and leaders of the topics used since the last call; call `flush` first.
+
+        False if the brokers now belong to another cluster: it may give this producer's id to another producer, so do
+        not use this one any more. Raises what `Cluster.partitions` raises.
+        """
+        with self._turns, self._turns.section:
+            self._check_open("refresh")
+            return self._choice.refresh()
+
+    def finish_at_exit(self, until: float) -> None:
+        """See `at_exit`; not of a transaction, which nobody will commit."""
+        if self._is_closed or self._turns.is_forked or self._transactions is not None:
+            return
+        seconds = max(0.0, until - time.monotonic())
+        reason = "the time was over"
+        self._turns.shorten(seconds)
+        try:
+            with self._turns, self._turns.section, self._cluster.within(1000 * seconds, "the time at exit"):
+                self._finish_all(until)
+                self._sender.flush(until)
+        except KlogError as error:
+            reason = str(error)
+        self._sender.receipts.call_back_within(max(_LAST_CALLBACKS, until - time.monotonic()))
+        lost = self._sender.unconfirmed + self._gathering.records
+        if lost:
+            _log.warning("the program ends with %d records not confirmed: call flush or close before; %s", lost, reason)
+
+    def close(self) -> None:
+        """Flush and close the connections; abort an open transaction. A second call does nothing."""
+        if self._is_closed:
+            self.abort()  # an interrupt may have ended the first call
+            return
+        try:
+            if self._turns.is_forked:
+                pass
+            elif self._transactions is None:
+                self.flush()
+            elif self._transactions.is_open:
+                self.abort_transaction()
+        except ConcurrentUse:
+            raise
+        except ProducerClosed:
+            return  # by another thread meanwhile
+        except BaseException:
+            self.abort()
+            raise
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the connections. Records that were not flushed may or may not be written.
+
+        Another thread's call ends with `ProducerClosed`, or without its connection after max.block.ms.
+        """
+        if self._has_ended:
+            return
+        if self._turns.is_forked:
+            self._is_closed = True
+            self._cluster.close()
+            return
+        self._turns.check()
+        self._is_closed = True
+        self._sender.stop()
+        if self._background is not None:
+            self._background.stop()
+        try:
+            with self._turns:
+                self._end()
+        except RequestTimedOut:  # the thread ends, too, when that call ends
+            self._end()
+        else:
+            if self._background is not None and not self._sender.receipts.is_calling:
+                self._background.join()
+        self._sender.receipts.call_back()
+        self._has_ended = True
+
+    def _fail_halfway(self) -> None:
+        """Write nothing more after an interrupt in the middle of a change: see `Turns`."""
+        self._cluster.end_deadlines()
+        advice = "close it and make another one"
+        if self._transactions is not None:
+            advice = "abort the transaction or close it"
+        self._sender.fail(
+            CallInterrupted(
+                "an interrupt has ended a call of this producer halfway, and records that are not confirmed may be "
+                f"written or not: {advice}"
+            )
+        )
+
+    def _end(self) -> None:
+        self._cluster.close()
+        self._sender.receipts.fail_all(ProducerClosed("the producer was closed before the record was confirmed"))
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            if self._transactions is not None and self._transactions.is_open:
+                with suppress(KlogError), self._cluster.within(_LAST_ABORT_MS):  # else readers wait for its timeout
+                    self.abort_transaction()
+        finally:
+            self.abort()

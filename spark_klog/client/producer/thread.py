@@ -1,0 +1,261 @@
+"""The thread that delivers what `Producer.send` has gathered, and the lock that it shares with calls."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import selectors
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from spark_klog.base.interrupts import ORDERLY, CallLock, Section
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.forks import Maker
+from spark_klog.client.net.connection import Connection
+from spark_klog.client.net.waiting import Waker, wait_until_ready
+from spark_klog.client.producer.intake import PartitionCounts
+from spark_klog.client.requests import MetadataRequest
+from spark_klog.errors import (
+    ConcurrentUse,
+    ConnectionFailed,
+    ProducerClosed,
+    ProtocolError,
+    RequestTimedOut,
+    is_retriable,
+)
+
+_log = logging.getLogger(__name__)
+#: For all producers together.
+SECONDS = 10.0
+
+
+class Unclosed(Protocol):
+    """A producer that was perhaps not closed."""
+
+    def finish_at_exit(self, until: float) -> None:
+        """Write what is left, up to `until`, a reading of `time.monotonic`; warn of what is lost."""
+
+
+_unclosed: weakref.WeakSet[Unclosed] = weakref.WeakSet()
+
+
+def remember(producer: Unclosed) -> None:
+    """Have `finish_at_exit` called at the interpreter's exit if the producer is still there."""
+    _unclosed.add(producer)
+
+
+@atexit.register
+def _finish() -> None:
+    until = time.monotonic() + SECONDS
+    for producer in list(_unclosed):
+        try:
+            producer.finish_at_exit(until)
+        except Exception:  # the others have their turn
+            _log.exception("records that a producer had not written at exit are lost")
+
+
+#: Seconds; selectors take no infinity.
+_LONGEST_WAIT = 3600.0
+_JOIN_SECONDS = 30.0
+#: Seconds before the thread looks again when it could not wait.
+_PAUSE = 0.05
+
+
+class Turns(CallLock):  # type: ignore[misc]  # as `CallLock`
+    """A lock that calls take for up to max.block.ms, and that the thread gets although calls follow each other.
+
+    `ProducerClosed` in a process forked since, `ConcurrentUse` within a turn of the same thread: a signal handler or a
+    finalizer has interrupted a call halfway. An interrupt in `section` calls `wake`, and the next turn `on_torn` first.
+    """
+
+    def __init__(self, timeout_ms: int, limit: str, wake: Callable[[], None], on_torn: Callable[[], None]) -> None:
+        self._maker = Maker("producer", ProducerClosed)
+        self._on_torn = on_torn
+        self.section = Section(*ORDERLY, RuntimeError, on_torn=wake)  # that of `Background.start`
+        self._timeout = min(timeout_ms / 1000, threading.TIMEOUT_MAX)
+        self._limit = limit
+        #: Whether the thread waits for its turn.
+        self.is_wanted = False
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is another process than the producer's."""
+        return self._maker.is_forked
+
+    def shorten(self, seconds: float) -> None:
+        """Have calls wait no longer than this from now on."""
+        self._timeout = min(self._timeout, seconds)
+
+    def check(self) -> None:
+        """Raise `ConcurrentUse` within a turn of the same thread."""
+        if self.is_held:
+            raise ConcurrentUse("this producer is within another call, which a signal handler has interrupted")
+
+    def _begin(self, *, is_nested: bool) -> None:
+        self._maker.check()
+        if is_nested:
+            self.check()
+        if self.is_wanted:
+            time.sleep(0)  # a lock is not fair: the call that releases it would take it again at once
+        if not self.acquire(timeout=self._timeout):
+            raise RequestTimedOut(
+                f"another thread has used the producer for {self._timeout:g} s ({self._limit}): it waits for brokers"
+            )
+        if self.section.is_torn:
+            self._repair()
+
+    def _repair(self) -> None:
+        self._on_torn()
+        self.section.mended()
+
+    @contextmanager
+    def of_thread(self) -> Iterator[None]:
+        """The thread's turn, for which it waits without limit."""
+        self.is_wanted = True
+        self.acquire()
+        try:
+            self.is_wanted = False
+            if self.section.is_torn:
+                self._repair()
+            yield
+        finally:
+            self.release()
+
+
+class Background:
+    """A daemon thread that calls `work` in its turn, again and again.
+
+    `work` returns the seconds until the next call, and the connections of which an event makes it earlier; `after` is
+    called after it, without the lock.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        work: Callable[[], tuple[float, Collection[Connection]]],
+        after: Callable[[], None],
+    ) -> None:
+        self._turns, self._work, self._after = turns, work, after
+        self._waker = Waker()
+        self._is_stopped = False
+        #: When `work` is called next, a reading of `time.monotonic`.
+        self.looks_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="spark_klog-producer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; `RuntimeError` if there can't be another one."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._waker.close()
+            raise
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is this thread."""
+        return threading.current_thread() is self._thread
+
+    def wake(self) -> None:
+        """Have `work` called now."""
+        self._waker.wake()
+
+    def stop(self) -> None:
+        """Have the thread end."""
+        self._is_stopped = True
+        self._waker.wake()
+
+    def join(self) -> None:
+        """Wait until the thread has ended; do not hold the lock."""
+        if not self.is_current and self._thread.is_alive():
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._turns.of_thread():
+                    self._waker.clear()  # before the look at what it was woken for
+                    if self._is_stopped:
+                        return
+                    pause, connections = self._work()
+                    self.looks_at = time.monotonic() + pause
+                self._call_after()
+                try:
+                    self._wait(connections, pause)
+                except (OSError, ValueError) as error:  # a call has closed a connection, or descriptors have run out
+                    _log.debug("looking again: %s", error)
+                    time.sleep(_PAUSE)
+        except BaseException:
+            _log.exception("the producer's thread has ended")
+            raise
+        finally:
+            self._waker.close()
+
+    def _call_after(self) -> None:
+        while True:
+            try:
+                return self._after()
+            except BaseException:  # raised by a callback, SystemExit too: this thread has no caller to raise it to
+                _log.exception("on_delivery has failed in the producer's thread")
+
+    def _wait(self, connections: Collection[Connection], pause: float) -> None:
+        if any(connection.closed or connection.has_read_ahead for connection in connections):
+            return
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._waker, self._waker.events)
+            for connection in set(connections):  # two node ids may share one
+                selector.register(connection, connection.events)
+            selector.select(max(0.0, min(pause, _LONGEST_WAIT)))
+
+
+class TopicLookUp:
+    """Have `counts` know a topic within request.timeout.ms; the broker may create it if `counts` says so.
+
+    The producer's turn is taken for each step only, and `check` is called in each.
+    """
+
+    def __init__(self, turns: Turns, cluster: Cluster, counts: PartitionCounts, check: Callable[[], None]) -> None:
+        self._turns, self._cluster, self._counts, self._check = turns, cluster, counts, check
+
+    def run(self, topic: str) -> None:
+        """Retry retriable errors until the deadline, and raise others."""
+        with self._turns, self._turns.section:
+            self._check()
+            deadline, backoff = self._cluster.deadline(), self._cluster.backoff()
+        while True:
+            try:
+                return self._ask(topic, deadline)
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                if not is_retriable(error):
+                    raise
+                failure = error
+            backoff.pause(failure)
+
+    def _ask(self, topic: str, deadline: float) -> None:
+        request: MetadataRequest | None = None
+        while True:
+            with self._turns, self._turns.section:
+                self._check()
+                if self._counts.knows(topic):  # by another thread's call
+                    if request is not None:
+                        request.cancel()
+                    return
+                if request is None:
+                    with self._cluster.within(1000 * max(0.0, deadline - time.monotonic())):
+                        request = MetadataRequest(self._cluster, [topic], create=self._counts.creates_topics)
+                found = request.step()
+                if found is not None:
+                    self._counts.learn(topic, found)
+                    return
+                connections, look_at = request.connections, request.look_at
+            _wait(connections, look_at - time.monotonic())
+
+
+def _wait(connections: list[Connection], seconds: float) -> None:
+    try:
+        wait_until_ready(connections, seconds)
+    except (OSError, ValueError):  # another thread has closed the connection: the next step says so
+        time.sleep(max(0.0, seconds))

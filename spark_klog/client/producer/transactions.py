@@ -1,0 +1,404 @@
+"""The transactions of a producer (KIP-98, KIP-360, KIP-447).
+
+    new        -- init                                    --> ready
+    ready      -- begin                                   --> open
+    open       -- commit, abort                           --> committing, aborting
+    open       -- prepare                                 --> prepared: another process ends it; init goes on
+    open       -- an error                                --> failed: only abort is allowed, with a new epoch
+    committing, aborting -- the coordinator has decided   --> ready
+    any        -- another producer uses this transactional.id --> fenced, for good
+
+If the response to a commit is lost, the outcome is unknown: the state stays `committing`, and commit can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from spark_klog.client.answers import answer_error, by_key, check_code, worst
+from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.coordinator import Coordinators
+from spark_klog.client.offsets import (
+    Committed,
+    check_committable,
+    numbers_by_topic,
+    partition_entries,
+    topics_to_commit,
+)
+from spark_klog.client.producer.numbering import Numbering
+from spark_klog.client.requests import CoordinatorRequest
+from spark_klog.errors import (
+    ErrorCode,
+    InvalidTransactionState,
+    KlogError,
+    ProducerFenced,
+    ProtocolError,
+    UnsupportedVersionError,
+)
+from spark_klog.protocol.apis import (
+    ADD_OFFSETS_TO_TXN,
+    ADD_PARTITIONS_TO_TXN,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    TXN_OFFSET_COMMIT,
+)
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.groups import TRANSACTION
+
+_T = TypeVar("_T")
+#: The first InitProducerId with the current producer id and epoch, so that it can't fence a newer producer (KIP-360).
+_FIRST_WITH_EPOCH = 3
+#: The first TxnOffsetCommit with the member and its generation (KIP-447).
+_FIRST_WITH_MEMBER = 3
+#: Errors after which the coordinator has not committed and never will: for example it has aborted after the timeout.
+NEVER_COMMITTED = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TRANSACTION_ABORTABLE,
+    }
+)
+
+
+class State(Enum):
+    """State of a producer's transactions; see the module's docstring."""
+
+    NEW = "new"
+    READY = "ready"
+    OPEN = "open"
+    PREPARED = "prepared"
+    FAILED = "failed"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True)
+class PreparedTransaction:
+    """A transaction that another process ends, by what EndTxn names."""
+
+    transactional_id: str
+    producer_id: int
+    epoch: int
+
+
+class Transactions:
+    """The transactions of one transactional.id. Not thread-safe.
+
+    Every call takes up to max.block.ms and raises what `Cluster.attempt` raises, `ProducerFenced`, or
+    `InvalidTransactionState` if the state does not allow the call.
+    """
+
+    def __init__(self, cluster: Cluster, transactional_id: str) -> None:
+        self._cluster = cluster
+        self.transactional_id = transactional_id
+        self.state = State.NEW
+        self._producer_id, self._epoch = -1, -1
+        self._partitions: set[TopicPartition] = set()
+        self._groups: set[str] = set()
+        #: Whether the coordinator may know of the transaction.
+        self._is_begun = False
+        #: Whether a failed transaction has ended, and only another epoch is missing.
+        self._has_aborted = False
+        self._coordinators = Coordinators(cluster)
+        #: The request under way that adds partitions.
+        self.asking: CoordinatorRequest[set[TopicPartition]] | None = None
+
+    def numbering(self) -> Numbering:
+        """A numbering from 0 for a partition, in the current epoch."""
+        return Numbering(self._producer_id, self._epoch)
+
+    def init(self, known: PreparedTransaction | None = None) -> None:
+        """Get a producer id and epoch. This fences earlier producers and aborts their open transactions.
+
+        After `prepare` it aborts the prepared transaction, too, if nobody has ended it. With `known`, the last
+        transaction of this id, it goes on from there (Kafka 2.5): `ProducerFenced` if the id has another epoch.
+        """
+        self._expect("init_transactions", State.NEW, State.PREPARED)
+        self._init(-1, -1) if known is None else self._init(known.producer_id, known.epoch)
+
+    def begin(self) -> None:
+        self._expect("begin_transaction", State.READY)
+        self.state = State.OPEN
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a transaction to abort."""
+        return self.state in (State.OPEN, State.FAILED, State.ABORTING)
+
+    @property
+    def under_way(self) -> PreparedTransaction | None:
+        """The transaction that the coordinator may know of and that has not ended; None if there is none."""
+        identity = PreparedTransaction(self.transactional_id, self._producer_id, self._epoch)
+        return identity if self._is_begun else None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the abort gets a new epoch."""
+        return self.state is State.FAILED
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether a commit was sent and its response has not come."""
+        return self.state is State.COMMITTING
+
+    def check_open(self, call: str) -> None:
+        """Raise `InvalidTransactionState` unless a transaction is open, `ProducerFenced` if fenced."""
+        self._expect(call, State.OPEN)
+
+    def fail(self) -> None:
+        """Note that a record of the open transaction was not written: from now on only abort is allowed."""
+        if self.state is State.OPEN:
+            self.state = State.FAILED
+
+    def must_add(self, key: TopicPartition) -> bool:
+        """Whether a partition has to be added to the transaction before records are sent to it."""
+        return key not in self._partitions
+
+    def add(self, partitions: Iterable[TopicPartition]) -> None:
+        """Add those of the partitions that `must_add` says, without waiting: call it until none is left.
+
+        Raises what the other calls raise; `asking` tells what to wait for.
+        """
+        while wanted := [key for key in partitions if self.must_add(key)]:
+            if self.asking is None:
+                self._is_begun = True
+                self.asking = self._addition(wanted)
+            try:
+                added = self.asking.step()
+            except KlogError:
+                self.asking = None
+                raise
+            if added is None:
+                return
+            self._partitions |= added
+            self.asking = None
+
+    def _addition(self, wanted: list[TopicPartition]) -> CoordinatorRequest[set[TopicPartition]]:
+        topics = [{"name": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(wanted).items()]
+        fields = {**self._identity(), "topics": topics}
+        message = {f"v3_and_below_{name}": value for name, value in fields.items()}
+
+        def added(answer: Message) -> set[TopicPartition]:
+            entries = (
+                ((topic["name"], entry["partition_index"]), entry)
+                for topic in answer["results_by_topic_v3_and_below"]
+                for entry in topic["results_by_partition"]
+            )
+            found = by_key(ADD_PARTITIONS_TO_TXN, answer, entries, wanted)
+            codes = {key: entry["partition_error_code"] for key, entry in found.items()}
+            self._check_each(ADD_PARTITIONS_TO_TXN, codes, "added to the transaction")
+            return set(wanted)
+
+        name = self.transactional_id
+        return CoordinatorRequest(self._cluster, self._coordinators, name, ADD_PARTITIONS_TO_TXN, message, added)
+
+    def send_offsets(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        group: str,
+        generation: int = -1,
+        member: str = "",
+        instance: str | None = None,
+    ) -> None:
+        """Commit a group's offsets with the transaction. With `generation` the broker rejects outdated members.
+
+        `UnsupportedVersionError` for a member if the broker is older than Kafka 2.5; the transaction stays open.
+        """
+        self._expect("send_offsets_to_transaction", State.OPEN)
+        if not offsets:
+            return
+        for key, offset in offsets.items():
+            check_committable(key, offset)
+        if (generation, member, instance) != (-1, "", None):
+            self._check_members(group)
+        self._is_begun = True
+        if group not in self._groups:
+            request = {**self._identity(), "group_id": group}
+
+            def ask() -> None:
+                answer = self._request(ADD_OFFSETS_TO_TXN, request)
+                self._check(ADD_OFFSETS_TO_TXN, answer["error_code"], f"offsets of group {group}")
+
+            self._guarded(ask)
+            self._groups.add(group)
+        commit = {
+            **self._identity(),
+            "group_id": group,
+            "generation_id": generation,
+            "member_id": member,
+            "group_instance_id": instance,
+            "topics": topics_to_commit({key: Committed(offset) for key, offset in offsets.items()}),
+        }
+
+        def ask_group() -> None:
+            answer = self._cluster.request(self._coordinators.node(group), TXN_OFFSET_COMMIT, commit)
+            found = by_key(TXN_OFFSET_COMMIT, answer, partition_entries(answer), offsets)
+            codes = {key: entry["error_code"] for key, entry in found.items()}
+            self._check_each(TXN_OFFSET_COMMIT, codes, f"committed for group {group}")
+
+        self._guarded(ask_group)
+
+    def _check_members(self, group: str) -> None:
+        """Raise `UnsupportedVersionError` if the group's coordinator can't tell outdated members (KIP-447)."""
+
+        def version() -> int:
+            return self._cluster.version_of(self._coordinators.node(group), TXN_OFFSET_COMMIT)
+
+        if self._guarded(version) < _FIRST_WITH_MEMBER:
+            raise UnsupportedVersionError(
+                f"the coordinator of group {group} is older than Kafka 2.5 and can't reject the offsets of outdated "
+                "members: upgrade the brokers, or assign partitions to the consumer and pass the group's name"
+            )
+
+    def commit(self) -> None:
+        """Commit the transaction; after an error call it again: the coordinator may have committed it."""
+        self._expect("commit_transaction", State.OPEN, State.COMMITTING)
+        self.state = State.COMMITTING
+        self._end(commits=True)
+
+    def prepare(self) -> PreparedTransaction | None:
+        """Leave the transaction to another process; None, and the transaction has ended, if nothing was written."""
+        self._expect("prepare_transaction", State.OPEN)
+        if not self._is_begun:
+            self._ended()
+            return None
+        self.state = State.PREPARED
+        return PreparedTransaction(self.transactional_id, self._producer_id, self._epoch)
+
+    def abort(self) -> None:
+        """Abort the transaction; after an error call it again.
+
+        After a failure, records may still be in flight: the producer gets a new epoch so that brokers reject them.
+        """
+        self._expect("abort_transaction", State.OPEN, State.FAILED, State.ABORTING)
+        if self.state is State.FAILED:
+            self._renew()
+        else:
+            self.state = State.ABORTING
+            self._end(commits=False)
+
+    def _end(self, *, commits: bool) -> None:
+        if self._is_begun:
+            try:
+                self._request_end(commits=commits)
+            except ProtocolError as error:
+                if error.code in NEVER_COMMITTED:  # otherwise an earlier attempt may have succeeded
+                    self.state = State.FAILED
+                raise
+        self._ended()
+
+    def _request_end(self, *, commits: bool) -> None:
+        request = {**self._identity(), "committed": commits}
+        what = f"{'commit' if commits else 'abort'} of a transaction of {self.transactional_id}"
+
+        def ask() -> None:
+            self._check(END_TXN, self._request(END_TXN, request)["error_code"], what)
+
+        self._attempt(ask)
+
+    def _ended(self) -> None:
+        if self.asking is not None:  # of a transaction that has failed: the coordinator rejects its epoch
+            self.asking.cancel()
+            self.asking = None
+        self._partitions.clear()
+        self._groups.clear()
+        self._is_begun = self._has_aborted = False
+        self.state = State.READY
+
+    def _renew(self) -> None:
+        """Abort the transaction and get a new epoch."""
+        if not self._has_aborted:
+            # also for what has not begun: a producer that was fenced learns of it here, before it could fence another
+            try:
+                self._request_end(commits=False)
+            except ProtocolError as error:
+                if error.code not in NEVER_COMMITTED:
+                    raise
+            self._has_aborted = True
+        node = self._cluster.attempt(self._node)
+        if self._cluster.version_of(node, INIT_PRODUCER_ID) < _FIRST_WITH_EPOCH:
+            self.state = State.FENCED
+            raise UnsupportedVersionError(
+                f"the transaction of {self.transactional_id} is aborted; brokers before 2.5 give the producer no other "
+                "epoch after an error: go on with a new producer"
+            )
+        self._init(self._producer_id, self._epoch)
+
+    def _init(self, producer_id: int, epoch: int) -> None:
+        request = {
+            "transactional_id": self.transactional_id,
+            "transaction_timeout_ms": self._cluster.config.transaction_timeout_ms,
+            "producer_id": producer_id,
+            "producer_epoch": epoch,
+        }
+
+        def ask() -> Message:
+            answer = self._request(INIT_PRODUCER_ID, request)
+            self._check(INIT_PRODUCER_ID, answer["error_code"], f"producer id of {self.transactional_id}")
+            return answer
+
+        answer = self._attempt(ask)
+        self._producer_id, self._epoch = answer["producer_id"], answer["producer_epoch"]
+        self._ended()
+
+    def _expect(self, call: str, *states: State) -> None:
+        if self.state is State.FENCED:
+            raise ProducerFenced(self.transactional_id)
+        if self.state not in states:
+            raise InvalidTransactionState(call, self.transactional_id, self.state.value)
+
+    def _identity(self) -> Message:
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": self._producer_id,
+            "producer_epoch": self._epoch,
+        }
+
+    def _check(self, api: Api, code: int, what: str) -> None:
+        is_outdated = code == ErrorCode.INVALID_PRODUCER_EPOCH and api is INIT_PRODUCER_ID
+        if code == ErrorCode.PRODUCER_FENCED or is_outdated:
+            self.state = State.FENCED
+            raise ProducerFenced(self.transactional_id)
+        check_code(api, code, what)
+
+    def _check_each(self, api: Api, codes: Mapping[TopicPartition, int], done: str) -> None:
+        failures = []
+        for (topic, partition), code in codes.items():
+            what = f"{topic}-{partition} {done}"
+            if code == ErrorCode.PRODUCER_FENCED:
+                self._check(api, code, what)
+            if code:
+                failures.append(answer_error(api, code, what))
+        # OPERATION_NOT_ATTEMPTED: another partition was refused
+        refused = [error for error in failures if error.code != ErrorCode.OPERATION_NOT_ATTEMPTED]
+        if failures:
+            raise worst(refused or failures)
+
+    def _guarded(self, ask: Callable[[], _T]) -> _T:
+        """Like `_attempt`; after an error only abort is allowed."""
+        try:
+            return self._attempt(ask)
+        except KlogError:
+            self.fail()
+            raise
+
+    def _attempt(self, ask: Callable[[], _T]) -> _T:
+        """Like `Cluster.attempt`; looks coordinators up again after any failure."""
+
+        def ask_again() -> _T:
+            with self._coordinators.forgotten_on_error():
+                return ask()
+
+        return self._cluster.attempt(ask_again, self._cluster.config.max_block_ms, "max.block.ms")
+
+    def _request(self, api: Api, message: Message) -> Message:
+        return self._cluster.request(self._node(), api, message)
+
+    def _node(self) -> int:
+        return self._coordinators.node(self.transactional_id, TRANSACTION)

@@ -1,0 +1,108 @@
+"""Pauses between attempts: exponential, with jitter (KIP-580), until a deadline."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import time
+
+from spark_klog.base.interrupts import WAIT
+from spark_klog.client.settings import ClientConfig
+from spark_klog.errors import ConnectionFailed, RequestTimedOut
+
+_log = logging.getLogger(__name__)
+
+_JITTER = 0.2
+#: Seconds. If less is left, another attempt could not succeed.
+_LEAST = 0.01
+#: If the last attempt had less than this part of the time, the failure before it is raised: it says more.
+_SHORT = 0.1
+_MOST_DOUBLINGS = 30
+#: Prevents a busy loop with retry.backoff.ms=0.
+_LEAST_PAUSE_MS = 1
+#: Seconds. Failures that pass sooner, as when a leader moves, are not logged.
+_QUIET = 1.0
+#: What limits the requests of a call with a timeout of its own, for messages. Its caller calls it again and again, and
+#: logs the failure itself: only long calls log before.
+CALL_TIMEOUT = "the timeout of the call, at least 1 s"
+_QUIET_CALL = 5.0
+
+
+def pause_seconds(config: ClientConfig, attempts: int) -> float:
+    """The pause after this many failed attempts: from retry.backoff.ms, doubled up to retry.backoff.max.ms."""
+    first = max(config.retry_backoff_ms, _LEAST_PAUSE_MS)
+    longest = max(first, config.retry_backoff_max_ms)
+    pause: float = min(first * 2 ** min(attempts - 1, _MOST_DOUBLINGS), longest)
+    return pause / 1000 * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+
+def shown_seconds(seconds: float) -> str:
+    """Format seconds for a message; short times are not shown as 0."""
+    return f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.1g}"
+
+
+class Backoff:
+    """The pauses of one call; `pause_seconds` gives their lengths."""
+
+    def __init__(
+        self, config: ClientConfig, deadline: float, limit: str = "request.timeout.ms", connect_until: float = math.inf
+    ) -> None:
+        """`deadline` is a reading of `time.monotonic`, `limit` the name of the setting that it comes from.
+
+        After `connect_until`, which comes from socket.connection.setup.timeout.ms, no attempt begins.
+        """
+        self._begin = self._resumed = time.monotonic()
+        self._config = config
+        self._end, self._deadline = deadline, min(deadline, connect_until)
+        self._attempts = 0
+        self._failure: Exception | None = None
+        self._limit = limit
+        self._say_at = _QUIET_CALL if limit == CALL_TIMEOUT else _QUIET
+
+    def pause(self, failure: Exception) -> None:
+        """Sleep before the next attempt; raise `failure` if the deadline has come.
+
+        If the last attempt had hardly any time, raise the failure before it instead.
+        """
+        seconds = self.seconds(failure)
+        with WAIT:
+            time.sleep(seconds)
+        self._resumed = time.monotonic()
+
+    def seconds(self, failure: Exception) -> float:
+        """Like `pause`, but leave the sleep to the caller."""
+        left = self._deadline - time.monotonic()
+        if left < _LEAST:
+            is_short = self._deadline - self._resumed < _SHORT * (self._deadline - self._begin)
+            raise self._named(self._failure if self._failure is not None and is_short else failure)
+        self._failure = failure
+        self._attempts += 1
+        self._say(failure, left)
+        # shorter pauses near the deadline, so that the last attempt has time to succeed
+        pause = min(pause_seconds(self._config, self._attempts), left / 2)
+        self._resumed = time.monotonic() + pause
+        return pause
+
+    def _say(self, failure: Exception, left: float) -> None:
+        """Log a lasting failure, at intervals that double."""
+        waited = time.monotonic() - self._begin
+        if waited >= self._say_at:
+            self._say_at = 2 * waited
+            if self._limit == CALL_TIMEOUT:
+                _log.warning("still trying after %.0f s: %s", waited, failure)
+            else:
+                shown = (waited, left, self._limit_reached(), failure)
+                _log.warning("still trying after %.0f s, giving up in %.0f s (%s): %s", *shown)
+
+    def _limit_reached(self) -> str:
+        """Name the setting that limits the call now: an attempt that began in time may last beyond `connect_until`."""
+        is_connecting = self._deadline < self._end and time.monotonic() < self._end - _LEAST
+        return self._config.named("socket.connection.setup.timeout.ms" if is_connecting else self._limit)
+
+    def _named(self, failure: Exception) -> Exception:
+        """The failure, with the time tried and the setting that limits it."""
+        if type(failure) not in (ConnectionFailed, RequestTimedOut) or "; tried for " in str(failure):
+            return failure
+        waited = time.monotonic() - self._begin
+        return type(failure)(f"{failure}; tried for {shown_seconds(waited)} s ({self._limit_reached()})")

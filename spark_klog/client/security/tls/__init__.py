@@ -1,1 +1,0 @@
-"""TLS connections of the client, and the certificates and keys that they use."""

@@ -1,0 +1,499 @@
+"""Client settings by Kafka's names (without the prefix `kafka.` of Spark options).
+
+Named clusters: the settings of a cluster from a file, so that programs say "prod" and neither hosts nor secrets.
+
+~/.config/klog/clusters.toml, or the file that KLOG_CONFIG names; a table for each cluster, with Kafka's names:
+
+    [prod]
+    bootstrap.servers = ["kafka-1:9093", "kafka-2:9093"]
+    security.protocol = "SASL_SSL"
+    sasl.mechanism = "SCRAM-SHA-512"
+    sasl.username = "loader"
+    sasl.password = "env:KAFKA_PASSWORD"        # or "file:/run/secrets/kafka"
+
+A reference to a secret stays one until a connection is made (`security/settings/references.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from spark_klog.client.security import settings as security_settings
+from spark_klog.client.security.config import (
+    PROTOCOLS,
+    SecurityConfig,
+    Settings,
+    check_holds_no_secret,
+    is_plain_name,
+    resolved,
+)
+from spark_klog.errors import ConfigError
+from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
+from spark_klog.wire.codecs import MAX_DECOMPRESSED, Codec, codec_by_name
+from spark_klog.wire.primitives import MAX_FRAME
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_VARIABLE = "KLOG_CONFIG"
+
+
+def named_cluster(name: str) -> Settings:
+    """The settings of a cluster by Kafka's names; `ConfigError` if the file or the cluster is not there, or malformed.
+
+    Secrets may still be references, which `client_config` resolves.
+    """
+    path = _path()
+    clusters = _read(path)
+    if name not in clusters:
+        close = difflib.get_close_matches(name, clusters, 1)
+        there = f"it has {', '.join(sorted(clusters))}" if clusters else "it has none"
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(f"no cluster {name!r} in {path}: {there}{hint}")
+    table = clusters[name]
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {name} must be a table of settings: [{name}]")
+    return Settings(_flat(table, f"{path}: cluster {name}: "))
+
+
+def _path() -> Path:
+    given = os.environ.get(_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(folder) if folder else Path("~/.config").expanduser()) / "klog" / "clusters.toml"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return found
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no {path}, which defines clusters: write it, or set the environment variable {_VARIABLE} to "
+            "another file, before Spark starts"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}, which defines clusters, can't be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not TOML: it is not UTF-8") from None
+
+
+def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The settings of a table; TOML reads `sasl.password` without quotes as tables within tables."""
+    for key, value in table.items():
+        name = prefix + key
+        if isinstance(value, dict):
+            yield from _flat(value, where, f"{name}.")
+        elif isinstance(value, bool):
+            yield name, str(value).lower()
+        elif isinstance(value, str | int):
+            yield name, str(value)
+        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            yield name, ",".join(value)
+        else:
+            raise ConfigError(f"{where}{name} must be a text, a whole number, true, false or a list of texts")
+
+
+#: librdkafka's names for Kafka's settings, used by kcat and confluent-kafka.
+LIBRDKAFKAS = {
+    "compression.codec": "compression.type",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.max.bytes": "max.request.size",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "metadata.broker.list": "bootstrap.servers",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+}
+#: librdkafka's settings that count something else than bytes, and Kafka's that do what they are for.
+LIBRDKAFKAS_COUNTS = {
+    "batch.num.messages": "batch.size",
+    "queue.buffering.max.kbytes": "buffer.memory",
+    "queue.buffering.max.messages": "buffer.memory",
+    "queued.max.messages.kbytes": "fetch.max.bytes",
+    "queued.min.messages": "fetch.max.bytes",
+}
+#: kafka-python's settings whose names are not Kafka's with underscores.
+KAFKA_PYTHONS = {
+    "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
+    "sasl_plain_password": "sasl.password",
+    "sasl_plain_username": "sasl.username",
+    "ssl_cafile": "ssl.ca.location",
+    "ssl_certfile": "ssl.certificate.location",
+    "ssl_check_hostname": "ssl.endpoint.identification.algorithm",
+    "ssl_ciphers": "ssl.cipher.suites",
+    "ssl_crlfile": "ssl.crl.location",
+    "ssl_keyfile": "ssl.key.location",
+    "ssl_password": "ssl.key.password",
+}
+SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
+BYTES = "keys and values are bytes: encode and decode them in your program"
+#: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
+_PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
+#: How close (a ratio of `difflib`) an unknown name is to the setting that it probably means. A short name may differ in
+#: one letter, if it has at least so many.
+_CLOSE, _SHORTEST = 0.85, 4
+
+
+def hint(name: str, prefix: str, known: Collection[str]) -> str:
+    """Advice for an unknown setting, among the known ones."""
+    if name in LIBRDKAFKAS:
+        return f"it is librdkafka's, Kafka's name for it is {prefix}{LIBRDKAFKAS[name]}"
+    if name in LIBRDKAFKAS_COUNTS:
+        return f"it is librdkafka's: set {prefix}{LIBRDKAFKAS_COUNTS[name]}, in bytes"
+    if name == "compression.level":
+        codecs = ", ".join(f"{prefix}compression.{codec}.level" for codec in ("gzip", "lz4", "zstd"))
+        return f"it is librdkafka's: set that of the codec, {codecs}"
+    if name.replace("_", ".") in SERIALIZERS:
+        return f"remove it, {BYTES}"
+    if name in KAFKA_PYTHONS:
+        return f"it is kafka-python's, write {prefix}{KAFKA_PYTHONS[name]}"
+    name = name.lower()
+    for other in (name, _PREFIXES.sub("", name, count=1), name.replace("_", ".")):
+        if other in known:
+            return f"write {prefix}{other}"
+    beginning = [other for other in known if other.startswith(name)]
+    cutoff = min(_CLOSE, 1 - 1 / max(len(name), _SHORTEST))
+    close = difflib.get_close_matches(name, known, 1, cutoff) or (beginning if len(beginning) == 1 else [])
+    if close:
+        return f"did you mean {prefix}{close[0]}?"
+    return "remove it: Kafka's Java clients have no such setting"
+
+
+_READ_UNCOMMITTED, _READ_COMMITTED = "read_uncommitted", "read_committed"
+_ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
+_TRUTH = {"true": True, "false": False}
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+_MAX_INT, _MAX_LONG = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
+#: The smallest and the largest value. Kafka's clients also accept 0 for the positive ones, but with a timeout of 0 no
+#: call can succeed.
+_NUMBERS = {
+    "int": (0, _MAX_INT),
+    "positive int": (1, _MAX_INT),
+    "long": (0, _MAX_LONG),
+    "positive long": (1, _MAX_LONG),
+}
+
+#: The batches of a producer in each partition by which brokers recognise duplicates.
+_MOST_IDEMPOTENT = 5
+
+#: Settings of Kafka's own clients that are accepted and have no effect, so that users only have to replace the format.
+_WITHOUT_EFFECT = frozenset(
+    [
+        "allow.auto.create.topics",
+        "auto.commit.interval.ms",
+        "auto.include.jmx.reporter",
+        "auto.offset.reset",
+        "check.crcs",
+        "client.dns.lookup",
+        "client.rack",
+        "connections.max.idle.ms",
+        "default.api.timeout.ms",
+        "enable.auto.commit",
+        "enable.metrics.push",
+        "exclude.internal.topics",
+        "fetch.max.wait.ms",
+        "fetch.min.bytes",
+        "group.instance.id",
+        "group.protocol",
+        "group.remote.assignor",
+        "heartbeat.interval.ms",
+        "interceptor.classes",
+        "key.deserializer",
+        "key.serializer",
+        "max.poll.interval.ms",
+        "max.poll.records",
+        "metadata.max.idle.ms",
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+        "partition.assignment.strategy",
+        "partitioner.adaptive.partitioning.enable",
+        "partitioner.availability.timeout.ms",
+        "receive.buffer.bytes",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "send.buffer.bytes",
+        "session.timeout.ms",
+        "share.acknowledgement.mode",
+        "socket.connection.setup.timeout.max.ms",
+        "transaction.two.phase.commit.enable",
+        "value.deserializer",
+        "value.serializer",
+    ]
+).union(security_settings.WITHOUT_EFFECT)
+#: Settings that must not be ignored: that would silently do something else than the user asked for.
+_REFUSED = {
+    "bootstrap.controllers": "the client talks to brokers, set bootstrap.servers",
+    "config.providers": "settings are taken as they are written",
+    "oauth_cb": "set sasl.oauthbearer.provider=MODULE:FUNCTION instead",
+}
+
+
+def _setting(name: str, default: Any, kind: str) -> Any:
+    return field(default=default, metadata={"name": name, "kind": kind})
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """Parsed settings. Times in ms, sizes in bytes."""
+
+    bootstrap_servers: tuple[tuple[str, int], ...]
+    client_id: str = _setting("client.id", "spark_klog", "text")
+    connect_timeout_ms: int = _setting("socket.connection.setup.timeout.ms", 10_000, "positive long")
+    request_timeout_ms: int = _setting("request.timeout.ms", 30_000, "positive int")
+    retry_backoff_ms: int = _setting("retry.backoff.ms", 100, "long")
+    retry_backoff_max_ms: int = _setting("retry.backoff.max.ms", 1_000, "long")
+    delivery_timeout_ms: int = _setting("delivery.timeout.ms", 120_000, "positive int")
+    fetch_max_bytes: int = _setting("fetch.max.bytes", 50 * 1024 * 1024, "int")
+    partition_fetch_bytes: int = _setting("max.partition.fetch.bytes", 8 * 1024 * 1024, "int")
+    isolation_level: int = _setting("isolation.level", 0, "isolation")
+    acks: int = _setting("acks", -1, "acks")
+    enable_idempotence: bool | None = _setting("enable.idempotence", None, "boolean")
+    compression_type: str = _setting("compression.type", "none", "codec")
+    batch_size: int = _setting("batch.size", 256 * 1024, "int")
+    max_request_size: int = _setting("max.request.size", 1024 * 1024, "int")
+    buffer_memory: int = _setting("buffer.memory", 32 * 1024 * 1024, "long")
+    max_in_flight: int = _setting("max.in.flight.requests.per.connection", 5, "positive int")
+    partitioner: str | None = _setting("partitioner", None, "partitioner")
+    partitioner_class: str | None = _setting("partitioner.class", None, "partitioner")
+    partitioner_ignore_keys: bool = _setting("partitioner.ignore.keys", False, "boolean")
+    linger_ms: int = _setting("linger.ms", 5, "long")
+    gzip_level: int | None = _setting("compression.gzip.level", None, "level")
+    lz4_level: int | None = _setting("compression.lz4.level", None, "level")
+    zstd_level: int | None = _setting("compression.zstd.level", None, "level")
+    decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED, "positive int")
+    #: How often a batch is sent again; nearly without end, as delivery.timeout.ms bounds it.
+    retries: int = _setting("retries", _MAX_INT, "int")
+    metadata_max_age_ms: int = _setting("metadata.max.age.ms", 300_000, "positive long")
+    max_block_ms: int = _setting("max.block.ms", 60_000, "positive long")
+    transactional_id: str | None = _setting("transactional.id", None, "text")
+    transaction_timeout_ms: int = _setting("transaction.timeout.ms", 60_000, "positive int")
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    #: The prefix of settings as the user wrote them.
+    prefix: str = ""
+
+    def named(self, name: str) -> str:
+        """A setting's name as the user writes it, for messages."""
+        return self.prefix + name
+
+    @property
+    def codec(self) -> Codec:
+        return codec_by_name(self.compression_type)
+
+    @property
+    def compression_level(self) -> int | None:
+        """The configured level of the codec, None for its default."""
+        levels = {"gzip": self.gzip_level, "lz4": self.lz4_level, "zstd": self.zstd_level}
+        return levels.get(self.compression_type)
+
+    @property
+    def is_idempotent(self) -> bool:
+        """Whether the producer is idempotent: the default with acks=all and retries, as in Kafka."""
+        return self.acks == _ACKS["all"] and self.retries > 0 and self.enable_idempotence is not False
+
+    @property
+    def partitioning(self) -> Partitioning:
+        """How records without a partition get one."""
+        if self.partitioner is not None:
+            return PARTITIONERS["partitioner"][self.partitioner]
+        found = KAFKAS if self.partitioner_class is None else PARTITIONERS["partitioner.class"][self.partitioner_class]
+        return replace(found, hash=None) if self.partitioner_ignore_keys else found
+
+    @property
+    def response_max_bytes(self) -> int:
+        """The largest response that a connection accepts."""
+        return max(MAX_FRAME, 2 * self.fetch_max_bytes)
+
+
+_KNOWN = {item.metadata["name"]: item for item in fields(ClientConfig) if item.metadata}
+_ELSEWHERE = frozenset({"bootstrap.servers", "group.id", "zookeeper.connect", "offsets.storage", "dual.commit.enabled"})
+#: All, in the order in which hints look for a similar one.
+_NAMES = dict.fromkeys([*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)])
+
+
+_SCHEME = re.compile(r"([0-9a-zA-Z._%-]*)://")
+#: What a host has not, and what people write between several.
+_BETWEEN = re.compile(r"[\s;|'\"]")
+
+
+def parse_bootstrap(text: str, name: str = "bootstrap.servers", protocol: str = "") -> tuple[tuple[str, int], ...]:
+    """Parse "HOST:PORT,HOST:PORT" to (host, port) pairs; `ConfigError` if it is malformed.
+
+    As Java's clients do, it drops a scheme before a host (`PLAINTEXT://`, or a listener's name); a protocol in it must
+    be `protocol` if that is given, as in librdkafka.
+    """
+    if "@" in text:
+        raise ConfigError(
+            f"{name} has a character @, and is not shown, as a password may be before it: write HOST:PORT, and set "
+            "sasl.username and sasl.password"
+        )
+    servers = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if scheme := _SCHEME.match(part):
+            part, found = part[scheme.end() :].rstrip("/"), scheme[1].upper()
+            if protocol and found in PROTOCOLS and found != protocol:
+                raise ConfigError(f"{name}: {scheme[0]}{part} contradicts security.protocol={protocol}: set {found}")
+        host, colon, port = part.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"{name}: {part!r} is not HOST:PORT")
+        if _BETWEEN.search(host):
+            raise ConfigError(f"{name}: {part!r} is not HOST:PORT; write commas between several: HOST:PORT,HOST:PORT")
+        servers.append((host.strip("[]"), int(port)))
+    if not servers:
+        raise ConfigError(f"{name} is empty: set HOST:PORT[,HOST:PORT...]")
+    return tuple(servers)
+
+
+def setting_texts(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The settings' values as text; they may be str, int, float or bool, and bootstrap.servers a list or tuple of str.
+
+    `ConfigError` for other values, None among them, with the setting's name.
+    """
+    return Settings({name: _text(name, value, prefix) for name, value in settings.items()})
+
+
+def _text(name: str, value: Any, prefix: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name == "bootstrap.servers" and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+        value = ",".join(value)
+    if isinstance(value, str | int | float):
+        if is_plain_name(name):
+            check_holds_no_secret(prefix + name, name, str(value))
+        return str(value)
+    shown = prefix + name if is_plain_name(name) else "a setting"
+    if value is None:
+        raise ConfigError(f"{shown} is None: set a value, or leave the setting out")
+    told = f"leave it out, {BYTES}" if name in SERIALIZERS else "set text, a number, True or False"
+    raise ConfigError(f"{shown} is of type {type(value).__name__}: {told}")
+
+
+def parse_value(kind: str, name: str, text: str) -> Any:
+    """Parse a setting's value by its kind (see `ClientConfig`); `ConfigError` names the setting."""
+    text = text.strip()
+    if kind in _NUMBERS:
+        smallest, largest = _NUMBERS[kind]
+        if not _NUMBER.fullmatch(text) or not smallest <= int(text) <= largest:
+            raise ConfigError(f"{name}={text}: set a number from {smallest} to {largest}")
+        return int(text)
+    if kind == "boolean":
+        truth = text.strip().lower()
+        if truth not in _TRUTH:
+            raise ConfigError(f"{name}={text}: set true or false")
+        return _TRUTH[truth]
+    if kind == "isolation":
+        if text not in (_READ_UNCOMMITTED, _READ_COMMITTED):
+            raise ConfigError(f"{name}={text}: set {_READ_UNCOMMITTED} or {_READ_COMMITTED}")
+        return int(text == _READ_COMMITTED)
+    if kind == "acks":
+        if text not in _ACKS:
+            raise ConfigError(f"{name}={text}: set 0, 1, -1 or all")
+        return _ACKS[text]
+    if kind == "level":
+        try:
+            level = int(text)
+        except ValueError:
+            raise ConfigError(f"{name}={text}: set a number") from None
+        codec_by_name(name.split(".")[-2]).check_level(level)
+        return level
+    if kind == "partitioner":
+        known = PARTITIONERS[name[name.index("partitioner") :]]
+        if text not in known:
+            names = ", ".join(known)
+            raise ConfigError(f"{name}={text}: set one of {names}, or give each record its partition")
+        return text
+    if kind == "codec":
+        return codec_by_name(text).name
+    return text
+
+
+def without_effect(settings: Mapping[str, str]) -> list[str]:
+    """The names of the given settings that `client_config` accepts and ignores, sorted."""
+    return sorted(name for name in settings if name in _WITHOUT_EFFECT)
+
+
+def is_known(name: str) -> bool:
+    """Whether `client_config` takes a setting of this name."""
+    return name in _NAMES
+
+
+def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise a `ConfigError` that names all settings that are unknown or refused; `prefix` as in `client_config`."""
+    problems = dict.fromkeys(_problem(name, prefix) for name in settings if not is_known(name))
+    if problems:
+        raise ConfigError("; and ".join(problems))
+
+
+def _problem(name: str, prefix: str) -> str:
+    """Why a setting that is not known is refused, and what to do."""
+    why = _REFUSED.get(name) or security_settings.refusal(name)
+    if why is not None:
+        return f"setting {prefix}{name} is not supported: {why}"
+    if not is_plain_name(name):
+        return (
+            "unknown client setting, not shown as it may be a line of a key (in a properties file each line of PEM but "
+            f"the last ends with a backslash); {hint(name, prefix, _NAMES)}"
+        )
+    return f"unknown client setting {prefix + name!r}; {hint(name, prefix, _NAMES)}"
+
+
+def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig:
+    """Parse settings by Kafka's names; `ConfigError` for an unknown name, a bad value, or no bootstrap.servers.
+
+    Values are as of `setting_texts`. `prefix` is the prefix that the user wrote before the names, for messages.
+    """
+    check_names(settings, prefix)
+    if "bootstrap.servers" not in settings:
+        raise ConfigError(f"{prefix}bootstrap.servers is required: set HOST:PORT[,HOST:PORT...]")
+    settings = resolved(setting_texts(settings, prefix), prefix)
+    security = security_settings.security_config(settings, prefix)
+    named = f"{prefix}bootstrap.servers"
+    values: dict[str, Any] = {
+        "bootstrap_servers": parse_bootstrap(settings["bootstrap.servers"], named, security.protocol),
+        "prefix": prefix,
+    }
+    for name, item in _KNOWN.items():
+        if name in settings:
+            values[item.name] = parse_value(item.metadata["kind"], prefix + name, settings[name])
+    config = ClientConfig(**values, security=security)
+    if config.enable_idempotence and not config.is_idempotent:
+        if config.acks == _ACKS["all"]:
+            raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}retries above 0")
+        acks = f"{prefix}acks={settings['acks']}"
+        raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}acks=all, not {acks}")
+    if config.is_idempotent and config.max_in_flight > _MOST_IDEMPOTENT:
+        typed = f"{prefix}max.in.flight.requests.per.connection={config.max_in_flight}"
+        raise ConfigError(
+            f"{typed}: set at most {_MOST_IDEMPOTENT}, as brokers recognise duplicates among a producer's last "
+            f"{_MOST_IDEMPOTENT} batches, or {prefix}enable.idempotence=false"
+        )
+    if config.partitioner is not None and (config.partitioner_class is not None or config.partitioner_ignore_keys):
+        raise ConfigError(
+            f"{prefix}partitioner is librdkafka's, {prefix}partitioner.class and {prefix}partitioner.ignore.keys are "
+            "Kafka's: set one of them"
+        )
+    if config.transactional_id is not None and not (config.transactional_id and config.is_idempotent):
+        raise ConfigError(f"{prefix}transactional.id needs a name, {prefix}acks=all and idempotence")
+    return config

@@ -1,1 +1,0 @@
-"""Trees of nodes like ZooKeeper's: in ZooKeeper, in files, and in memory."""

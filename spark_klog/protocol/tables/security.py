@@ -1,0 +1,213 @@
+"""Access control lists (KIP-140, KIP-290): DescribeAcls (key 29), CreateAcls (30) and DeleteAcls (31)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from spark_klog.protocol.schema import BYTES, INT8, INT16, INT32, INT64, STRING, F, api, array, struct
+
+DESCRIBE_USER_SCRAM_CREDENTIALS = api(
+    50,
+    "DescribeUserScramCredentials",
+    "0",
+    0,
+    struct(F("users", array(F("name", STRING)), nullable="0+")),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F(
+            "results",
+            array(
+                F("user", STRING),
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+                F("credential_infos", array(F("mechanism", INT8), F("iterations", INT32))),
+            ),
+        ),
+    ),
+)
+
+ALTER_USER_SCRAM_CREDENTIALS = api(
+    51,
+    "AlterUserScramCredentials",
+    "0",
+    0,
+    struct(
+        F("deletions", array(F("name", STRING), F("mechanism", INT8))),
+        F(
+            "upsertions",
+            array(
+                F("name", STRING),
+                F("mechanism", INT8),
+                F("iterations", INT32),
+                F("salt", BYTES),
+                F("salted_password", BYTES),
+            ),
+        ),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "results",
+            array(
+                F("user", STRING),
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+            ),
+        ),
+    ),
+)
+
+
+_NEVER_FLEXIBLE = 1 << 15
+
+SASL_HANDSHAKE = api(
+    17,
+    "SaslHandshake",
+    "0-1",
+    _NEVER_FLEXIBLE,
+    struct(F("mechanism", STRING)),
+    struct(F("error_code", INT16), F("mechanisms", array(STRING))),
+)
+
+SASL_AUTHENTICATE = api(
+    36,
+    "SaslAuthenticate",
+    "0-2",
+    2,
+    struct(F("auth_bytes", BYTES)),
+    struct(
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F("auth_bytes", BYTES),
+        F("session_lifetime_ms", INT64, "1+"),
+    ),
+)
+
+
+#: Types of resources, patterns and permissions; a filter matches anything with ANY.
+ANY, TOPIC = 1, 2
+MATCH, LITERAL, PREFIXED = 2, 3, 4
+ALLOW = 3
+
+
+class AclOperation(IntEnum):
+    """Operations on a resource. Only filters have ANY."""
+
+    ANY = 1
+    ALL = 2
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+_FILTER = (
+    F("resource_type_filter", INT8),
+    F("resource_name_filter", STRING, nullable="0+"),
+    F("pattern_type_filter", INT8, "1+", default=LITERAL),
+    F("principal_filter", STRING, nullable="0+"),
+    F("host_filter", STRING, nullable="0+"),
+    F("operation", INT8),
+    F("permission_type", INT8),
+)
+
+DESCRIBE_ACLS = api(
+    29,
+    "DescribeAcls",
+    "1-3",
+    2,
+    struct(*_FILTER),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F(
+            "resources",
+            array(
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F("pattern_type", INT8, "1+", default=LITERAL),
+                F(
+                    "acls",
+                    array(
+                        F("principal", STRING),
+                        F("host", STRING),
+                        F("operation", INT8),
+                        F("permission_type", INT8),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+CREATE_ACLS = api(
+    30,
+    "CreateAcls",
+    "1-3",
+    2,
+    struct(
+        F(
+            "creations",
+            array(
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F("resource_pattern_type", INT8, "1+", default=LITERAL),
+                F("principal", STRING),
+                F("host", STRING),
+                F("operation", INT8),
+                F("permission_type", INT8),
+            ),
+        ),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "results",
+            array(
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+            ),
+        ),
+    ),
+)
+
+DELETE_ACLS = api(
+    31,
+    "DeleteAcls",
+    "1-3",
+    2,
+    struct(F("filters", array(*_FILTER))),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "filter_results",
+            array(
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+                F(
+                    "matching_acls",
+                    array(
+                        F("error_code", INT16),
+                        F("error_message", STRING, nullable="0+", default=None),
+                        F("resource_type", INT8),
+                        F("resource_name", STRING),
+                        F("pattern_type", INT8, "1+", default=LITERAL),
+                        F("principal", STRING),
+                        F("host", STRING),
+                        F("operation", INT8),
+                        F("permission_type", INT8),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)

@@ -1,1 +1,0 @@
-"""Exactly-once writes of a stream: the protocol (without I/O), and who carries it out with brokers and files."""

@@ -1,1 +1,0 @@
-"""Planning of reads on the driver: offsets, ranges, their partitions, losses."""

@@ -1,0 +1,1 @@
+"""Progress of queries for others to see: offsets of groups, listeners, metrics."""

@@ -1,0 +1,414 @@
+"""Show how much a running query has read and how far it is behind, for people and for monitoring.
+
+    spark.streams.addListener(ProgressListener(show=sys.stderr))
+
+After each micro-batch the listener computes figures from the offsets of klog sources in Spark's progress record.
+
+Counts of what a query writes, by topic, in Spark's progress records: rows are counted just before the sink.
+
+    rows = observed(frame, "clicks", "orders")  # the topics of the column topic
+    query = rows.writeStream.format("klog")...
+
+Spark takes no figures from a Python sink into a query's progress. It does take those of `DataFrame.observe`, so
+`observed` counts the rows just before the sink, and `ProgressListener.written` has the figures of each micro-batch.
+
+Metrics of running Spark queries for Prometheus.
+
+| metric | kind | labels | what |
+| --- | --- | --- | --- |
+| klog_query_lag_records | gauge | query, source, topic, partition | offsets behind the latest at the last progress |
+| klog_query_lag_seconds | gauge | query, source, topic, partition | how long ago the oldest unread record was written |
+| klog_query_rows_total | counter | query, source | rows read since the listener was added |
+| klog_query_rows_per_second | gauge | query, source | rows a second in the last micro-batch |
+| klog_query_batch_id | gauge | query, source | the last micro-batch |
+| klog_query_lost_ranges_total | counter | query, source | ranges that could not be read (failOnDataLoss=report) |
+| klog_query_progress_timestamp_seconds | gauge | query, source | when the last progress was reported |
+
+Progress records have offsets, not times. The seconds are found by when an offset was first seen as the latest one: they
+are right to the time between two micro-batches, and of records older than the listener a lower bound.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any, TextIO
+
+from pyspark.sql import Column, DataFrame, Row, functions as F
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+from pyspark.sql.types import LongType
+
+from spark_klog.client.places import Offsets, from_json, start_in
+from spark_klog.errors import ConfigError
+from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
+from spark_klog.metrics.http import MetricsThread
+from spark_klog.spark.options.names import LOST, RECORD_BYTES
+from spark_klog.trees.checkpoint import START_OF
+
+
+@dataclass(frozen=True)
+class SourceProgress:
+    """One micro-batch of one klog source.
+
+    `source` is the index among the query's sources. `records` has the offsets that each "topic-partition" advanced, if
+    its start is known; `bytes` estimates their compressed size in the log (option estimateRecordBytes). Minimum,
+    maximum and average of the offsets behind latest are over the partitions. `lost` lists the ranges that could not be
+    read (failOnDataLoss=report), see `ranges.Lost`. `end` has the offset that each "topic-partition" has reached,
+    `behind` how many offsets that is behind the latest one.
+    """
+
+    query: str
+    batch_id: int
+    rows: int
+    rows_per_second: float
+    records: dict[str, int]
+    bytes: dict[str, int]
+    min_offsets_behind_latest: int
+    max_offsets_behind_latest: int
+    avg_offsets_behind_latest: float
+    lost: list[dict[str, Any]]
+    source: int = 0
+    end: dict[str, int] = field(default_factory=dict)
+    behind: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({name.rpartition("-")[0] for name in self.records})
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        behind = (
+            f"{self.max_offsets_behind_latest:,} behind at most" if self.max_offsets_behind_latest else "up to date"
+        )
+        lost = f", {len(self.lost)} ranges lost" if self.lost else ""
+        speed = f"{self.rows:,} rows, {self.rows_per_second:,.0f} rows/s"
+        source = f"source {self.source} ({', '.join(self.topics)})"
+        return f"{self.query} micro-batch {self.batch_id}, {source}: {speed}, {behind}{lost}"
+
+
+def source_progress(
+    query: str,
+    batch_id: int,
+    rows: int,
+    rows_per_second: float,
+    start: str | None,
+    end: str | None,
+    latest: str | None,
+    number: int = 0,
+) -> SourceProgress | None:
+    """The figures of a source, from its offsets in Spark's progress record; None if it is not a klog source."""
+    reached = _offsets(end)
+    if reached is None:
+        if START_OF not in _object(end):
+            return None
+        reached = {}  # all partitions were deleted
+    known = _object(latest)
+    lost = known.pop(LOST, [])
+    sizes = {(entry["topic"], entry["partition"]): float(entry["bytes"]) for entry in known.pop(RECORD_BYTES, [])}
+    before = dict.fromkeys(reached, 0) | (_offsets(start) or {})
+    begun = start_in(_object(end), before, is_first=not _object(start))
+    newest = from_json(known)
+    behind = {key: max(0, newest.get(key, offset) - offset) for key, offset in reached.items()}
+    moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}
+    return SourceProgress(
+        query=query,
+        batch_id=batch_id,
+        rows=rows,
+        rows_per_second=rows_per_second,
+        records={f"{topic}-{partition}": count for (topic, partition), count in moved.items()},
+        bytes={
+            f"{topic}-{partition}": round(moved[topic, partition] * size)
+            for (topic, partition), size in sizes.items()
+            if (topic, partition) in moved
+        },
+        min_offsets_behind_latest=min(behind.values(), default=0),
+        max_offsets_behind_latest=max(behind.values(), default=0),
+        avg_offsets_behind_latest=sum(behind.values()) / max(1, len(behind)),
+        lost=lost,
+        source=number,
+        end={f"{topic}-{partition}": offset for (topic, partition), offset in reached.items()},
+        behind={f"{topic}-{partition}": count for (topic, partition), count in behind.items()},
+    )
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """Parse a JSON object; empty if there is none: a micro-batch that a restart repeats has no latest offset."""
+    try:
+        value = json.loads(text or "")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _offsets(text: str | None) -> Offsets | None:
+    """Parse the offsets of a klog source; None if they are not a klog source's."""
+    try:
+        value = json.loads(text or "")
+        return from_json(value) or None
+    except (ValueError, AttributeError, TypeError):
+        return None
+
+
+#: The name of the observation. A query may have one.
+_NAME = "spark_klog written"
+_RECORDS, _BYTES = "records of ", "bytes of "
+
+
+@dataclass(frozen=True)
+class SinkProgress:
+    """The counts of one micro-batch, by topic: records written, and bytes of their keys, values and headers.
+
+    A micro-batch that a restart repeats is counted again, also if an exactly-once sink does not write it again.
+    """
+
+    query: str
+    batch_id: int
+    records: dict[str, int]
+    bytes: dict[str, int]
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def observed(rows: DataFrame, *topics: str) -> DataFrame:
+    """Rows for the sink, counted for `ProgressListener.written` by their column topic.
+
+    Name the topics to count. Without a column topic, name the one of the sink's option topic. The rows stay as they
+    are; call it last, directly before `writeStream`. `ConfigError` without a topic, or for several without the column.
+    """
+    names = list(dict.fromkeys(topics))
+    has_column = "topic" in rows.columns
+    if not names or (len(names) > 1 and not has_column):
+        raise ConfigError(
+            "observed counts rows by topic: name the topics of the column topic, or the one of the option topic if "
+            "there is no such column"
+        )
+    size = _size(rows)
+    figures = []
+    for name in names:
+        is_its = F.col("topic") == F.lit(name) if has_column else F.lit(True)
+        figures.append(F.count(F.when(is_its, 1)).alias(_RECORDS + name))
+        figures.append(F.coalesce(F.sum(F.when(is_its, size)), F.lit(0)).alias(_BYTES + name))
+    return rows.observe(_NAME, *figures)
+
+
+def _size(rows: DataFrame) -> Column:
+    """The bytes of a row's key, value and headers."""
+    parts = [F.octet_length(name) for name in ("key", "value") if name in rows.columns]
+    if "headers" in rows.columns:
+
+        def add(total: Column, header: Column) -> Column:
+            key, value = F.octet_length(header["key"]), F.octet_length(header["value"])
+            return total + F.coalesce(key, F.lit(0)) + F.coalesce(value, F.lit(0))
+
+        parts.append(F.aggregate("headers", F.lit(0).cast(LongType()), add))
+    total = F.lit(0).cast(LongType())
+    for part in parts:
+        total = total + F.coalesce(part, F.lit(0))
+    return total
+
+
+def sink_progress(query: str, batch_id: int, metrics: Mapping[str, Row]) -> SinkProgress | None:
+    """The figures of `observed` in a progress record's observedMetrics; None if there are none."""
+    if _NAME not in metrics:
+        return None
+    figures = metrics[_NAME].asDict()
+    records = {name.removeprefix(_RECORDS): count for name, count in figures.items() if name.startswith(_RECORDS)}
+    return SinkProgress(query, batch_id, records, {name: figures[_BYTES + name] or 0 for name in records})
+
+
+#: Return to the start of the terminal's line and clear it.
+_REWRITE = "\r\x1b[2K"
+
+
+class ProgressListener(StreamingQueryListener):
+    """Keeps the last progress of each source in `last`, passes it to `on_progress` and writes it to `show`.
+
+    `written` has what the last micro-batch of each query has written by topic, if its rows are counted by
+    `spark_klog.spark.progress.listener.observed`; `on_written` gets it after each micro-batch.
+
+    On a terminal it rewrites one line; elsewhere it writes a line per progress. With `metrics`, HOST:PORT or a port of
+    127.0.0.1, it serves the figures of running queries to Prometheus at /metrics (see `query_metrics`) until `close`;
+    `ConfigError` if it can't listen there.
+    """
+
+    def __init__(
+        self,
+        on_progress: Callable[[SourceProgress], None] | None = None,
+        show: TextIO | None = None,
+        metrics: str | None = None,
+        on_written: Callable[[SinkProgress], None] | None = None,
+    ) -> None:
+        self._on_progress = on_progress
+        self._show = show
+        self._on_written = on_written
+        #: By query and number of the source.
+        self.last: dict[tuple[str, int], SourceProgress] = {}
+        #: By query.
+        self.written: dict[str, SinkProgress] = {}
+        #: Names of the running queries by id: the event of a query's end has no name.
+        self._names: dict[str, str] = {}
+        self._metrics = QueryMetrics()
+        self._server = MetricsThread(metrics, self._metrics.page, "metrics") if metrics is not None else None
+
+    @property
+    def metrics_address(self) -> str | None:
+        """HOST:PORT where the metrics are served."""
+        return None if self._server is None else self._server.address
+
+    def close(self) -> None:
+        """Stop serving metrics."""
+        if self._server is not None:
+            self._server.close()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        self._names[str(event.id)] = event.name or str(event.id)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        query = self._names[str(progress.id)] = progress.name or str(progress.id)
+        written = sink_progress(query, progress.batchId, progress.observedMetrics)
+        if written is not None:
+            self.written[query] = written
+            if self._on_written is not None:
+                self._on_written(written)
+        for number, source in enumerate(progress.sources):
+            found = source_progress(
+                query,
+                progress.batchId,
+                source.numInputRows,
+                source.processedRowsPerSecond,
+                source.startOffset,
+                source.endOffset,
+                source.latestOffset,
+                number,
+            )
+            if found is None:
+                continue
+            self.last[query, number] = found
+            self._metrics.add(found)
+            if self._on_progress is not None:
+                self._on_progress(found)
+            if self._show is not None:
+                self._show.write(f"{_REWRITE}{found}" if self._show.isatty() else f"{found}\n")
+                self._show.flush()
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._metrics.remove(self._names.pop(str(event.id), str(event.id)))
+        if self._show is not None and self._show.isatty():
+            self._show.write("\n")
+            self._show.flush()
+
+
+#: Samples of a metric: a query with many partitions must not flood a monitoring system.
+_MAX_SERIES = 10_000
+#: Latest offsets kept for each partition.
+_HISTORY = 120
+_SOURCE, _PARTITION = ("query", "source"), ("query", "source", "topic", "partition")
+
+
+class _Partition:
+    """A partition's state: the offset reached, and the latest offsets with the times at which they were seen."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.behind = 0
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_HISTORY)
+
+    def add(self, now: float, end: int, behind: int) -> None:
+        self.end, self.behind = end, behind
+        if not self._seen or self._seen[-1][1] != end + behind:
+            self._seen.append((now, end + behind))
+        while len(self._seen) > 1 and self._seen[1][1] <= end:
+            self._seen.popleft()
+
+    def lag_seconds(self, now: float) -> float:
+        """Seconds since the next record was first seen; it may have been written before."""
+        if not self.behind:
+            return 0.0
+        return max(0.0, now - next((seen for seen, latest in self._seen if latest > self.end), now))
+
+
+class _Source:
+    def __init__(self) -> None:
+        self.rows = self.lost = 0
+        self.rows_per_second = self.reported = 0.0
+        self.batch_id = -1
+        self.partitions: dict[str, _Partition] = {}
+
+
+class QueryMetrics:
+    """The figures of running queries. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sources: dict[tuple[str, int], _Source] = {}
+
+    def add(self, progress: SourceProgress) -> None:
+        """Take over the figures of a source's micro-batch."""
+        now = self._clock()
+        with self._lock:
+            source = self._sources.setdefault((progress.query, progress.source), _Source())
+            source.rows += progress.rows
+            source.lost += len(progress.lost)
+            source.rows_per_second, source.reported = progress.rows_per_second, now
+            source.batch_id = progress.batch_id
+            known = source.partitions
+            source.partitions = {name: known.get(name) or _Partition() for name in progress.end}
+            for name, partition in source.partitions.items():
+                partition.add(now, progress.end[name], progress.behind[name])
+
+    def remove(self, query: str) -> None:
+        """Forget a query that has ended."""
+        with self._lock:
+            for key in [key for key in self._sources if key[0] == query]:
+                del self._sources[key]
+
+    def page(self) -> Iterator[str]:
+        """The page's lines."""
+        with self._lock:
+            families = self._families(self._clock())
+        for family in families:
+            yield from lines(family._replace(samples=islice(family.samples, _MAX_SERIES)))
+
+    def _families(self, now: float) -> list[Family]:
+        sources = [((query, str(number)), source) for (query, number), source in sorted(self._sources.items())]
+        partitions: list[tuple[Labels, _Partition]] = []
+        for labels, source in sources:
+            for name, partition in sorted(source.partitions.items()):
+                topic, _, index = name.rpartition("-")
+                partitions.append(((*labels, topic, index), partition))
+
+        def by_source(name: str, kind: str, text: str, value: Callable[[_Source], float]) -> Family:
+            return Family(f"klog_query_{name}", kind, text, _SOURCE, [(key, value(found)) for key, found in sources])
+
+        records: list[tuple[Labels, float]] = [(labels, found.behind) for labels, found in partitions]
+        seconds = [(labels, found.lag_seconds(now)) for labels, found in partitions]
+        return [
+            Family("klog_query_lag_records", GAUGE, "Offsets behind the latest offset", _PARTITION, records),
+            Family("klog_query_lag_seconds", GAUGE, "Age of the oldest unread record", _PARTITION, seconds),
+            by_source("rows_total", COUNTER, "Rows read", lambda source: source.rows),
+            by_source("rows_per_second", GAUGE, "Rows a second", lambda source: source.rows_per_second),
+            by_source("batch_id", GAUGE, "The last micro-batch", lambda source: source.batch_id),
+            by_source("lost_ranges_total", COUNTER, "Ranges that could not be read", lambda source: source.lost),
+            by_source("progress_timestamp_seconds", GAUGE, "Time of the last progress", lambda source: source.reported),
+        ]

@@ -1,0 +1,189 @@
+"""Read data directories without a broker (option `path`): partitions, offsets and record batches for batch queries."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TypeVar
+from uuid import UUID
+
+import pyarrow.fs as pafs
+
+from spark_klog.base.addresses import filesystem_at, without_user
+from spark_klog.client.offsets import NO_OFFSET
+from spark_klog.client.places import Offsets, OffsetSpec, Spec, TopicPartition
+from spark_klog.errors import ConfigError
+from spark_klog.log.stored.directory import Directory, StoredDirectories, StoredLog
+from spark_klog.log.stored.files import Entry
+from spark_klog.log.stored.partition import StoredBatches
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.records.reading.reader import BadBatch
+from spark_klog.spark.options.reads import SourceOptions, SplitLimits, directory_config
+from spark_klog.spark.read import batch_query as resolution
+from spark_klog.spark.read.ranges import OffsetRange, pack, split
+
+
+class ArrowLogFiles:
+    """A file system of pyarrow as `log.stored_files.LogFiles`."""
+
+    def __init__(self, filesystem: pafs.FileSystem) -> None:
+        self._filesystem = filesystem
+
+    def entries(self, folder: str) -> list[Entry]:
+        infos = self._filesystem.get_file_info(pafs.FileSelector(folder))
+        return [
+            Entry(info.base_name, info.size or 0, info.type == pafs.FileType.Directory)
+            for info in infos
+            if info.type != pafs.FileType.NotFound  # deleted during the listing
+        ]
+
+    def open(self, path: str) -> ArrowFile:
+        return ArrowFile(self._filesystem, path)
+
+
+class ArrowFile:
+    """A file of pyarrow as `log.stored_files.OpenFile`."""
+
+    def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
+        self._file = filesystem.open_input_file(path)
+        self.size: int = self._file.size()
+
+    def read(self, position: int, size: int) -> bytes:
+        data: bytes = self._file.read_at(size, position)
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def directory(address: str) -> Directory:
+    """The data directory at a path or URI; `ConfigError` for a URI that no file system supports, OSError."""
+    filesystem, path = filesystem_at(address)
+    return Directory(ArrowLogFiles(filesystem), path, without_user(address))
+
+
+_log = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+#: Read only if the options name them: Kafka's internal topics, and KRaft's metadata log.
+_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
+#: Stored bytes of a task, unless the options limit tasks otherwise.
+_TASK_BYTES = 48 * 1024 * 1024
+#: Partitions to open at the same time: with remote files most of the time is spent waiting.
+_THREADS = 8
+
+
+def _directories(options: SourceOptions) -> StoredDirectories:
+    config = directory_config(options.client)
+    return StoredDirectories(
+        [directory(path) for path in options.paths],
+        read_committed=bool(config.isolation_level),
+        limit=config.decompressed_max_bytes,
+    )
+
+
+class DirectoryReader:
+    """Reads the ranges of a task from data directories; see `reading.RangeReader`."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.config = directory_config(options.client)
+        self._directories = _directories(options)
+
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]:
+        """The record batches of a range; errors as of `StoredPartition.read`."""
+        return self._directories.open(requested.topic, requested.partition).read(requested.start, requested.end, on_bad)
+
+
+@contextmanager
+def open_directory_source(options: SourceOptions) -> Iterator[DirectorySource]:
+    """Open a `DirectorySource` for the duration of the block."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield DirectorySource(options, pool)
+
+
+class DirectorySource:
+    """The source of a batch query that reads data directories, see `batch_query.BatchQuerySource`.
+
+    It lists each folder once, when it first needs it.
+    """
+
+    def __init__(self, options: SourceOptions, pool: ThreadPoolExecutor) -> None:
+        self._options, self._pool = options, pool
+        self._directories = _directories(options)
+        self._logs: dict[TopicPartition, StoredLog] = {}
+        #: Empty: tasks of a directory compare no topic ids.
+        self.topic_ids: Mapping[str, UUID] = {}
+
+    def partitions(self) -> list[TopicPartition]:
+        subscription, found = self._options.subscription, self._directories.partitions()
+        if subscription.pattern is not None:
+            pattern = re.compile(subscription.pattern)
+            return [key for key in found if key[0] not in _INTERNAL and pattern.search(key[0])]
+        assigned = subscription.assign or dict.fromkeys(subscription.topics or ())
+        for topic, numbers in assigned.items():
+            there = {partition for name, partition in found if name == topic}
+            if not there:
+                folders = ", ".join(map(without_user, self._options.paths))
+                raise ConfigError(f"topic {topic} does not exist in {folders}")
+            if missing := sorted(set(numbers or ()) - there):
+                raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
+        return [key for key in found if key[0] in assigned and key[1] in (assigned[key[0]] or (key[1],))]
+
+    def list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
+        return self._each(times, lambda key: self._offset(key, times[key]))
+
+    def timestamp_types(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
+        found = self._each(offsets, lambda key: self._logs[key].timestamp_type(offsets[key]))
+        return {key: kind for key, kind in found.items() if kind is not None}
+
+    def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
+        if isinstance(spec, OffsetSpec):
+            for key, offset in spec.each:
+                if offset >= 0 and key in partitions:
+                    self._log(key).check_offset(offset)
+        return resolution.resolve(self, spec, partitions, option)
+
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
+        return resolution.latest(self, partitions)
+
+    def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
+        limits = self._options.split
+        size = limits.max_bytes or (None if limits.min_partitions else _TASK_BYTES)
+        cuts = self._each(ranges, lambda item: self._cut(item, size) if size else [item])
+        pieces = [piece for item in ranges for piece in cuts[item]]
+        return pack(split(pieces, SplitLimits(limits.min_partitions, limits.max_records), {}), limits)
+
+    def _each(self, keys: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
+        """Call `ask` for all keys, in the threads of the pool."""
+        keys = list(keys)
+        return dict(zip(keys, self._pool.map(ask, keys), strict=True))
+
+    def _log(self, key: TopicPartition) -> StoredLog:
+        log = self._logs.get(key)
+        if log is None:
+            log = self._logs[key] = self._directories.open(*key)
+        return log
+
+    def _offset(self, key: TopicPartition, time: int) -> int:
+        log = self._log(key)
+        if time == EARLIEST:
+            return log.start_offset
+        if time == LATEST:
+            self._check_end(log)
+            return log.end_offset
+        found = log.offset_for_time(time)
+        return NO_OFFSET if found is None else found
+
+    def _check_end(self, log: StoredLog) -> None:
+        if log.damage is not None:
+            if self._options.bad_records.mode == "fail":
+                raise log.damage
+            _log.error("the log ends before bytes that are not a record batch: %s", log.damage)
+
+    def _cut(self, item: OffsetRange, size: int) -> list[OffsetRange]:
+        bounds = [item.start, *self._logs[item[:2]].cuts(item.start, item.end, size), item.end]
+        return [item._replace(start=low, end=high) for low, high in pairwise(bounds)]

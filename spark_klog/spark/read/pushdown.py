@@ -1,0 +1,137 @@
+"""Apply the filters that Spark pushes down to a batch query, to read less of the log.
+
+topic, partition, offset   exact, if the filter compares with constants: Spark need not check the rows
+timestamp, lower bound     reading starts at the first record that late, by ListOffsets: all records before it are
+                           earlier, even if timestamps are out of order
+timestamp, upper bound     reading ends at the first record that late, but only with log append time, which never
+                           decreases; with create time an earlier record may follow
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from spark_klog.client.places import TopicPartition
+from spark_klog.spark.read.ranges import OffsetRange
+from spark_klog.spark.versions import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+)
+
+_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+_MAX_INT64 = (1 << 63) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MICROSECOND_PER_MS = 1000
+_NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})
+
+
+def spark_pushes_filters() -> bool:
+    """Whether Spark started this process to push filters. If not, a reader with `pushFilters` fails the query."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _WORKER in sys.modules or (main is not None and main.name == _WORKER)
+
+
+@dataclass
+class Pushed:
+    """The parts of the log that pass the filters; bounds are half-open, times are ms, None is no bound."""
+
+    topics: frozenset[str] | None = None
+    partitions: list[tuple[int, int]] = field(default_factory=list)
+    partition_sets: list[frozenset[int]] = field(default_factory=list)
+    first_offset: int = 0
+    end_offset: int = _MAX_INT64
+    first_time: int | None = None
+    end_time: int | None = None
+
+    def keeps(self, key: TopicPartition) -> bool:
+        """Whether records of the partition may pass."""
+        topic, partition = key
+        return (
+            (self.topics is None or topic in self.topics)
+            and all(low <= partition < high for low, high in self.partitions)
+            and all(partition in numbers for numbers in self.partition_sets)
+        )
+
+    def clip(self, item: OffsetRange) -> OffsetRange:
+        """Cut a range to the bounds of offsets; the result may be empty."""
+        start = max(item.start, self.first_offset)
+        return item._replace(start=start, end=max(start, min(item.end, self.end_offset)))
+
+    def push(self, filters: Iterable[Filter]) -> list[Filter]:
+        """Apply filters; returns those that Spark must still apply to the rows."""
+        return [item for item in filters if not self._take(item)]
+
+    def _take(self, item: Filter) -> bool:
+        column = ".".join(getattr(item, "attribute", ()))
+        if isinstance(item, IsNotNull):
+            return column in _NEVER_NULL
+        if column == "topic":
+            return self._take_topic(item)
+        if column == "timestamp":
+            self._take_time(item)
+            return False
+        if column == "partition" and isinstance(item, In):
+            self.partition_sets.append(frozenset(item.value))
+            return True
+        bounds = _bounds(item)
+        if bounds is None or column not in ("partition", "offset"):
+            return False
+        if column == "partition":
+            self.partitions.append(bounds)
+        else:
+            self.first_offset = max(self.first_offset, bounds[0])
+            self.end_offset = min(self.end_offset, bounds[1])
+        return True
+
+    def _take_topic(self, item: Filter) -> bool:
+        if isinstance(item, EqualTo | EqualNullSafe):
+            values = frozenset([item.value])
+        elif isinstance(item, In):
+            values = frozenset(item.value)
+        else:
+            return False
+        self.topics = values if self.topics is None else self.topics & values
+        return True
+
+    def _take_time(self, item: Filter) -> None:
+        value = getattr(item, "value", None)
+        if not isinstance(value, datetime):
+            return
+        aware = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        delta = aware - _EPOCH
+        microseconds = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        below, rest = divmod(microseconds, _MICROSECOND_PER_MS)
+        if isinstance(item, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
+            self.first_time = max(below, self.first_time if self.first_time is not None else below)
+        if isinstance(item, EqualTo | EqualNullSafe | LessThan | LessThanOrEqual):
+            # The first millisecond of which no record can pass.
+            end = below + 1 if rest or not isinstance(item, LessThan) else below
+            self.end_time = min(end, self.end_time if self.end_time is not None else end)
+
+
+def _bounds(item: Filter) -> tuple[int, int] | None:
+    """The [low, high) of integers that pass a filter; None if it is not such a comparison."""
+    value = getattr(item, "value", None)
+    if type(value) is not int:
+        return None
+    if isinstance(item, EqualTo | EqualNullSafe):
+        return value, value + 1
+    if isinstance(item, GreaterThan):
+        return value + 1, _MAX_INT64
+    if isinstance(item, GreaterThanOrEqual):
+        return value, _MAX_INT64
+    if isinstance(item, LessThan):
+        return -_MAX_INT64, value
+    if isinstance(item, LessThanOrEqual):
+        return -_MAX_INT64, value + 1
+    return None

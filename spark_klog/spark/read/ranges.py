@@ -1,0 +1,330 @@
+"""Compute the offset ranges of queries: what is readable, what is lost, limits, tasks. Pure functions."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from spark_klog.client.places import Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
+from spark_klog.errors import DataLossError, PartitionsMismatch, StartAfterEnd
+from spark_klog.spark.options.reads import SplitLimits
+
+#: A task costs Spark tens of milliseconds, a small range less than one: beyond 32 tasks small ranges share tasks of up
+#: to 10,000 records.
+_FULL_TASKS, _SHARED_RECORDS = 32, 10_000
+
+RETENTION, TRUNCATED, RECREATED, DELETED = "retention", "truncated", "recreated", "deleted"
+NOT_YET, UNSUBSCRIBED = "not there yet", "unsubscribed"
+
+
+class OffsetRange(NamedTuple):
+    """[start, end) of a topic-partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]) -> None:
+    """`PartitionsMismatch` unless a map of offsets or timestamps names exactly the partitions that are read."""
+    if not isinstance(spec, OffsetSpec | TimeSpec) or spec.everywhere is not None:
+        return
+    named = {key for key, _ in spec.each}
+    missing, extra = sorted(set(partitions) - named), sorted(named - set(partitions))
+    if missing or extra:
+        words = [
+            f"{what}: {', '.join(f'{topic}-{partition}' for topic, partition in keys)}"
+            for what, keys in (("missing", missing), ("not read", extra))
+            if keys
+        ]
+        raise PartitionsMismatch(f"option {option} must name exactly the partitions that are read: {'; '.join(words)}")
+
+
+def check_order(
+    starting: Spec, ending: Spec, partitions: Collection[TopicPartition], start_option: str, end_option: str
+) -> None:
+    """`StartAfterEnd` if both specs are offsets, or both timestamps, and a partition would end before it starts."""
+    if type(starting) is not type(ending):
+        return
+    if not isinstance(starting, OffsetSpec | TimeSpec) or not isinstance(ending, OffsetSpec | TimeSpec):
+        return
+    _refuse(starting.values(partitions), ending.values(partitions), start_option, end_option)
+
+
+def check_resolved(start: Offsets, end: Offsets, latest: Offsets, start_option: str, end_option: str) -> None:
+    """`StartAfterEnd` if a resolved start lies after its end. A start after the log's end is a loss, see `beyond`."""
+    _refuse({key: offset for key, offset in start.items() if offset <= latest[key]}, end, start_option, end_option)
+
+
+def _refuse(first: Offsets, last: Offsets, start_option: str, end_option: str) -> None:
+    wrong = [
+        f"{topic}-{partition} from {first[topic, partition]} to {last[topic, partition]}"
+        for topic, partition in sorted(first)
+        if first[topic, partition] > last[topic, partition] >= 0
+    ]
+    if wrong:
+        raise StartAfterEnd(f"{start_option} lies after {end_option}: {', '.join(wrong)}")
+
+
+def nonempty_ranges(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[OffsetRange]:
+    """The ranges from `start` to `end` that are not empty, of partitions in both."""
+    return [
+        OffsetRange(topic, partition, start[topic, partition], until)
+        for (topic, partition), until in sorted(end.items())
+        if start.get((topic, partition), until) < until
+    ]
+
+
+class Lost(NamedTuple):
+    """Offsets that a query can't read: it needs [start, end), the log has [available_start, available_end).
+
+    `cause`: "retention" (the log starts later by now), "truncated" (the log ends before offsets already read),
+    "recreated" (a new topic has the name), "deleted" (no such topic or partition), "not there yet" (after the log's
+    end), "unsubscribed" (the query's options no longer name the partition).
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    available_start: int
+    available_end: int
+    cause: str
+
+    def __str__(self) -> str:
+        name = f"{self.topic}-{self.partition}"
+        available = f"available [{self.available_start}, {self.available_end})"
+        if self.cause == UNSUBSCRIBED:
+            return (
+                f"{name} is no longer named by the options subscribe, subscribePattern or assign; the query has read "
+                f"it up to offset {self.start}"
+            )
+        if self.cause == DELETED:
+            return f"{name} was deleted; the query has read it up to offset {self.start}"
+        if self.cause == RECREATED and self.available_end < 0:  # found by a task
+            return f"{name}: wanted [{self.start}, {self.end}) of a deleted topic; a new topic has its name"
+        if self.cause in (TRUNCATED, RECREATED):
+            return f"{name} was read up to offset {self.start}, but its log was {self.cause} since: {available}"
+        lost = f"[{self.start}, {self.end})" if self.start < self.end else f"offset {self.start}"
+        return f"{name}: wanted {lost}, {available} ({self.cause})"
+
+
+def clip(
+    ranges: list[OffsetRange],
+    earliest: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+) -> tuple[list[OffsetRange], list[Lost]]:
+    """Cut ranges to the offsets that the log has: (ranges, what was cut off)."""
+    kept, lost = [], []
+    for item in ranges:
+        low, high = earliest[item[:2]], latest[item[:2]]
+        if item.start < low:
+            lost.append(Lost(*item, low, high, RETENTION))
+        elif item.end > high:
+            lost.append(Lost(*item, low, high, NOT_YET))
+        start, end = max(item.start, low), min(item.end, high)
+        if start < end:
+            kept.append(item._replace(start=start, end=end))
+    return kept, lost
+
+
+def beyond(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    earliest: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+) -> list[Lost]:
+    """Starts after the log's end, as losses. Their ranges are empty, so `clip` does not see them."""
+    return [
+        Lost(*key, offset, offset, earliest[key], latest[key], NOT_YET)
+        for key, offset in sorted(start.items())
+        if offset > latest[key] and end[key] <= offset
+    ]
+
+
+def plan_micro_batch(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    earliest: Mapping[TopicPartition, int],
+    recreated: Collection[str],
+    *,
+    is_first: bool = False,
+) -> tuple[list[OffsetRange], list[Lost]]:
+    """The readable ranges of a micro-batch, and the lost parts of [start, end).
+
+    `earliest` has the existing partitions; one without a start is new and is read from offset 0 on. A deleted one,
+    which may be missing from `end`, has lost its range. An end before the start means that the log became shorter:
+    none of it is new, unless the topic is in `recreated`; then all of it is. For the query's first micro-batch
+    (`is_first`) it means that the log has not reached the start yet. The available end of a lost range is the
+    micro-batch's end.
+    """
+    readable, lost = readable_start(start, earliest, recreated), []
+    for key, until in sorted(end.items()):
+        first = start.get(key, 0)
+        low = earliest.get(key)
+        if low is None:
+            if first < until:
+                lost.append(Lost(*key, first, until, -1, -1, DELETED))
+        elif key[0] in recreated and key in start:
+            lost.append(Lost(*key, first, max(first, until), low, until, RECREATED))
+        elif until < first:
+            lost.append(Lost(*key, first, first, low, until, NOT_YET if is_first else TRUNCATED))
+        elif first < min(low, until):
+            lost.append(Lost(*key, first, min(low, until), low, until, RETENTION))
+    lost += [Lost(*key, offset, offset, -1, -1, DELETED) for key, offset in sorted(start.items()) if key not in end]
+    return nonempty_ranges(readable, end), lost
+
+
+def readable_start(
+    start: Mapping[TopicPartition, int], earliest: Mapping[TopicPartition, int], recreated: Collection[str]
+) -> Offsets:
+    """The first readable offset at or after `start` for each partition in `earliest`; see `plan_micro_batch`."""
+    return {
+        key: low if key[0] in recreated and key in start else max(start.get(key, 0), low)
+        for key, low in earliest.items()
+    }
+
+
+def unread(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> Offsets:
+    """How many offsets of each partition are still to be read."""
+    return {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
+
+
+def limit_rows(start: Offsets, latest: Offsets, rows: int) -> Offsets:
+    """End offsets for at most `rows` records, shared over the partitions in proportion to their unread records.
+
+    As in Spark's Kafka connector, a share below one record is rounded up, so that no partition starves; a micro-batch
+    may therefore hold a few records more than `rows`.
+    """
+    counts = unread(start, latest)
+    total = sum(counts.values())
+    if total <= rows:
+        return dict(latest)
+    end = {}
+    for key, count in counts.items():
+        if not count:
+            end[key] = latest[key]
+            continue
+        share = rows * count / total
+        end[key] = min(latest[key], start[key] + (math.ceil(share) if share < 1 else math.floor(share)))
+    return end
+
+
+def limit_bytes(start: Offsets, latest: Offsets, size: int, record_sizes: Mapping[TopicPartition, float]) -> Offsets:
+    """End offsets for about `size` bytes: the same fraction of each partition's unread records."""
+    counts = unread(start, latest)
+    total = sum(count * record_sizes.get(key, 0.0) for key, count in counts.items())
+    if total <= size:
+        return dict(latest)
+    return limit_rows(start, latest, max(1, int(sum(counts.values()) * size / total)))
+
+
+def split(
+    ranges: list[OffsetRange], limits: SplitLimits, record_sizes: Mapping[TopicPartition, float]
+) -> list[OffsetRange]:
+    """Split ranges evenly: none above the limits, and at least `min_partitions` of them if there are enough records.
+
+    `record_sizes` are average bytes a record. A range of one record is never split, however large the record is.
+    """
+    parts = []
+    for item in ranges:
+        count = item.end - item.start
+        most = limits.max_records or count
+        size = record_sizes.get(item[:2], 0.0)
+        if limits.max_bytes and size:
+            most = min(most, max(1, int(limits.max_bytes / size)))
+        parts.append(-(-count // most))
+    missing = (limits.min_partitions or 0) - sum(parts)
+    # Repeatedly give one more part to the range whose parts are the largest.
+    largest = [(-(item.end - item.start) / parts[index], index) for index, item in enumerate(ranges)]
+    heapq.heapify(largest)
+    while missing > 0 and largest and -largest[0][0] > 1:
+        index = largest[0][1]
+        parts[index] += 1
+        missing -= 1
+        heapq.heapreplace(largest, (-(ranges[index].end - ranges[index].start) / parts[index], index))
+    return [piece for item, number in zip(ranges, parts, strict=True) for piece in _pieces(item, number)]
+
+
+def _pieces(item: OffsetRange, number: int) -> list[OffsetRange]:
+    count = item.end - item.start
+    bounds = [item.start + count * index // number for index in range(number + 1)]
+    return [item._replace(start=low, end=high) for low, high in pairwise(bounds)]
+
+
+def pack(ranges: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRange, ...]]:
+    """The ranges of each task: one range, or several small ones if there would be too many tasks."""
+    tasks = max(_FULL_TASKS, limits.min_partitions or 0)
+    if len(ranges) <= tasks or limits.max_bytes:
+        return [(item,) for item in ranges]
+    small = [item.end - item.start for item in ranges if item.end - item.start <= _SHARED_RECORDS]
+    shared = max(1, tasks - (len(ranges) - len(small)))
+    most = min(sum(small) // shared, _SHARED_RECORDS, limits.max_records or _SHARED_RECORDS)
+    packed: list[list[OffsetRange]] = []
+    room = 0
+    for item in ranges:
+        room -= item.end - item.start
+        if room < 0 or not packed:
+            packed.append([])
+            room = most - (item.end - item.start)
+        packed[-1].append(item)
+    return [tuple(items) for items in packed]
+
+
+_log = logging.getLogger(__name__)
+
+#: How a query goes on; jobs have options of their own.
+OPTION_ADVICE = "set failOnDataLoss=false or report to continue without them"
+#: The checkpoint keeps no offset of a partition that a query no longer reads.
+_NAMED_AGAIN = "if it is named again later, the query reads it from its first record on"
+
+
+class LossReporter:
+    """Reports lost ranges by `mode`: "fail" raises, "warn" logs, "report" logs and adds them to the progress record.
+
+    `advice` says how a query or job goes on without them; `explanation`, why the ranges may be older than the query.
+    """
+
+    def __init__(self, mode: str, advice: str = OPTION_ADVICE, explanation: str = "") -> None:
+        self._mode, self._advice, self._explanation = mode, advice, explanation
+        self._micro_batch: list[Lost] = []
+        self._is_shown = False
+
+    def begin_micro_batch(self) -> None:
+        """Forget the ranges that are in a progress record.
+
+        Others stay for the next one: a micro-batch that a restart repeats has no progress record of its own.
+        """
+        if self._is_shown:
+            self._micro_batch.clear()
+
+    def report(self, lost: Sequence[Lost]) -> None:
+        """Raise `DataLossError` with all ranges if the mode is "fail", else log each range."""
+        if not lost:
+            return
+        if self._mode == "fail":
+            causes = {item.cause for item in lost}
+            advice = self._advice
+            if UNSUBSCRIBED in causes:
+                advice = f"name it again to continue with it, or {advice}: {_NAMED_AGAIN}"
+            explained = f". {self._explanation[0].upper()}{self._explanation[1:]}" if self._explanation else ""
+            raise DataLossError(
+                f"records can't be read: {'; '.join(map(str, lost))}; {advice}{explained}",
+                lost[0].cause if len(causes) == 1 else "",
+            )
+        for item in lost:
+            text = f"{item}; {_NAMED_AGAIN}" if item.cause == UNSUBSCRIBED else item
+            _log.warning("records can't be read (failOnDataLoss is not true): %s", text)
+        if self._mode == "report":
+            self._micro_batch += [item for item in lost if item not in self._micro_batch]
+            self._is_shown = False
+
+    def show(self) -> list[dict[str, object]]:
+        """The lost ranges of the micro-batch, for its progress record."""
+        self._is_shown = True
+        return [item._asdict() for item in self._micro_batch]

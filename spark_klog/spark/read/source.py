@@ -1,0 +1,145 @@
+"""`format("klog")`: the data source, which Spark finds by `pyspark_klog.DefaultSource`, and its batch query reader.
+
+Spark starts Python processes for the steps of a query and for its tasks, and each imports this module. Modules that
+only some of them need are therefore imported late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_klog.client.places import OffsetSpec
+from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
+from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.records import LATEST
+from spark_klog.records.kernels import warn_if_slow
+from spark_klog.spark.options.reads import SourceOptions, include_headers, source_options
+from spark_klog.spark.options.writes import sink_options
+from spark_klog.spark.read.batch_query import BatchQuerySource, plan_batch_query
+from spark_klog.spark.read.pushdown import Pushed, spark_pushes_filters
+from spark_klog.spark.read.rereads import Plan
+from spark_klog.spark.read.stream import RangePartition, RefusedStreamReader, StreamReader
+from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.spark.versions import Filter, adapted, arrow_schema
+
+if TYPE_CHECKING:
+    from spark_klog.spark.write.sink import BatchQueryWriter, StreamWriter
+
+
+class KlogDataSource(DataSource):
+    """Reads and writes topics. docs/reference lists the options."""
+
+    #: Spark makes the source itself where it makes a stream's writer for the tasks of a micro-batch; where it makes one
+    #: for `commit` or `abort`, the source was pickled.
+    _was_pickled = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _was_pickled=True)
+
+    @classmethod
+    def name(cls) -> str:
+        return "klog"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(FULL if include_headers(self.options) else WITHOUT_HEADERS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        warn_if_slow()
+        reader = FilteringBatchQueryReader if spark_pushes_filters() else BatchQueryReader
+        return reader(source_options(self.options, streaming=False), _arrow_schema(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        warn_if_slow()
+        try:
+            options = source_options(self.options, streaming=True)
+            reader = StreamReader(options, _arrow_schema(schema))
+        except ConfigError as error:
+            return adapted(RefusedStreamReader(error), is_limited=False)
+        return adapted(reader, is_limited=options.trigger.any)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchQueryWriter:
+        if overwrite:
+            raise ConfigError('a topic can\'t be overwritten: use mode("append")')
+        from spark_klog.spark.write.sink import BatchQueryWriter
+
+        return BatchQueryWriter(sink_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        options = sink_options(self.options, streaming=True)
+        if options.checkpoint is not None:
+            from spark_klog.spark.write.exactly_once_driver import ExactlyOnceWriter
+
+            writer = ExactlyOnceWriter(options, options.checkpoint, schema)
+            if not self._was_pickled:
+                writer.claim()
+            return writer
+        from spark_klog.spark.write.sink import StreamWriter
+
+        return StreamWriter(options, schema)
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema as an Arrow schema; `ConfigError` if a column of a user's schema differs from ours."""
+    names = schema.fieldNames()
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"the schema has column {', '.join(twice)} more than once")
+    ours = subset(names)
+    given = arrow_schema(schema)
+    for name in names:
+        if given.field(name).type != ours.field(name).type:
+            raise ConfigError(
+                f"column {name} is {ours.field(name).type}, but the schema says {given.field(name).type}: "
+                "read it as it is, then cast it"
+            )
+    return given
+
+
+def _open_source(options: SourceOptions) -> AbstractContextManager[BatchQuerySource]:
+    if options.paths:
+        from spark_klog.spark.read.directory_source import open_directory_source
+
+        return open_directory_source(options)
+    from spark_klog.spark.read.broker_source import open_broker_source
+
+    return open_broker_source(options)
+
+
+class BatchQueryReader(DataSourceReader):
+    """Reads from starting to ending offsets, which it resolves when Spark plans the query."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._pushed = Pushed()
+
+    def partitions(self) -> list[InputPartition]:
+        with _open_source(self._options) as source:
+            tasks, ends = plan_batch_query(source, self._options, self._pushed)
+            is_open = not self._options.paths and self._options.ending == OffsetSpec(LATEST)
+            # One task looks for newer records, so only the first one has the ends.
+            first = Plan(ends if is_open else {})
+            others = dataclasses.replace(first, ends={})
+            # Spark replaces an empty list by one partition of value None.
+            return [
+                RangePartition(ranges, source.topic_ids, others if number else first)
+                for number, ranges in enumerate(tasks or [()])
+            ]
+
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
+        return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids, plan=partition.plan)
+
+
+class FilteringBatchQueryReader(BatchQueryReader):
+    """The reader if `spark.sql.python.filterPushdown.enabled` is on; Spark rejects `pushFilters` if it is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
+        return self._pushed.push(filters)

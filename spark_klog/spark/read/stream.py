@@ -1,0 +1,449 @@
+"""The stream reader: plans each micro-batch, and publishes the group's offsets after Spark's commit."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Collection, Iterator, Mapping, Set
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.fetch.sampling import record_sizes
+from spark_klog.client.offsets import high_watermarks, list_offsets, offsets_of_led
+from spark_klog.client.places import Offsets, TopicPartition, from_json, start_in, to_json, with_start
+from spark_klog.client.retry import pause_seconds
+from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.spark.options.names import LOST, PREFIX, RECORD_BYTES
+from spark_klog.spark.options.reads import SourceOptions
+from spark_klog.spark.progress.group_offsets import GroupProgress
+from spark_klog.spark.read import broker_source
+from spark_klog.spark.read.broker_source import RecordBytes
+from spark_klog.spark.read.ranges import (
+    UNSUBSCRIBED,
+    LossReporter,
+    OffsetRange,
+    check_covers,
+    limit_bytes,
+    limit_rows,
+    plan_micro_batch,
+    readable_start,
+    unread,
+)
+from spark_klog.spark.read.rereads import Plan
+from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.spark.versions import (
+    JsonOffsets,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+_log = logging.getLogger(__name__)
+#: How long to wait for leaders that are moving before a micro-batch leaves their partitions out.
+_MOVING_SECONDS = 1.0
+_NAMED = 10
+
+
+class Leaderless:
+    """Tracks partitions without a leader that answers: since when, and when to log them next."""
+
+    def __init__(self) -> None:
+        self._since: dict[TopicPartition, float] = {}
+        self._asked_at = 0.0
+        self._log_at = 0.0
+        self._pause = 1.0
+
+    def keep(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget all other partitions: they no longer exist."""
+        for key in self._since.keys() - set(partitions):
+            del self._since[key]
+
+    def ask(
+        self, cluster: Cluster, partitions: Collection[TopicPartition], timestamp: int, required: set[str]
+    ) -> Offsets:
+        """The offsets at `timestamp` (EARLIEST or LATEST) of the partitions whose leaders answer.
+
+        Waits for all partitions of `required` topics, and for every partition if no leader answers. Raises
+        `RequestTimedOut` for a partition without a leader for longer than `request.timeout.ms`; other errors as of
+        `list_offsets`.
+        """
+        times = dict.fromkeys(partitions, timestamp)
+        begin, limit = time.monotonic(), cluster.config.request_timeout_ms / 1000
+        found, failed = offsets_of_led(cluster, times)
+        moving_until = time.monotonic() + _MOVING_SECONDS
+        while failed and not failed.keys() <= self._since.keys() and time.monotonic() < moving_until:
+            time.sleep(pause_seconds(cluster.config, 1))
+            cluster.metadata(sorted({topic for topic, _ in failed}))
+            again, failed = offsets_of_led(cluster, dict.fromkeys(failed, timestamp))
+            found |= again
+        if failed and (not found or any(topic in required for topic, _ in failed)):
+            found |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
+            failed = {}
+        is_overdue = any(begin - self._since.get(key, begin) > limit for key in failed)
+        if is_overdue and begin - self._asked_at > limit / 2:
+            # The last call was long ago: this may be a new, short outage.
+            try:
+                found |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
+                failed = {}
+            except KlogError as error:
+                failed = dict.fromkeys(failed, error)
+        self._asked_at = time.monotonic()
+        self._note(found, failed, limit)
+        return found
+
+    def _note(self, found: Offsets, failed: dict[TopicPartition, KlogError], limit: float) -> None:
+        now = time.monotonic()
+        back = found.keys() & self._since.keys()
+        for key in back:
+            del self._since[key]
+        if back and not self._since:
+            _log.warning("all partitions have leaders that answer again")
+        if not failed:
+            return
+        if not self._since:
+            self._log_at, self._pause = now, 1.0
+        for key in failed:
+            self._since.setdefault(key, now)
+        key = min(self._since, key=lambda one: self._since[one])
+        waited = now - self._since[key]
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._since)[:_NAMED])
+        more = f" and {len(self._since) - _NAMED} more" if len(self._since) > _NAMED else ""
+        if waited > limit:
+            raise RequestTimedOut(
+                f"no leader of {names}{more} has answered for {waited:.0f} s (kafka.request.timeout.ms is "
+                f"{limit:g} s): {failed.get(key, 'its last error is unknown')}"
+            )
+        if now >= self._log_at:
+            _log.warning(
+                "no leader of %s%s has answered for %.0f s; the query continues with the other partitions: %s",
+                *(names, more, waited, failed.get(key, next(iter(failed.values())))),
+            )
+            self._log_at = now + self._pause
+            self._pause *= 2
+
+
+#: How long to look for a missing partition before it counts as deleted.
+_GONE_SECONDS = 20.0
+_LEAST_RETRY_MS = 50
+
+
+class RangePartition(InputPartition):
+    """The offset ranges of a task, the ids of their topics if the brokers give them, and the plan of a batch query."""
+
+    def __init__(
+        self, ranges: tuple[OffsetRange, ...], topic_ids: Mapping[str, UUID], plan: Plan | None = None
+    ) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+        self.plan = plan
+        topics = {item.topic for item in ranges}
+        self.topic_ids = {topic: topic_id for topic, topic_id in topic_ids.items() if topic in topics}
+
+
+class RefusedStreamReader(DataSourceStreamReader):
+    """Raises the error of a query's options when Spark first calls it.
+
+    If `streamReader` raised it, Spark would hide it behind an UnboundLocalError of its own.
+    """
+
+    def __init__(self, error: ConfigError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> JsonOffsets:
+        raise self._error
+
+    def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        raise self._error
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches; one process runs it for the whole query. Offsets are {"topic": {"partition": next offset}}.
+
+    Spark calls `latestOffset`, writes the result to the checkpoint, then calls `partitions` for that micro-batch. For a
+    micro-batch that a restart repeats it calls only `partitions`.
+    """
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._connected: Cluster | None = None
+        self._target: Offsets | None = None
+        self._initial: Offsets | None = None
+        self._latest: Offsets = {}
+        self._planned: tuple[JsonOffsets, JsonOffsets, list[OffsetRange]] | None = None
+        self._last_trigger = -math.inf
+        self._topic_ids: dict[str, UUID] = {}
+        #: Ids of former topics, which a broker that lags behind may still tell.
+        self._retired_ids: set[UUID] = set()
+        self._recreated: set[str] = set()
+        self._gone: set[TopicPartition] = set()
+        #: Of missing partitions: the offset up to which they were read, and the id of their topic.
+        self._left: dict[TopicPartition, tuple[int, UUID | None]] = {}
+        #: Partitions without a leader, which the micro-batch that is being planned leaves out.
+        self._waiting: set[TopicPartition] = set()
+        self._leaderless = Leaderless()
+        self._losses = LossReporter(options.on_data_loss)
+        self._record_bytes = RecordBytes()
+        group = options.group_offsets
+        # Publishing has its own connection, so that it does not wait for requests of the reader.
+        connect = partial(Cluster.connect, options.client, PREFIX)
+        self._progress = GroupProgress(group, lambda: self._cluster, connect) if group else None
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._connected is None:
+            self._connected = Cluster.connect(self._options.client, PREFIX)
+        return self._connected
+
+    def _partitions(self, *, is_first: bool = False) -> list[TopicPartition]:
+        """The subscribed partitions now; notes topics that were deleted and created again since the last call.
+
+        `ConfigError` if `is_first` and a named partition is missing; later it may have been deleted.
+        """
+        found = broker_source.partitions_of(self._cluster, self._options.subscription, missing_ok=not is_first)
+        for topic in {topic for topic, _ in found} & self._cluster.topic_ids.keys():
+            topic_id = self._cluster.topic_ids[topic]
+            known = self._topic_ids.setdefault(topic, topic_id)
+            if topic_id != known and topic_id not in self._retired_ids:
+                self._retired_ids.add(known)
+                self._topic_ids[topic] = topic_id
+                self._recreated.add(topic)
+        return found
+
+    def initialOffset(self) -> JsonOffsets:
+        """Empty: the checkpoint keeps the query's start with the end of its first micro-batch, see `with_start`."""
+        return {}
+
+    def _first_start(self) -> Offsets:
+        """The query's start by the options, resolved once."""
+        if self._initial is None:
+            partitions = self._partitions(is_first=True)
+            options = self._options
+            check_covers(options.starting_option, options.starting, partitions)
+            self._initial = broker_source.resolve(
+                self._cluster, options.starting, partitions, options.starting_option, self._progress
+            )
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Tell Spark whether a limit exists; `latestOffset` applies it. For Trigger.Once it gets ReadAllAvailable."""
+        return ReadMaxRows(self._options.trigger.max_offsets or 1) if self._options.trigger.any else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = broker_source.latest(self._cluster, self._partitions())
+
+    def reportLatestOffset(self) -> JsonOffsets:
+        """The log's latest offsets, as `latestOffset` has just seen them, with more figures for the progress record."""
+        latest: dict[str, Any] = to_json(self._latest)
+        more = {LOST: self._losses.show(), RECORD_BYTES: self._record_bytes.to_json()}
+        return latest | {name: value for name, value in more.items() if value}
+
+    def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
+        """The end of the next micro-batch; `start` if there is none.
+
+        Reports lost records now: before the micro-batch is in the checkpoint, and in time for its progress record.
+        """
+        self._losses.begin_micro_batch()
+        is_first, before = not start, from_json(start)
+        begin = self._first_start() if is_first else before
+        if self._progress and not is_first:
+            # The micro-batch that ends at `start` is committed, but Spark calls `commit` for it only with the next one:
+            # until then the offsets of an idle or restarted stream would lag behind.
+            self._progress.publish(begin)
+        latest = self._latest = self._latest_after(begin)
+        begin = begin | self._resume(latest.keys() - begin.keys())
+        if latest == before and not is_first and not self._recreated:
+            self._is_due(0)
+            return start
+        earliest = self._list_offsets(latest.keys() - self._waiting, EARLIEST)
+        for key in latest.keys() - earliest.keys():
+            self._wait_for_leader(latest, key, begin)
+        readable = readable_start(begin, earliest, self._recreated)
+        end = self._end(readable, latest, limit)
+        if end is None:
+            return start
+        recreated = {key: offset for key, offset in readable.items() if key[0] in self._recreated}
+        ranges = self._plan(begin, end, earliest, latest, is_first=is_first)
+        missing = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
+        self._left = {key: left for key, left in self._left.items() if key not in end} | missing
+        found = with_start(end, begin | recreated, before, is_first=is_first)
+        self._planned = start, found, ranges
+        return found
+
+    def _list_offsets(self, partitions: Collection[TopicPartition], timestamp: int) -> Offsets:
+        """Offsets of the partitions that have a leader; AvailableNow waits for all, as it has to read them all."""
+        if self._target is not None:
+            return list_offsets(self._cluster, dict.fromkeys(partitions, timestamp))
+        return self._leaderless.ask(self._cluster, partitions, timestamp, self._recreated)
+
+    def _wait_for_leader(self, latest: Offsets, key: TopicPartition, start: Offsets) -> None:
+        """Read nothing of a partition in this micro-batch; a new partition is not part of it."""
+        self._waiting.add(key)
+        if key in start:
+            latest[key] = start[key]
+        else:
+            latest.pop(key, None)
+
+    def _resume(self, appeared: Set[TopicPartition]) -> Offsets:
+        """The offsets at which partitions that were missing continue, if the id shows that the topic is the same."""
+        left = {key: self._left[key] for key in appeared & self._left.keys()}
+        ids = self._cluster.topic_ids
+        return {key: offset for key, (offset, topic_id) in left.items() if topic_id and topic_id == ids.get(key[0])}
+
+    def _end(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets | None:
+        """The end of a micro-batch from `begin` on, by the limits; None if too few records wait."""
+        counts = unread(begin, latest)
+        if self._options.estimate_record_bytes:
+            self._record_bytes.sample(self._cluster, {key: begin[key] for key, count in counts.items() if count})
+        if isinstance(limit, ReadAllAvailable):
+            return latest
+        return self._limited(begin, latest) if self._is_due(sum(counts.values())) else None
+
+    def _is_due(self, records: int) -> bool:
+        """Whether minOffsetsPerTrigger records wait or maxTriggerDelay is over; if so, restarts the delay.
+
+        Always true for AvailableNow, which must reach its end.
+        """
+        limits, now = self._options.trigger, time.monotonic()
+        is_little = limits.min_offsets is not None and self._target is None and records < limits.min_offsets
+        if is_little and now - self._last_trigger < limits.max_delay_ms / 1000:
+            return False
+        self._last_trigger = now
+        return True
+
+    def _limited(self, begin: Offsets, end: Offsets) -> Offsets:
+        limits = self._options.trigger
+        if limits.max_offsets is not None:
+            end = limit_rows(begin, end, limits.max_offsets)
+        if limits.max_bytes is not None:
+            behind = {key: begin[key] for key, count in unread(begin, end).items() if count}
+            sizes = record_sizes(self._cluster, behind) if behind else {}
+            end = limit_bytes(begin, end, limits.max_bytes, sizes)
+        return end
+
+    def _latest_after(self, start: Offsets) -> Offsets:
+        """The latest offsets, or AvailableNow's target, without deleted partitions.
+
+        Requests offsets before `start` again, as a broker's answer may be stale. If they stay there, the log has lost
+        records or the topic was created again.
+        """
+        deadline = time.monotonic() + _GONE_SECONDS
+        start = {key: offset for key, offset in start.items() if self._is_subscribed(key)}
+        for attempt in itertools.count():
+            there = self._partitions()
+            self._waiting.clear()
+            self._leaderless.keep(there)
+            latest = self._list_offsets(there, LATEST) if self._target is None else self._target_of(there)
+            if self._target is None:
+                for key in set(there) - latest.keys():
+                    self._wait_for_leader(latest, key, start)
+            if self._cluster.config.isolation_level:
+                latest |= self._unstable(start, latest)
+            behind = {key for key in start if latest.get(key, -1) < start[key]}
+            self._gone -= latest.keys()
+            if not behind or all(topic in self._recreated for topic, _ in behind):
+                return latest
+            is_missed = bool(behind - latest.keys() - self._gone) and time.monotonic() < deadline
+            if attempt >= self._options.offset_retries and not is_missed:
+                break
+            self._pause()
+            if self._target is not None:
+                # The target itself may have come from a stale answer.
+                self._target |= broker_source.latest(self._cluster, behind.intersection(there))
+        self._gone = start.keys() - latest.keys()
+        return latest
+
+    def _pause(self) -> None:
+        """Wait before the next look-up: a deleted topic is looked up for 20 s, and retryIntervalMs may be 0."""
+        time.sleep(max(self._options.offset_retry_ms, _LEAST_RETRY_MS) / 1000)
+
+    def _is_subscribed(self, key: TopicPartition) -> bool:
+        return self._options.subscription.names(*key)
+
+    def _target_of(self, there: list[TopicPartition]) -> Offsets:
+        """AvailableNow's target; the log's end where the log became shorter meanwhile, or is that of a new topic."""
+        assert self._target is not None
+        latest = broker_source.latest(self._cluster, self._target.keys() & set(there))
+        return {key: min(offset, self._target[key]) for key, offset in latest.items()}
+
+    def _unstable(self, start: Offsets, stable: Offsets) -> Offsets:
+        """The starts between the last stable offset and the high watermark: no record is lost there.
+
+        A group, or this query while it was read_uncommitted, may have read up to them.
+        """
+        beyond = [key for key, offset in stable.items() if offset < start.get(key, 0)]
+        high = high_watermarks(self._cluster, beyond) if beyond else {}
+        return {key: start[key] for key in beyond if start[key] <= high[key]}
+
+    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
+        if self._planned is None or self._planned[:2] != (start, end):
+            self._planned = start, end, self._plan_again(start, end)
+        tasks = broker_source.tasks(self._cluster, self._planned[2], self._options.split)
+        return [RangePartition(ranges, self._topic_ids) for ranges in tasks]
+
+    def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
+        """The ranges of a micro-batch that an earlier run has planned: the checkpoint has its end."""
+        begin, until = start_in(end, from_json(start), is_first=not start), from_json(end)
+        there = self._partitions_there({*begin, *until})
+        # No requests for partitions that the micro-batch does not read: they may have no leader.
+        read = {key for key in there & until.keys() if begin.get(key, 0) != until[key] or key[0] in self._recreated}
+        earliest = {key: begin.get(key, 0) for key in (there & until.keys()) - read}
+        earliest |= broker_source.earliest(self._cluster, read)
+        return self._plan(begin, until, earliest, None, is_first=not start)
+
+    def _partitions_there(self, expected: set[TopicPartition]) -> set[TopicPartition]:
+        """The existing partitions. Retries before an expected one counts as deleted: a broker that has just started may
+        not know it yet."""
+        deadline = time.monotonic() + _GONE_SECONDS
+        expected = {key for key in expected if self._is_subscribed(key)}
+        while expected - (there := set(self._partitions())) and time.monotonic() < deadline:
+            self._pause()
+        self._gone = expected - there
+        return there
+
+    def _plan(
+        self, begin: Offsets, end: Offsets, earliest: Offsets, latest: Offsets | None, *, is_first: bool
+    ) -> list[OffsetRange]:
+        """The readable ranges of a micro-batch; reports the lost ones. `DataLossError` as failOnDataLoss says."""
+        ranges, lost = plan_micro_batch(begin, end, earliest, self._recreated, is_first=is_first)
+        if lost and latest is None:
+            latest = broker_source.latest(self._cluster, [item[:2] for item in lost if item[:2] in earliest])
+        lost = [item if self._is_subscribed(item[:2]) else item._replace(cause=UNSUBSCRIBED) for item in lost]
+        lost = [item._replace(available_end=(latest or {}).get(item[:2], item.available_end)) for item in lost]
+        self._losses.report(lost)
+        self._recreated.clear()
+        return ranges
+
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
+        return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids)
+
+    def commit(self, end: JsonOffsets) -> None:
+        if self._progress:
+            self._progress.publish(from_json(end))
+
+    def stop(self) -> None:
+        if self._progress:
+            self._progress.close()
+        if self._connected is not None:
+            self._connected.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_connected": None, "_progress": None}

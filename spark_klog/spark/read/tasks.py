@@ -1,0 +1,381 @@
+"""Run a task: read its offset ranges from brokers or data directories into Arrow batches.
+
+Fail for corrupt record batches, skip them, or keep their bytes as dead letters: the option badRecords.
+
+The same for single records whose timestamps have no microseconds: of them the value is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any, Protocol
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+import pyarrow as pa
+
+from spark_klog.base.addresses import filesystem_at
+from spark_klog.base.clock import system_ms
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
+from spark_klog.client.fetch.ranges import MOST_RANGES, Fetched, ShortRanges, by_leader, fetch_range, is_short
+from spark_klog.client.settings import ClientConfig, client_config
+from spark_klog.columns.decode import PartitionDecoder
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    OffsetOutOfRange,
+    ProtocolError,
+    RequestTimedOut,
+)
+from spark_klog.records.kernels import warn_if_slow
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
+from spark_klog.spark.options.names import PREFIX
+from spark_klog.spark.options.reads import BadRecordsOptions, SourceOptions
+from spark_klog.spark.read.ranges import (
+    DELETED,
+    OPTION_ADVICE,
+    RECREATED,
+    RETENTION,
+    TRUNCATED,
+    LossReporter,
+    Lost,
+    OffsetRange,
+)
+from spark_klog.spark.read.rereads import Plan, warn_if_read_again
+from spark_klog.spark.worker_process import prepare_worker
+
+_log = logging.getLogger(__name__)
+
+
+class BadRecords:
+    """Handles the corrupt record batches of one partition by mode: "fail" raises; "skip" and "deadletter" log.
+
+    "deadletter" also writes a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the base offset that the batch
+    claims, the reason, the time (ms), and the bytes in base64. The CRC-32 of the bytes in the name keeps apart batches
+    that claim the same offset. A repeated task writes the same files. `keep` takes (name, letter) in place of the file.
+    """
+
+    def __init__(
+        self,
+        options: BadRecordsOptions,
+        topic: str,
+        partition: int,
+        keep: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._topic, self._partition = topic, partition
+        self._keep = keep
+        self._last: tuple[int, int] | None = None
+
+    def take(self, bad: BadBatch) -> None:
+        """Handle one record batch. Raises its `DecodeError` with "fail", OSError if a dead letter can't be written."""
+        if self._options.mode == "fail":
+            raise type(bad.error)(f"{bad.error}; badRecords=skip or deadletter reads on after it")
+        letter = bad.offset, zlib.crc32(bad.data)
+        if letter == self._last:  # the next fetch starts with the batch that the last one ended with
+            return
+        self._last = letter
+        name = f"{self._topic}-{self._partition}"
+        _log.error("%s: skipped %d bytes of bad records: %s", name, len(bad.data), bad.error)
+        file = f"{name}-{bad.offset}-{letter[1]:08x}.json"
+        if self._keep is not None:
+            self._keep(file, self._letter(bad))
+        elif self._options.path is not None:
+            self._write(self._options.path, file, self._letter(bad))
+
+    def _letter(self, bad: BadBatch) -> dict[str, Any]:
+        return {
+            "topic": self._topic,
+            "partition": self._partition,
+            "offset": bad.offset,
+            "reason": str(bad.error),
+            "time": system_ms(),
+            "bytes": base64.b64encode(bad.data).decode(),
+        }
+
+    def _write(self, folder: str, name: str, letter: dict[str, Any]) -> None:
+        files, path = filesystem_at(folder)
+        files.create_dir(path, recursive=True)
+        with files.open_output_stream(f"{path.rstrip('/')}/{name}") as stream:
+            stream.write(json.dumps(letter).encode())
+
+
+_MAX_PAUSE_MS = 1000
+#: Fetch errors that mean that the topic is gone, with the cause of the loss.
+_GONE = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: DELETED,
+    ErrorCode.UNKNOWN_TOPIC_ID: RECREATED,
+    ErrorCode.INCONSISTENT_TOPIC_ID: RECREATED,
+}
+#: A worker rarely reads with more different settings; each cluster has two connections to a broker.
+_MOST_CLUSTERS = 8
+#: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
+_gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
+#: Clusters that this worker process has connected to, kept for its next task. The last used is last.
+_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
+
+
+def _cluster(settings: dict[str, str]) -> Cluster:
+    key = tuple(sorted(settings.items()))
+    _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings, PREFIX))
+    if len(_clusters) > _MOST_CLUSTERS:
+        # A read that still uses it reconnects.
+        _clusters.pop(next(iter(_clusters))).close()
+    return _clusters[key]
+
+
+def _forget_clusters() -> None:
+    """Close the connections in a forked process: they belong to its parent."""
+    while _clusters:
+        _clusters.popitem()[1].close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_clusters)
+
+
+def _reader(options: SourceOptions, topic_ids: Mapping[str, UUID]) -> RangeReader:
+    if options.paths:
+        from spark_klog.spark.read.directory_source import (
+            DirectoryReader,  # pyarrow's file systems are slow to import
+        )
+
+        return DirectoryReader(options)
+    return _BrokerReader(_cluster(options.client), options.poll_timeout_ms, topic_ids)
+
+
+def read_ranges(
+    options: SourceOptions,
+    ranges: Iterable[OffsetRange],
+    schema: pa.Schema,
+    topic_ids: Mapping[str, UUID] = MappingProxyType({}),
+    observer: ReadObserver | None = None,
+    reader: RangeReader | None = None,
+    plan: Plan | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read the ranges one after the other, as Arrow batches; `observer` learns what happens on the way.
+
+    `reader` is one of `in_reading_order`, which may have fetched the range.
+
+    `topic_ids` are the ids of the topics for which the ranges were planned, if the brokers give them. A new topic of
+    the same name is not read. `plan` is the batch query's, if Spark may read it again.
+
+    `DataLossError` if offsets are gone and failOnDataLoss is true; else it skips and logs them. Corrupt record batches
+    as the option badRecords says. Other errors as of `fetch_range` and `StoredPartition.read`.
+    """
+    prepare_worker()
+    warn_if_slow()
+    if plan is not None and plan.ends:
+        warn_if_read_again(plan, _cluster(options.client))
+    observer = observer or ReadObserver()
+    losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
+    decoder: PartitionDecoder | None = None
+    pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
+    for requested, reader in pairs:
+        topic, partition = requested.topic, requested.partition
+        if decoder is None:
+            decoder = PartitionDecoder(topic, partition, schema, reader.config.decompressed_max_bytes)
+        yield from _read_range(reader, options, requested, decoder, observer, losses)
+    if decoder is not None:
+        yield from decoder.finish()
+
+
+def in_reading_order(
+    options: SourceOptions, ranges: Iterable[OffsetRange], topic_ids: Mapping[str, UUID]
+) -> Iterator[tuple[OffsetRange, RangeReader]]:
+    """The ranges in the order in which to read them, each with its reader, which has fetched short ones together."""
+    reader = _reader(options, topic_ids)
+    for requested in reader.ahead(ranges) if isinstance(reader, _BrokerReader) else ranges:
+        yield requested, reader
+
+
+class RecordBatches(Protocol):
+    """Record batches, the offset after them, (producer id, first offset) of aborted transactions in them, and the
+    errors of damaged batches by position."""
+
+    @property
+    def data(self) -> memoryview: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def aborted(self) -> list[tuple[int, int]]: ...
+    @property
+    def damaged(self) -> Mapping[int, DecodeError]: ...
+
+
+class ReadObserver:
+    """Gets a read's events, for a task's caller. This one ignores them, and reads to the end."""
+
+    #: Takes (name, letter) of each corrupt record batch that is skipped; None: as the option badRecordsPath says.
+    keep_letter: Callable[[str, dict[str, Any]], None] | None = None
+    #: How the caller's user goes on without lost records.
+    loss_advice: str = OPTION_ADVICE
+
+    def lost(self, lost: Lost) -> None:
+        """Offsets that can't be read, and failOnDataLoss is not true."""
+
+    def fetched(self, batches: RecordBatches, start: int, records: int) -> bool:
+        """Record batches from offset `start` on, of which `records` are visible; False to stop after them."""
+        return True
+
+
+class RangeReader(Protocol):
+    """Reads record batches from brokers or data directories."""
+
+    config: ClientConfig
+
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
+        """The record batches of a range, see `fetch_range`."""
+
+
+class _BrokerReader:
+    def __init__(self, cluster: Cluster, poll_timeout_ms: int | None, topic_ids: Mapping[str, UUID]) -> None:
+        self.config = cluster.config
+        self._cluster = cluster
+        self._poll_timeout_ms = poll_timeout_ms
+        self._topic_ids = topic_ids
+        self._short = ShortRanges(cluster, topic_ids)
+        #: Short ranges that are fetched and not yet read; their data is in one buffer.
+        self._fetched: dict[OffsetRange, Fetched] = {}
+
+    def ahead(self, ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+        """Yield the ranges in the order in which to read them; short ones are fetched together before."""
+        short: list[OffsetRange] = []
+        for requested in ranges:
+            if not is_short(requested.start, requested.end):
+                yield requested
+                continue
+            short.append(requested)
+            if len(short) == MOST_RANGES:
+                yield from self._together(short)
+                short = []
+        yield from self._together(short)
+
+    def _together(self, short: list[OffsetRange]) -> Iterator[OffsetRange]:
+        left = {(requested.topic, requested.partition): requested for requested in short}
+        if len(left) == len(short) > 1:
+            for node, keys in by_leader(self._cluster, list(left)).items():
+                starts = {key: (left[key].start, left[key].end) for key in keys}
+                for found in self._short.fetch(node, starts):
+                    self._fetched = {left.pop(key): fetched for key, fetched in found.items()}
+                    yield from list(self._fetched)
+            short = list(left.values())
+        yield from short
+
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
+        if requested in self._fetched:
+            return iter([self._fetched.pop(requested)])
+        return self._read(requested)
+
+    def _read(self, requested: OffsetRange) -> Iterator[RecordBatches]:
+        topic = requested.topic
+        key = topic, self._topic_ids.get(topic)
+        gone = _gone.setdefault(self._cluster, {})
+        if key in gone:
+            if self._is_gone(*key):
+                raise ProtocolError(gone[key], f"topic {topic}")
+            del gone[key]
+        try:
+            yield from fetch_range(self._cluster, *requested, self._poll_timeout_ms, key[1])
+        except ProtocolError as error:
+            with suppress(ConnectionFailed, RequestTimedOut):
+                if error.code in _GONE and self._is_gone(*key):
+                    gone[key] = error.code
+            raise
+
+    def _is_gone(self, topic: str, topic_id: UUID | None) -> bool:
+        """Whether the brokers have no such topic now, or another one of its name."""
+        found = self._cluster.metadata([topic]).get(topic)
+        if found is None or found["error_code"] in UNKNOWN_TOPIC:
+            return True
+        return topic_id is not None and found["topic_id"].int != 0 and found["topic_id"] != topic_id
+
+
+def _read_range(
+    reader: RangeReader,
+    options: SourceOptions,
+    requested: OffsetRange,
+    decoder: PartitionDecoder,
+    observer: ReadObserver,
+    losses: LossReporter,
+) -> Iterator[pa.RecordBatch]:
+    bad_records = BadRecords(options.bad_records, requested.topic, requested.partition, observer.keep_letter)
+
+    def report(lost: Lost) -> None:
+        losses.report([lost])
+        observer.lost(lost)
+
+    decoder.move_to(requested.topic, requested.partition, bad_records.take)
+    start, refusals = requested.start, _Refusals(options)
+    while start < requested.end:
+        try:
+            for batches in reader.read(requested._replace(start=start), bad_records.take):
+                aborted = AbortedTransactions(batches.aborted) if reader.config.isolation_level else None
+                before = decoder.rows
+                yield from decoder.add(batches.data, start, requested.end, aborted, batches.damaged)
+                refusals.reset()
+                if not observer.fetched(batches, start, decoder.rows - before):
+                    break
+                start = batches.next_offset
+            break
+        except ProtocolError as error:
+            cause = _GONE.get(error.code)
+            if cause is None:
+                raise
+            report(Lost(requested.topic, requested.partition, start, requested.end, -1, -1, cause))
+            break
+        except OffsetOutOfRange as error:
+            low, high = error.available
+            if low <= start and not options.paths:
+                if refusals.retry(start, high):
+                    continue
+                if start < high:  # the broker says that it has the offset: not a proven loss
+                    raise
+            cause = DELETED if high < 0 else RETENTION if start < low else TRUNCATED
+            lost_end = min(low, requested.end) if start < low else requested.end
+            report(Lost(requested.topic, requested.partition, start, lost_end, low, high, cause))
+            start = lost_end
+
+
+class _Refusals:
+    """Decides whether to retry a fetch after OFFSET_OUT_OF_RANGE, and pauses before the retry.
+
+    The log of a newly elected leader may end too early for a moment.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._count = 0
+        self._since = 0.0
+
+    def reset(self) -> None:
+        """Count from 0 again, as records arrived."""
+        self._count = 0
+
+    def retry(self, start: int, log_end: int) -> bool:
+        """Pause and return True to fetch again: fetchOffset.numRetries times, or until the poll timeout if the log has
+        the offset."""
+        self._count += 1
+        now = time.monotonic()
+        if self._count == 1:
+            self._since = now
+        options = self._options
+        if start < log_end:
+            timeout_ms = options.poll_timeout_ms or client_config(options.client).request_timeout_ms
+            is_over = now - self._since > timeout_ms / 1000
+        else:
+            is_over = self._count > options.offset_retries
+        if is_over:
+            return False
+        _log.info("the broker rejected offset %d, fetching again", start)
+        time.sleep(min(options.offset_retry_ms * 2 ** min(self._count - 1, 5), _MAX_PAUSE_MS) / 1000)
+        return True

@@ -1,1 +1,0 @@
-"""The code that runs in the tasks of a read."""

@@ -1,0 +1,1 @@
+"""The sink: producers in tasks, and exactly-once writes with a decision log."""

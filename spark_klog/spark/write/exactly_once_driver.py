@@ -1,0 +1,383 @@
+"""The driver's part of exactly-once writes: the protocol's programs against the checkpoint and the brokers.
+
+Spark runs it in Python processes: `claim` before the tasks of a micro-batch, `decide` after them, `settle` after a
+failure.
+
+Admin clients for the driver's steps: a Python worker keeps them for the next micro-batch.
+
+Spark reuses the workers that claim and decide. A new client connects, negotiates and authenticates each time.
+
+The writer of exactly-once streams, in the four processes that Spark runs its methods in.
+
+Before the tasks of each micro-batch Spark makes the writer in a Python process and pickles it for the tasks; the data
+source calls `claim` there, before it returns the writer. (Spark would show an error while it pickles the writer as one
+of pickling.) Then each task calls `write`; and Spark makes another writer for `commit` or `abort`, which learns of the
+claim by the tasks' messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark_klog.client.admin.admin import Admin
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.producer.transactions import PreparedTransaction
+from spark_klog.client.settings import client_config
+from spark_klog.errors import ErrorCode, KlogError, ProtocolError
+from spark_klog.records.kernels import warn_if_slow
+from spark_klog.spark.options.names import PREFIX
+from spark_klog.spark.options.writes import SinkOptions
+from spark_klog.spark.worker_process import prepare_worker
+from spark_klog.spark.write.decision_log import DecisionLog, Identity, checkpoint_folder, planned
+from spark_klog.spark.write.exactly_once import (
+    Abort,
+    Action,
+    Append,
+    Begun,
+    Commit,
+    Program,
+    ReadLog,
+    Superseded,
+    Transaction,
+    begin,
+    finish,
+    give_up,
+)
+from spark_klog.spark.write.producers import PRODUCERS
+from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
+
+#: A worker rarely serves queries with more different settings; each client has a connection to a broker.
+_MOST_IDLE = 4
+#: After that a new connection is safer: proxies drop quiet ones. Spark stops workers that are idle for a minute.
+_IDLE_SECONDS = 60.0
+_Key = tuple[tuple[str, str], ...]
+
+
+class Clients:
+    """Idle clients by their settings. Threads may share it; each borrowed client belongs to one thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: With the reading of `time.monotonic` since when; the longest idle first.
+        self._idle: list[tuple[_Key, Admin, float]] = []
+
+    @contextmanager
+    def borrow(self, settings: Mapping[str, str]) -> Iterator[Admin]:
+        """A client for one step, which looks the coordinators of its transactions up once.
+
+        If the block fails, the client is closed. Raises what `Cluster.connect` raises.
+        """
+        key = tuple(sorted(settings.items()))
+        admin = self._take(key) or Admin(Cluster.connect(settings, PREFIX))
+        try:
+            with admin.same_coordinators():
+                yield admin
+        except BaseException:
+            admin.close()
+            raise
+        with self._lock:
+            self._idle.append((key, admin, time.monotonic()))
+            self._close_outdated()
+
+    def _take(self, key: _Key) -> Admin | None:
+        with self._lock:
+            self._close_outdated()
+            for entry in reversed(self._idle):
+                if entry[0] == key:
+                    self._idle.remove(entry)
+                    return entry[1]
+        return None
+
+    def _close_outdated(self) -> None:
+        """Close clients beyond the bounds of number and time. The caller holds the lock."""
+        oldest = time.monotonic() - _IDLE_SECONDS
+        kept = [entry for entry in self._idle[-_MOST_IDLE:] if entry[2] > oldest]
+        for entry in self._idle:
+            if entry not in kept:
+                entry[1].close()
+        self._idle = kept
+
+    def forget(self) -> None:
+        """Close the idle clients. A forked process calls this first, as it shares its parent's connections."""
+        self._lock = threading.Lock()  # in the parent another thread may hold the old one
+        idle, self._idle = self._idle, []
+        for _, admin, _ in idle:
+            admin.close()
+
+
+#: The clients of this process.
+CLIENTS = Clients()
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=CLIENTS.forget)
+
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+_ONGOING = "Ongoing"
+#: EndTxn's answers about a transaction that has ended the other way, or whose producer has another epoch by now.
+_NOT_COMMITTED = frozenset(
+    {ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH}
+)  # fmt: skip
+
+
+class NotDecided(KlogError):
+    """A micro-batch that must not be committed. Nothing of it is written, and Spark runs it again after a restart."""
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim as tasks get it: `identity` is the decision log's, `at` the driver's clock, in seconds since 1970.
+
+    `is_replanned`: the last decided micro-batch has other offsets in the checkpoint now than when it was decided.
+    """
+
+    begun: Begun
+    identity: Identity
+    at: float
+    is_replanned: bool = False
+
+
+def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
+    """Begin a micro-batch; `folder` is the query's checkpoint, `prefix` that of its transactional ids.
+
+    Raises what `protocol.begin`, `DecisionLog` and the brokers' answers raise; `UnsupportedVersionError` before Kafka
+    3.0, which has no ListTransactions.
+    """
+    log = DecisionLog(folder, Identity(prefix))
+    at = time.time()
+    with CLIENTS.borrow(settings) as admin:
+        begun = _run(begin(), log, admin)
+    now = planned(folder, begun.decided)
+    return Claimed(begun, log.identity, at, bool(begun.planned and now and begun.planned != now))
+
+
+def decide(
+    settings: Mapping[str, str], folder: Path, claimed: Claimed, batch: int, transactions: Sequence[Transaction]
+) -> None:
+    """Commit a micro-batch. Raises `NotDecided`, and what `protocol.finish` and the brokers' answers raise."""
+    log = DecisionLog(folder, claimed.identity, is_claimed=True)
+    with CLIENTS.borrow(settings) as admin:
+        if batch > claimed.begun.decided:
+            _check_time(settings, claimed, batch)
+            _check_open(admin, batch, transactions)
+        _run(finish(claimed.begun, batch, tuple(transactions), planned(folder, batch)), log, admin)
+
+
+def settle(settings: Mapping[str, str], folder: Path, claimed: Claimed) -> None:
+    """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
+    log = DecisionLog(folder, claimed.identity, is_claimed=True)
+    with CLIENTS.borrow(settings) as admin, suppress(Superseded):
+        _run(give_up(claimed.begun), log, admin)
+
+
+def _check_time(settings: Mapping[str, str], claimed: Claimed, batch: int) -> None:
+    """Leave half of the transactions' time for restarts: a decided transaction that times out is lost."""
+    most = client_config(settings, PREFIX).transaction_timeout_ms / 2000
+    took = time.time() - claimed.at
+    if took > most:
+        raise NotDecided(
+            f"micro-batch {batch} took {took:.1f} s, more than half of kafka.transaction.timeout.ms; nothing of it is "
+            "written: set it higher, up to the brokers' transaction.max.timeout.ms, or make micro-batches smaller"
+        )
+
+
+def _check_open(admin: Admin, batch: int, transactions: Sequence[Transaction]) -> None:
+    """Raise `NotDecided` if the broker has aborted a transaction already."""
+    found = admin.describe_transactions([one.transactional_id for one in transactions])
+    for one in transactions:
+        now = found[one.transactional_id]
+        if isinstance(now, KlogError):
+            raise now
+        if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, one.producer_id, one.epoch):
+            raise NotDecided(
+                f"micro-batch {batch}: the transaction of task {one.task} is over before it was decided, after "
+                "kafka.transaction.timeout.ms or by an administrator; nothing of the micro-batch is written"
+            )
+
+
+def _run(program: Program[_T], log: DecisionLog, admin: Admin) -> _T:
+    """Run a program of the protocol."""
+    result: Any = None
+    while True:
+        try:
+            action = program.send(result)
+        except StopIteration as stop:
+            value: _T = stop.value
+            return value
+        result = _act(action, log, admin)
+
+
+def _act(action: Action, log: DecisionLog, admin: Admin) -> Any:
+    if isinstance(action, ReadLog):
+        return log.read()
+    if isinstance(action, Append):
+        return log.append(action.number, action.entry)
+    if isinstance(action, Commit):
+        return _commit(admin, action.transactions)
+    if isinstance(action, Abort):
+        return _abort(admin, action.transactions)
+    return _open_transactions(admin, log.identity.id_prefix)
+
+
+def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ...]:
+    """Whether each is committed; raises the error of one if the brokers' answer decides nothing about it."""
+    results = []
+    prepared = [_prepared(one) for one in transactions]
+    failures = admin.end_transactions(prepared, commits=True).failures
+    for one in prepared:
+        error = failures.get(one)
+        if isinstance(error, ProtocolError) and error.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+            raise ProtocolError(
+                error.code,
+                error.what,
+                advice="the brokers have forgotten this transaction (transactional.id.expiration.ms), so nobody knows "
+                "whether it was committed: look for its rows, then see docs/recipes/exactly-once.md, DecidedButAborted",
+            )
+        is_aborted = isinstance(error, ProtocolError) and error.code in _NOT_COMMITTED
+        if error is not None and not is_aborted:
+            raise error
+        results.append(error is None)
+    return tuple(results)
+
+
+def _abort(admin: Admin, transactions: Sequence[Transaction]) -> None:
+    for one in transactions:
+        _log.info("aborting a transaction that no micro-batch has: %s", one)
+    prepared = [_prepared(one) for one in transactions]
+    for error in admin.fence_transactions(prepared).failures.values():
+        raise error
+
+
+def _prepared(one: Transaction) -> PreparedTransaction:
+    return PreparedTransaction(one.transactional_id, one.producer_id, one.epoch)
+
+
+def _open_transactions(admin: Admin, prefix: str) -> tuple[Transaction, ...]:
+    listed = admin.list_transactions(states=[_ONGOING])
+    names = [one.transactional_id for one in listed if one.transactional_id.startswith(prefix)]
+    found = []
+    for name, described in admin.describe_transactions(names).items():
+        if isinstance(described, KlogError):
+            if isinstance(described, ProtocolError) and described.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                continue
+            raise described
+        if described.state == _ONGOING:
+            found.append(Transaction(name, described.producer_id, described.producer_epoch))
+    return tuple(found)
+
+
+#: The local property of a task that has the number of its micro-batch.
+_BATCH = "streaming.sql.batchId"
+
+
+@dataclass
+class WrittenInTransaction(Written):
+    """What a task wrote, in a transaction that is open; None if it wrote nothing."""
+
+    claimed: Claimed
+    transaction: Transaction | None
+
+
+class CheckpointMismatch(KlogError):
+    """Spark's micro-batch is neither the last decided one nor the next one, or has other rows than it had then.
+
+    Nothing of it is written.
+    """
+
+    def __init__(self, batch: int, decided: int) -> None:
+        self.batch, self.decided = batch, decided
+        empty = f"empty the directory klog_sink to write from micro-batch {batch} on"
+        runs = f"Spark runs micro-batch {batch}, but the last decision in klog_sink of the checkpoint is of {decided}"
+        some = "some of its rows may be there already"
+        if batch == decided:
+            told = (
+                f"Spark has planned micro-batch {batch} again, with other offsets than those that klog_sink of the "
+                "checkpoint says are written: the file of the micro-batch in offsets was lost or changed since. "
+                f"To go on, {empty}; {some}"
+            )
+        elif batch < decided:
+            told = (
+                f"{runs}: another run of this query uses the checkpoint, or the checkpoint is older than its decision "
+                "log. Stop one of two runs, and start this one again if it is the other. Only if there was no other, "
+                f"{empty}: the rows of micro-batches {batch} to {decided} are there already, and are written again"
+            )
+        else:
+            told = f"{runs}: the query wrote at-least-once meanwhile. To go on, {empty}; {some}"
+        super().__init__(told)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.batch, self.decided)
+
+
+class ExactlyOnceWriter(StreamWriter):
+    """`df.writeStream.format("klog").option("deliveryGuarantee", "exactly-once")`."""
+
+    def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType) -> None:
+        """Raise `ConfigError` unless the checkpoint is a local folder."""
+        super().__init__(options, schema)
+        self._checkpoint = checkpoint_folder(checkpoint)
+        self._claimed: Claimed | None = None
+
+    def claim(self) -> None:
+        """Claim the micro-batch for the tasks that this writer is pickled for; raises what `driver.claim` raises."""
+        self._claimed = claim(self._options.client, self._checkpoint, self._options.id_prefix)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:
+        prepare_worker()
+        warn_if_slow()
+        claimed, context = self._claimed, TaskContext.get()
+        assert claimed is not None, "the data source has claimed the micro-batch"
+        assert context is not None, "Spark runs tasks with a context"
+        batch, decided = _batch_of(context), claimed.begun.decided
+        if (decided >= 0 and batch not in (decided, decided + 1)) or (batch == decided and claimed.is_replanned):
+            raise CheckpointMismatch(batch, decided)
+        if batch == decided:  # by an earlier run
+            for _ in iterator:  # operators before the sink update their state with the rows that they give
+                pass
+            return WrittenInTransaction({}, claimed, None)
+        options, number = self._options, claimed.begun.number
+        with PRODUCERS.borrow_transactional(options.client, claimed.identity.id_prefix, number) as producer:
+            counts = send_all(producer, options, iterator)
+            found = producer.prepare_transaction()
+        if found is None:
+            return WrittenInTransaction(counts, claimed, None)
+        transaction = Transaction(found.transactional_id, found.producer_id, found.epoch, context.partitionId())
+        return WrittenInTransaction(counts, claimed, transaction)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Decide and commit the micro-batch."""
+        written = _written(messages)
+        if written:
+            transactions = [one.transaction for one in written if one.transaction is not None]
+            decide(self._options.client, self._checkpoint, written[0].claimed, batchId, transactions)
+            log_progress(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Abort the transactions of the micro-batch, unless `commit` has decided it; otherwise the next run does."""
+        written = _written(messages)
+        if written:
+            settle(self._options.client, self._checkpoint, written[0].claimed)
+
+
+def _written(messages: list[WriterCommitMessage | None]) -> list[WrittenInTransaction]:
+    """The messages of tasks that have ended."""
+    return [message for message in messages if isinstance(message, WrittenInTransaction)]
+
+
+def _batch_of(context: TaskContext) -> int:
+    number = context.getLocalProperty(_BATCH)
+    assert number is not None, f"Spark sets {_BATCH} in streams"
+    return int(number)

@@ -1,0 +1,191 @@
+"""The writers of batch queries and streams: DataFrames to compressed record batches.
+
+Delivery is at least once, as with Spark's own Kafka sink: a task that Spark repeats writes its rows again. Within a
+task the producer writes each row once. Streams may write exactly once: `exactly_once/writer.py`.
+
+Counts of written records, by topic: made in the tasks, logged by the step that ends the write or micro-batch.
+
+Spark shows no figures of a Python sink in progress records and listeners. It keeps the logs of its Python processes, as
+rows of `spark.tvf.python_worker_logs()`, if spark.sql.pyspark.worker.logging.enabled is true.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from spark_klog.errors import ConfigError
+from spark_klog.records.kernels import warn_if_slow
+from spark_klog.spark.options.writes import SinkOptions
+from spark_klog.spark.versions import StreamArrowWriter
+from spark_klog.spark.worker_process import prepare_worker
+from spark_klog.spark.write.producers import PRODUCERS, SinkProducer
+
+_log = logging.getLogger(__name__)
+# Spark's processes log warnings only, and users can't change that in them. Without a handler nobody sees these lines.
+_log.setLevel(logging.INFO)
+
+#: (records, bytes of their keys, values and headers) by topic.
+Counts: TypeAlias = Mapping[str, tuple[int, int]]
+
+
+def count_rows(rows: pa.RecordBatch, topic: str | None) -> Counts:
+    """Count rows that are records, see `Producer.send_arrow`; `topic` replaces the column."""
+    if rows.num_rows == 0:
+        return {}
+    if topic is not None:
+        return {topic: (rows.num_rows, _bytes(rows))}
+    topics = rows.column("topic")
+    names = pc.unique(topics)
+    if len(names) == 1:
+        return {names[0].as_py(): (rows.num_rows, _bytes(rows))}
+    parts = {name.as_py(): rows.filter(pc.equal(topics, name)) for name in names}
+    return {name: (part.num_rows, _bytes(part)) for name, part in parts.items()}
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Add up by topic."""
+    found: dict[str, tuple[int, int]] = {}
+    for one in counts:
+        for topic, (records, size) in one.items():
+            before = found.get(topic, (0, 0))
+            found[topic] = before[0] + records, before[1] + size
+    return found
+
+
+def log_written(counts: Counts, batch: int | None) -> None:
+    """Log a line for each topic; `batch` is the micro-batch of a stream."""
+    of_batch = "" if batch is None else f"micro-batch {batch}: "
+    for topic, (records, size) in sorted(counts.items()):
+        context = {"topic": topic, "records": str(records), "bytes": str(size)}
+        if batch is not None:
+            context["batch_id"] = str(batch)
+        # Spark shows the context as a column, a map of strings
+        _log.info("%swrote %d records of %d bytes to %s", of_batch, records, size, topic, extra={"context": context})
+
+
+def _bytes(rows: pa.RecordBatch) -> int:
+    names = rows.schema.names
+    columns = [rows.column(name) for name in ("key", "value") if name in names]
+    if "headers" in names:
+        entries = pc.list_flatten(rows.column("headers"))
+        columns += [pc.struct_field(entries, name) for name in ("key", "value")]
+    return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
+
+
+_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_BYTES = (StringType, BinaryType)
+#: The columns that are written; others are ignored, as by Spark's Kafka sink.
+_COLUMNS = ("key", "value", "topic", "partition", "timestamp", "headers")
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task wrote, acknowledged as `kafka.acks` says."""
+
+    counts: Counts
+
+
+def _check_column(schema: StructType, name: str, allowed: tuple[type[DataType], ...]) -> None:
+    if name in schema.fieldNames() and not isinstance(schema[name].dataType, allowed):
+        names = " or ".join(kind.typeName() for kind in allowed)
+        raise ConfigError(f"column '{name}' must be {names}, not {schema[name].dataType.simpleString()}: cast it")
+
+
+def _check_schema(schema: StructType, topic: str | None) -> None:
+    """Raise `ConfigError` for a schema that can't be written as records."""
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise ConfigError(f"no column 'value': the columns are {', '.join(names)}")
+    for name in _COLUMNS:
+        if names.count(name) > 1:
+            raise ConfigError(f"there are {names.count(name)} columns '{name}': rename or drop all but one")
+    if topic is None and "topic" not in names:
+        raise ConfigError("no topic to write to: set the option 'topic' or add a column 'topic'")
+    _check_column(schema, "value", _BYTES)
+    _check_column(schema, "key", _BYTES)
+    _check_column(schema, "topic", (StringType,))
+    _check_column(schema, "partition", (IntegerType,))
+    _check_column(schema, "timestamp", (TimestampType,))
+    if "headers" in names and not _is_headers(schema["headers"].dataType):
+        found = schema["headers"].dataType.simpleString()
+        raise ConfigError(f"column 'headers' must be {_HEADERS.simpleString()}, not {found}: cast it")
+
+
+def _is_headers(kind: DataType) -> bool:
+    return bool(kind.simpleString() == _HEADERS.simpleString())
+
+
+def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Counts:
+    """Send a task's rows, without the flush, and count them.
+
+    Without rows the first task looks for the topic: a stream's first micro-batch is often empty, and a name that is
+    wrong should not wait for the first record.
+    """
+    first = 0
+    counts: Counts = {}
+    for arrow_batch in arrow_batches:
+        names = [name for name in arrow_batch.schema.names if name in _COLUMNS]
+        rows = arrow_batch.select(names)
+        producer.send_arrow(rows, options.topic, options.create_topics, first)
+        first += rows.num_rows
+        counts = total([counts, count_rows(rows, options.topic)])
+    context = TaskContext.get()
+    if not first and options.topic is not None and context is not None and context.partitionId() == 0:
+        producer.require([options.topic], options.create_topics)
+    return counts
+
+
+def log_progress(messages: Sequence[WriterCommitMessage | None], batch: int | None = None) -> None:
+    """Log what tasks wrote, by topic; `batch` is the micro-batch of a stream."""
+    log_written(total(message.counts for message in messages if isinstance(message, Written)), batch)
+
+
+class _Writer:
+    """What both kinds of writers do in Spark's tasks."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        _check_schema(schema, options.topic)
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        prepare_worker()
+        warn_if_slow()
+        with PRODUCERS.borrow(self._options.client) as producer:
+            return Written(send_all(producer, self._options, iterator))
+
+
+class BatchQueryWriter(_Writer, DataSourceArrowWriter):
+    """`df.write.format("klog").mode("append").save()`."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Only log what was written: each task has flushed its records."""
+        log_progress(messages)
+
+
+class StreamWriter(_Writer, StreamArrowWriter):
+    """`df.writeStream.format("klog")`."""
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Only log what was written: each task has flushed its records."""
+        log_progress(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing: written records stay, and the query writes the micro-batch again when it continues."""

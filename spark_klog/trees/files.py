@@ -1,0 +1,265 @@
+"""The tree as files: in a local folder, or on any file system of pyarrow.
+
+The value of node /a/b is in the file ROOT/a/b. A node that has, or had, children is the folder ROOT/a/b, and its value
+is in the file ROOT/a/b.value beside the folder (no file: b""). When a leaf gets its first child, the writer renames its
+file to b.value, then creates the folder; so a reader that tries b, then b.value, always finds the value. If both are
+files (a writer was killed between the two steps, and b was written again), b has the value.
+
+An ephemeral node is the file ROOT/a/b.ephemeral (local folders only). Its creator holds an flock on it. If nobody holds
+the lock, the node has ended: readers ignore it, and the next writer removes it.
+
+In names, "%", control characters, a leading "." and the "." of a final ".value" or ".ephemeral" are percent-encoded;
+files whose name starts with "." are not nodes. An flock on ROOT/.lock excludes concurrent writers of a local folder. On
+pyarrow's file systems nothing excludes writers in other processes: let each node have one writer there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+from urllib.parse import unquote
+
+from spark_klog.errors import DirectoryError
+from spark_klog.trees.tree import NodeExists, SerialTree, components, inner_components
+
+_log = logging.getLogger(__name__)
+
+VALUE, EPHEMERAL, TEMPORARY = ".value", ".ephemeral", ".tmp-"
+_UNSAFE = re.compile(rf"[%\x00-\x1f\x7f]|^\.|\.(?=(?:{VALUE[1:]}|{EPHEMERAL[1:]})$)")
+
+Kind = Literal["file", "folder"] | None
+Owner = Literal["self", "other"] | None
+
+
+class Files(Protocol):
+    """The file system of a `FileTree`; paths are relative to the root. Methods raise OSError."""
+
+    root: str
+    poll_seconds: float
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Exclude other writers, as far as the file system can."""
+
+    def kind(self, path: str) -> Kind: ...
+
+    def read(self, path: str) -> bytes | None:
+        """The content of a file; None if there is none."""
+
+    def write(self, path: str, value: bytes) -> None:
+        """Create or replace a file; readers see the old bytes or the new ones."""
+
+    def move(self, source: str, target: str) -> None:
+        """Move a file, replacing `target`."""
+
+    def make_folder(self, path: str) -> None:
+        """Create a folder and its parents; no error if it exists."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a folder with its content; no error if it does not exist."""
+
+    def entries(self, path: str) -> dict[str, Hashable]:
+        """The names in a folder, each with a stamp that changes with the file; {} if there is no folder."""
+
+    def read_ephemeral(self, path: str) -> bytes | None:
+        """The content of an ephemeral file; None if there is none, or its creator has ended."""
+
+    def write_ephemeral(self, path: str, value: bytes) -> None:
+        """Create or replace an ephemeral file and become its owner."""
+
+    def owner(self, path: str) -> Owner:
+        """The holder of an ephemeral file; removes a file without one. Only while `writing`."""
+
+    def close(self) -> None:
+        """Remove the ephemeral files of this object."""
+
+
+class FileTree(SerialTree):
+    """A tree on `files` (see the module). A polling thread calls the watches."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._closed = threading.Event()
+        self._watch_lock = threading.Lock()
+        self._watches: list[_Watch] = []
+        self._poller: threading.Thread | None = None
+
+    def get(self, path: str) -> bytes | None:
+        real = _real(components(path))
+        with self._errors("read", path):
+            # Twice, since a writer may have moved the value between the two reads.
+            for _ in range(2 if real else 0):
+                value = self._files.read(real)
+                if value is None:
+                    value = self._files.read(real + VALUE)
+                if value is None:
+                    value = self._files.read_ephemeral(real + EPHEMERAL)
+                if value is not None:
+                    return value
+            return b"" if self._files.kind(real) == "folder" else None
+
+    def put(self, path: str, value: bytes) -> None:
+        names = inner_components(path)
+        real = _real(names)
+        with self._errors("write", path), self._files.writing():
+            owner = self._files.owner(real + EPHEMERAL)
+            if owner == "self":
+                self._files.write_ephemeral(real + EPHEMERAL, value)
+                return
+            if owner == "other":
+                raise DirectoryError(f"{path} under {self._files.root} is the ephemeral node of another process")
+            self._write(names, value)
+
+    def swap(self, path: str, old: bytes, value: bytes) -> bool:
+        names = inner_components(path)
+        with self._errors("write", path), self._files.writing():
+            if self.get(path) != old:
+                return False
+            self._write(names, value)
+            return True
+
+    def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
+        names = inner_components(path)
+        real = _real(names)
+        with self._errors("create", path), self._files.writing():
+            if self._files.owner(real + EPHEMERAL) or self._files.kind(real) or self._files.kind(real + VALUE):
+                raise NodeExists(f"{path} exists under {self._files.root}: delete it first, or put")
+            if ephemeral:
+                self._make_parents(names)
+                self._files.write_ephemeral(real + EPHEMERAL, value)
+            else:
+                self._write(names, value)
+
+    def _write(self, names: tuple[str, ...], value: bytes) -> None:
+        real = _real(names)
+        kind = self._files.kind(real)
+        if kind is None:
+            self._make_parents(names)
+        self._files.write(real + VALUE if kind == "folder" else real, value)
+
+    def _make_parents(self, names: tuple[str, ...]) -> None:
+        for depth in range(len(names) - 1, 0, -1):  # upwards: usually the direct parent is a folder already
+            real = _real(names[:depth])
+            kind = self._files.kind(real)
+            if kind == "folder":
+                if depth == len(names) - 1:
+                    return
+                break
+            if self._files.owner(real + EPHEMERAL):
+                raise DirectoryError(
+                    f"/{'/'.join(names)}: /{'/'.join(names[:depth])} under {self._files.root} is ephemeral "
+                    "and can't have children"
+                )
+            if kind == "file":
+                self._files.move(real, real + VALUE)
+                break
+        if len(names) > 1:
+            self._files.make_folder(_real(names[:-1]))
+
+    def delete(self, path: str) -> None:
+        real = _real(inner_components(path))
+        with self._errors("delete", path), self._files.writing():
+            self._remove(real)
+
+    def delete_if(self, path: str, value: bytes) -> bool:
+        real = _real(inner_components(path))
+        with self._errors("delete", path), self._files.writing():
+            if self.get(path) != value:
+                return False
+            self._remove(real)
+            return True
+
+    def _remove(self, real: str) -> None:
+        # In this order, so that no reader sees an older value in .value.
+        self._files.remove(real + VALUE)
+        self._files.remove(real)
+        self._files.remove(real + EPHEMERAL)
+
+    def children(self, path: str) -> list[str]:
+        real = _real(components(path))
+        with self._errors("list", path):
+            return sorted(self._nodes(real))
+
+    def _nodes(self, real: str) -> dict[str, Hashable]:
+        nodes: dict[str, Hashable] = {}
+        for name, stamp in sorted(self._files.entries(real).items()):
+            if name.startswith("."):
+                continue
+            if name.endswith(EPHEMERAL):
+                if self._files.read_ephemeral(f"{real}/{name}" if real else name) is None:
+                    continue
+                name = name.removesuffix(EPHEMERAL)
+            node = unquote(name.removesuffix(VALUE))
+            nodes[node] = (nodes.get(node), stamp)
+        return nodes
+
+    def watch(self, path: str, callback: Callable[[], None], values: bool = False) -> None:
+        # `values` makes no difference: a file's stamp changes with its value.
+        real = _real(components(path))
+        with self._errors("watch", path):
+            watch = _Watch(path, real, callback, self._nodes(real))
+        with self._watch_lock:
+            self._watches.append(watch)
+            if self._poller is None:
+                self._poller = threading.Thread(target=self._poll, name="klog-file-watch", daemon=True)
+                self._poller.start()
+
+    def _poll(self) -> None:
+        while not self._closed.wait(self._files.poll_seconds):
+            with self._watch_lock:
+                watches = list(self._watches)
+            for watch in watches:
+                try:
+                    seen = self._nodes(watch.real)
+                except OSError as error:
+                    if not watch.failing:
+                        _log.warning("cannot list %s under %s: %s", watch.path, self._files.root, error)
+                    watch.failing = True
+                    continue
+                watch.failing = False
+                if seen == watch.seen or self._closed.is_set():
+                    continue
+                watch.seen = seen
+                try:
+                    watch.callback()
+                except Exception:
+                    _log.exception("the watch on %s failed", watch.path)
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._watch_lock:
+            poller = self._poller
+        if poller is not None and poller is not threading.current_thread():
+            poller.join()
+        try:
+            self._files.close()
+        except OSError as error:
+            raise DirectoryError(f"cannot remove the ephemeral nodes under {self._files.root}: {error}") from error
+
+    @contextlib.contextmanager
+    def _errors(self, verb: str, path: str) -> Iterator[None]:
+        if self._closed.is_set():
+            raise DirectoryError(f"{path}: the tree under {self._files.root} is closed")
+        try:
+            yield
+        except OSError as error:
+            raise DirectoryError(f"cannot {verb} {path} under {self._files.root}: {error}") from error
+
+
+class _Watch:
+    def __init__(self, path: str, real: str, callback: Callable[[], None], seen: dict[str, Hashable]) -> None:
+        self.path = path
+        self.real = real
+        self.callback = callback
+        self.seen = seen
+        self.failing = False
+
+
+def _real(names: tuple[str, ...]) -> str:
+    return "/".join(_UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", name) for name in names)

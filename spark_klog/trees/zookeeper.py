@@ -1,0 +1,499 @@
+"""The tree in ZooKeeper, by kazoo.
+
+If the connection is lost, operations wait for it, at most twice the session timeout. After every reconnect a thread of
+the tree creates the ephemeral nodes of a lost session again, sets the watches again, and calls them.
+
+Until when a session with ZooKeeper certainly lives, by the clock.
+
+A process that stood still (SIGSTOP, a paused virtual machine) goes on as if nothing had happened: its own threads learn
+only later that ZooKeeper has ended its session, and that others have acted without it. So requests of our own, beats,
+note when they were sent: the session lives at least its timeout longer than the last one that ZooKeeper answered.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+from uuid import uuid4
+
+from spark_klog.errors import DirectoryError
+from spark_klog.trees.tree import SESSION_SECONDS, Lease, NodeExists, inner_components
+from spark_klog.trees.zookeeper_session import Operation, ZooKeeperSession
+
+_BEATS_PER_TIMEOUT = 6
+_MAX_PAUSE_SECONDS = 1.0
+_Clocks = tuple[float, float]
+
+
+def _clocks() -> _Clocks:
+    """Seconds of two clocks: one that counts suspended time, if there is one, and the wall clock.
+
+    In a paused virtual machine the first may stand still as well; the wall clock is set later.
+    """
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)), time.time()
+
+
+def _seconds_since(then: _Clocks) -> float:
+    clock, wall = _clocks()
+    return max(clock - then[0], wall - then[1])
+
+
+class SessionLease:
+    """`Lease` of a session with ZooKeeper; a thread sends the beats until `stop`."""
+
+    def __init__(self, session: ZooKeeperSession) -> None:
+        self._zookeeper = session
+        self._session: int | None = None
+        #: When the last beat that was answered was sent, in the session of that id.
+        self._answered: tuple[int, _Clocks] | None = None
+        #: When the beat under way was sent.
+        self._sent: _Clocks | None = None
+        #: Whether this process stood still, and ZooKeeper has not answered since.
+        self._stood_still = False
+        self._was_cut_off, self._looked_at = False, _clocks()
+        self._wakes = threading.Event()
+        self._is_stopped = False
+        self.restored(session.session_id)
+        self._thread = threading.Thread(target=self._run, name="klog-zookeeper-beats", daemon=True)
+        self._thread.start()
+
+    @property
+    def session(self) -> int | None:
+        return self._session
+
+    @property
+    def holds(self) -> bool:
+        answered = self._answered
+        return (
+            answered is not None
+            and answered[0] == self._session
+            and _seconds_since(answered[1]) < self._zookeeper.timeout_seconds
+        )
+
+    @property
+    def is_cut_off(self) -> bool:
+        return (
+            self._was_cut_off
+            and not self._zookeeper.client.connected
+            and _seconds_since(self._looked_at) < self._zookeeper.timeout_seconds
+        )
+
+    def restored(self, session: int | None) -> None:
+        """Note that the session of that id has the ephemeral nodes now."""
+        self._session = session
+        self._wakes.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._is_stopped = True
+        self._wakes.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._is_stopped:
+            self._wakes.clear()
+            self._look()
+            pause = self._zookeeper.timeout_seconds / _BEATS_PER_TIMEOUT
+            self._wakes.wait(min(_MAX_PAUSE_SECONDS, pause))
+
+    def _look(self) -> None:
+        if _seconds_since(self._looked_at) >= self._zookeeper.timeout_seconds:
+            self._stood_still = True
+        is_connected = self._zookeeper.client.connected
+        self._was_cut_off = not is_connected and not self._stood_still
+        self._looked_at = _clocks()  # last: it makes `is_cut_off` true
+        # kazoo may lose a request that is sent in the moment in which a session ends
+        if is_connected and (self._sent is None or _seconds_since(self._sent) >= self._zookeeper.timeout_seconds):
+            self._beat()
+
+    def _beat(self) -> None:
+        session, sent = self._zookeeper.session_id, _clocks()
+
+        def answered(result: Any) -> None:
+            self._sent = None
+            if result.successful() and session is not None and session == self._zookeeper.session_id:
+                self._answered = session, sent
+                if _seconds_since(sent) < self._zookeeper.timeout_seconds:
+                    self._stood_still = False
+
+        self._sent = sent
+        self._zookeeper.client.exists_async(self._zookeeper.real("/")).rawlink(answered)
+
+
+_log = logging.getLogger(__name__)
+
+_REPAIR_SECONDS = 1.0
+_MAX_PENDING = 256
+_CLAIM = "klog-claim-"
+#: What an operation of a transaction takes beside its path; ZooKeeper refuses requests of 1 MiB (jute.maxbuffer).
+_OPERATION_BYTES = 32
+_MAX_TRANSACTION_BYTES = 512 * 1024
+
+
+class _Reconnected:
+    """Event for the worker: restore the watches and ephemeral nodes after a reconnect."""
+
+
+class ZooKeeperTree:
+    """A tree in the ensemble `connect`: HOST:PORT,HOST:PORT/CHROOT; creates the chroot.
+
+    `session_timeout` is in seconds; the server may raise or lower it. `ConfigError` if `connect` is malformed,
+    `DirectoryError` if no ZooKeeper answers for twice as long. Source: 0.10 documentation, "zookeeper.connect".
+    """
+
+    def __init__(self, connect: str, session_timeout: float = SESSION_SECONDS) -> None:
+        from kazoo.protocol.states import EventType
+
+        self._event_none = EventType.NONE
+        self._ephemeral_lock = threading.Lock()
+        self._ephemerals: dict[str, bytes] = {}
+        self._watches: dict[str, list[Callable[[], None]]] = {}
+        #: By watched path (with values): the children whose values have a watch.
+        self._value_watches: dict[str, set[str]] = {}
+        self._watchers: dict[str, partial[None]] = {}
+        self._watch_lock = threading.Lock()
+        self._events: SimpleQueue[str | type[_Reconnected] | None] = SimpleQueue()
+        self._lease: SessionLease | None = None
+        session = self._session = ZooKeeperSession(connect, session_timeout)
+        self._client, self._errors, self._call, self._real = session.client, session.errors, session.call, session.real
+        self._client.add_listener(self._on_state)
+        self._worker = threading.Thread(target=self._work, name="klog-zookeeper", daemon=True)
+        self._worker.start()
+
+    def get(self, path: str) -> bytes | None:
+        real = self._real(path)
+        try:
+            value: bytes | None = self._call(path, lambda: self._client.get_async(real))[0]
+        except self._errors.NoNodeError:
+            return None
+        return value or b""  # Kafka creates parents with null
+
+    def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
+        values: list[bytes | None] = []
+        for first in range(0, len(paths), _MAX_PENDING):
+            chunk = paths[first : first + _MAX_PENDING]
+            for answer in self._gather(chunk[0], [self._real(path) for path in chunk]):
+                values.append(None if answer is None else answer[0] or b"")
+        return values
+
+    def _gather(self, path: str, reals: list[str], watches: Sequence[Callable[[Any], None]] = ()) -> list[Any]:
+        """ZooKeeper's answers to a get of each; None if there is no node, and then no watch is set."""
+        callbacks: Sequence[Callable[[Any], None] | None] = watches if watches else [None] * len(reals)
+        gets = list(zip(reals, callbacks, strict=True))
+        get = self._client.get_async
+        return self._session.call_many(path, lambda: [get(*one) for one in gets], self._errors.NoNodeError)
+
+    def put(self, path: str, value: bytes) -> None:
+        inner_components(path)
+        with self._ephemeral_lock:
+            if path in self._ephemerals:
+                # ephemeral: if `_restore` has not created the node again, this must not create a permanent one
+                self._put(path, value, ephemeral=True)
+                self._ephemerals[path] = value
+                return
+        self._put(path, value, ephemeral=False)
+
+    def put_many(self, values: Mapping[str, bytes]) -> None:
+        for path in values:
+            inner_components(path)
+        for path in values.keys() & self._ephemerals.keys():
+            self.put(path, values[path])
+        paths = [path for path in values if path not in self._ephemerals]
+        for first in range(0, len(paths), _MAX_PENDING):
+            chunk = paths[first : first + _MAX_PENDING]
+            set_async, create_async = self._client.set_async, partial(self._client.create_async, makepath=True)
+            missing = self._write_many(chunk, values, set_async, self._errors.NoNodeError)
+            for path in self._write_many(missing, values, create_async, self._errors.NodeExistsError):
+                self._put(path, values[path], ephemeral=False)  # another client created it meanwhile
+
+    def _write_many(
+        self, paths: list[str], values: Mapping[str, bytes], write: Callable[..., Any], refusal: type[Exception]
+    ) -> list[str]:
+        """Write nodes; return the paths whose write failed with `refusal`."""
+        if not paths:
+            return []
+        writes = [(self._real(path), values[path]) for path in paths]
+        answers = self._session.call_many(paths[0], lambda: [write(*one) for one in writes], refusal)
+        return [path for path, answer in zip(paths, answers, strict=True) if answer is None]
+
+    def _put(self, path: str, value: bytes, ephemeral: bool) -> None:
+        real = self._real(path)
+        while True:
+            try:
+                self._call(path, lambda: self._client.set_async(real, value))
+                return
+            except self._errors.NoNodeError:
+                pass
+            try:
+                self._call(path, lambda: self._create_async(real, value, ephemeral))
+                return
+            except self._errors.NodeExistsError:
+                pass  # another client created it meanwhile
+
+    def swap(self, path: str, old: bytes, value: bytes) -> bool:
+        real = self._real(path)
+        return self._change_if(path, old, value, lambda claim: [[("set_data", real, value), ("delete", claim)]])
+
+    def create(self, path: str, value: bytes, ephemeral: bool = False) -> None:
+        inner_components(path)
+        if not ephemeral:
+            self._create(path, value, ephemeral=False)
+            return
+        # The lock keeps `_restore` from running between the two steps.
+        with self._ephemeral_lock:
+            self._create(path, value, ephemeral=True)
+            self._ephemerals[path] = value
+
+    def _create(self, path: str, value: bytes, ephemeral: bool) -> None:
+        real = self._real(path)
+        attempts = 0
+
+        def start() -> Any:
+            nonlocal attempts
+            attempts += 1
+            return self._create_async(real, value, ephemeral)
+
+        try:
+            self._call(path, start)
+        except self._errors.NodeExistsError:
+            # An earlier attempt may have succeeded and only its answer been lost. Only ephemeral nodes have an owner.
+            if ephemeral and attempts > 1 and self._session.is_ours(path):
+                return
+            raise NodeExists(f"{path} exists in ZooKeeper {self._session.connect}: delete it first, or put") from None
+
+    def _create_async(self, real: str, value: bytes, ephemeral: bool) -> Any:
+        return self._client.create_async(real, value, ephemeral=ephemeral, makepath=True)
+
+    def delete(self, path: str) -> None:
+        inner_components(path)
+        with self._ephemeral_lock:
+            self._delete(self._real(path), path)
+            for gone in [one for one in self._ephemerals if one == path or one.startswith(f"{path}/")]:
+                del self._ephemerals[gone]
+
+    def _delete(self, real: str, path: str) -> None:
+        while True:
+            try:
+                self._call(path, lambda: self._client.delete_async(real))
+                return
+            except self._errors.NoNodeError:
+                return
+            except self._errors.NotEmptyError:
+                pass
+            self._delete_below(real, path)
+
+    def _delete_below(self, real: str, path: str) -> None:
+        try:
+            names = self._call(path, lambda: self._client.get_children_async(real))
+        except self._errors.NoNodeError:
+            return
+        for name in names:
+            self._delete(f"{real}/{name}", path)
+
+    def delete_if(self, path: str, value: bytes) -> bool:
+        return self._change_if(path, value, None, partial(self._deletions, path))
+
+    def _deletions(self, path: str, claim: str) -> list[list[Operation]]:
+        """Deletions of all below a node and last of itself, in one transaction unless they are too long for it."""
+        top, below = self._real(path), []
+        level = [top]
+        while level:
+            level = [
+                f"{above}/{name}"
+                for first in range(0, len(level), _MAX_PENDING)
+                for above, names in self._named(path, level[first : first + _MAX_PENDING])
+                for name in names
+            ]
+            below += [real for real in level if real != claim]
+        transactions: list[list[Operation]] = [[]]
+        size = 0
+        for real in reversed(below):
+            size += len(real.encode()) + _OPERATION_BYTES
+            if size > _MAX_TRANSACTION_BYTES:
+                transactions.append([])
+                size = 0
+            transactions[-1].append(("delete", real))
+        transactions[-1] += [("delete", claim), ("delete", top)]
+        return transactions
+
+    def _named(self, path: str, reals: list[str]) -> Iterable[tuple[str, list[str]]]:
+        get = self._client.get_children_async
+        answers = self._session.call_many(path, lambda: [get(real) for real in reals], self._errors.NoNodeError)
+        return zip(reals, (names or [] for names in answers), strict=True)
+
+    def _change_if(
+        self, path: str, old: bytes, new: bytes | None, changes: Callable[[str], list[list[Operation]]]
+    ) -> bool:
+        """If a node's value is `old`, do the transactions that `changes` returns; after the last it is `new`.
+
+        `changes` gets the path of a claim, an ephemeral child of the node. Each transaction fails without the claim:
+        data versions start at 0 in every node, so they can't tell this node from one created since under its name.
+        """
+        inner_components(path)
+        real = self._real(path)
+        is_begun = False
+        while True:
+            current = self.get(path)
+            if current != old:
+                return is_begun and current == new  # an attempt succeeded, only its answer was lost
+            claim = f"{real}/{_CLAIM}{uuid4().hex}"
+            try:
+                with suppress(self._errors.NodeExistsError):  # only the answer was lost
+                    self._call(path, partial(self._client.create_async, claim, b"", ephemeral=True))
+                current, stat = self._call(path, lambda: self._client.get_async(real))
+                if (current or b"") == old:
+                    is_unchanged = [("check", real, stat.version), ("check", claim, 0)]
+                    is_begun = True
+                    if all(self._session.transact(path, [*is_unchanged, *change]) for change in changes(claim)):
+                        return True
+                self._call(path, partial(self._client.delete_async, claim))
+            except self._errors.NoNodeError:
+                pass
+
+    def children(self, path: str) -> list[str]:
+        real = self._real(path)
+        try:
+            return sorted(self._call(path, lambda: self._client.get_children_async(real)))
+        except self._errors.NoNodeError:
+            return []
+
+    def watch(self, path: str, callback: Callable[[], None], values: bool = False) -> None:
+        self._real(path)
+        with self._watch_lock:
+            if values:
+                self._value_watches.setdefault(path, set())
+            callbacks = self._watches.setdefault(path, [])
+            callbacks.append(callback)
+        try:
+            self._set_watch(path)
+        except DirectoryError:
+            with self._watch_lock:
+                callbacks.remove(callback)
+            raise
+
+    def lease(self) -> Lease:
+        with self._ephemeral_lock:  # `_restore` notes the next session under it
+            if self._lease is None:
+                self._lease = SessionLease(self._session)
+            return self._lease
+
+    def close(self) -> None:
+        if self._session.is_closed:
+            return
+        self._session.is_closed = True
+        if self._lease is not None:
+            self._lease.stop()
+        self._client.remove_listener(self._on_state)
+        self._events.put(None)
+        self._session.stop()
+        if threading.current_thread() is not self._worker:
+            self._worker.join()
+
+    def _set_watch(self, path: str) -> None:
+        real = self._real(path)
+        # One object per path: kazoo keeps them in a set, so that two watches make one event.
+        changed = self._watchers.setdefault(path, partial(self._on_event, path))
+        while True:
+            try:
+                names = self._call(path, lambda: self._client.get_children_async(real, watch=changed))
+                break
+            except self._errors.NoNodeError:
+                if self._call(path, lambda: self._client.exists_async(real, watch=changed)) is None:
+                    return
+        if path in self._value_watches:
+            self._watch_values(path, names)
+
+    def _watch_values(self, path: str, names: list[str]) -> None:
+        watched = self._value_watches[path]
+        real = self._real(path).rstrip("/")
+        new = [name for name in names if name not in watched]
+        for first in range(0, len(new), _MAX_PENDING):
+            chunk = new[first : first + _MAX_PENDING]
+            watched.update(chunk)  # before the request: the event may come before the answer
+            callbacks = [partial(self._on_value, path, name) for name in chunk]
+            try:
+                answers = self._gather(path, [f"{real}/{name}" for name in chunk], callbacks)
+            except DirectoryError:
+                watched.difference_update(chunk)
+                raise
+            watched.difference_update(name for name, answer in zip(chunk, answers, strict=True) if answer is None)
+
+    def _on_value(self, path: str, name: str, event: Any) -> None:
+        self._value_watches[path].discard(name)
+        self._on_event(path, event)
+
+    def _on_event(self, path: str, event: Any) -> None:
+        if event.type != self._event_none:  # NONE: the connection is lost; `_on_state` handles the reconnect
+            self._events.put(path)
+
+    def _on_state(self, state: str) -> None:
+        # Called by kazoo's connection thread, which must not block.
+        if state == "CONNECTED":
+            _log.warning("reconnected to ZooKeeper %s", self._session.connect)
+            self._events.put(_Reconnected)
+        elif not self._session.is_closed:
+            what = "session with" if state == "LOST" else "connection to"
+            _log.warning("lost the %s ZooKeeper %s", what, self._session.connect)
+
+    def _work(self) -> None:
+        while (event := self._events.get()) is not None:
+            try:
+                if isinstance(event, str):
+                    paths = [event]
+                else:
+                    self._restore()
+                    with self._watch_lock:
+                        paths = list(self._watches)
+                        for watched in self._value_watches.values():
+                            watched.clear()  # they ended with the connection
+                # Set the watch before the callback, so that a change during the callback makes an event.
+                for path in paths:
+                    self._set_watch(path)
+            except DirectoryError as error:
+                if self._session.is_closed:
+                    return
+                _log.warning("cannot restore watches and ephemeral nodes yet, retrying: %s", error)
+                timer = threading.Timer(_REPAIR_SECONDS, self._events.put, (event,))
+                timer.daemon = True
+                timer.start()
+                continue
+            for path in paths:
+                self._notify(path)
+
+    def _restore(self) -> None:
+        with self._ephemeral_lock:
+            session = self._session.session_id
+            for path, value in list(self._ephemerals.items()):
+                real = self._real(path)
+                try:
+                    self._call(path, partial(self._client.create_async, real, value, ephemeral=True))
+                except self._errors.NoNodeError:
+                    del self._ephemerals[path]
+                    _log.warning("ephemeral node %s is not restored: its parent has been deleted", path)
+                except self._errors.NodeExistsError:
+                    if not self._session.is_ours(path):
+                        del self._ephemerals[path]
+                        _log.warning(
+                            "the session with ZooKeeper %s was lost, and another process has created %s since",
+                            self._session.connect,
+                            path,
+                        )
+            if self._lease is not None and session is not None and session == self._session.session_id:
+                self._lease.restored(session)
+
+    def _notify(self, path: str) -> None:
+        with self._watch_lock:
+            callbacks = list(self._watches.get(path, ()))
+        for callback in callbacks:
+            if self._session.is_closed:
+                return
+            try:
+                callback()
+            except Exception:
+                _log.exception("the watch on %s failed", path)
