@@ -62,7 +62,7 @@ class _Load:
 
     def _from(self, port: int, name: str, partitions: list[int]) -> float:
         frames = self._folder / f"frames-{port}"
-        frames.write_bytes(b"".join(_frame(name, partition, self._batch) for partition in partitions))
+        frames.write_bytes(b"".join(produce_frame(name, partition, self._batch) for partition in partitions))
         count = _CONNECTIONS * len(partitions) // PARTITIONS
         command = [str(self._folder / _SOURCE.stem), str(port), str(count), str(self._seconds), str(frames)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=self._seconds + 60)
@@ -72,7 +72,7 @@ class _Load:
         return answered / elapsed
 
 
-def _frame(topic_name: str, partition: int, batch: bytes) -> bytes:
+def produce_frame(topic_name: str, partition: int, batch: bytes) -> bytes:
     """A Produce request of version 7 with one batch."""
     name = topic_name.encode()
     body = b"".join(

@@ -11,7 +11,7 @@ from spark_klog.errors import ConfigError, DirectoryError
 from spark_klog.trees.tree import components
 
 _log = logging.getLogger(__name__)
-_kazoo_log = logging.getLogger("spark_klog.directories.kazoo")
+_kazoo_log = logging.getLogger("spark_klog.trees.kazoo")
 
 _RETRY_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 1.0

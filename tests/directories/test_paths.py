@@ -239,7 +239,7 @@ def test_the_room_loads_neither_kazoo_nor_pyarrow() -> None:
     script = (
         "import importlib, sys\n"
         "for name in 'tree zookeeper files local_files arrow_files memory'.split():\n"
-        "    importlib.import_module('spark_klog.directories.trees.' + name)\n"
+        "    importlib.import_module('spark_klog.trees.' + name)\n"
         "import spark_klog.trees.offsets, spark_klog.trees.paths\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not loaded & {'kazoo', 'pyarrow', 'pyspark'}, loaded\n"

@@ -20,7 +20,7 @@ _PRELOADED = [
     "rich.table",
     "spark_klog.cli.main",
     *(f"spark_klog.cli.commands.{name}" for name in ("groups", "log", "mirror", "offsets", "topics", "users")),
-    *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form", "json_lines", "where")),
+    *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form", "json_lines")),
     "spark_klog.client.admin.admin",
     "spark_klog.client.consumer.decoding_arrow",
     "spark_klog.client.consumer.consumer",
