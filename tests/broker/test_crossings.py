@@ -704,7 +704,7 @@ def test_a_disk_that_fails_as_it_is_measured(tmp_path: Path, monkeypatch: pytest
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("handler", [delete_groups, offset_delete])
+@pytest.mark.parametrize("handler", [delete_groups.delete_groups, offset_delete.offset_delete])
 def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path, handler: Any) -> None:
     """With a lower max.message.bytes the deletion does not fit: the client gets an error, and the offsets stay."""
     group = "g" * 1000
@@ -717,7 +717,7 @@ def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path
             commit_offsets(broker.offsets, log, group, {("t", 0): (7, -1, "")})
             await broker.alter_topic_settings(OFFSETS_TOPIC, lambda before: {**before, "max.message.bytes": "500"})
             topics = [{"name": "t", "partitions": [{"partition_index": 0}]}]
-            answer = await handler.handle(
+            answer = await handler(
                 broker, client_request(), {"groups_names": [group], "group_id": group, "topics": topics}
             )
             assert ErrorCode.UNKNOWN_SERVER_ERROR in error_codes(answer)

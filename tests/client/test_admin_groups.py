@@ -105,7 +105,7 @@ def test_offsets_of_a_group(server: Server, admin: Admin, theirs: AdminClient, g
 def test_arguments_that_are_refused(admin: Admin) -> None:
     with pytest.raises(TypeError, match=r"groups must be a list, not one str: write \['g'\]"):
         admin.describe_groups("g")
-    with pytest.raises(TypeError, match=r"partitions must be \(topic, partition\) pairs, not 't'"):
+    with pytest.raises(TypeError, match=r"partitions: 't' must be \(topic, partition\)"):
         admin.delete_group_offsets("g", ["t"])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="offsets must be a dict, not list"):
         admin.alter_group_offsets("g", [("t", 0, 1)])  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ def test_arguments(admin: Admin) -> None:
         admin.alter_partition_reassignments({("t", 0): []})
     with pytest.raises(TypeError, match="a broker of"):
         admin.alter_partition_reassignments({("t", 0): ["1"]})  # type: ignore[list-item]
-    with pytest.raises(TypeError, match=r"must be \(topic, partition\) pairs"):
+    with pytest.raises(TypeError, match=r"must be \(topic, partition\)"):
         admin.elect_leaders(["t"])  # type: ignore[list-item]
 
 

@@ -15,21 +15,19 @@ from tests.support.faults import dropped, late
 from tests.support.interrupts import Interrupt
 from tests.support.scripted_broker import ScriptedCluster
 
-_MODULES = ("client/net/connection.py", "client/net/connection.py")
+_MODULES = ("client/net/connection.py",)
 _OUTSIDE = ("close", "closed")
 _HALFWAY = "an interrupt has ended a call of this producer halfway"
 #: The code that moves a producer's gathered records into its queue of batches.
-_QUEUEING = (
-    "client/producer/producer.py",
-    "delivery/sender.py",
-    "delivery/message.py",
-    "delivery/queues.py",
-    "producer_id.py",
-)
+_QUEUEING = tuple(f"client/producer/{name}.py" for name in ("producer", "sender", "queues", "numbering"))
 _QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_add", "_admit", "encode_batch", "take")
 
 #: The code that confirms or resends batches after a response or the end of a connection.
-_PROCESSING = (*_MODULES, "sender.py", "in_flight.py", "queues.py", "receipts.py", "retries.py", "any_broker.py")
+_PROCESSING = (
+    *_MODULES,
+    *(f"client/producer/{name}.py" for name in ("sender", "queues", "receipts", "outcomes")),
+    "client/requests.py",
+)
 _PROCESSING_FUNCTIONS = (
     *("_take_answers", "_take_answer", "_settle", "_confirm", "confirm", "end", "end_all", "answered", "resend"),
     *("put_off", "receive", "has_answer", "step", "_answer", "_learn", "with_leaders"),
@@ -155,7 +153,7 @@ def test_an_interrupt_at_each_line_that_waits_for_requests_of_an_aborted_transac
             while brokers.count("Produce") < before + 2:
                 for partition in range(2):
                     producer.send("t", b"", partition=partition)
-            interrupt = Interrupt(at, ("delivery/in_flight.py",), ("drain",))
+            interrupt = Interrupt(at, ("client/producer/sender.py",), ("drain",))
             tracing = sys.gettrace()
             sys.settrace(interrupt)
             try:
