@@ -14,13 +14,20 @@ from uuid import UUID
 
 from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.consumer.assignment import Assigned
 from spark_klog.client.consumer.decoding import ConsumerRecord, RecordDecoder
-from spark_klog.client.consumer.fetches import Chunk
-from spark_klog.client.fetch.ranges import entries_of
+from spark_klog.client.consumer.fetches import chunk_of
+from spark_klog.client.fetch.entries import (
+    FETCH_WITH_TOPIC_IDS,
+    FetchParameters,
+    Larger,
+    Limits,
+    entries_of,
+    read_entry,
+    topics_to_fetch,
+)
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
-from spark_klog.client.offsets import NO_OFFSET, by_topic, partition_entries
+from spark_klog.client.offsets import NO_OFFSET, partition_entries
 from spark_klog.client.settings import client_config
 from spark_klog.errors import (
     ConfigError,
@@ -37,15 +44,13 @@ from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.formats.batch import PREFIX, first_batch_size
-from spark_klog.records.reading.offset_order import NO_END, OffsetOrder
-from spark_klog.records.reading.reader import AbortedTransactions
 
 #: Times of `get_offsets_before`: the first offset of a log, and its end.
 EARLIEST_TIME, LATEST_TIME = EARLIEST, LATEST
 _FETCH_SIZE = 1024 * 1024
 _BUFFER_SIZE = 64 * 1024 * 1024
-#: The first versions that name topics by id, and that tell the ids (KIP-516).
-_FETCH_BY_ID, _METADATA_WITH_IDS = 13, 10
+#: The first version of Metadata that tells the topics' ids (KIP-516).
+_METADATA_WITH_IDS = 10
 #: The last version of Fetch whose messages are of magic 0 or 1: others are converted.
 _LAST_CONVERTED = 3
 #: The last version of ListOffsets that returns several offsets before a time.
@@ -165,12 +170,13 @@ class SimpleConsumer:
         version = self._isolated(connection, FETCH, version)
         result: dict[TopicPartition, list[ConsumerRecord] | KlogError | FetchRequest] = {}
         hidden = []
+        is_converted = version <= _LAST_CONVERTED < connection.version_of(FETCH)
         for key, entry in self._answers(connection, wanted, wait, version).items():
-            if version <= _LAST_CONVERTED and _hides_messages(entry, wanted[key]):
+            if is_converted and _hides_messages(entry, wanted[key]):
                 hidden.append(key)
                 continue
             try:
-                result[key] = self._messages(wanted[key], entry, is_alone=len(wanted) == 1)
+                result[key] = self._messages(wanted[key], entry, is_shared=len(wanted) > 1)
             except KlogError as error:
                 result[key] = error
         for key in hidden:  # after the loop: a request overwrites the bytes of the answer before it
@@ -188,82 +194,43 @@ class SimpleConsumer:
         version: int,
     ) -> Mapping[TopicPartition, Message]:
         """Send one request, and return each partition's part of the response."""
-        by_id = version >= _FETCH_BY_ID
+        by_id = version >= FETCH_WITH_TOPIC_IDS
         ids = self._topic_ids(connection, {topic for topic, _ in wanted}) if by_id else {}
-        entries = (
-            (
-                key,
-                {
-                    "partition": one.partition,
-                    "fetch_offset": one.offset,
-                    "partition_max_bytes": one.fetch_size,
-                },
-            )
-            for key, one in wanted.items()
+        topics = topics_to_fetch(
+            {key: FetchParameters(one.offset, one.fetch_size, topic_id=ids.get(key[0])) for key, one in wanted.items()}
         )
-        topics = [
-            {"topic": topic, "topic_id": ids.get(topic), "partitions": partitions}
-            for topic, partitions in by_topic(entries).items()
-        ]
         isolation = self._config.isolation_level
         request = {**wait, "max_bytes": self._buffer_size, "isolation_level": isolation, "topics": topics}
         answer = connection.request(FETCH, request, version=version)
         check_code(FETCH, answer["error_code"], f"fetch at {connection.address}")
-        by, names = ("topic_id", {found: topic for topic, found in ids.items()}) if by_id else ("topic", {})
-        found = (((names.get(topic, topic), number), entry) for (topic, number), entry in entries_of(answer, by))
-        return by_key(FETCH, answer, found, wanted)
+        return entries_of(answer, wanted, {found: topic for topic, found in ids.items()} if by_id else None)
 
     def _messages(
-        self, request: FetchRequest, entry: Message, *, is_alone: bool
+        self, request: FetchRequest, entry: Message, *, is_shared: bool = False
     ) -> list[ConsumerRecord] | FetchRequest:
         """The messages of an answer, or the fetch that is needed to get some: a larger or a later one."""
-        name = f"{request.topic}-{request.partition} at offset {request.offset}"
-        check_code(FETCH, entry["error_code"], f"fetch of {name}")
-        records, high_watermark = entry["records"], entry["high_watermark"]
-        if records is None or not len(records):
+        key = request.topic, request.partition
+        limits = Limits(request.fetch_size, self._buffer_size, is_shared, "buffer_size")
+        found = read_entry(key, entry, request.offset, limits)
+        if found is None:
             return []
-        order = OffsetOrder(records, request.offset, NO_END if high_watermark <= request.offset else high_watermark)
-        end = order.end()
-        if end is None or end.offset <= request.offset:
-            for damage in order.damaged.values():
-                raise DecodeError(f"{name}: {damage}")
-            return self._larger(request, records, is_alone)
-        run = Assigned(request.topic, request.partition).run
-        data = records[: end.position]
-        where = request.topic, request.partition, run, request.offset, end.offset, order.last_leader_epoch
-        aborted = None
-        if self._config.isolation_level:
-            listed = entry["aborted_transactions"] or ()
-            aborted = AbortedTransactions((one["producer_id"], one["first_offset"]) for one in listed)
-        chunk = Chunk(*where, data, aborted, order.damaged)
+        if isinstance(found, Larger):
+            return request._replace(fetch_size=found.size)
+        chunk = chunk_of(key, 0, found, is_committed=self._config.isolation_level > 0)
         messages = [record for part, _ in self._decoder.parts(chunk) for record in part]
-        if not messages and end.offset < high_watermark:  # markers of transactions, or batches emptied by compaction
-            return request._replace(offset=end.offset)
+        if not messages and found.next_offset < entry["high_watermark"]:  # markers, or batches emptied by compaction
+            return request._replace(offset=found.next_offset)
         return messages
-
-    def _larger(self, request: FetchRequest, records: memoryview, is_alone: bool) -> FetchRequest:
-        """The fetch that holds the first message, of which `records` is the beginning."""
-        size = first_batch_size(records) or 2 * request.fetch_size
-        if size <= len(records):
-            raise DecodeError(
-                f"{request.topic}-{request.partition} at offset {request.offset}: {len(records)} bytes hold only "
-                "messages before it"
-            )
-        if size > self._buffer_size or (is_alone and size <= request.fetch_size):
-            raise RecordTooLarge(request.topic, request.partition, request.offset, size, len(records), "buffer_size")
-        return request._replace(fetch_size=size)
 
     def _look_behind(self, connection: Connection, request: FetchRequest) -> list[ConsumerRecord] | FetchRequest:
         """Ask by a later version of Fetch, if `_hides_messages`; returns the larger or later fetch that has messages.
 
         That version gives the first batch whole, as it is stored. [] at the end of the log.
         """
-        version = min(connection.version_of(FETCH), _FETCH_BY_ID - 1)
-        if version <= _LAST_CONVERTED:
-            return []
+        version = min(connection.version_of(FETCH), FETCH_WITH_TOPIC_IDS - 1)
         key = request.topic, request.partition
         entry = self._answers(connection, {key: request}, {"max_wait_ms": 0, "min_bytes": 0}, version)[key]
-        found = self._messages(request, entry, is_alone=True)
+        found = self._messages(request, entry)
         if not found or isinstance(found, FetchRequest):
             return found
         size = first_batch_size(entry["records"]) or 0

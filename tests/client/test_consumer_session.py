@@ -11,7 +11,8 @@ from hypothesis import given, strategies as st
 
 from spark_klog.broker import fetches as broker_side
 from spark_klog.client import Consumer
-from spark_klog.client.consumer.fetches import FetchParameters, FetchSession
+from spark_klog.client.consumer.fetches import FetchSession
+from spark_klog.client.fetch.entries import FetchParameters
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
 from tests.support.scripted_broker import ScriptedCluster
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_klog.client import Consumer
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import CorruptBatchError
 from spark_klog.spark.options.reads import source_options
@@ -105,3 +106,17 @@ def test_fail_is_at_the_corrupt_one(broker: FakeBroker, lie: int | None, which: 
     broker.end = 6 * EACH
     with pytest.raises(CorruptBatchError, match=f"{TOPIC}-0: batch of offsets {which * EACH}-"):
         read(broker, 6, "fail")
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_consumer_names_the_checksum_or_reads_on(broker: FakeBroker, checks: bool) -> None:
+    broker.log = [corrupted(batch, None) for batch in batches(1)]
+    servers = f"{HOST}:{broker.server_address[1]}"
+    with Consumer({"bootstrap.servers": servers, "check.crcs": checks}) as consumer:
+        consumer.assign([(TOPIC, 0, 0)])
+        if not checks:
+            assert [record.offset for record in consumer.poll(20)] == list(range(EACH))
+            return
+        for _ in range(2):
+            with pytest.raises(CorruptBatchError, match=f"{TOPIC}-0 after offset -1: .*CRC"):
+                consumer.poll(20)

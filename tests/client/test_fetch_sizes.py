@@ -197,7 +197,6 @@ def test_a_message_as_large_as_an_answer_may_be_is_asked_for(broker: FakeBroker,
     assert [asked.max_bytes for asked in broker.asked] == [1000, MAX_FRAME]
 
 
-@without_simple_consumer
 def test_a_broker_that_gives_no_more_is_not_asked_for_ever(broker: FakeBroker, read: Read) -> None:
     broker.log = _messages(_magic(broker), [10, 5000])
     broker.most = 2000
@@ -207,7 +206,6 @@ def test_a_broker_that_gives_no_more_is_not_asked_for_ever(broker: FakeBroker, r
     assert len(broker.asked) == 3
 
 
-@without_simple_consumer
 @pytest.mark.parametrize("given", [1, 11])
 def test_too_little_to_tell_the_size(broker: FakeBroker, read: Read, given: int) -> None:
     broker.log = _messages(_magic(broker), [5000])
@@ -228,7 +226,7 @@ def test_a_broker_that_answers_with_earlier_records_only(broker: FakeBroker, rea
     broker.log = _messages(_magic(broker), [10, 10, 10])
     broker.most, broker.start = 2 * len(broker.log[0][1]), 0
     with pytest.raises(
-        DecodeError, match=rf"{TOPIC}-0 at offset 2: {broker.most} bytes( fetched)? hold only (records|messages) before"
+        DecodeError, match=rf"{TOPIC}-0 at offset 2: {broker.most} bytes fetched hold only records before"
     ):
         read(broker, 2, 3)
 
@@ -239,7 +237,7 @@ def test_what_is_no_message_is_named(broker: FakeBroker, read: Read, position: i
     message = bytearray(_messages(_magic(broker), [5000])[0][1])
     message[position] = 0xFF
     broker.log = [(0, bytes(message))]
-    with pytest.raises(DecodeError, match="no batch at position 0: "):
+    with pytest.raises(DecodeError, match=f"{TOPIC}-0 at offset 0: no batch at position 0: "):
         read(broker, 0, 1)
 
 

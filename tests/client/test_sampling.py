@@ -13,9 +13,10 @@ from spark_klog.client.fetch.sampling import record_sizes, timestamp_types
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.protocol.apis import FETCH
 from spark_klog.records.contract import Record
+from spark_klog.records.formats.batch import next_offset_after
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.wire.codecs import codec_by_name
@@ -88,14 +89,22 @@ class _FakeBroker:
                     {
                         "partition_index": wanted["partition"],
                         "error_code": self._cluster.errors.get(key, 0),
-                        "high_watermark": wanted["fetch_offset"] + len(batches),
+                        "high_watermark": _end(batches, wanted["fetch_offset"]),
                         "records": memoryview(data) if data else None,
+                        "aborted_transactions": None,
                     }
                 )
             responses.append({"topic": topic["topic"], "partitions": entries})
         (size,) = sizes
         self._cluster.requests.append((self._node, asked, size))
         return {"error_code": 0, "responses": responses}
+
+
+def _end(batches: list[bytes], offset: int) -> int:
+    try:
+        return next_offset_after(b"".join(batches), offset)
+    except DecodeError:
+        return offset + 1
 
 
 def _as_cluster(fake: Any) -> Any:

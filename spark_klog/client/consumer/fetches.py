@@ -20,18 +20,28 @@ import math
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 from uuid import UUID
 
 from spark_klog.base.interrupts import WAIT
-from spark_klog.client.answers import answer_error, by_key, check_code
+from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.consumer.assignment import Assigned, Assignment
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
-from spark_klog.client.fetch.ranges import FETCH_WITH_TOPIC_IDS, entries_of, too_large
+from spark_klog.client.fetch.entries import (
+    FETCH_WITH_TOPIC_IDS,
+    LEAST_BYTES,
+    Fetched,
+    FetchParameters,
+    Larger,
+    Limits,
+    entries_of,
+    read_entry,
+    too_large,
+    topics_to_fetch,
+)
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import Waker
 from spark_klog.client.retry import pause_seconds
@@ -43,14 +53,11 @@ from spark_klog.errors import (
     FrameTooLarge,
     KlogError,
     ProtocolError,
-    RecordTooLarge,
     RequestTimedOut,
     is_retriable,
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
-from spark_klog.records.formats.batch import first_batch_size
-from spark_klog.records.reading.offset_order import NO_END, OffsetOrder
 from spark_klog.records.reading.reader import AbortedTransactions
 
 
@@ -83,6 +90,13 @@ class Chunk:
         return kind(f"{self.topic}-{self.partition} after offset {self.offset - 1}: {error}")
 
 
+def chunk_of(key: TopicPartition, run: int, fetched: Fetched, *, is_committed: bool) -> Chunk:
+    """The chunk of what was fetched; `is_committed`: with read_committed."""
+    aborted = AbortedTransactions(fetched.aborted) if is_committed else None
+    place = *key, run, fetched.offset, fetched.next_offset, fetched.leader_epoch
+    return Chunk(*place, fetched.data, aborted, fetched.damaged)
+
+
 _NO_SESSION, _INITIAL_EPOCH, _MAX_EPOCH = 0, 0, 0x7FFFFFFF
 #: The errors of a broker that has dropped the session.
 LOST_SESSION = (
@@ -90,18 +104,6 @@ LOST_SESSION = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
-
-
-class FetchParameters(NamedTuple):
-    """A partition's fetch parameters.
-
-    The offset, the size limit, the leader's epoch (-1: any), and the topic's id (None: it is named).
-    """
-
-    offset: int
-    max_bytes: int
-    leader_epoch: int
-    topic_id: UUID | None = None
 
 
 class FetchSession:
@@ -135,23 +137,11 @@ class FetchSession:
             topic_id = self.requested[key].topic_id
             if key not in partitions or partitions[key].topic_id != topic_id:
                 forgotten.setdefault((key[0], topic_id), []).append(key[1])
-        topics: dict[tuple[str, UUID | None], list[Message]] = {}
-        for (topic, partition), item in changed.items():
-            entry = {
-                "partition": partition,
-                "current_leader_epoch": item.leader_epoch,
-                "fetch_offset": item.offset,
-                "partition_max_bytes": item.max_bytes,
-            }
-            topics.setdefault((topic, item.topic_id), []).append(entry)
         self.requested = dict(partitions)
         return {
             "session_id": self._id,
             "session_epoch": self._epoch,
-            "topics": [
-                {"topic": topic, "topic_id": topic_id, "partitions": entries}
-                for (topic, topic_id), entries in topics.items()
-            ],
+            "topics": topics_to_fetch(changed),
             "forgotten_topics_data": [
                 {"topic": topic, "topic_id": topic_id, "partitions": numbers}
                 for (topic, topic_id), numbers in forgotten.items()
@@ -170,26 +160,14 @@ class FetchSession:
             if error.code in LOST_SESSION:
                 self._id = _NO_SESSION
             raise
-        was_full = self._epoch == _INITIAL_EPOCH
-        entries = list(self._entries(answer))
-        found = {key for key, _ in entries}
-        expected = self.requested.keys() if was_full else self.requested.keys() & found
-        result = by_key(FETCH, answer, entries, expected)
+        names = {item.topic_id: key[0] for key, item in self.requested.items()} if self.has_ids else None
+        result = entries_of(answer, self.requested, names, is_incremental=self._epoch != _INITIAL_EPOCH)
         self._id = answer["session_id"]
         if self._id == _NO_SESSION:
             self._epoch = _INITIAL_EPOCH
         else:
             self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1
         return result
-
-    def _entries(self, answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
-        if not self.has_ids:
-            return entries_of(answer)
-        names = {item.topic_id: topic for (topic, _), item in self.requested.items()}
-        return (
-            ((names.get(topic_id, str(topic_id)), partition), entry)
-            for (topic_id, partition), entry in entries_of(answer, "topic_id")
-        )
 
     def restart(self) -> None:
         """Start over with a full request, which also ends the broker's session if it still exists."""
@@ -198,8 +176,6 @@ class FetchSession:
 
 
 _log = logging.getLogger(__name__)
-#: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
-_LEAST_BYTES = 12
 
 
 class _Source:
@@ -266,7 +242,7 @@ class Fetches:
             if now < item.retry_at:
                 self._look_at = min(self._look_at, item.retry_at)
                 continue
-            size = max(item.max_bytes, self._config.client.partition_fetch_bytes, _LEAST_BYTES)
+            size = max(item.max_bytes, self._config.client.partition_fetch_bytes, LEAST_BYTES)
             node = self._node_of(item)
             parameters = FetchParameters(item.fetch_offset, size, item.leader.epoch, item.topic_id)
             by_node.setdefault(node, {})[item.key] = parameters
@@ -331,7 +307,7 @@ class Fetches:
             entries = source.session.accept(connection.receive(handle), f"fetch from broker {source.node}")
         except FrameTooLarge as error:
             first, *others = source.session.requested.items()
-            failure: KlogError = too_large(*first[0], first[1].offset, error)
+            failure: KlogError = too_large(first[0], first[1].offset, error)
             if others:  # one of these has the record batch
                 names = ", ".join(f"{topic}-{partition}" for topic, partition in source.session.requested)
                 failure = FrameTooLarge(error.size, error.limit, f"fetch of {names}")
@@ -350,7 +326,7 @@ class Fetches:
             if item.is_unchecked or (item.leader is not None and item.leader.epoch != requested[key].leader_epoch):
                 continue  # another leader came meanwhile
             try:
-                chunk = self._chunk(item, entry, requested[key], is_alone=len(entries) == 1)
+                chunk = self._chunk(item, entry, requested[key], is_shared=len(entries) > 1)
             except KlogError as error:
                 self._failures.append(error)
                 self._pause(item, error)
@@ -387,7 +363,7 @@ class Fetches:
         if not isinstance(error, ProtocolError) or error.remedy is Remedy.REFRESH:
             item.leader = None
 
-    def _chunk(self, item: Assigned, entry: Message, requested: FetchParameters, *, is_alone: bool) -> Chunk | None:
+    def _chunk(self, item: Assigned, entry: Message, requested: FetchParameters, *, is_shared: bool) -> Chunk | None:
         code = entry["error_code"]
         if code and item.replica is not None:
             # the follower may lag behind or be gone: ask the leader
@@ -411,38 +387,17 @@ class Fetches:
         if entry["preferred_read_replica"] >= 0:
             item.replica = entry["preferred_read_replica"]
             item.replica_until = time.monotonic() + self._config.client.metadata_max_age_ms / 1000
-        records = entry["records"]
-        if records is None or not len(records):
+        limits = Limits(requested.max_bytes, self._config.client.response_max_bytes, is_shared)
+        found = read_entry(item.key, entry, requested.offset, limits)
+        if isinstance(found, Larger):
+            _log.info("%s at offset %d: a batch of %d bytes, fetching again", item.name, requested.offset, found.size)
+            item.max_bytes = found.size
+        if not isinstance(found, Fetched):
             return None
-        high_watermark = entry["high_watermark"]
-        order = OffsetOrder(records, requested.offset, NO_END if high_watermark <= requested.offset else high_watermark)
-        end = order.end()
-        if end is None or end.offset <= requested.offset:
-            for damage in order.damaged.values():
+        if found.is_corrupt:
+            for damage in found.damaged.values():
                 raise DecodeError(f"{item.name} at offset {requested.offset}: {damage}")
-            self._grow(item, requested, records, is_alone)
-            return None
-        aborted = None
-        if self._config.client.isolation_level:
-            found = entry["aborted_transactions"] or ()
-            aborted = AbortedTransactions((each["producer_id"], each["first_offset"]) for each in found)
-        data = records[: end.position]
-        epoch = order.last_leader_epoch
-        return Chunk(*item.key, item.run, requested.offset, end.offset, epoch, data, aborted, order.damaged)
-
-    def _grow(self, item: Assigned, requested: FetchParameters, records: memoryview, is_alone: bool) -> None:
-        """Enlarge the partition's next fetch to its first batch."""
-        size = first_batch_size(records) or 0
-        if 0 < size <= len(records):
-            raise DecodeError(
-                f"{item.name} at offset {requested.offset}: {len(records)} bytes hold only records before it"
-            )
-        if size <= requested.max_bytes and not is_alone:
-            return  # other partitions used up fetch.max.bytes; next time this one comes first
-        if size <= requested.max_bytes or size > self._config.client.response_max_bytes:
-            raise RecordTooLarge(item.topic, item.partition, requested.offset, size, len(records))
-        _log.info("%s at offset %d: a batch of %d bytes, fetching again", item.name, requested.offset, size)
-        item.max_bytes = size
+        return chunk_of(item.key, item.run, found, is_committed=self._config.client.isolation_level > 0)
 
     def take(self) -> Chunk | None:
         """The next fetched records; their buffer is valid until `take` or `release` is called."""

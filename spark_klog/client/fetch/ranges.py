@@ -1,11 +1,9 @@
-"""Fetch a range of offsets of one partition.
+"""Fetch ranges of offsets: one range of any length, or many short ones with one request to each leader.
 
-The next request is sent before the caller decodes the last response, so that the broker works meanwhile.
+The next request for a range is sent before the caller decodes the last response, so that the broker works meanwhile.
 
-Fetch many short ranges of offsets at once: one request to each leader instead of one for each partition.
-
-An answer that does not hold a whole range is not used: the caller reads that range by `fetch_range`, which knows what
-to do about errors, corrupt batches and leaders that move.
+An answer that does not hold a whole short range is not used: the caller reads that range by `fetch_range`, which knows
+what to do about errors, corrupt batches and leaders that move.
 """
 
 from __future__ import annotations
@@ -13,54 +11,51 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from statistics import median_high
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
-from spark_klog.client.answers import by_key, check_code
+from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.fetch.entries import (
+    FETCH_WITH_TOPIC_IDS,
+    LEAST_BYTES,
+    Fetched,
+    FetchParameters,
+    Larger,
+    Limits,
+    entries_of,
+    read_entry,
+    too_large,
+    topics_to_fetch,
+)
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.offsets import list_offsets, offset_range
 from spark_klog.client.retry import Backoff
 from spark_klog.errors import (
     ConnectionFailed,
-    DecodeError,
     ErrorCode,
     FrameTooLarge,
     KlogError,
     OffsetOutOfRange,
     ProtocolError,
-    RecordTooLarge,
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import LATEST
-from spark_klog.records.formats.batch import first_batch_size, next_offset_after, whole_batch_size
-from spark_klog.records.reading.offset_order import NO_END, NOTHING, End, OffsetOrder
+from spark_klog.records.reading.offset_order import NOTHING
 
 _log = logging.getLogger(__name__)
 MAX_WAIT_MS = 500
-#: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
-_LEAST_BYTES = 12
-#: The first version of Fetch with topic ids instead of names (KIP-516).
-FETCH_WITH_TOPIC_IDS = 13
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Record batches from `offset` on, perhaps with a partial one at the end, and the list of aborted transactions.
-
-    `data` is a view of a reused buffer: it is valid until the next fetch of any reader of the same cluster.
-    """
-
-    offset: int
-    next_offset: int
-    data: memoryview
-    aborted: list[tuple[int, int]]
-    damaged: Mapping[int, DecodeError]
-    """Errors of batches whose offsets are wrong, by position in `data`."""
+#: A range of at most so many records is short.
+MOST_RECORDS = 1000
+#: How much of a partition is fetched of a short range: at first, and at most. And how much a request may bring.
+_PARTITION_BYTES, _LARGEST_BYTES, _REQUEST_BYTES = 64 * 1024, 1024 * 1024, 16 * 1024 * 1024
+#: Short ranges of a request.
+MOST_RANGES = _REQUEST_BYTES // _PARTITION_BYTES
+#: Part of the time for a request, and the most ms, that may be lost before the ranges are read one by one.
+_PART, _LONGEST_MS = 4, 5_000
 
 
 def fetch_range(
@@ -81,48 +76,40 @@ def fetch_range(
     With `topic_id` a topic of the same name created later is not read: the `ProtocolError` is then UNKNOWN_TOPIC_ID.
     Brokers before 3.1 can't tell the two apart.
     """
-    return RangeFetch(cluster, topic, partition, start, end, poll_timeout_ms, topic_id).run()
+    timeout_ms = poll_timeout_ms or cluster.config.request_timeout_ms
+    return _RangeFetch(cluster, (topic, partition), start, end, timeout_ms, topic_id).run()
 
 
-def too_large(topic: str, partition: int, offset: int, error: FrameTooLarge) -> RecordTooLarge:
-    """The error for a fetch of one partition whose response is too large: brokers send a first batch of any size."""
-    return RecordTooLarge(topic, partition, offset, error.size, 0, f"fetch.max.bytes to at least {-(-error.size // 2)}")
+def _message(cluster: Cluster, wanted: Mapping[TopicPartition, FetchParameters]) -> Message:
+    """A Fetch request."""
+    config = cluster.config
+    return {
+        "max_wait_ms": MAX_WAIT_MS,
+        "min_bytes": 1,
+        "max_bytes": max(config.fetch_max_bytes, *(one.max_bytes for one in wanted.values())),
+        "isolation_level": config.isolation_level,
+        "topics": topics_to_fetch(wanted),
+    }
 
 
-def entries_of(answer: Message, by: str = "topic") -> Iterator[tuple[tuple[Any, int], Message]]:
-    """Yield the entry of each partition in a Fetch response, keyed `by` "topic" or "topic_id"."""
-    for topic in answer["responses"]:
-        for entry in topic["partitions"]:
-            yield (topic[by], entry["partition_index"]), entry
-
-
-class RangeFetch:
+class _RangeFetch:
     """The fetches of one range, see `fetch_range`."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        topic: str,
-        partition: int,
-        start: int,
-        end: int,
-        poll_timeout_ms: int | None = None,
-        topic_id: UUID | None = None,
+        self, cluster: Cluster, key: TopicPartition, start: int, end: int, timeout_ms: int, topic_id: UUID | None
     ) -> None:
-        self._cluster = cluster
-        self._timeout_ms = poll_timeout_ms or cluster.config.request_timeout_ms
-        self._topic, self._partition = topic, partition
-        self._topic_id = topic_id
+        self._cluster, self._timeout_ms = cluster, timeout_ms
+        self._key, self._topic_id = key, topic_id
         self._offset, self._end = start, end
-        self._max_bytes = max(cluster.config.partition_fetch_bytes, _LEAST_BYTES)
+        self._max_bytes = max(cluster.config.partition_fetch_bytes, LEAST_BYTES)
         self._connection: Connection | None = None
         self._handle: Handle | None = None
         #: Whether the last fetch had only corrupt batches: where they end is a guess.
-        self.is_past_corrupt = False
+        self._is_past_corrupt = False
 
     @property
     def _name(self) -> str:
-        return f"{self._topic}-{self._partition}"
+        return f"{self._key[0]}-{self._key[1]}"
 
     def run(self) -> Iterator[Fetched]:
         try:
@@ -182,134 +169,54 @@ class RangeFetch:
     def _receive(self) -> Fetched | None:
         """Receive the response to the fetch in flight, or to a new one; None if it has no complete batch."""
         if self._connection is None or self._handle is None:
-            self._connection = self._cluster.connection(self._cluster.leader(self._topic, self._partition))
+            self._connection = self._cluster.connection(self._cluster.leader(*self._key))
             self._send(self._connection)
         assert self._handle is not None  # a fetch is answered
         handle, self._handle = self._handle, None
         try:
             answer = self._connection.receive(handle, self._cluster.deadline())
         except FrameTooLarge as error:
-            raise too_large(self._topic, self._partition, self._offset, error) from None
-        return self.fetched(self._entry(answer, handle.version))
+            raise too_large(self._key, self._offset, error) from None
+        check_code(FETCH, answer["error_code"], f"fetch of {self._name} at offset {self._offset}")
+        names = {self._topic_id: self._key[0]} if handle.version >= FETCH_WITH_TOPIC_IDS else None
+        entry = entries_of(answer, [self._key], names)[self._key]
+        limits = Limits(self._max_bytes, self._cluster.config.response_max_bytes)
+        found = read_entry(self._key, entry, self._offset, limits, self._end)
+        if found is None and self._is_past_corrupt and entry["high_watermark"] >= self._end:
+            # the rest of the range lies in the corrupt batch: the broker finds no such offsets
+            return Fetched(self._offset, self._end, memoryview(b""), [], NOTHING)
+        if isinstance(found, Larger):
+            _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, found.size)
+            self._max_bytes = found.size
+        if not isinstance(found, Fetched):
+            return None
+        if found.is_corrupt and len(found.data) >= self._max_bytes and 2 * self._max_bytes <= limits.most:
+            self._max_bytes *= 2  # an intact batch after it tells where it ends
+            return None
+        self._is_past_corrupt = found.is_corrupt
+        return found
 
     def _send(self, connection: Connection) -> None:
-        config = self._cluster.config
-        request = {
-            "max_wait_ms": MAX_WAIT_MS,
-            "min_bytes": 1,
-            "max_bytes": max(config.fetch_max_bytes, self._max_bytes),
-            "isolation_level": config.isolation_level,
-            "topics": [
-                {
-                    "topic": self._topic,
-                    "topic_id": self._topic_id,
-                    "partitions": [
-                        {
-                            "partition": self._partition,
-                            "fetch_offset": self._offset,
-                            "partition_max_bytes": self._max_bytes,
-                        }
-                    ],
-                }
-            ],
-        }
+        wanted = {self._key: FetchParameters(self._offset, self._max_bytes, topic_id=self._topic_id)}
         is_by_id = self._topic_id is not None and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
         version = FETCH_WITH_TOPIC_IDS if is_by_id else None
+        request = _message(self._cluster, wanted)
         self._handle = connection.send(FETCH, request, version=version, deadline=self._cluster.deadline())
-
-    def _entry(self, answer: Message, version: int) -> Message:
-        """The partition's entry in a response; `ProtocolError` if it has an error."""
-        what = f"fetch of {self._name} at offset {self._offset}"
-        check_code(FETCH, answer["error_code"], what)
-        by, topic = ("topic_id", self._topic_id) if version >= FETCH_WITH_TOPIC_IDS else ("topic", self._topic)
-        key = topic, self._partition
-        entry = by_key(FETCH, answer, entries_of(answer, by), [key])[key]
-        check_code(FETCH, entry["error_code"], what)
-        return entry
-
-    def fetched(self, entry: Message) -> Fetched | None:
-        """The records in a partition's entry of a response; None if they are to be fetched again."""
-        records, high_watermark = entry["records"], entry["high_watermark"]
-        if records is None or not len(records):
-            if self.is_past_corrupt and high_watermark >= self._end:
-                # the rest of the range lies in the corrupt batch: the broker finds no such offsets
-                return Fetched(self._offset, self._end, memoryview(b""), [], NOTHING)
-            return None
-        # the high watermark of a new leader may lag behind
-        log_end = NO_END if high_watermark <= self._offset else max(high_watermark, self._end)
-        order = OffsetOrder(records, self._offset, log_end)
-        try:
-            end = self._sound_end(records, order, log_end)
-            if end is None:
-                return None
-        except DecodeError as error:
-            raise DecodeError(f"{self._name} at offset {self._offset}: {error}") from None
-        aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
-        return Fetched(self._offset, end.offset, records[: end.position], aborted, order.damaged)
-
-    def _sound_end(self, records: memoryview, order: OffsetOrder, log_end: int) -> End | None:
-        """Where to continue; None if a larger fetch is needed.
-
-        The next offset in a corrupt batch's header may be wrong, so it is used only if nothing better is known.
-        """
-        end = order.end()
-        if end is None and whole_batch_size(records) is not None:
-            larger = 2 * self._max_bytes
-            if len(records) >= self._max_bytes and larger <= self._cluster.config.response_max_bytes:
-                self._max_bytes = larger
-                return None
-            self.is_past_corrupt = True
-            claims = [self._claimed_end(records), log_end]
-            if not order.has_messages:
-                claims.append(self._offset + order.length)
-            return End(max(self._offset + 1, min(claims)), len(records))
-        if end is None or end.offset <= self._offset:
-            self._ask_for_more(records)
-            return None
-        self.is_past_corrupt = False
-        return end
-
-    def _claimed_end(self, records: memoryview) -> int:
-        try:
-            return next_offset_after(records, self._offset)
-        except DecodeError:
-            return self._offset
-
-    def _ask_for_more(self, records: memoryview) -> None:
-        """Enlarge the next fetch to the first batch: Fetch before version 3 truncates it if it exceeds max_bytes."""
-        size = first_batch_size(records) or 0
-        if 0 < size <= len(records):
-            raise DecodeError(f"{len(records)} bytes fetched hold only records before it")
-        if not size or size <= self._max_bytes or size > self._cluster.config.response_max_bytes:
-            raise RecordTooLarge(self._topic, self._partition, self._offset, size, len(records))
-        _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, size)
-        self._max_bytes = size
 
     def _check_range(self) -> None:
         """Raise `OffsetOutOfRange` if the log does not have the offsets."""
-        available = offset_range(self._cluster, self._topic, self._partition)
+        available = offset_range(self._cluster, *self._key)
         if self._end > available[1] or self._offset < available[0]:
-            raise OffsetOutOfRange(self._topic, self._partition, (self._offset, self._end), available)
+            raise OffsetOutOfRange(*self._key, (self._offset, self._end), available)
 
     def _no_record(self) -> RequestTimedOut:
         """The error for an offset that the log has and the broker does not give."""
         text = f"{self._name} gave no record at offset {self._offset} for {self._timeout_ms / 1000:g} s"
         if self._cluster.config.isolation_level:
-            key = self._topic, self._partition
-            stable = list_offsets(self._cluster, {key: LATEST})[key]
+            stable = list_offsets(self._cluster, {self._key: LATEST})[self._key]
             if stable <= self._offset:
                 text += f": a transaction that began at offset {stable} is open, and isolation.level is read_committed"
         return RequestTimedOut(text)
-
-
-#: A range of at most so many records is short.
-MOST_RECORDS = 1000
-#: How much of a partition is fetched: at first, and at most. And how much a request may bring.
-_PARTITION_BYTES, _LARGEST_BYTES, _REQUEST_BYTES = 64 * 1024, 1024 * 1024, 16 * 1024 * 1024
-#: Ranges of a request.
-MOST_RANGES = _REQUEST_BYTES // _PARTITION_BYTES
-#: Part of the time for a request, and the most ms, that may be lost before the ranges are read one by one.
-_PART, _LONGEST_MS = 4, 5_000
 
 
 class ShortRanges:
@@ -375,59 +282,31 @@ def fetch_short(
         with cluster.within(timeout_ms):
             connection = cluster.connection(node)
             by_id = all(topic in topic_ids for topic, _ in starts) and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
-            request = {
-                "max_wait_ms": MAX_WAIT_MS,
-                "min_bytes": 1,
-                "max_bytes": cluster.config.fetch_max_bytes,
-                "isolation_level": cluster.config.isolation_level,
-                "topics": _topics(starts, topic_ids, most_bytes),
-            }
+            request = _message(
+                cluster,
+                {key: FetchParameters(starts[key][0], most_bytes, topic_id=topic_ids.get(key[0])) for key in starts},
+            )
             version = FETCH_WITH_TOPIC_IDS if by_id else None
             answer = connection.request(FETCH, request, version=version, deadline=cluster.deadline())
         check_code(FETCH, answer["error_code"], f"fetch of {len(starts)} partitions")
-        keys = {(topic_ids[topic] if by_id else topic, partition): (topic, partition) for topic, partition in starts}
-        entries = by_key(FETCH, answer, entries_of(answer, "topic_id" if by_id else "topic"), keys)
+        entries = entries_of(answer, starts, {topic_ids[topic]: topic for topic, _ in starts} if by_id else None)
     except KlogError as error:
         _log.info("fetching %d partitions of broker %d one by one: %s", len(starts), node, error)
         return None
     result = ShortAnswer({}, {})
-    for name, entry in entries.items():
-        key = keys[name]
+    for key, entry in entries.items():
         start, end = starts[key]
-        if entry["error_code"]:
-            continue
-        fetched = _fetched(cluster, key, start, end, entry)
+        try:
+            found = read_entry(key, entry, start, Limits(most_bytes, cluster.config.response_max_bytes), end)
+        except KlogError:
+            found = None
+        fetched = found if isinstance(found, Fetched) and not (found.damaged or found.is_corrupt) else None
         if fetched is not None and fetched.next_offset >= end:
             result.found[key] = fetched
-        elif entry["high_watermark"] >= end:
+        elif not entry["error_code"] and entry["high_watermark"] >= end:
             offsets = 0 if fetched is None else fetched.next_offset - start
             result.cut[key] = _needed(entry["records"], offsets, end - start)
     return result
-
-
-def _topics(
-    starts: Mapping[TopicPartition, tuple[int, int]], topic_ids: Mapping[str, UUID], most_bytes: int
-) -> list[Message]:
-    topics: dict[str, list[Message]] = {}
-    for (topic, partition), (start, _) in starts.items():
-        entry = {"partition": partition, "fetch_offset": start, "partition_max_bytes": most_bytes}
-        topics.setdefault(topic, []).append(entry)
-    return [
-        {"topic": topic, "topic_id": topic_ids.get(topic), "partitions": partitions}
-        for topic, partitions in topics.items()
-    ]
-
-
-def _fetched(cluster: Cluster, key: TopicPartition, start: int, end: int, entry: Message) -> Fetched | None:
-    """The record batches of an entry that are whole; None if there is none, or one is corrupt."""
-    if not entry["records"]:
-        return None
-    fetch = RangeFetch(cluster, *key, start, end)
-    try:
-        fetched = fetch.fetched(entry)
-    except KlogError:
-        return None
-    return None if fetched is None or fetched.damaged or fetch.is_past_corrupt else fetched
 
 
 def _needed(records: memoryview | None, offsets: int, wanted: int) -> int:

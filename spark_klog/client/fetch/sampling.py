@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
-from spark_klog.client.answers import by_key, check_code
+from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.fetch.ranges import entries_of
-from spark_klog.errors import DecodeError
+from spark_klog.client.fetch.entries import (
+    Fetched,
+    FetchParameters,
+    Larger,
+    Limits,
+    entries_of,
+    read_entry,
+    topics_to_fetch,
+)
+from spark_klog.errors import DecodeError, KlogError
 from spark_klog.protocol.apis import FETCH
-from spark_klog.protocol.codec import Message
-from spark_klog.records.contract import NO_TIMESTAMP_TYPE
+from spark_klog.records.contract import NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.formats.batch import Header, check_crc, iter_batches
 from spark_klog.records.formats.message_set import MessageHeader
 from spark_klog.records.reading.reader import records_of
 
-_SAMPLE_BYTES = 64 * 1024
-_GROWTH = 4
+#: Bytes of the first fetch, and how much larger the next one is: for headers, and for the first record.
+_HEADERS_BYTES, _HEADERS_GROWTH = 64 * 1024, 4
+_RECORD_BYTES, _RECORD_GROWTH = 16 * 1024, 8
 
 
 def record_sizes(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
@@ -43,87 +51,56 @@ def _record_size(headers: list[Header], offset: int) -> float:
 def _sample(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Header]]:
     """The headers of a few batches from each offset on; partitions without any are left out."""
     found: dict[TopicPartition, list[Header]] = {}
-    rest, size, largest = dict(offsets), _SAMPLE_BYTES, max(_SAMPLE_BYTES, cluster.config.partition_fetch_bytes)
+    rest, size, largest = dict(offsets), _HEADERS_BYTES, max(_HEADERS_BYTES, cluster.config.partition_fetch_bytes)
     while rest:
-        answer = cluster.attempt(partial(_ask, cluster, rest, size))
+        answer = cluster.attempt(partial(_headers, cluster, rest, size))
         found |= {key: headers for key, headers in answer.items() if headers}
         rest = {key: offsets[key] for key, headers in answer.items() if not headers}
         if size == largest:
             break
-        size = min(_GROWTH * size, largest)
+        size = min(_HEADERS_GROWTH * size, largest)
     return found
 
 
-def _ask(cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, list[Header]]:
+def _headers(cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, list[Header]]:
     """The headers in the first `size` bytes of each partition that has records; [] if the first batch is larger.
 
-    Apache Kafka returns such a batch for the first partition of a request only.
+    Partitions that fail are left out: the real fetch will report that.
     """
     found: dict[TopicPartition, list[Header]] = {}
-    for key, entry in small_fetch(cluster, offsets, size):
-        headers = _headers(entry)
-        if headers is not None and offsets[key] < entry["high_watermark"]:
-            found[key] = headers
+    for key, fetched in _small_fetch(cluster, offsets, size):
+        if isinstance(fetched, Larger):
+            found[key] = []
+        elif isinstance(fetched, Fetched):
+            with suppress(DecodeError):
+                found[key] = [header for header, _ in iter_batches(fetched.data)]
     return found
 
 
-def small_fetch(
+def _small_fetch(
     cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int
-) -> Iterator[tuple[TopicPartition, Message]]:
-    """Yield the entries of Fetch responses for up to `size` bytes of each partition; each is valid until the next one.
+) -> Iterator[tuple[TopicPartition, Fetched | Larger | KlogError]]:
+    """Yield what up to `size` bytes of each partition hold, or its error; each is valid until the next one.
 
-    Use it within `Cluster.attempt`: it raises what `Cluster.connection` raises. Errors of a partition are in its entry;
-    partitions without a leader are left out.
+    `Larger` if the first batch does not fit: Apache Kafka returns such a batch for the first partition of a request
+    only. Partitions without a leader, or without records, are left out. Use it within `Cluster.attempt`: it raises what
+    `Cluster.connection` raises.
     """
     leaders, _ = cluster.by_leader(offsets)
     for node, topics in leaders.items():
-        request = {
-            "max_wait_ms": 0,
-            "max_bytes": cluster.config.fetch_max_bytes,
-            "topics": [
-                {
-                    "topic": topic,
-                    "partitions": [
-                        {
-                            "partition": partition,
-                            "fetch_offset": offsets[topic, partition],
-                            "partition_max_bytes": size,
-                        }
-                        for partition in partitions
-                    ],
-                }
-                for topic, partitions in topics.items()
-            ],
-        }
+        wanted = [(topic, partition) for topic, partitions in topics.items() for partition in partitions]
+        asked = topics_to_fetch({key: FetchParameters(offsets[key], size) for key in wanted})
+        request = {"max_wait_ms": 0, "max_bytes": cluster.config.fetch_max_bytes, "topics": asked}
         answer = cluster.connection(node).request(FETCH, request, deadline=cluster.deadline())
         check_code(FETCH, answer["error_code"], f"fetch from broker {node}")
-        wanted = [(topic, partition) for topic, partitions in topics.items() for partition in partitions]
-        yield from by_key(FETCH, answer, entries_of(answer), wanted).items()
-
-
-def _headers(entry: Message) -> list[Header] | None:
-    """The batch headers of an entry; None if it has an error or can't be decoded, which the real fetch will report."""
-    if entry["error_code"]:
-        return None
-    try:
-        return [header for header, _ in iter_batches(entry["records"] or b"")]
-    except DecodeError:
-        return None
-
-
-_FIRST_BYTES = 16 * 1024
-_NEXT_RECORDS_GROWTH = 8
-
-
-class _Seen(NamedTuple):
-    """The result of a fetch: whether the record was found, its timestamp, and if not where to continue (None: end)."""
-
-    is_found: bool
-    timestamp: int | None
-    following: int | None
-
-
-_UNKNOWN, _AT_END = _Seen(True, None, None), _Seen(False, None, None)
+        limits = Limits(size, cluster.config.response_max_bytes, is_shared=True)
+        for key, entry in entries_of(answer, wanted).items():
+            if not entry["error_code"] and offsets[key] >= entry["high_watermark"]:
+                continue
+            try:
+                yield key, read_entry(key, entry, offsets[key], limits) or Larger(size)
+            except KlogError as error:
+                yield key, error
 
 
 def next_timestamps(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
@@ -133,44 +110,50 @@ def next_timestamps(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> 
     `Cluster.attempt` raises.
     """
     found: dict[TopicPartition, int | None] = {}
-    rest, size = dict(offsets), _FIRST_BYTES
-    largest = max(_FIRST_BYTES, cluster.config.partition_fetch_bytes)
+    rest, size = dict(offsets), _RECORD_BYTES
+    largest = max(_RECORD_BYTES, cluster.config.partition_fetch_bytes)
     while rest:
-        following: dict[TopicPartition, int] = {}
-        for key, seen in cluster.attempt(partial(_ask_of_next_records, cluster, rest, size)).items():
-            if seen.is_found:
-                found[key] = seen.timestamp
-            elif seen.following is not None:
-                if seen.following > rest[key] or size < largest:
-                    following[key] = seen.following
-                else:
-                    found[key] = None
-        if any(offset == rest[key] for key, offset in following.items()):
-            size = min(_NEXT_RECORDS_GROWTH * size, largest)  # the first batch is larger than the fetch
+        times, following = cluster.attempt(partial(_first_timestamps, cluster, rest, size))
+        found |= times
+        is_larger = any(offset == rest[key] for key, offset in following.items())
+        if is_larger and size == largest:
+            found |= {key: None for key, offset in following.items() if offset == rest[key]}
+            following = {key: offset for key, offset in following.items() if offset > rest[key]}
         rest = following
+        if is_larger:
+            size = min(_RECORD_GROWTH * size, largest)
     return found
 
 
-def _ask_of_next_records(
+def _first_timestamps(
     cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int
-) -> dict[TopicPartition, _Seen]:
-    return {key: _look(entry, offsets[key]) for key, entry in small_fetch(cluster, offsets, size)}
+) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, int]]:
+    """The timestamps as of `next_timestamps`, and where to go on in partitions whose first record was not there."""
+    times: dict[TopicPartition, int | None] = {}
+    following: dict[TopicPartition, int] = {}
+    for key, fetched in _small_fetch(cluster, offsets, size):
+        if isinstance(fetched, Larger):
+            following[key] = offsets[key]
+            continue
+        times[key] = None
+        if isinstance(fetched, Fetched):
+            try:
+                record = _first_record(fetched)
+            except DecodeError:
+                continue
+            if record is None:
+                del times[key]
+                following[key] = fetched.next_offset
+            elif record.timestamp_type != NO_TIMESTAMP_TYPE:
+                times[key] = record.timestamp
+    return times, following
 
 
-def _look(entry: Message, offset: int) -> _Seen:
-    if entry["error_code"]:
-        return _UNKNOWN
-    if offset >= entry["high_watermark"]:
-        return _AT_END
-    following = offset
-    try:
-        for header, batch in iter_batches(entry["records"] or b""):
-            check_crc(header, batch)
-            following = max(following, header.next_offset)
-            for record in () if header.is_control else records_of(header, batch):
-                if record.offset >= offset:
-                    has_time = record.timestamp_type != NO_TIMESTAMP_TYPE
-                    return _Seen(True, record.timestamp if has_time else None, None)
-    except DecodeError:
-        return _UNKNOWN
-    return _Seen(False, None, following)
+def _first_record(fetched: Fetched) -> Record | None:
+    """The first data record at or after the offset that was asked for; `DecodeError`."""
+    for header, batch in iter_batches(fetched.data):
+        check_crc(header, batch)
+        for record in () if header.is_control else records_of(header, batch):
+            if record.offset >= fetched.offset:
+                return record
+    return None

@@ -25,7 +25,8 @@ import pyarrow as pa
 from spark_klog.base.addresses import filesystem_at
 from spark_klog.base.clock import system_ms
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
-from spark_klog.client.fetch.ranges import MOST_RANGES, Fetched, ShortRanges, by_leader, fetch_range, is_short
+from spark_klog.client.fetch.entries import Fetched
+from spark_klog.client.fetch.ranges import MOST_RANGES, ShortRanges, by_leader, fetch_range, is_short
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.errors import (

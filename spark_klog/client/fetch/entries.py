@@ -1,0 +1,172 @@
+"""A partition in Fetch requests and answers: every reader of the client asks and understands the broker by this module.
+
+What an entry of an answer says (`read_entry`):
+
+    an error code                          `ProtocolError`
+    no bytes                               None: the log's end, or no room in the answer
+    whole batches                          `Fetched`, up to the last intact one
+    whole batches, all of them corrupt     `Fetched` with `is_corrupt`: where they end is a guess
+    the beginning of a batch               `Larger`: before version 3 a batch is cut off at the size asked for
+    ... that is too large to ask for       `RecordTooLarge`
+    no batch, or earlier records only      `DecodeError`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from spark_klog.client.answers import answer_error, by_key, check_code
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.errors import DecodeError, ErrorCode, FrameTooLarge, RecordTooLarge
+from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.codec import Message
+from spark_klog.records.formats.batch import first_batch_size, next_offset_after, whole_batch_size
+from spark_klog.records.reading.offset_order import NO_END, End, OffsetOrder
+
+#: The first version of Fetch with topic ids instead of names (KIP-516).
+FETCH_WITH_TOPIC_IDS = 13
+#: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
+LEAST_BYTES = 12
+
+
+class FetchParameters(NamedTuple):
+    """What to fetch of a partition: the leader's epoch is -1 for any, the topic's id None if the topic is named."""
+
+    offset: int
+    max_bytes: int
+    leader_epoch: int = -1
+    topic_id: UUID | None = None
+
+
+def topics_to_fetch(partitions: Mapping[TopicPartition, FetchParameters]) -> list[Message]:
+    """The topics of a Fetch request, in the order of `partitions`."""
+    topics: dict[tuple[str, UUID | None], list[Message]] = {}
+    for (topic, partition), wanted in partitions.items():
+        entry = {
+            "partition": partition,
+            "current_leader_epoch": wanted.leader_epoch,
+            "fetch_offset": wanted.offset,
+            "partition_max_bytes": wanted.max_bytes,
+        }
+        topics.setdefault((topic, wanted.topic_id), []).append(entry)
+    return [
+        {"topic": topic, "topic_id": topic_id, "partitions": entries} for (topic, topic_id), entries in topics.items()
+    ]
+
+
+def entries_of(
+    answer: Message,
+    wanted: Collection[TopicPartition],
+    names: Mapping[UUID | None, str] | None = None,
+    *,
+    is_incremental: bool = False,
+) -> dict[TopicPartition, Message]:
+    """The entries of an answer by partition: one for each `wanted`, in an incremental session only those with news.
+
+    `names` has the topics by id if the request named them by id. `DecodeError` if the answer does not match; a
+    retriable `ProtocolError` if it has no entry at all, as that of a busy broker.
+    """
+    entries = []
+    for topic in answer["responses"]:
+        name = topic["topic"] if names is None else names.get(topic["topic_id"], str(topic["topic_id"]))
+        for entry in topic["partitions"]:
+            entries.append(((name, entry["partition_index"]), entry))
+    if is_incremental:
+        wanted = [key for key, _ in entries if key in wanted]
+    elif not entries and wanted and not answer.get("throttle_time_ms"):
+        what = f"fetch of {len(wanted)} partitions, whose answer has none"
+        raise answer_error(FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, what)
+    return by_key(FETCH, answer, entries, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Record batches from `offset` on, perhaps with a partial one at the end, and the list of aborted transactions.
+
+    `data` is a view of a reused buffer: it is valid until the next fetch of any reader of the same cluster.
+    """
+
+    offset: int
+    next_offset: int
+    data: memoryview
+    aborted: list[tuple[int, int]]
+    damaged: Mapping[int, DecodeError]
+    """Errors of batches whose offsets are wrong, by position in `data`."""
+    leader_epoch: int = -1
+    is_corrupt: bool = False
+    """Whether no batch is intact: `next_offset` is then a guess."""
+
+
+class Larger(NamedTuple):
+    """The first batch is cut off: ask for `size` bytes of the partition."""
+
+    size: int
+
+
+class Limits(NamedTuple):
+    """Bytes that were asked of the partition, and that may be; `setting` is what to raise if they are too few.
+
+    With `is_shared` the answer has other partitions, which may have used up its size.
+    """
+
+    asked: int
+    most: int
+    is_shared: bool = False
+    setting: str = "fetch.max.bytes and max.partition.fetch.bytes"
+
+
+def read_entry(
+    key: TopicPartition, entry: Message, offset: int, limits: Limits, end: int = 0
+) -> Fetched | Larger | None:
+    """What a partition's entry says, asked for from `offset` on: see the module.
+
+    `end` is an offset that the log is known to reach: the high watermark of a new leader may lag behind.
+    """
+    name = f"{key[0]}-{key[1]} at offset {offset}"
+    check_code(FETCH, entry["error_code"], f"fetch of {name}")
+    records, high_watermark = entry["records"], entry["high_watermark"]
+    if not records:
+        return None
+    log_end = NO_END if high_watermark <= offset else max(high_watermark, end)
+    try:
+        order = OffsetOrder(records, offset, log_end)
+        until = order.end()
+        is_corrupt = until is None and whole_batch_size(records) is not None
+        if is_corrupt:
+            until = End(_guessed_end(records, order, offset, log_end), len(records))
+        if until is None or until.offset <= offset:
+            for damage in order.damaged.values():
+                raise damage
+            size = first_batch_size(records) or 0
+            if 0 < size <= len(records):
+                raise DecodeError(f"{len(records)} bytes fetched hold only records before it")
+            needed = size or LEAST_BYTES
+            if needed <= limits.asked and limits.is_shared:
+                return Larger(limits.asked)
+            if not limits.asked < needed <= limits.most:
+                raise RecordTooLarge(*key, offset, size, len(records), limits.setting)
+            return Larger(needed)
+    except DecodeError as error:
+        raise DecodeError(f"{name}: {error}") from None
+    aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
+    data, epoch = records[: until.position], order.last_leader_epoch
+    return Fetched(offset, until.offset, data, aborted, order.damaged, epoch, is_corrupt)
+
+
+def _guessed_end(records: memoryview, order: OffsetOrder, offset: int, log_end: int) -> int:
+    """Where corrupt batches end: the next offset in their headers may be wrong, so the least of all claims is used."""
+    try:
+        claims = [log_end, next_offset_after(records, offset)]
+    except DecodeError:
+        return offset + 1
+    if not order.has_messages:
+        claims.append(offset + order.length)
+    return max(offset + 1, min(claims))
+
+
+def too_large(key: TopicPartition, offset: int, error: FrameTooLarge) -> RecordTooLarge:
+    """The error for a fetch of one partition whose response is too large: brokers send a first batch of any size."""
+    return RecordTooLarge(*key, offset, error.size, 0, f"fetch.max.bytes to at least {-(-error.size // 2)}")
