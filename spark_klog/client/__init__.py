@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, ScramDeletion
     from spark_klog.client.consumer.consumer import Consumer
     from spark_klog.client.consumer.decoding import ConsumerRecord
-    from spark_klog.client.consumer.subscription import RebalanceListener
+    from spark_klog.client.consumer.group import RebalanceListener
     from spark_klog.client.offsets import Committed, GroupMetadata
     from spark_klog.client.producer.producer import Producer
     from spark_klog.client.producer.receipts import Delivery, RecordMetadata
@@ -64,7 +64,7 @@ _PUBLIC = {
     "Producer": "spark_klog.client.producer.producer",
     "QuotaEntity": "spark_klog.client.admin.quotas",
     "Reassignment": "spark_klog.client.admin.leaders",
-    "RebalanceListener": "spark_klog.client.consumer.subscription",
+    "RebalanceListener": "spark_klog.client.consumer.group",
     "RecordMetadata": "spark_klog.client.producer.receipts",
     "ScramCredential": "spark_klog.client.admin.users",
     "ScramDeletion": "spark_klog.client.admin.users",

@@ -11,8 +11,13 @@ from hypothesis import given, strategies as st
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
-from spark_klog.client.consumer.assignors import ASSIGNORS, Member, assign_sticky
-from spark_klog.client.consumer.group import decode_subscription, encode_subscription
+from spark_klog.client.consumer.assignors import (
+    ASSIGNORS,
+    Member,
+    assign_sticky,
+    decode_subscription,
+    encode_subscription,
+)
 
 _TOPICS = ("a", "b", "c")
 _NAMES = st.text("xyz", min_size=1, max_size=3)

@@ -15,8 +15,9 @@ from spark_klog.broker.faults import Delay, Drop, Fault
 from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.consumer import heartbeat
-from spark_klog.client.consumer.heartbeat import Heartbeats, Membership
+from spark_klog.client.consumer.heartbeat import Heartbeats
 from spark_klog.client.consumer.settings import consumer_config
+from spark_klog.client.offsets import GroupMetadata
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ConsumerClosed, ErrorCode, KlogError
 from spark_klog.protocol.apis import CREATE_PARTITIONS
@@ -163,7 +164,7 @@ def test_heartbeats_of_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> N
     """Those of the one before have ended, and the thread sleeps."""
     beats: Queue[int] = Queue()
 
-    def beat(_: object, __: object, node: int, member: Membership) -> ErrorCode:
+    def beat(_: object, __: object, node: int, member: GroupMetadata) -> ErrorCode:
         beats.put(member.generation)
         return ErrorCode.NONE
 
@@ -174,7 +175,7 @@ def test_heartbeats_of_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> N
     changed = heartbeats._changed = _Reported(heartbeats._lock)
     try:
         for generation in (1, 2):
-            heartbeats.begin(Membership("m", generation, None))
+            heartbeats.begin(GroupMetadata("g", generation, "m"))
             while beats.get(timeout=SECONDS) != generation:
                 pass
             changed.is_reached.clear()

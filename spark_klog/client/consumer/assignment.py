@@ -5,12 +5,17 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.errors import ConfigError, KlogError
+from spark_klog.client.retry import pause_seconds
+from spark_klog.client.settings import ClientConfig
+from spark_klog.error_codes import Remedy
+from spark_klog.errors import ConfigError, KlogError, ProtocolError
 
 _runs = itertools.count()
 
@@ -41,9 +46,12 @@ class Assigned:
         "found_id",
         "is_paused",
         "is_unchecked",
+        "key",
         "leader",
         "leader_epoch",
         "max_bytes",
+        "name",
+        "out_of_range",
         "partition",
         "position",
         "replica",
@@ -60,6 +68,7 @@ class Assigned:
 
     def __init__(self, topic: str, partition: int) -> None:
         self.topic, self.partition = topic, partition
+        self.key, self.name = (topic, partition), f"{topic}-{partition}"
         self.position: int | None = None
         self.start: int | None = None
         self.fetch_offset = -1
@@ -82,6 +91,8 @@ class Assigned:
         self.replica_until = 0.0
         #: The fetch size if a batch is larger than max.partition.fetch.bytes; 0: that setting.
         self.max_bytes = 0
+        #: A position that the broker does not have; None: it has.
+        self.out_of_range: int | None = None
         #: Earliest time of the next fetch, a reading of `time.monotonic`.
         self.retry_at = 0.0
         self.attempts = 0
@@ -91,20 +102,18 @@ class Assigned:
         self.unknown_since = math.inf
         self.was_known = False
 
-    @property
-    def key(self) -> TopicPartition:
-        return self.topic, self.partition
-
-    @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.partition}"
-
     def lead(self, leader: Leader) -> None:
         """Take the leader from metadata; after a change of its epoch the position is checked (KIP-320)."""
         if leader.epoch != self.leader_epoch and leader.epoch >= 0 <= self.epoch and self.position is not None:
             self.is_unchecked = True
             self.rewind()
         self.leader, self.leader_epoch = leader, leader.epoch
+
+    def node(self, now: float) -> int:
+        """The node to fetch from: the leader, or the replica that it has told; -1 without a leader."""
+        if self.leader is None:
+            return -1
+        return self.leader.node if self.replica is None or now >= self.replica_until else self.replica
 
     @property
     def is_recreated(self) -> bool:
@@ -155,57 +164,41 @@ class Assigned:
     def succeeded(self) -> None:
         self.attempts, self.retry_at, self.failure = 0, 0.0, None
 
-    def failed(self, failure: KlogError, now: float, pause: float) -> None:
-        """Note a retriable failure: the next attempt is `pause` seconds from `now`."""
+    def failed(self, failure: KlogError, config: ClientConfig, *, keeps_leader: bool = False) -> None:
+        """Note a retriable failure: the next attempt is after a pause, with another leader if the failure says so."""
+        now = time.monotonic()
         if self.failure is None:
             self.failing_since = now
         self.failure = failure
         self.attempts += 1
-        self.retry_at = now + pause
+        self.retry_at = now + pause_seconds(config, self.attempts)
+        is_elsewhere = not isinstance(failure, ProtocolError) or failure.remedy is Remedy.REFRESH
+        if is_elsewhere and not keeps_leader:
+            self.leader = None
 
 
 class Assignment:
     """The assigned partitions, in the order in which they are fetched."""
 
     def __init__(self) -> None:
-        self._partitions: dict[TopicPartition, Assigned] = {}
-
-    def __iter__(self) -> Iterator[Assigned]:
-        return iter(list(self._partitions.values()))
-
-    def __contains__(self, key: TopicPartition) -> bool:
-        return key in self._partitions
-
-    def __len__(self) -> int:
-        return len(self._partitions)
-
-    def get(self, key: TopicPartition) -> Assigned | None:
-        return self._partitions.get(key)
+        #: Replaced as a whole, so that an interrupt loses none.
+        self.partitions: OrderedDict[TopicPartition, Assigned] = OrderedDict()
 
     def assigned(self, topic: str, partition: int) -> Assigned:
-        item = self._partitions.get((topic, partition))
+        """The partition; `ConfigError` if it is not assigned."""
+        item = self.partitions.get((topic, partition))
         if item is None:
             raise ConfigError(
                 f"{topic}-{partition} is not assigned to this consumer: assign it, or poll until the group has"
             )
         return item
 
-    def keys(self) -> list[TopicPartition]:
-        return list(self._partitions)
-
-    def topics(self) -> set[str]:
-        return {topic for topic, _ in self._partitions}
-
     def copy_of(self, key: TopicPartition) -> Assigned:
         """A copy of a partition, for `set`; a new one if it is not assigned."""
-        item = self._partitions.get(key)
+        item = self.partitions.get(key)
         return Assigned(*key) if item is None else copy.copy(item)
 
     def set(self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None) -> None:
         """Assign exactly these partitions; those assigned before keep their positions unless they are in `changed`."""
-        there = self._partitions | dict(changed or {})
-        self._partitions = {key: there.get(key) or Assigned(*key) for key in keys}
-
-    def to_end(self, key: TopicPartition) -> None:
-        """Move a partition to the end of the fetch order, so that none starves (brokers before fetch sessions)."""
-        self._partitions[key] = self._partitions.pop(key)
+        there = {**self.partitions, **(changed or {})}
+        self.partitions = OrderedDict((key, there.get(key) or Assigned(*key)) for key in keys)

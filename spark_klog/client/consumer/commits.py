@@ -1,21 +1,20 @@
-"""Commit and fetch a group's offsets as a member."""
+"""Commit a group's offsets as a member."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from spark_klog.base.interrupts import between_steps
 from spark_klog.client.answers import worst
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.consumer.heartbeat import Membership
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.net.connection import Connection, Handle
-from spark_klog.client.offsets import Committed, GroupOffsets, Uncommitted, commit_errors, topics_to_commit
+from spark_klog.client.offsets import Committed, GroupMetadata, Uncommitted, commit_errors, topics_to_commit
 from spark_klog.errors import (
     CommitFailed,
     ErrorCode,
@@ -51,22 +50,11 @@ class Commits:
     this one may not commit now.
     """
 
-    def __init__(self, cluster: Cluster, config: ConsumerConfig, committer: Callable[[], Membership | None]) -> None:
+    def __init__(self, cluster: Cluster, config: ConsumerConfig, committer: Callable[[], GroupMetadata | None]) -> None:
         self._cluster, self._config, self._committer = cluster, config, committer
         self._group = config.group_id or ""
-        self._stored = GroupOffsets(cluster, self._group, is_stable=True)
         self._coordinators = Coordinators(cluster)
         self._under_way: deque[_UnderWay] = deque()
-
-    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
-        """The committed offsets of the partitions that have one; raises what `Cluster.attempt` raises."""
-        return self._stored.committed(partitions)
-
-    def committed_now(
-        self, partitions: Collection[TopicPartition]
-    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
-        """Ask once; see `GroupOffsets.committed_now`."""
-        return self._stored.committed_now(partitions)
 
     def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
         """Commit, and wait for the answer for up to default.api.timeout.ms. `skips_deleted`: see `Uncommitted`.
@@ -163,13 +151,13 @@ class Commits:
         elif failure is not None:
             _log.warning("offsets of group %s were not committed: %s", self._group, failure)
 
-    def _request(self, offsets: Offsets, member: Membership | None) -> Message:
+    def _request(self, offsets: Offsets, member: GroupMetadata | None) -> Message:
         request: Message = {"group_id": self._group, "topics": topics_to_commit(offsets)}
         if member is not None:
             request |= {
                 "generation_id_or_member_epoch": member.generation,
-                "member_id": member.member_id,
-                "group_instance_id": member.instance_id,
+                "member_id": member.member,
+                "group_instance_id": member.instance,
             }
         return request
 

@@ -8,8 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from spark_klog.base.interrupts import ORDERLY, CallLock, Section
@@ -26,9 +25,9 @@ from spark_klog.client.consumer.assignment import Assigned, Assignment
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.decoding import ConsumerRecord, Decoders
 from spark_klog.client.consumer.fetches import Chunk, Fetches
+from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import Positions
 from spark_klog.client.consumer.settings import consumer_config
-from spark_klog.client.consumer.subscription import CLOSE_SECONDS, GroupSide, RebalanceListener
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.waiting import Waker
@@ -49,8 +48,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@dataclass(slots=True)
-class _Decoding:
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+#: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter.
+_LEAST_SECONDS = 1.0
+#: Seconds after which an assigned partition that no broker has ever known is an error: a new topic needs a moment.
+_UNKNOWN_SECONDS = 0.5
+
+
+class _Decoding(NamedTuple):
     """A chunk being returned to the caller; `run` is the partition's, unless e.g. a seek has begun another."""
 
     item: Assigned
@@ -58,77 +64,6 @@ class _Decoding:
     run: int
     following: int
     leader_epoch: int
-
-
-class Handover:
-    """Decodes fetched chunks and moves the partitions' positions with each part that a call returns.
-
-    Call `begin` at the beginning of each call of the user, and `undo` if an interrupt ends it.
-    """
-
-    def __init__(self, assignment: Assignment, fetches: Fetches) -> None:
-        self._assignment, self._fetches = assignment, fetches
-        self._decoding: _Decoding | None = None
-        #: What the part being returned has changed, to undo it: (partition, run, position, epoch). None once the caller
-        #: has the part.
-        self.returned: tuple[Assigned, int, int | None, int] | None = None
-        #: Whether `_decoding` is from the Arrow decoder.
-        self._decodes_arrow = False
-
-    def begin(self, is_arrow: bool) -> None:
-        """Begin a call that returns Arrow batches or records; a chunk decoded into the other kind is fetched again."""
-        if is_arrow is not self._decodes_arrow:
-            self._decodes_arrow, self._decoding = is_arrow, None
-            self._fetches.rewind()
-        self.returned = None
-
-    def undo(self) -> None:
-        """Return to the positions of the last call that has returned; nothing is lost or returned twice."""
-        if self.returned is not None:
-            item, run, position, epoch = self.returned
-            if item.run == run:
-                item.position, item.epoch = position, epoch
-        self.returned = self._decoding = None
-        self._fetches.abandon()
-
-    def take(self, decode: Callable[[Chunk], Iterator[tuple[Any, int]]]) -> bool:
-        """Take the next fetched chunk, to be decoded with `decode`; False if there is none."""
-        chunk = self._fetches.take()
-        if chunk is None:
-            return False
-        item = self._assignment.get((chunk.topic, chunk.partition))
-        assert item is not None
-        self._decoding = _Decoding(item, decode(chunk), chunk.run, chunk.following, chunk.leader_epoch)
-        return True
-
-    def next_part(self) -> Any:
-        """The next part of the current chunk, None at its end."""
-        while (decoding := self._decoding) is not None:
-            item = decoding.item
-            if self._assignment.get(item.key) is not item or item.run != decoding.run:
-                self._release()
-                return None
-            try:
-                part, position = next(decoding.parts, (None, decoding.following))
-            except BaseException:  # an interrupt, too: an iterator that has raised looks like one at its end
-                self._release()
-                item.rewind()
-                raise
-            self.returned = item, item.run, item.position, item.epoch
-            item.position, item.epoch = position, decoding.leader_epoch
-            if part is None:
-                self._release()
-            elif len(part):
-                return part
-        return None
-
-    def _release(self) -> None:
-        self._decoding = None
-        self._fetches.release()
-
-    def close(self) -> None:
-        """Drop the chunk being decoded."""
-        self._decoding = None
 
 
 class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
@@ -184,14 +119,6 @@ class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
         if self._is_woken:
             self._is_woken = False
             raise WokenUp("the consumer was woken up")
-
-
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-#: Seconds that requests for metadata and offsets may take even if a call's timeout is shorter.
-_LEAST_SECONDS = 1.0
-#: Seconds after which an assigned partition that no broker has ever known is an error: a new topic needs a moment.
-_UNKNOWN_SECONDS = 0.5
 
 
 class Consumer:
@@ -253,12 +180,14 @@ class Consumer:
         self._group = None if self._config.group_id is None else self._new_group()
         committed = None if self._group is None else self._committed
         self._positions = Positions(self._cluster, self._config, self._assignment, committed, self._troubles)
-        self._fetches = Fetches(
-            *(self._cluster, self._config, self._assignment, self._waker),
-            *(self._positions.out_of_range, self._troubles),
-        )
-        self._handover = Handover(self._assignment, self._fetches)
+        self._fetches = Fetches(self._cluster, self._config, self._assignment, self._waker, self._troubles)
         self._decoders = Decoders(self._config, include_headers=include_headers)
+        self._decoding: _Decoding | None = None
+        #: Whether `_decoding` is from the Arrow decoder.
+        self._decodes_arrow = False
+        #: What the part being returned has changed, to undo it: (partition, run, position, epoch). None once the caller
+        #: has the part.
+        self._returned: tuple[Assigned, int, int | None, int] | None = None
 
     def assign(self, partitions: Iterable[tuple[str, int] | tuple[str, int, int]]) -> None:
         """Read exactly these partitions: (topic, partition), or (topic, partition, offset) to begin there.
@@ -278,13 +207,13 @@ class Consumer:
             self._assign([(topic, partition) for topic, partition, _ in wanted], changed)
 
     def _assign(self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None) -> None:
-        before = set(self._assignment.keys())
+        before = set(self._assignment.partitions)
         self._assignment.set(keys, changed)
-        for key in before.difference(self._assignment.keys()):
+        for key in before.difference(self._assignment.partitions):
             self._decoders.forget(key)
 
-    def _new_group(self) -> GroupSide:
-        return GroupSide(self._config, self._assignment, self._assign, self._waker.wake, self._troubles)
+    def _new_group(self) -> ConsumerGroup:
+        return ConsumerGroup(self._config, self._assignment, self._assign, self._waker.wake, self._troubles)
 
     def subscribe(
         self, topics: Collection[str] | str | re.Pattern[str], listener: RebalanceListener | None = None
@@ -299,7 +228,7 @@ class Consumer:
         """
         with self._guard.used(), self._joining:
             group = self._in_group()
-            if len(self._assignment) and not group.is_subscribed:
+            if self._assignment.partitions and not group.is_subscribed:
                 raise ConfigError("partitions are assigned to this consumer: call assign([]) before subscribe")
             names, pattern = topics_of(topics)
             if listener is not None and not isinstance(listener, RebalanceListener):
@@ -350,11 +279,9 @@ class Consumer:
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed]:
         """The group's committed offsets of the partitions that have one; waits up to default.api.timeout.ms."""
         with self._guard.used(), self._joining:
-            limit = "default.api.timeout.ms"
-            wanted = partitions_of("committed", partitions)
-            return dict(self._in_group().committed(wanted, self._config.default_api_timeout_ms, limit))
+            return self._in_group().committed(partitions_of("committed", partitions))
 
-    def _in_group(self) -> GroupSide:
+    def _in_group(self) -> ConsumerGroup:
         if self._group is None:
             raise ConfigError("group.id is not set: a consumer without a group can neither subscribe nor commit")
         return self._group
@@ -368,7 +295,7 @@ class Consumer:
     def assignment(self) -> list[TopicPartition]:
         """The assigned partitions, sorted."""
         with self._guard.used():
-            return sorted(self._assignment.keys())
+            return sorted(self._assignment.partitions)
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
         """Continue reading an assigned partition at an offset; -2 is its first record, -1 its end."""
@@ -416,7 +343,7 @@ class Consumer:
     def paused(self) -> list[TopicPartition]:
         """The assigned partitions that are paused, sorted."""
         with self._guard.used():
-            return sorted(item.key for item in self._assignment if item.is_paused)
+            return sorted(item.key for item in self._assignment.partitions.values() if item.is_paused)
 
     def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
         """The next records of one partition as an Arrow record batch, or None if there are none within `timeout` s.
@@ -437,7 +364,7 @@ class Consumer:
     def expect(self, topic_ids: Mapping[str, UUID]) -> None:
         """For the package's own use: the positions in assigned partitions of these topics belong to these ids."""
         with self._guard.used(), self._moving:
-            for item in self._assignment:
+            for item in self._assignment.partitions.values():
                 if item.topic in topic_ids:
                     item.belong(topic_ids[item.topic])
 
@@ -452,13 +379,16 @@ class Consumer:
         with self._guard.used():
             self._moving.__enter__()
             try:
-                self._handover.begin(is_arrow)
+                if is_arrow is not self._decodes_arrow:  # a chunk decoded into the other kind is fetched again
+                    self._decodes_arrow, self._decoding = is_arrow, None
+                    self._fetches.rewind()
+                self._returned = None
                 found = self._read(decode, time.monotonic() + timeout)
             except BaseException as error:
                 self._moving.__exit__(type(error), error, None)
                 raise
         self._moving.mended()  # from here on no interrupt can keep the records from the caller
-        self._handover.returned = None
+        self._returned = None
         return found
 
     def _mend(self) -> None:
@@ -467,7 +397,13 @@ class Consumer:
             self._cluster.end_deadlines()
             if self._group is not None:
                 self._group.cluster.end_deadlines()
-            self._handover.undo()
+            # to the position of the last call that has returned: nothing is lost or returned twice
+            if self._returned is not None:
+                item, run, position, epoch = self._returned
+                if item.run == run:
+                    item.position, item.epoch = position, epoch
+            self._returned = self._decoding = None
+            self._fetches.abandon()
             self._moving.mended()
         if self._joining.is_torn:
             if self._group is not None:
@@ -475,26 +411,52 @@ class Consumer:
             self._joining.mended()
 
     def _read(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], deadline: float) -> _T | None:
+        self._guard.check()
         while True:
-            self._guard.check()
-            self._maintain(deadline)
+            if self._group is not None:
+                with self._joining:
+                    self._group.step(*self._patience(deadline))
+            if self._positions.look_at() <= time.monotonic():
+                self._find_positions(deadline)
             self._fetches.step()
-            part: _T | None = self._handover.next_part()
-            if part is not None:
-                return part
-            if self._handover.take(decode):
-                continue
+            while True:
+                part: _T | None = self._next_part()
+                if part is not None:
+                    return part
+                chunk = self._fetches.take()
+                if chunk is None:
+                    break
+                item = self._assignment.partitions[chunk.topic, chunk.partition]
+                self._decoding = _Decoding(item, decode(chunk), chunk.run, chunk.following, chunk.leader_epoch)
             self._raise_failures()
             if time.monotonic() >= deadline:
                 return None
             self._wait(deadline)
 
-    def _maintain(self, deadline: float) -> None:
-        """Do the work besides fetching: group membership, commits, leaders and positions."""
-        if self._group is not None:
-            with self._joining:
-                self._group.step(*self._patience(deadline))
-        self._find_positions(deadline)
+    def _next_part(self) -> Any:
+        """The next part of the current chunk, which moves the partition's position; None at its end."""
+        while (decoding := self._decoding) is not None:
+            item = decoding.item
+            if self._assignment.partitions.get(item.key) is not item or item.run != decoding.run:
+                self._release()
+                return None
+            try:
+                part, position = next(decoding.parts, (None, decoding.following))
+            except BaseException:  # an interrupt, too: an iterator that has raised looks like one at its end
+                self._release()
+                item.rewind()
+                raise
+            self._returned = item, item.run, item.position, item.epoch
+            item.position, item.epoch = position, decoding.leader_epoch
+            if part is None:
+                self._release()
+            elif len(part):
+                return part
+        return None
+
+    def _release(self) -> None:
+        self._decoding = None
+        self._fetches.release()
 
     def _find_positions(self, deadline: float) -> None:
         with self._cluster.within(*self._patience(deadline)):
@@ -507,15 +469,15 @@ class Consumer:
         return (left, CALL_TIMEOUT) if left < longest else (longest, "default.api.timeout.ms")
 
     def _raise_failures(self) -> None:
-        self._positions.raise_failure()
-        self._fetches.raise_failure()
+        if self._troubles.final:
+            raise self._troubles.final.popleft()
         longest = self._config.default_api_timeout_ms / 1000
         is_assigned = self._group is None or not self._group.is_subscribed
-        if is_assigned and not len(self._assignment) and not self._has_warned:
+        if is_assigned and not self._assignment.partitions and not self._has_warned:
             self._has_warned = True
             _log.warning("poll returns nothing: no partitions are assigned, call assign or subscribe first")
         now = time.monotonic()
-        for item in self._assignment:
+        for item in self._assignment.partitions.values():
             is_unknown = is_assigned and self._positions.refreshed_at > item.unknown_since + _UNKNOWN_SECONDS
             if item.failure is not None and (is_unknown or now > item.failing_since + longest):
                 failure, item.failure, item.unknown_since = item.failure, None, math.inf
@@ -553,7 +515,7 @@ class Consumer:
         with self._guard.closing():
             if self._waker.closed:
                 return
-            self._handover.close()
+            self._decoding = None
             try:
                 if self._group is not None:
                     self._group.close(timeout, commits=commits)

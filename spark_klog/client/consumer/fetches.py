@@ -20,7 +20,7 @@ import math
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -45,7 +45,6 @@ from spark_klog.client.fetch.entries import (
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import Waker
 from spark_klog.client.retry import pause_seconds
-from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     CorruptBatchError,
     DecodeError,
@@ -59,6 +58,15 @@ from spark_klog.errors import (
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.records.reading.reader import AbortedTransactions
+
+_log = logging.getLogger(__name__)
+_NO_SESSION, _INITIAL_EPOCH, _MAX_EPOCH = 0, 0, 0x7FFFFFFF
+#: The errors of a broker that has dropped the session.
+LOST_SESSION = (
+    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,15 +105,6 @@ def chunk_of(key: TopicPartition, run: int, fetched: Fetched, *, is_committed: b
     return Chunk(*place, fetched.data, aborted, fetched.damaged)
 
 
-_NO_SESSION, _INITIAL_EPOCH, _MAX_EPOCH = 0, 0, 0x7FFFFFFF
-#: The errors of a broker that has dropped the session.
-LOST_SESSION = (
-    ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-    ErrorCode.INVALID_FETCH_SESSION_EPOCH,
-    ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
-)
-
-
 class FetchSession:
     """The fetch session with one broker. Call `request` and `accept` in turn, `restart` if there is no answer."""
 
@@ -122,21 +121,19 @@ class FetchSession:
 
         Topics are named by id if all have one.
         """
-        has_ids = all(item.topic_id is not None for item in partitions.values())
+        has_ids = None not in [item.topic_id for item in partitions.values()]
         if has_ids != self.has_ids:
             self.restart()
             self.has_ids = has_ids
         if not has_ids:
             partitions = {key: item._replace(topic_id=None) for key, item in partitions.items()}
-        is_full = self._epoch == _INITIAL_EPOCH
         changed = partitions
-        if not is_full:
-            changed = {key: item for key, item in partitions.items() if self.requested.get(key) != item}
         forgotten: dict[tuple[str, UUID | None], list[int]] = {}
-        for key in () if is_full else self.requested:
-            topic_id = self.requested[key].topic_id
-            if key not in partitions or partitions[key].topic_id != topic_id:
-                forgotten.setdefault((key[0], topic_id), []).append(key[1])
+        if self._epoch != _INITIAL_EPOCH:
+            changed = {key: item for key, item in partitions.items() if self.requested.get(key) != item}
+            for key, item in self.requested.items():
+                if key not in partitions or partitions[key].topic_id != item.topic_id:
+                    forgotten.setdefault((key[0], item.topic_id), []).append(key[1])
         self.requested = dict(partitions)
         return {
             "session_id": self._id,
@@ -175,9 +172,6 @@ class FetchSession:
         self.requested = {}
 
 
-_log = logging.getLogger(__name__)
-
-
 class _Source:
     """One broker: its fetch session, the request in flight, and the chunks not yet taken."""
 
@@ -193,39 +187,24 @@ class _Source:
         self.attempts = 0
         self.retry_at = 0.0
 
-    def drop(self) -> None:
-        """Drop the request in flight."""
-        if self.connection is not None and self.handle is not None:
-            self.connection.forget(self.handle)
-        self.handle = None
-        self.session.restart()
-
 
 class Fetches:
     """Fetches for an `Assignment`. Only `wait` blocks.
 
-    Calls `on_out_of_range` for a partition whose offset the broker does not have. Retriable failures are noted in the
-    partition (see `Assigned.failed`); the others are collected for `raise_failure`.
+    Retriable failures are noted in the partition (see `Assigned.failed`), the others in `troubles`.
     """
 
     def __init__(
-        self,
-        cluster: Cluster,
-        config: ConsumerConfig,
-        assignment: Assignment,
-        waker: Waker,
-        on_out_of_range: Callable[[Assigned, int], None],
-        troubles: Troubles,
+        self, cluster: Cluster, config: ConsumerConfig, assignment: Assignment, waker: Waker, troubles: Troubles
     ) -> None:
         self._cluster, self._config = cluster, config
         self._assignment = assignment
         self._waker = waker
-        self._on_out_of_range = on_out_of_range
         self._troubles = troubles
+        self._least_bytes = max(config.client.partition_fetch_bytes, LEAST_BYTES)
         self._sources: dict[int, _Source] = {}
         #: The broker whose chunk was taken last: its buffer must stay valid.
         self._taken: _Source | None = None
-        self._failures: deque[KlogError] = deque()
         #: When to call `step` again if nothing arrives, a reading of `time.monotonic`.
         self._look_at = math.inf
 
@@ -236,29 +215,25 @@ class Fetches:
                 self._receive(source)
         by_node: dict[int, dict[TopicPartition, FetchParameters]] = {}
         now, self._look_at = time.monotonic(), math.inf
-        for item in self._assignment:
+        for item in self._assignment.partitions.values():
             if item.position is None or item.is_paused or item.leader is None or item.is_unchecked:
                 continue
             if now < item.retry_at:
                 self._look_at = min(self._look_at, item.retry_at)
                 continue
-            size = max(item.max_bytes, self._config.client.partition_fetch_bytes, LEAST_BYTES)
-            node = self._node_of(item)
-            parameters = FetchParameters(item.fetch_offset, size, item.leader.epoch, item.topic_id)
-            by_node.setdefault(node, {})[item.key] = parameters
+            node = item.node(now)
+            if node not in self._sources:
+                self._sources[node] = _Source(node)
+            if self._sources[node].handle is None:
+                size = max(item.max_bytes, self._least_bytes)
+                parameters = FetchParameters(item.fetch_offset, size, item.leader.epoch, item.topic_id)
+                by_node.setdefault(node, {})[item.key] = parameters
         for node, partitions in by_node.items():
-            source = self._sources.setdefault(node, _Source(node))
-            if source.handle is None:
-                if now >= source.retry_at:
-                    self._send(source, partitions)
-                else:
-                    self._look_at = min(self._look_at, source.retry_at)
-
-    def _node_of(self, item: Assigned) -> int:
-        assert item.leader is not None
-        if item.replica is not None and time.monotonic() < item.replica_until:
-            return item.replica
-        return item.leader.node
+            source = self._sources[node]
+            if now >= source.retry_at:
+                self._send(source, partitions)
+            else:
+                self._look_at = min(self._look_at, source.retry_at)
 
     def _send(self, source: _Source, partitions: dict[TopicPartition, FetchParameters]) -> None:
         config, now = self._config, time.monotonic()
@@ -318,7 +293,7 @@ class Fetches:
             return
         source.attempts, source.retry_at = 0, 0.0
         for key, entry in entries.items():
-            item = self._assignment.get(key)
+            item = self._assignment.partitions.get(key)
             if item is None or item.is_paused or item.position is None or item.fetch_offset != requested[key].offset:
                 continue  # a seek or pause came meanwhile
             if requested[key].topic_id not in (None, item.topic_id):
@@ -328,13 +303,14 @@ class Fetches:
             try:
                 chunk = self._chunk(item, entry, requested[key], is_shared=len(entries) > 1)
             except KlogError as error:
-                self._failures.append(error)
+                self._troubles.final.append(error)
                 self._pause(item, error)
                 continue
             if chunk is not None:
                 item.fetch_offset = chunk.following
                 item.max_bytes = 0
-                self._assignment.to_end(key)
+                # to the end, so that no partition starves (brokers before fetch sessions)
+                self._assignment.partitions.move_to_end(key)
                 source.chunks.append(chunk)
 
     def _failed(self, source: _Source, error: KlogError) -> None:
@@ -348,20 +324,18 @@ class Fetches:
         source.retry_at = time.monotonic() + pause_seconds(self._config.client, source.attempts)
         self._look_at = min(self._look_at, source.retry_at)
         if not is_retriable(error):
-            self._failures.append(error)
+            self._troubles.final.append(error)
             return
         is_away = not isinstance(error, ProtocolError)
         self._troubles.note(f"broker {source.node}", error)
-        for item in self._assignment:
-            is_led = item.leader is not None and self._node_of(item) == source.node
-            if is_led and (is_away or item.key in requested):
+        now = time.monotonic()
+        for item in self._assignment.partitions.values():
+            if item.node(now) == source.node and (is_away or item.key in requested):
                 self._pause(item, error)
 
     def _pause(self, item: Assigned, error: KlogError) -> None:
         item.replica = None
-        item.failed(error, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
-        if not isinstance(error, ProtocolError) or error.remedy is Remedy.REFRESH:
-            item.leader = None
+        item.failed(error, self._config.client)
 
     def _chunk(self, item: Assigned, entry: Message, requested: FetchParameters, *, is_shared: bool) -> Chunk | None:
         code = entry["error_code"]
@@ -373,7 +347,7 @@ class Fetches:
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             # earlier fetched records may not have been taken yet
             if item.position == item.fetch_offset:
-                self._on_out_of_range(item, requested.offset)
+                item.out_of_range = requested.offset
             item.retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
             return None
         if code:
@@ -404,7 +378,7 @@ class Fetches:
         self._taken = None
         for node, source in list(self._sources.items()):
             for chunk in list(source.chunks):
-                item = self._assignment.get((chunk.topic, chunk.partition))
+                item = self._assignment.partitions.get((chunk.topic, chunk.partition))
                 is_current = item is not None and item.run == chunk.run
                 if item is not None and is_current and item.position != chunk.offset:
                     continue  # the records before it wait at the former leader
@@ -418,11 +392,6 @@ class Fetches:
     def release(self) -> None:
         """Give back the buffer of the chunk taken last."""
         self._taken = None
-
-    def raise_failure(self) -> None:
-        """Raise the first failure that can't be retried, and forget it."""
-        if self._failures:
-            raise self._failures.popleft()
 
     def wait(self, timeout: float, other: Connection | None = None) -> None:
         """Wait up to `timeout` seconds until `step` can continue, the waker is woken, or `other` is ready."""
@@ -451,7 +420,7 @@ class Fetches:
         self._taken = None
         for source in self._sources.values():
             source.chunks.clear()
-        for item in self._assignment:
+        for item in self._assignment.partitions.values():
             item.rewind()
 
     def abandon(self) -> None:
@@ -466,5 +435,6 @@ class Fetches:
         self._taken = None
         for source in self._sources.values():
             source.chunks.clear()
-            source.drop()
+            if source.connection is not None and source.handle is not None:
+                source.connection.forget(source.handle)
         self._sources.clear()

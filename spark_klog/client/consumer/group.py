@@ -1,4 +1,4 @@
-"""A consumer's membership in its group (classic protocol): JoinGroup, SyncGroup and rebalances.
+"""A consumer in its group (classic protocol): JoinGroup, SyncGroup and rebalances, commits, and the listener.
 
     out       find the coordinator, revoke partitions if the protocol is eager, send JoinGroup
     joining   the coordinator waits for all members; then the leader assigns and all send SyncGroup
@@ -7,11 +7,6 @@
 
 With an eager protocol a member revokes all partitions before it joins again. With the cooperative one (KIP-429) it
 keeps them, then revokes those it is no longer assigned, and if there were any joins again.
-
-Subscriptions and assignments that group members exchange through the coordinator, as Java's clients encode them.
-
-User data: `sticky` sends its owned partitions and the generation (version 1 of StickyAssignor's format, which
-librdkafka sends too); `cooperative-sticky` sends the generation as INT32 (only leaders older than KIP-792 read it).
 """
 
 from __future__ import annotations
@@ -21,18 +16,29 @@ import math
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Protocol
 
+from spark_klog.base.interrupts import between_steps
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
-from spark_klog.client.consumer.assignors import ASSIGNORS, Member
-from spark_klog.client.consumer.heartbeat import Heartbeats, Membership, leave
+from spark_klog.client.consumer.assignment import Assignment
+from spark_klog.client.consumer.assignors import (
+    ASSIGNORS,
+    Member,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from spark_klog.client.consumer.commits import Commits, Offsets, OnCommit
+from spark_klog.client.consumer.heartbeat import Heartbeats, leave
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.net.connection import Connection, Handle
+from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
+    CallInterrupted,
+    CommitFailed,
     ConnectionFailed,
     DecodeError,
     ErrorCode,
@@ -43,94 +49,41 @@ from spark_klog.errors import (
     is_retriable,
 )
 from spark_klog.protocol.apis import JOIN_GROUP, METADATA, SYNC_GROUP
-from spark_klog.protocol.codec import Message, decode_versioned, encode_versioned
+from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.groups import MEMBER_ASSIGNMENT, MEMBER_SUBSCRIPTION, SUBSCRIPTION, decode_assignment
-from spark_klog.wire.primitives import Buffer, Reader, Writer
-
-_SUBSCRIPTION_VERSION = 3
-_ASSIGNMENT_VERSION = 0
-
-
-def _by_topic(partitions: Iterable[TopicPartition]) -> list[Message]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        topics.setdefault(topic, []).append(partition)
-    return [{"topic": topic, "partitions": numbers} for topic, numbers in topics.items()]
-
-
-def encode_subscription(
-    assignor: str, topics: Iterable[str], owned: Iterable[TopicPartition], generation: int, rack: str, is_eager: bool
-) -> bytes:
-    """Encode a member's metadata for one assignor; `owned` are its partitions in the last generation."""
-    kept = sorted(owned)
-    message = {
-        "topics": sorted(topics),
-        "user_data": _user_data(assignor, kept, generation),
-        "owned_partitions": [] if is_eager else _by_topic(kept),
-        "generation_id": generation,
-        "rack_id": rack or None,
-    }
-    return encode_versioned(MEMBER_SUBSCRIPTION, _SUBSCRIPTION_VERSION, message)
-
-
-def _user_data(assignor: str, owned: list[TopicPartition], generation: int) -> bytes | None:
-    writer = Writer()
-    if assignor == "sticky" and owned:
-        rows = _by_topic(owned)
-        writer.int32(len(rows))
-        for row in rows:
-            writer.nullable_string(row["topic"])
-            writer.int32(len(row["partitions"]))
-            for partition in row["partitions"]:
-                writer.int32(partition)
-    elif assignor != "cooperative-sticky":
-        return None
-    writer.int32(generation)
-    return writer.to_bytes()
-
-
-def decode_subscription(assignor: str, data: Buffer, instance_id: str | None) -> Member:
-    """Decode a member's metadata; `DecodeError` if not even its topics can be read.
-
-    Some clients omit later fields of the version that they name; these fields are then empty.
-    """
-    try:
-        message = decode_versioned(MEMBER_SUBSCRIPTION, data)
-    except DecodeError:
-        message = decode_versioned(SUBSCRIPTION, data) | {"user_data": None, "owned_partitions": []}
-        message["generation_id"] = -1
-    owned = [(row["topic"], partition) for row in message["owned_partitions"] for partition in row["partitions"]]
-    generation = message["generation_id"]
-    user_data = message["user_data"]
-    if assignor == "sticky":
-        owned, generation = _sticky_user_data(user_data or b"")
-    elif assignor == "cooperative-sticky" and generation < 0 and user_data is not None and len(user_data) == 4:
-        generation = Reader(user_data).int32()
-    return Member(frozenset(message["topics"]), instance_id, tuple(owned), generation)
-
-
-def _sticky_user_data(data: Buffer) -> tuple[list[TopicPartition], int]:
-    """A sticky member's partitions and generation; ([], -1) if the data can't be decoded, as in Java."""
-    reader = Reader(data)
-    owned: list[TopicPartition] = []
-    try:
-        for _ in range(reader.int32() if len(data) else 0):
-            topic = reader.nullable_string() or ""
-            owned += [(topic, reader.int32()) for _ in range(reader.int32())]
-        return owned, reader.int32() if reader.remaining else -1
-    except DecodeError:
-        return [], -1
-
-
-def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """Encode one member's assignment."""
-    return encode_versioned(MEMBER_ASSIGNMENT, _ASSIGNMENT_VERSION, {"assigned_partitions": _by_topic(partitions)})
-
+from spark_klog.protocol.tables.groups import decode_assignment
 
 _log = logging.getLogger(__name__)
+#: Seconds that closing may take, as in Kafka.
+CLOSE_SECONDS = 30.0
+#: What limits the requests of a close, for messages.
+_CLOSE_LIMIT = "the timeout of close, at most request.timeout.ms"
+#: Seconds without an answer of any broker after which a close gives up: time to connect again after a break.
+_PATIENCE = 1.0
 #: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
 _MISSING_SECONDS = 1.0
+_CONSUMER = "consumer"
+#: Errors after which a member joins again with a new id, or in the next generation.
+_NEW_ID = (ErrorCode.UNKNOWN_MEMBER_ID,)
+_NEW_GENERATION = (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION)
+
+
+class RebalanceListener:
+    """Callbacks for rebalances; subclass it. The polling thread calls all methods, within `poll`.
+
+    They may call `commit`, `seek`, `position` and so on of the consumer, but neither `poll` nor `close`. `on_revoked`
+    is also called within `close` and `unsubscribe`. What a method raises, these calls raise when their work is done.
+    """
+
+    def on_assigned(self, partitions: list[TopicPartition]) -> None:
+        """Called for new partitions; they start at the committed offsets unless the listener seeks."""
+
+    def on_revoked(self, partitions: list[TopicPartition]) -> None:
+        """Called before partitions are given up: the last chance to commit."""
+
+    def on_lost(self, partitions: list[TopicPartition]) -> None:
+        """Called if another member may already own the partitions: commits fail. By default calls `on_revoked`."""
+        self.on_revoked(partitions)
 
 
 class SubscribedTopics:
@@ -220,47 +173,32 @@ def _existing(counts: dict[str, int]) -> set[str]:
     return {topic for topic, count in counts.items() if count}
 
 
-_CONSUMER = "consumer"
-#: Errors after which a member joins again with a new id, or in the next generation.
-_NEW_ID = (ErrorCode.UNKNOWN_MEMBER_ID,)
-_NEW_GENERATION = (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION)
-
-
-class Owner(Protocol):
-    """The interface of the consumer that its membership uses; no method raises what a listener raises."""
-
-    def owned(self) -> list[TopicPartition]:
-        """The currently assigned partitions."""
-
-    def assigned(self, partitions: list[TopicPartition], added: list[TopicPartition]) -> None:
-        """Take over the assignment `partitions`; `added` are the new ones."""
-
-    def revoked(self, partitions: list[TopicPartition], *, is_lost: bool) -> None:
-        """Give up these partitions; `is_lost` if another member may already read them."""
-
-
-class GroupMember:
-    """The membership of one consumer. The consumer calls `step` at each poll; it does not wait for rebalances.
+class ConsumerGroup:
+    """A consumer's work in its group. The consumer calls `step` at each poll; that does not wait for rebalances.
 
     A JoinGroup waits at the coordinator, and so do later requests on its connection. It therefore uses the record
-    connection of `cluster`, which has no other use.
+    connection of `cluster`, which has no other use. `on_assign` sets the assignment, `on_news` ends the wait.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
         config: ConsumerConfig,
-        owner: Owner,
+        assignment: Assignment,
+        on_assign: Callable[[Iterable[TopicPartition]], None],
         on_news: Callable[[], None],
         troubles: Troubles,
     ) -> None:
-        self.cluster = cluster
-        self._config = config
-        self.group = config.group_id or ""
-        self._owner = owner
+        self._config, self.name = config, config.group_id or ""
+        self._assignment, self._on_assign = assignment, on_assign
         self._troubles = troubles
+        self.cluster = Cluster(config.client)
+        self._stored = GroupOffsets(self.cluster, self.name, is_stable=True)
+        self._commits = Commits(self.cluster, config, self._committer)
         self._heartbeats = Heartbeats(config, on_news)
-        self._topics = SubscribedTopics(cluster, config)
+        self._topics = SubscribedTopics(self.cluster, config)
+        self._listener = RebalanceListener()
+        #: What the listener has raised: `step` raises it when the rebalance is done.
+        self._listener_failure: Exception | None = None
         self._member_id = ""
         self._generation = -1
         self._kept: list[TopicPartition] = []
@@ -275,6 +213,12 @@ class GroupMember:
         #: When the failures began that are retried, a reading of `time.monotonic`; infinite if there are none.
         self._failing_since = math.inf
         self._retry_at = 0.0
+        self._commit_at = math.inf
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._config.enable_auto_commit:
+            self._commit_at = time.monotonic() + self._config.auto_commit_interval_ms / 1000
 
     @property
     def is_subscribed(self) -> bool:
@@ -285,20 +229,33 @@ class GroupMember:
         """The connection with a JoinGroup or SyncGroup in flight, if any."""
         return self._connection if self._handle is not None else None
 
-    @property
-    def membership(self) -> Membership | None:
-        """This member in the current generation, for commits; None outside of a generation."""
-        if self._generation < 0:
-            return None
-        return Membership(self._member_id, self._generation, self._config.group_instance_id)
-
-    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None) -> None:
+    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None, listener: RebalanceListener) -> None:
         """Read these topics, or those whose full names match; joins again with the next step."""
+        self._listener = listener
         self._topics.subscribe(topics, pattern)
         self._wants_rejoin = True
 
-    def step(self) -> None:
-        """Do what can be done now; raises errors that can't be retried, and others after default.api.timeout.ms."""
+    def step(self, timeout_ms: float, limit: str) -> None:
+        """Take part in rebalances, and commit if it is time; raises what the listener has raised.
+
+        Errors that can't be retried are raised at once, others after default.api.timeout.ms. Commits before a
+        revocation, and the listener, may take longer than `timeout_ms`: what they do not commit is read again.
+        """
+        with self.cluster.within(timeout_ms, limit):
+            self._commits.step()
+            if self.is_subscribed:
+                self._take_part()
+            if time.monotonic() >= self._commit_at:
+                self._set_timer()
+                if offsets := self.consumed():
+                    self._commits.begin(offsets, None)
+        if self._listener_failure is not None:
+            failure, self._listener_failure = self._listener_failure, None
+            between_steps(failure)
+            raise failure
+
+    def _take_part(self) -> None:
+        """Do what can be done now as a member."""
         self._heartbeats.polled()
         now = time.monotonic()
         try:
@@ -315,19 +272,27 @@ class GroupMember:
                 raise
             self._try_again(error)
 
-    def rejoin(self) -> None:
-        """Join again as after a lost session, when an interrupt has left this object halfway; its requests are lost."""
-        self._handle = self._connection = None
-        self._retry_at, self._has_prepared = 0.0, False
-        self._lose(is_id_known=True)
-
     def look_at(self) -> float:
         """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
-        at = self._until if self._handle is not None else self._topics.look_at
-        return at if self._handle is not None or (self._is_stable and not self._wants_rejoin) else self._retry_at
+        if not self.is_subscribed:
+            return self._commit_at
+        if self._handle is not None:
+            return min(self._until, self._commit_at)
+        at = self._topics.look_at if self._is_stable and not self._wants_rejoin else self._retry_at
+        return min(at, self._commit_at)
+
+    def mend(self) -> None:
+        """Give up requests in flight and join again as after a lost session: an interrupt has ended a call halfway."""
+        self.cluster.end_deadlines()
+        self.cluster.close()
+        if self.is_subscribed:
+            self._handle = self._connection = None
+            self._retry_at, self._has_prepared = 0.0, False
+            self._lose(is_id_known=True)
+        self._commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
 
     def _try_again(self, error: KlogError) -> None:
-        self._troubles.note(f"group {self.group}", error)
+        self._troubles.note(f"group {self.name}", error)
         self._drop_request()
         self._connection = None
         self._attempts += 1
@@ -350,12 +315,12 @@ class GroupMember:
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
             self._wants_rejoin = True
             return
-        _log.info("member %s of group %s: %s", self._member_id, self.group, code.name)
+        _log.info("member %s of group %s: %s", self._member_id, self.name, code.name)
         self._lose(is_id_known=code == ErrorCode.ILLEGAL_GENERATION)
         if code == ErrorCode.FENCED_INSTANCE_ID:
-            raise MemberFenced(_fenced(self._config))
+            raise self._fenced()
         if code not in (*_NEW_ID, *_NEW_GENERATION):
-            raise answer_error(SYNC_GROUP, code, f"heartbeat of group {self.group}")
+            raise answer_error(SYNC_GROUP, code, f"heartbeat of group {self.name}")
 
     def _lose(self, *, is_id_known: bool = False) -> None:
         """Handle the loss of membership: other members may already read the partitions."""
@@ -363,10 +328,10 @@ class GroupMember:
         self._generation, self._is_stable = -1, False
         if not is_id_known:
             self._member_id = ""
-        owned = self._owner.owned()
+        owned = list(self._assignment.partitions)
         self._kept = []
         if owned:
-            self._owner.revoked(owned, is_lost=True)
+            self._revoke(owned, is_lost=True)
 
     def _join(self) -> None:
         if not self._has_prepared:
@@ -377,7 +342,7 @@ class GroupMember:
         config = self._config
         is_eager = not config.is_cooperative
         request = {
-            "group_id": self.group,
+            "group_id": self.name,
             "session_timeout_ms": config.session_timeout_ms,
             "rebalance_timeout_ms": config.max_poll_interval_ms,
             "member_id": self._member_id,
@@ -403,18 +368,18 @@ class GroupMember:
     def _prepare(self) -> None:
         """Prepare to join: an eager member revokes all its partitions."""
         self._has_prepared = True
-        owned = self._owner.owned()
+        owned = list(self._assignment.partitions)
         if not self._config.is_cooperative:
             self._kept = owned or self._kept
             if owned:
-                self._owner.revoked(owned, is_lost=False)
+                self._revoke(owned, is_lost=False)
         else:
             self._kept = owned
 
     def _open(self) -> Connection | None:
         """The connection to the coordinator, or None while it is not open."""
         if self._connection is None or self._connection.closed:
-            self._connection = self.cluster.begin_connection(find_coordinator(self.cluster, self.group))
+            self._connection = self.cluster.begin_connection(find_coordinator(self.cluster, self.name))
         connection = self._connection
         connection.renew(self.cluster.deadline())
         self._retry_at = time.monotonic() + 0.01
@@ -456,10 +421,10 @@ class GroupMember:
             self._retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
         elif code == ErrorCode.FENCED_INSTANCE_ID:
             self._lose()
-            raise MemberFenced(_fenced(self._config))
+            raise self._fenced()
         else:
             self._retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
-            raise answer_error(api, code, f"{api.name} of group {self.group}")
+            raise answer_error(api, code, f"{api.name} of group {self.name}")
 
     def _joined(self, connection: Connection, answer: Message) -> None:
         self._member_id, self._generation = answer["member_id"], answer["generation_id"]
@@ -476,10 +441,10 @@ class GroupMember:
                 assignments = self._assignments(members, counts)
         _log.info(
             "group %s: member %s is in generation %d, by %s",
-            *(self.group, self._member_id, self._generation, self._protocol),
+            *(self.name, self._member_id, self._generation, self._protocol),
         )
         request = {
-            "group_id": self.group,
+            "group_id": self.name,
             "generation_id": self._generation,
             "member_id": self._member_id,
             "group_instance_id": self._config.group_instance_id,
@@ -492,7 +457,7 @@ class GroupMember:
     def _members(self, entries: Iterable[Message]) -> dict[str, Member]:
         """The group's members with their subscriptions, by id."""
         if self._protocol not in ASSIGNORS:
-            raise DecodeError(f"group {self.group} has chosen assignor {self._protocol!r}, which was not offered")
+            raise DecodeError(f"group {self.name} has chosen assignor {self._protocol!r}, which was not offered")
         return {
             entry["member_id"]: decode_subscription(self._protocol, entry["metadata"], entry["group_instance_id"])
             for entry in entries
@@ -509,39 +474,142 @@ class GroupMember:
     def _synced(self, answer: Message) -> None:
         found = decode_assignment(answer["assignment"])
         wanted = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
-        owned = set(self._owner.owned())
+        owned = set(self._assignment.partitions)
         revoked = sorted(owned.difference(wanted))
         self._is_stable, self._has_prepared = True, False
         self._retry_at = 0.0
-        membership = self.membership
-        assert membership is not None
-        self._heartbeats.begin(membership)
+        self._heartbeats.begin(self._as_member())
         if revoked:
             self._wants_rejoin = True
-            self._owner.revoked(revoked, is_lost=False)
+            self._revoke(revoked, is_lost=False)
         self._kept = wanted
-        self._owner.assigned(wanted, sorted(set(wanted) - owned))
+        self._on_assign(wanted)
+        self._tell(self._listener.on_assigned, sorted(set(wanted) - owned))
 
-    def close_sockets(self) -> None:
-        """See `Heartbeats.close_sockets`; the connections of `cluster` are the caller's."""
-        self._heartbeats.close_sockets()
+    def _as_member(self) -> GroupMetadata:
+        return GroupMetadata(self.name, self._generation, self._member_id, self._config.group_instance_id)
 
-    def leave(self) -> None:
+    def _fenced(self) -> MemberFenced:
+        return MemberFenced(
+            f"another member of group {self.name} has group.instance.id={self._config.group_instance_id}: "
+            f"close one of the two"
+        )
+
+    def consumed(self, keys: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
+        """The positions of these partitions, or of all, to commit."""
+        return {
+            item.key: Committed(item.position, item.epoch)
+            for item in self._assignment.partitions.values()
+            if item.position is not None and (keys is None or item.key in keys)
+        }
+
+    def metadata(self) -> GroupMetadata:
+        """This member, or the group alone if the consumer has not subscribed; `CommitFailed` as `commit`."""
+        return self._committer() or GroupMetadata(self.name)
+
+    def _committer(self) -> GroupMetadata | None:
+        """The member that commits; `CommitFailed` outside of a generation.
+
+        Without one a commit counts as that of a consumer that has not subscribed. The coordinator of an empty group
+        accepts those, and would put the group back to what a lost member had read.
+        """
+        if self._generation >= 0:
+            return self._as_member()
+        if self.is_subscribed:
+            raise CommitFailed(
+                f"the consumer is not a member of group {self.name} now, other members may read its "
+                f"partitions: commit after the next poll has assigned some"
+            )
+        return None
+
+    def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
+        """Commit and wait, see `Commits.commit`."""
+        if offsets:
+            self._commits.commit(offsets, skips_deleted=skips_deleted)
+
+    def commit_async(self, offsets: Offsets, on_done: OnCommit | None) -> None:
+        """Commit without waiting, see `Commits.begin`."""
+        self._commits.begin(offsets, on_done)
+
+    def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
+        """The committed offsets of the partitions that have one; waits up to default.api.timeout.ms."""
+        with self.cluster.within(self._config.default_api_timeout_ms, "default.api.timeout.ms"):
+            return self._stored.committed(partitions)
+
+    def committed_now(
+        self, partitions: Collection[TopicPartition], timeout_ms: float, limit: str
+    ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
+        """Like `committed` without retries, with the errors of single partitions."""
+        with self.cluster.within(timeout_ms, limit):
+            return self._stored.committed_now(partitions)
+
+    def _revoke(self, partitions: list[TopicPartition], *, is_lost: bool) -> None:
+        """Give up these partitions; `is_lost` if another member may already read them."""
+        try:
+            if not is_lost:
+                with self.cluster.apart():
+                    self._auto_commit(partitions)
+            self._tell(self._listener.on_lost if is_lost else self._listener.on_revoked, partitions)
+        finally:  # even if it is interrupted: another member gets them soon
+            gone = set(partitions)
+            self._on_assign([key for key in self._assignment.partitions if key not in gone])
+
+    def _tell(self, call: Callable[[list[TopicPartition]], None], partitions: list[TopicPartition]) -> None:
+        """Call the listener, and note what it raises: that must not break off the rebalance (as in Java's client)."""
+        try:
+            with self.cluster.apart():
+                call(partitions)
+        except Exception as error:
+            if self._listener_failure is None:
+                self._listener_failure = error
+            else:
+                _log.warning("the rebalance listener of group %s failed again: %s", self.name, error)
+
+    def _auto_commit(self, keys: Collection[TopicPartition] | None) -> None:
+        if not self._config.enable_auto_commit:
+            return
+        try:
+            self.commit(self.consumed(keys), skips_deleted=True)
+        except KlogError as error:
+            _log.warning("offsets of group %s were not committed: %s", self.name, error)
+
+    def _leave(self) -> None:
         """Stop heartbeats, and leave the group unless the member is static (KIP-345)."""
         self._heartbeats.stop(self.cluster.deadline())
         self._drop_request()
         if not self._member_id or self._config.group_instance_id is not None:
             return
-        member = Membership(self._member_id, self._generation, None)
         try:
-            leave(self.cluster, self.group, member, "the consumer is closed")
+            leave(self.cluster, self._as_member(), "the consumer is closed")
         except KlogError as error:
-            _log.info("leaving group %s: %s", self.group, error)
+            _log.info("leaving group %s: %s", self.name, error)
         self._member_id, self._generation, self._is_stable = "", -1, False
 
+    def close_sockets(self) -> None:
+        """Close this process' copies of the connections, and send nothing: for a forked process."""
+        self._heartbeats.close_sockets()
+        self.cluster.close()
 
-def _fenced(config: ConsumerConfig) -> str:
-    return (
-        f"another member of group {config.group_id} has group.instance.id={config.group_instance_id}: "
-        f"close one of the two"
-    )
+    def close(self, timeout: float = CLOSE_SECONDS, *, commits: bool = True) -> None:
+        """Commit if enable.auto.commit is set and `commits`, call the listener, leave the group, close the connections.
+
+        Like Java's clients it takes no longer than `timeout` s and request.timeout.ms, and unlike them not as long if
+        no broker at all can be reached.
+        """
+        self.cluster.patience = _PATIENCE
+        longest_ms = min(1000 * max(0.0, timeout), self._config.client.request_timeout_ms)
+        try:
+            with self.cluster.within(longest_ms, _CLOSE_LIMIT):
+                try:
+                    self._commits.finish()
+                finally:  # even if `on_done` raises
+                    try:
+                        if commits:
+                            self._auto_commit(None)
+                        if self.is_subscribed and self._assignment.partitions:
+                            self._listener.on_revoked(list(self._assignment.partitions))
+                    finally:  # even if the listener raises: a member that stays keeps its partitions from the others
+                        if self.is_subscribed:
+                            self._leave()
+        finally:
+            self.cluster.close()

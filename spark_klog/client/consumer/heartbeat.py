@@ -6,12 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.offsets import GroupMetadata
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import ErrorCode, KlogError
 from spark_klog.protocol.apis import HEARTBEAT, LEAVE_GROUP
@@ -24,21 +24,13 @@ _COORDINATOR_LOADS = (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REQUEST_
 _STOP_SECONDS = 5.0
 
 
-class Membership(NamedTuple):
-    """A member's id, generation and group.instance.id."""
-
-    member_id: str
-    generation: int
-    instance_id: str | None
-
-
-def leave(cluster: Cluster, group: str, member: Membership, reason: str) -> None:
+def leave(cluster: Cluster, member: GroupMetadata, reason: str) -> None:
     """Send LeaveGroup for a member; raises what `Cluster.request` raises."""
-    node = find_coordinator(cluster, group)
-    entry = {"member_id": member.member_id, "group_instance_id": member.instance_id, "reason": reason}
+    node = find_coordinator(cluster, member.group)
+    entry = {"member_id": member.member, "group_instance_id": member.instance, "reason": reason}
     is_old = cluster.version_of(node, LEAVE_GROUP) < 3
-    request: Message = {"group_id": group}
-    request |= {"member_id": member.member_id} if is_old else {"members": [entry]}
+    request: Message = {"group_id": member.group}
+    request |= {"member_id": member.member} if is_old else {"members": [entry]}
     cluster.request(node, LEAVE_GROUP, request)
 
 
@@ -52,14 +44,14 @@ class Heartbeats:
         #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._member: Membership | None = None
+        self._member: GroupMetadata | None = None
         self._news: ErrorCode | None = None
         self._polled_at = time.monotonic()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self._cluster = Cluster(config.client)
 
-    def begin(self, member: Membership) -> None:
+    def begin(self, member: GroupMetadata) -> None:
         """Start the heartbeats of this member."""
         with self._lock:
             self._member, self._news = member, None
@@ -109,7 +101,7 @@ class Heartbeats:
                         return
                 self._keep(cluster, member)
 
-    def _keep(self, cluster: Cluster, member: Membership) -> None:
+    def _keep(self, cluster: Cluster, member: GroupMetadata) -> None:
         """Send heartbeats of one generation until it ends."""
         config = self._config
         node: int | None = None
@@ -148,13 +140,13 @@ class Heartbeats:
             if code != ErrorCode.REBALANCE_IN_PROGRESS:
                 return
 
-    def _beat(self, cluster: Cluster, node: int, member: Membership) -> ErrorCode:
+    def _beat(self, cluster: Cluster, node: int, member: GroupMetadata) -> ErrorCode:
         """Send one heartbeat; raises if it must be repeated."""
         request = {
             "group_id": self._group,
             "generation_id": member.generation,
-            "member_id": member.member_id,
-            "group_instance_id": member.instance_id,
+            "member_id": member.member,
+            "group_instance_id": member.instance,
         }
         answer = cluster.request(node, HEARTBEAT, request)
         error = answer_error(HEARTBEAT, answer["error_code"], f"heartbeat of group {self._group}")
@@ -162,7 +154,7 @@ class Heartbeats:
             raise error
         return error.code
 
-    def _tell(self, member: Membership, code: ErrorCode) -> None:
+    def _tell(self, member: GroupMetadata, code: ErrorCode) -> None:
         with self._lock:
             if self._member is not member:
                 return
@@ -171,14 +163,14 @@ class Heartbeats:
                 self._member = None
         self._on_news()
 
-    def _give_up(self, cluster: Cluster, member: Membership) -> None:
+    def _give_up(self, cluster: Cluster, member: GroupMetadata) -> None:
         _log.warning(
             "no poll for max.poll.interval.ms=%d: the consumer leaves group %s",
             *(self._config.max_poll_interval_ms, self._group),
         )
-        if member.instance_id is None:
+        if member.instance is None:
             try:
-                leave(cluster, self._group, member, "max.poll.interval.ms has passed")
+                leave(cluster, member, "max.poll.interval.ms has passed")
             except KlogError as error:
                 _log.info("leaving group %s: %s", self._group, error)
         self._tell(member, ErrorCode.UNKNOWN_MEMBER_ID)

@@ -1,9 +1,8 @@
 """Find leaders and positions of assigned partitions: metadata, committed offsets, offset resets.
 
-Ends of leader epochs, by which a consumer notices that a log was truncated (KIP-320, OffsetForLeaderEpoch).
-
-A new leader may lack the last records of the former one (unclean election). A position that was reached by records of
-epoch E is still right if the new leader's records of epochs up to E end at it or later.
+The ends of leader epochs tell a consumer that a log was truncated (KIP-320, OffsetForLeaderEpoch): a new leader may
+lack the last records of the former one (unclean election). A position that was reached by records of epoch E is still
+right if the new leader's records of epochs up to E end at it or later.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -22,7 +20,6 @@ from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.offsets import NO_OFFSET, Committed, offsets_of_led
 from spark_klog.client.retry import pause_seconds
-from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConnectionFailed,
     ErrorCode,
@@ -121,7 +118,7 @@ _AskCommitted = Callable[
 class Positions:
     """Find the missing leaders and positions of an `Assignment`; each step asks brokers and waits for the answers.
 
-    Retriable failures are noted in the partition (see `Assigned.failed`); the others are collected for `raise_failure`.
+    Retriable failures are noted in the partition (see `Assigned.failed`), the others in `troubles`.
     `committed` fetches a group's committed offsets.
     """
 
@@ -141,74 +138,65 @@ class Positions:
         #: When the last look-up of leaders that was answered began, a reading of `time.monotonic`.
         self.refreshed_at = -math.inf
         self._refreshes = 0
-        #: Partitions whose offset a broker does not have, with that offset.
-        self._out_of_range: dict[TopicPartition, int] = {}
-        self._failures: deque[KlogError] = deque()
 
     def step(self) -> None:
         """Find leaders and positions that the brokers know now."""
         now = time.monotonic()
-        lacking = [item for item in self._assignment if item.leader is None]
+        lacking = [item for item in self._assignment.partitions.values() if item.leader is None]
         is_old = now >= self.refreshed_at + self._config.client.metadata_max_age_ms / 1000
-        if (lacking or (is_old and len(self._assignment))) and now >= self._refresh_at:
+        if (lacking or (is_old and self._assignment.partitions)) and now >= self._refresh_at:
             self._find_leaders(lacking)
-        if self._out_of_range:
-            self._check_ranges()
-        unknown = [item for item in self._assignment if item.position is None and item.leader and now >= item.retry_at]
-        if unknown:
+        items = list(self._assignment.partitions.values())
+        if beyond := [item for item in items if item.out_of_range is not None]:
+            self._check_ranges(beyond)
+        if unknown := [item for item in items if item.position is None and item.leader and now >= item.retry_at]:
             self._find_positions(unknown)
-        unchecked = [item for item in self._assignment if item.is_unchecked and item.leader and now >= item.retry_at]
-        if unchecked:
+        if unchecked := [item for item in items if item.is_unchecked and item.leader and now >= item.retry_at]:
             self._check_epochs(unchecked)
 
     def look_at(self) -> float:
-        """When to call `step` next, a reading of `time.monotonic`."""
-        at = math.inf
-        for item in self._assignment:
+        """When `step` has something to do next, a reading of `time.monotonic`."""
+        if not self._assignment.partitions:
+            return math.inf
+        at = max(self._refresh_at, self.refreshed_at + self._config.client.metadata_max_age_ms / 1000)
+        for item in self._assignment.partitions.values():
+            if item.out_of_range is not None:
+                return 0.0
             if item.leader is None:
                 at = min(at, self._refresh_at)
             elif item.position is None or item.is_unchecked:
                 at = min(at, item.retry_at)
         return at
 
-    def raise_failure(self) -> None:
-        """Raise the first failure that can't be retried, and forget it."""
-        if self._failures:
-            raise self._failures.popleft()
-
-    def out_of_range(self, item: Assigned, offset: int) -> None:
-        """Note that a broker does not have this offset: the next step asks the leader for its range."""
-        self._out_of_range[item.key] = offset
-
     def _find_leaders(self, lacking: list[Assigned]) -> None:
         now = time.monotonic()
         self._refreshes += 1
         self._refresh_at = now + pause_seconds(self._config.client, self._refreshes)
         try:
-            creates = self._config.allow_auto_create_topics
-            found = self._cluster.metadata(self._assignment.topics(), create=creates, is_retried=True)
+            topics, creates = {topic for topic, _ in self._assignment.partitions}, self._config.allow_auto_create_topics
+            found = self._cluster.metadata(topics, create=creates, is_retried=True)
         except (ConnectionFailed, RequestTimedOut) as error:
             self._troubles.note("the cluster", error)
             for item in lacking:
-                self._failed(item, error)
+                item.failed(error, self._config.client)
             return
         self.refreshed_at = now
         recreated: set[str] = set()
-        for item in self._assignment:
+        for item in self._assignment.partitions.values():
             failure = self._take_leader(item, found.get(item.topic))
             if item.is_recreated:
                 self._begin_again(item, is_told=item.topic in recreated)
                 recreated.add(item.topic)
             if failure is not None and not failure.retriable:
-                self._failures.append(failure)
+                self._troubles.final.append(failure)
             if failure is not None and item.leader is None:
                 self._troubles.note(item.name, failure)
-                self._failed(item, failure)
+                item.failed(failure, self._config.client)
             if failure is None or failure.code not in UNKNOWN_TOPIC or item.was_known:
                 item.unknown_since = math.inf
             elif item.unknown_since == math.inf:
                 item.unknown_since = now
-        if all(item.leader is not None for item in self._assignment):
+        if all(item.leader is not None for item in self._assignment.partitions.values()):
             self._refreshes = 0
 
     def _take_leader(self, item: Assigned, topic: Message | None) -> ProtocolError | None:
@@ -243,14 +231,9 @@ class Positions:
             item.restart(start)
             return
         if not is_told:
-            self._failures.append(recreated)
-        self._failed(item, recreated)
+            self._troubles.final.append(recreated)
+        item.failed(recreated, self._config.client)
         item.leader = None
-
-    def _failed(self, item: Assigned, error: KlogError) -> None:
-        item.failed(error, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
-        if not isinstance(error, ProtocolError) or error.remedy is Remedy.REFRESH:
-            item.leader = None
 
     def _find_positions(self, unknown: list[Assigned]) -> None:
         asked = [item.key for item in unknown if item.start is None]
@@ -267,7 +250,7 @@ class Positions:
                     self._troubles.note("the group's coordinator", failure)
                     if not is_retriable(failure):
                         raise failure
-                    self._failed(item, failure)
+                    item.failed(failure, self._config.client)
             unknown = [item for item in unknown if item.key not in failed]
         now_ms = round(time.time() * 1000)
         times = {}
@@ -280,19 +263,18 @@ class Positions:
                 item.start = self._config.auto_offset_reset.time(now_ms)
             if item.start is None:
                 missing = NoOffsetForPartition(*item.key)
-                item.failed(missing, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
-                self._failures.append(missing)
+                item.failed(missing, self._config.client, keeps_leader=True)
+                self._troubles.final.append(missing)
             else:
                 times[item.key] = item.start
         for key, offset in self._offsets(times).items():
-            found = self._assignment.get(key)
-            assert found is not None
+            item = self._assignment.partitions[key]
             if offset == NO_OFFSET and times[key] != LATEST:
-                found.start = LATEST  # no record is that late
+                item.start = LATEST  # no record is that late
                 continue
-            _log.info("position of %s: %d", found.name, offset)
-            found.seek(max(0, offset))
-            found.succeeded()
+            _log.info("position of %s: %d", item.name, offset)
+            item.seek(max(0, offset))
+            item.succeeded()
 
     def _offsets(
         self, times: Mapping[TopicPartition, int], isolation_level: int | None = None
@@ -302,10 +284,9 @@ class Positions:
             return {}
         found, failed = offsets_of_led(self._cluster, times, isolation_level)
         for key, error in failed.items():
-            item = self._assignment.get(key)
-            assert item is not None
+            item = self._assignment.partitions[key]
             self._troubles.note(item.name, error)
-            self._failed(item, error)
+            item.failed(error, self._config.client)
         return found
 
     def _check_epochs(self, unchecked: list[Assigned]) -> None:
@@ -315,9 +296,9 @@ class Positions:
             error = failed.get(item.key)
             if error is not None:
                 if not is_retriable(error):
-                    self._failures.append(error)
+                    self._troubles.final.append(error)
                 self._troubles.note(item.name, error)
-                self._failed(item, error)
+                item.failed(error, self._config.client)
                 continue
             end, position = found.get(item.key), item.position
             assert position is not None
@@ -327,33 +308,30 @@ class Positions:
                 continue
             truncated = LogTruncated(*item.key, position, item.epoch, end.offset)
             if self._config.auto_offset_reset.time(0) is None:
-                self._failures.append(truncated)
-                item.failed(truncated, time.monotonic(), pause_seconds(self._config.client, item.attempts + 1))
+                self._troubles.final.append(truncated)
+                item.failed(truncated, self._config.client, keeps_leader=True)
             else:
                 _log.warning("%s; going on there", truncated.what)
                 item.seek(end.offset, end.epoch)
                 item.is_unchecked = False
                 item.succeeded()
 
-    def _check_ranges(self) -> None:
+    def _check_ranges(self, beyond: list[Assigned]) -> None:
         """Ask leaders for the range of offsets: a broker that has just lost or gained a partition may be wrong."""
-        wanted = {}
-        for key, offset in self._out_of_range.items():
-            item = self._assignment.get(key)
-            if item is not None and item.position == offset and item.leader is not None:
-                wanted[key] = offset
-        self._out_of_range.clear()
+        wanted = {item.key: item for item in beyond if item.position == item.out_of_range and item.leader is not None}
+        for item in beyond:
+            item.out_of_range = None
         first = self._offsets(dict.fromkeys(wanted, EARLIEST))
         last = self._offsets(dict.fromkeys(first, LATEST), READ_UNCOMMITTED)  # positions may be in open transactions
         for key, end in last.items():
-            item, offset = self._assignment.get(key), wanted[key]
-            assert item is not None
+            item, offset = wanted[key], wanted[key].position
+            assert offset is not None
             if first[key] <= offset <= end:
                 continue
             error = OffsetOutOfRange(*key, (offset, offset + 1), (first[key], end))
             start = self._config.auto_offset_reset.time(round(time.time() * 1000))
             if start is None:
-                self._failures.append(error)
+                self._troubles.final.append(error)
             else:
                 _log.warning("%s; going on as auto.offset.reset says", error)
                 item.restart(start)

@@ -1,9 +1,11 @@
-"""Warnings about failures that a consumer retries: they tell a program why it gets no records."""
+"""The failures of a consumer: warnings about those that it retries, and those that it raises."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import deque
 from collections.abc import Hashable
 
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
@@ -38,13 +40,6 @@ _PASSING_SECONDS = 2.0
 _MOST = 1000
 
 
-class _Trouble:
-    __slots__ = ("noted_at", "pause", "say_at")
-
-    def __init__(self, now: float, say_at: float) -> None:
-        self.noted_at, self.say_at, self.pause = now, say_at, _FIRST_PAUSE
-
-
 class Troubles:
     """Log each failure that lasts as a warning: the first time at once, then at intervals that double.
 
@@ -52,22 +47,24 @@ class Troubles:
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, _Trouble] = {}
+        #: When a failure was last noted, when to warn again, and the pause after that, in seconds.
+        self._known: dict[Hashable, tuple[float, float, float]] = {}
+        #: Failures that can't be retried; each is raised by a poll.
+        self.final: deque[KlogError] = deque()
 
     def note(self, where: str, error: KlogError) -> None:
         """Note a failure that is retried; `where` names what failed, for example a topic or a broker."""
         now = time.monotonic()
         code = error.code if isinstance(error, ProtocolError) else None
         key = where, type(error), code
-        trouble = self._known.get(key)
-        if trouble is None or now > trouble.noted_at + _FORGET + trouble.pause:
+        noted_at, warn_at, pause = self._known.get(key, (-math.inf, 0.0, _FIRST_PAUSE))
+        if now > noted_at + _FORGET + pause:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            trouble = self._known[key] = _Trouble(now, now + _PASSING_SECONDS if code in _PASSING else now)
-        trouble.noted_at = now
-        if now < trouble.say_at:
+            warn_at, pause = now + _PASSING_SECONDS if code in _PASSING else now, _FIRST_PAUSE
+        if now < warn_at:
+            self._known[key] = now, warn_at, pause
             _log.info("%s: trying again: %s", where, error)
             return
-        trouble.say_at = now + trouble.pause
-        trouble.pause = min(2 * trouble.pause, _LAST_PAUSE)
+        self._known[key] = now, now + pause, min(2 * pause, _LAST_PAUSE)
         _log.warning("no records from %s, trying again: %s", where, error)
