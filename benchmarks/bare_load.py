@@ -106,7 +106,7 @@ def _write(cluster: Cluster, topic: str, partition: int, path: Path) -> int:
 def _batches(cluster: Cluster, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
     decoder = PartitionDecoder(topic, partition, FULL)
     for fetched in fetch_range(cluster, topic, partition, start, end):
-        yield from decoder.add(fetched.data, fetched.offset, end)
+        yield from decoder.decode(fetched.data, fetched.offset, end)
     yield from decoder.finish()
 
 

@@ -60,7 +60,7 @@ def _stages(bench: Bench, servers: str, topic: str, codec: str) -> Iterator[Resu
             return run
 
         def decode(data: Buffer, first: int, end: int) -> None:
-            for _ in decoder.add(data, first, end):
+            for _ in decoder.decode(data, first, end):
                 pass
 
         def decode_chunk() -> int:

@@ -68,7 +68,7 @@ def _columns(name: str, data: bytes, total: int) -> float:
 
     def fetched() -> int:
         nonlocal given, taken
-        taken += sum(batch.num_rows for batch in decoder.add(data, 0, total))
+        taken += sum(batch.num_rows for batch in decoder.decode(data, 0, total))
         given += total
         return total
 

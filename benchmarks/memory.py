@@ -37,7 +37,7 @@ def measure(codec: str) -> tuple[int, int]:
     while fetched < _FETCHED:
         buffer[:] = template  # a connection, too, receives a fetch into the buffer of the one before
         fetched += len(buffer)
-        for batch in decoder.add(memoryview(buffer), 0, end):
+        for batch in decoder.decode(memoryview(buffer), 0, end):
             _touch(batch)
             if not baseline:
                 baseline, size = _memory_of("VmRSS"), batch.nbytes

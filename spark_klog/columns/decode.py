@@ -5,19 +5,17 @@ Computations are numpy's: pyarrow imports pandas to convert Python values, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
-from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
 from spark_klog.records.reading.offset_order import NOTHING
-from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, append_visible, refuse
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordReader
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
@@ -31,18 +29,25 @@ _MAX_INT32 = 0x7FFFFFFF
 #: The last time that fits into 64 bits as microseconds.
 MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 _Int64s = np.ndarray[Any, np.dtype[np.int64]]
-_NO_ROWS: _Int64s = np.empty(0, np.int64)
+
+
+class Unreadable(NamedTuple):
+    """A corrupt record batch of a partition, or a record whose timestamp does not fit; see `BadBatch`."""
+
+    topic: str
+    partition: int
+    bad: BadBatch
 
 
 class PartitionDecoder:
     """Decoder of records into Arrow batches of `schema` (see schema.py): of one topic-partition, or of several in turn.
 
     With `move_to`, short ranges of many partitions share an Arrow batch: a batch costs Spark and Arrow as much as
-    thousands of rows. A compressed record batch may grow to `limit` bytes; `checks` as of `append_visible`.
-    `DecodeError` and `CorruptBatchError` name the topic and partition.
+    thousands of rows. `limit` and `checks` as of `RecordReader`.
 
-    A record whose timestamp (ms) does not fit into microseconds goes to `on_bad` with its offset and value, and is
-    left out unless that raises. With the column `timestamp` in ms instead all records are in the batches.
+    A corrupt record batch is an error, and so is a record whose timestamp (ms) does not fit into microseconds:
+    `CorruptBatchError` or `DecodeError`, which names the topic and partition. With `yields_bad` they are yielded as
+    `Unreadable` instead, and left out. With the column `timestamp` in ms all records are in the batches.
     """
 
     def __init__(
@@ -51,41 +56,37 @@ class PartitionDecoder:
         partition: int,
         schema: pa.Schema,
         limit: int = MAX_DECOMPRESSED,
-        on_bad: Callable[[BadBatch], None] = refuse,
         *,
         checks: bool = True,
+        yields_bad: bool = False,
     ) -> None:
         self._topic, self._partition = topic, partition
-        self._limit = limit
-        self._on_bad = on_bad
-        self._checks = checks
-        self._schema = schema
-        self._kernel = kernels.load()
+        self._schema, self._yields_bad = schema, yields_bad
         names = frozenset(schema.names)
         self._is_exact = "timestamp" not in names or schema.field("timestamp").type.unit == "ms"
-        self._builder = self._kernel.builder((names if self._is_exact else names | {"offset"}) & frozenset(COLUMNS))
+        columns = (names if self._is_exact else names | {"offset"}) & frozenset(COLUMNS)
+        self._reader = RecordReader(columns, rows=ROWS, size=BYTES, limit=limit, checks=checks, yields_bad=yields_bad)
+        #: The columns `topic` and `partition`, built once and sliced.
         self._constants: dict[str, pa.Array] = {}
-        self._taken = 0
-        #: Partitions before the current one with rows in the builder, their `on_bad`, and how many of its rows were
-        #: before their end.
-        self._moved: list[tuple[str, int, Callable[[BadBatch], None], int]] = []
+        self._decoded = 0
+        #: Partitions before the current one with rows in the reader, and how many of its rows end there.
+        self._moved: list[tuple[str, int, int]] = []
 
-    def move_to(self, topic: str, partition: int, on_bad: Callable[[BadBatch], None] = refuse) -> None:
+    def move_to(self, topic: str, partition: int) -> None:
         """Continue with the records of another partition; they fill up an Arrow batch that is not full yet."""
         if (topic, partition) == (self._topic, self._partition):
-            self._on_bad = on_bad
             return
-        if self._builder.rows:
-            self._moved.append((self._topic, self._partition, self._on_bad, self._builder.rows))
-        self._topic, self._partition, self._on_bad = topic, partition, on_bad
+        if self._reader.rows:
+            self._moved.append((self._topic, self._partition, self._reader.rows))
+        self._topic, self._partition = topic, partition
         self._constants.clear()
 
     @property
     def rows(self) -> int:
-        """The visible records added so far, in Arrow batches or not yet."""
-        return self._taken + self._builder.rows
+        """The visible records read so far, in Arrow batches or not yet."""
+        return self._decoded + self._reader.rows
 
-    def add(
+    def decode(
         self,
         data: Buffer,
         first: int,
@@ -93,102 +94,92 @@ class PartitionDecoder:
         aborted: AbortedTransactions | None = None,
         damaged: Mapping[int, DecodeError] = NOTHING,
     ) -> Iterator[pa.RecordBatch]:
-        """Add the visible records of `data` with offsets in [first, end); yield the Arrow batches that are full.
+        """Decode the visible records of `data` with offsets in [first, end); yield the Arrow batches that are full.
 
         `damaged` maps positions of record batches with wrong offsets to their errors.
         """
-        visible = append_visible(
-            self._kernel,
-            self._builder,
-            data,
-            first,
-            end,
-            aborted,
-            self._limit,
-            self._on_bad,
-            ROWS,
-            BYTES,
-            damaged,
-            self._checks,
-        )
-        for _ in self._named(visible):
-            if self._builder.rows >= ROWS or self._builder.size >= BYTES:
-                yield self._take()
+        parts = self._reader.read(data, first, end, aborted, damaged)
+        while True:
+            try:
+                part = next(parts, None)
+            except DecodeError as error:
+                kind = CorruptBatchError if isinstance(error, CorruptBatchError) else DecodeError
+                raise kind(f"{self._topic}-{self._partition}: {error}") from None
+            if part is None:
+                return
+            if isinstance(part, BadBatch):
+                yield Unreadable(self._topic, self._partition, part)
+            else:
+                yield from self._batches(part)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The last Arrow batch, if records are left."""
-        if self._builder.rows:
-            yield self._take()
+        if self._reader.rows:
+            yield from self._batches(self._reader.finish())
 
-    def _named(self, steps: Iterator[None]) -> Iterator[None]:
-        """The steps of reading a partition, with its name in their errors."""
-        with _named(self._topic, self._partition):
-            yield from steps
-
-    def _take(self) -> pa.RecordBatch:
-        columns = self._builder.finish()
-        self._taken += columns.count
-        self._moved.append((self._topic, self._partition, self._on_bad, columns.count))
-        unfit = _NO_ROWS if self._is_exact else _unfit(columns.timestamp)
-        for row in unfit.tolist():
-            self._refuse(row, columns)
-        arrays = [self._column(name, columns) for name in self._schema.names]
-        self._moved.clear()
+    def _batches(self, columns: RecordColumns) -> Iterator[pa.RecordBatch]:
+        """Yield one Arrow batch, and before it the records whose timestamps do not fit into microseconds."""
+        count = columns.count
+        self._decoded += count
+        parts, self._moved = [*self._moved, (self._topic, self._partition, count)], []
+        fixed: dict[str, Any] = {"offset": columns.offset, "timestampType": columns.timestamp_type}
+        fits = None
+        if columns.timestamp is not None:
+            times = np.frombuffer(columns.timestamp, np.int64)
+            if not self._is_exact:
+                fits = has_microseconds(times)
+                for row in () if fits.all() else np.flatnonzero(~fits).tolist():
+                    yield self._unfit(row, times[row], columns, parts)
+                times = np.multiply(times, 1000, out=times if times.flags.writeable else None)
+            fixed["timestamp"] = times
+        arrays = []
+        for name, kind in zip(self._schema.names, self._schema.types, strict=True):
+            if name in fixed:
+                array = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(fixed[name])])
+            elif name == "headers":
+                array = _headers(columns.headers, count)
+            elif name in ("key", "value"):
+                array = _binary(columns.key if name == "key" else columns.value, count, kind)
+            elif len(parts) > 1:
+                array = _varying(name, parts)
+            else:
+                array = self._constants.get(name)
+                if array is None or len(array) < count:
+                    size = max(count, min(ROWS, 8 * count))  # a small batch is often the only one
+                    array = self._constants[name] = _varying(name, [(self._topic, self._partition, size)])
+                array = array.slice(0, count)
+            arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        return batch.filter(pa.array(np.isin(np.arange(columns.count), unfit, invert=True))) if len(unfit) else batch
+        yield batch if fits is None or fits.all() else batch.filter(pa.array(fits))
 
-    def _refuse(self, row: int, columns: RecordColumns) -> None:
-        """Give a record whose timestamp does not fit into microseconds to the `on_bad` of its partition."""
-        topic, partition, on_bad, _ = next(each for each in self._moved if row < each[-1])
+    def _unfit(self, row: int, time: int, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]) -> Unreadable:
+        """A record whose timestamp does not fit into microseconds; raises it as an error unless `yields_bad`."""
+        topic, partition, _ = next(part for part in parts if row < part[-1])
         assert columns.offset is not None
-        assert columns.timestamp is not None
-        offset, time = (int(np.frombuffer(data, np.int64)[row]) for data in (columns.offset, columns.timestamp))
+        offset = int(np.frombuffer(columns.offset, np.int64)[row])
+        error = DecodeError(
+            f"the record at offset {offset} has the timestamp {time} ms, which does not fit into microseconds"
+        )
+        if not self._yields_bad:
+            raise DecodeError(f"{topic}-{partition}: {error}")
         value: Buffer = b""
         if columns.value is not None:
             start, end = np.frombuffer(columns.value.offsets, np.int32)[row : row + 2]
             value = memoryview(columns.value.data)[start:end]
-        reason = f"the record at offset {offset} has the timestamp {time} ms, which does not fit into microseconds"
-        with _named(topic, partition):
-            on_bad(BadBatch(offset, memoryview(value), DecodeError(reason)))
+        return Unreadable(topic, partition, BadBatch(offset, memoryview(value), error))
 
-    def _column(self, name: str, columns: RecordColumns) -> pa.Array:
-        count = columns.count
-        if name in ("topic", "partition"):
-            return self._constant(name, count) if len(self._moved) == 1 else self._varying(name)
-        if name == "timestamp":
-            times = columns.timestamp if self._is_exact else _microseconds(columns.timestamp)
-            return _fixed(self._schema.field(name).type, count, times)
-        if name == "offset":
-            return _fixed(pa.int64(), count, columns.offset)
-        if name == "timestampType":
-            return _fixed(pa.int32(), count, columns.timestamp_type)
-        if name == "headers":
-            return _headers(columns.headers, count)
-        return _binary(columns.key if name == "key" else columns.value, count, pa.binary())
 
-    def _constant(self, name: str, count: int) -> pa.Array:
-        """The column `topic` or `partition`, built once and sliced."""
-        if name not in self._constants or len(self._constants[name]) < count:
-            size = max(count, min(ROWS, 8 * count))  # a small batch is often the only one
-            self._constants[name] = (
-                _repeated(self._topic, size)
-                if name == "topic"
-                else _fixed(pa.int32(), size, np.full(size, self._partition, np.int32))
-            )
-        return self._constants[name].slice(0, count)
-
-    def _varying(self, name: str) -> pa.Array:
-        """The column `topic` or `partition` of several partitions."""
-        ends = np.array([end for *_, end in self._moved])
-        counts = np.diff(ends, prepend=0)
-        if name == "partition":
-            partitions = np.array([partition for _, partition, *_ in self._moved], np.int32)
-            return _fixed(pa.int32(), int(ends[-1]), np.repeat(partitions, counts))
-        runs: list[tuple[str, int]] = []
-        for (topic, *_), count in zip(self._moved, counts.tolist(), strict=True):
-            before = runs.pop()[1] if runs and runs[-1][0] == topic else 0
-            runs.append((topic, before + count))
-        return pa.concat_arrays([_repeated(topic, count) for topic, count in runs])
+def _varying(name: str, parts: Sequence[tuple[str, int, int]]) -> pa.Array:
+    """The column `topic` or `partition` of (topic, partition, end of its rows), one after the other."""
+    counts = np.diff(np.array([end for *_, end in parts]), prepend=0)
+    if name == "partition":
+        values = np.repeat(np.array([partition for _, partition, _ in parts], np.int32), counts)
+        return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
+    runs: list[tuple[str, int]] = []
+    for (topic, *_), count in zip(parts, counts.tolist(), strict=True):
+        before = runs.pop()[1] if runs and runs[-1][0] == topic else 0
+        runs.append((topic, before + count))
+    return pa.concat_arrays([_repeated(topic, count) for topic, count in runs])
 
 
 def _repeated(text: str, count: int) -> pa.Array:
@@ -200,46 +191,15 @@ def _repeated(text: str, count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)])
 
 
-@contextmanager
-def _named(topic: str, partition: int) -> Iterator[None]:
-    """Add the topic and partition to errors."""
-    try:
-        yield
-    except CorruptBatchError as error:
-        raise CorruptBatchError(f"{topic}-{partition}: {error}") from None
-    except DecodeError as error:
-        raise DecodeError(f"{topic}-{partition}: {error}") from None
-
-
 def has_microseconds(milliseconds: _Int64s) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Whether times fit into 64 bits as microseconds: those from about 292,000 years before 1970 to as many after."""
     return (milliseconds >= -MAX_MILLISECONDS) & (milliseconds <= MAX_MILLISECONDS)
 
 
-def _unfit(milliseconds: Buffer | None) -> _Int64s:
-    """The rows whose timestamps do not fit into 64 bits as microseconds."""
-    assert milliseconds is not None
-    return np.flatnonzero(~has_microseconds(np.frombuffer(milliseconds, np.int64)))
-
-
-def _microseconds(milliseconds: Buffer | None) -> _Int64s:
-    """Convert a kernel's timestamps, in place if its buffer is writable."""
-    assert milliseconds is not None
-    values = np.frombuffer(milliseconds, np.int64)
-    return np.multiply(values, 1000, out=values if values.flags.writeable else None)
-
-
-def _fixed(kind: pa.DataType, count: int, data: Buffer | np.ndarray[Any, Any] | None) -> pa.Array:
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)])
-
-
-def _optional(data: Buffer | None) -> pa.Buffer | None:
-    return None if data is None else pa.py_buffer(data)
-
-
 def _binary(column: BinaryColumn | None, count: int, kind: pa.DataType) -> pa.Array:
     assert column is not None
-    buffers = [_optional(column.validity), pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
+    validity = None if column.validity is None else pa.py_buffer(column.validity)
+    buffers = [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
     return pa.Array.from_buffers(kind, count, buffers, column.null_count)
 
 
@@ -250,5 +210,6 @@ def _headers(column: HeadersColumn | None, count: int) -> pa.Array:
         [_binary(column.keys, column.total, pa.string()), _binary(column.values, column.total, pa.binary())],
         fields=list(kind),
     )
-    buffers = [_optional(column.validity), pa.py_buffer(column.offsets)]
+    validity = None if column.validity is None else pa.py_buffer(column.validity)
+    buffers = [validity, pa.py_buffer(column.offsets)]
     return pa.Array.from_buffers(_HEADERS, count, buffers, column.null_count, children=[entries])

@@ -105,8 +105,9 @@ class BatchRun(NamedTuple):
 
 
 class OrderedBatches(NamedTuple):
-    """Batches in order: the number of their offsets, the offset after the one before the last (-1: there is one only),
-    and of the last one position, size, and offsets [first, following).
+    """Batches in order: the number of their offsets, the offset after the one before the last (-1: there is one only).
+
+    Of the last one: position, size, offsets [first, following), leader epoch, and whether its checksum is correct.
     """
 
     offsets: int
@@ -115,6 +116,8 @@ class OrderedBatches(NamedTuple):
     size: int
     first: int
     following: int
+    leader_epoch: int
+    is_intact: bool
 
 
 class ColumnBuilder(Protocol):
@@ -219,7 +222,7 @@ class Kernel(Protocol):
         """A fast path for data whose whole batches are of magic 2, each after the end of the one before it.
 
         None for no batches or any others, for impossible headers, and if a batch ends after `log_end` (INT64); in the
-        reference kernel always. Does not check checksums. A partial batch at the end of the data is ignored.
+        reference kernel always. Checks the last batch's checksum only. A partial batch at the end is ignored.
         """
 
     def partitions(self, keys: BinaryColumn, count: int, partitions: int) -> Buffer:

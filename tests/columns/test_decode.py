@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.columns import decode
-from spark_klog.columns.decode import PartitionDecoder
+from spark_klog.columns.decode import PartitionDecoder, Unreadable
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import CorruptBatchError, DecodeError
 
@@ -47,7 +47,7 @@ def decoded(
     data: Sequence[bytes], first: int = 0, end: int = 1 << 60, schema: pa.Schema = FULL
 ) -> list[pa.RecordBatch]:
     decoder = PartitionDecoder("t", 7, schema)
-    batches = [batch for chunk in data for batch in decoder.add(chunk, first, end)]
+    batches = [batch for chunk in data for batch in decoder.decode(chunk, first, end)]
     batches += decoder.finish()
     for batch in batches:
         batch.validate(full=True)
@@ -106,7 +106,7 @@ def test_a_partial_batch_at_the_end_is_left_out() -> None:
 def test_the_memory_of_the_data_may_be_used_again() -> None:
     decoder = PartitionDecoder("t", 7, FULL)
     buffer = bytearray(make_batch(ROWS))
-    assert list(decoder.add(buffer, 0, 1000)) == []
+    assert list(decoder.decode(buffer, 0, 1000)) == []
     buffer[:] = bytes(len(buffer))
     assert rows_of(list(decoder.finish())) == [meaning(row) for row in ROWS]
 
@@ -133,7 +133,7 @@ def test_partitions_in_turn_share_batches(monkeypatch: pytest.MonkeyPatch, rows:
         decoder.move_to(topic, partition)
         if topic not in ("empty", "none"):
             chosen = ROWS[: 1 + number % len(ROWS)]
-            batches += decoder.add(b"".join(make_batch([row]) for row in chosen), 0, 1000)
+            batches += decoder.decode(b"".join(make_batch([row]) for row in chosen), 0, 1000)
             wanted += [meaning(row) | {"topic": topic, "partition": partition} for row in chosen]
     batches += decoder.finish()
     for batch in batches:
@@ -144,7 +144,7 @@ def test_partitions_in_turn_share_batches(monkeypatch: pytest.MonkeyPatch, rows:
     broken = bytearray(make_batch(ROWS))
     broken[-1] ^= 1
     with pytest.raises(CorruptBatchError, match="x-5: batch"):
-        list(decoder.add(bytes(broken), 0, 1000))
+        list(decoder.decode(bytes(broken), 0, 1000))
 
 
 def test_a_wrong_checksum_names_topic_partition_and_offsets() -> None:
@@ -191,18 +191,24 @@ def test_a_timestamp_without_microseconds_is_named(timestamp: int) -> None:
 
 
 def test_records_without_microseconds_are_left_out_alone() -> None:
-    """Each goes to its own partition's `on_bad`, also if an Arrow batch has several partitions."""
+    """Each names its own partition, also if an Arrow batch has several partitions."""
     rows = [row._replace(timestamp=2**62) if row.offset in (101, 102) else row for row in ROWS]
-    bad: list[tuple[str, int, bytes]] = []
-    decoder = PartitionDecoder("t", 7, FULL, on_bad=lambda item: bad.append(("t-7", item.offset, bytes(item.data))))
-    batches = list(decoder.add(make_batch(rows), 0, 1000))
-    decoder.move_to("u", 2, lambda item: bad.append(("u-2", item.offset, bytes(item.data))))
-    batches += decoder.add(make_batch(rows[1:4]), 0, 1000)  # the first of them is left out
+    decoder = PartitionDecoder("t", 7, FULL, yields_bad=True)
+    parts = list(decoder.decode(make_batch(rows), 0, 1000))
+    decoder.move_to("u", 2)
+    parts += decoder.decode(make_batch(rows[1:4]), 0, 1000)  # the first of them is left out
     decoder.move_to("t", 7)
-    batches += [*decoder.add(make_batch(rows[3:]), 0, 1000), *decoder.finish()]
+    parts += [*decoder.decode(make_batch(rows[3:]), 0, 1000), *decoder.finish()]
+    bad = [part for part in parts if isinstance(part, Unreadable)]
+    batches = [part for part in parts if not isinstance(part, Unreadable)]
     good = [meaning(row) for row in rows if row.timestamp < 2**62]
     assert rows_of(batches) == [*good, good[1] | {"topic": "u", "partition": 2}, *good[1:]]
-    assert bad == [("t-7", 101, b"v1"), ("t-7", 102, b""), ("u-2", 101, b"v1"), ("u-2", 102, b"")]
+    assert [(topic, partition, item.offset, bytes(item.data)) for topic, partition, item in bad] == [
+        ("t", 7, 101, b"v1"),
+        ("t", 7, 102, b""),
+        ("u", 2, 101, b"v1"),
+        ("u", 2, 102, b""),
+    ]
 
 
 def test_the_last_timestamp_with_microseconds() -> None:

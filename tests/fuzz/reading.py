@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from spark_klog.errors import DecodeError
 from spark_klog.records.contract import COLUMNS, Kernel, Record, RecordColumns
 from spark_klog.records.reading.offset_order import OffsetOrder
-from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, append_visible, refuse
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordReader
 
 from .column_rows import as_records, buffers
 
@@ -21,13 +21,11 @@ class Read:
 
     is_refused: bool
     bad: list[tuple[int, bytes]]
-    sizes: list[tuple[int, int]]
-    """Rows and bytes of each of the columns."""
     columns: list[RecordColumns]
 
     @property
     def rows(self) -> int:
-        return sum(rows for rows, _ in self.sizes)
+        return sum(columns.count for columns in self.columns)
 
     def records(self) -> list[Record]:
         """The records of all columns."""
@@ -50,31 +48,28 @@ class Reading:
     """Corrupt batches are passed over."""
 
     def by(self, kernel: Kernel) -> Read:
-        builder = kernel.builder(self.columns)
-        transactions = AbortedTransactions(self.aborted) if self.aborted else None
-        bad: list[BadBatch] = []
-        on_bad = bad.append if self.passing_over else refuse
-        sizes, columns = [], []
-        is_refused = False
-
-        def finish() -> None:
-            sizes.append((builder.rows, builder.size))
-            columns.append(builder.finish())
-            assert columns[-1].count == sizes[-1][0]
-            assert builder.rows == builder.size == 0
-
-        damaged = OffsetOrder(self.log, self.first).damaged
-        steps = append_visible(
-            kernel, builder, self.log, self.first, self.end, transactions, self.limit, on_bad, self.rows, _MANY, damaged
+        reader = RecordReader(
+            self.columns, rows=self.rows, limit=self.limit, yields_bad=self.passing_over, kernel=kernel
         )
+        transactions = AbortedTransactions(self.aborted) if self.aborted else None
+        bad: list[tuple[int, bytes]] = []
+        columns: list[RecordColumns] = []
+        is_refused = False
+        damaged = OffsetOrder(self.log, self.first).damaged
         try:
-            for _ in steps:
-                if builder.rows >= self.rows:
-                    finish()
+            for part in reader.read(self.log, self.first, self.end, transactions, damaged):
+                if isinstance(part, BadBatch):
+                    bad.append((part.offset, bytes(part.data)))
+                else:
+                    assert part.count >= self.rows
+                    assert reader.rows == 0
+                    columns.append(part)
         except DecodeError:
             is_refused = True
-        finish()
-        return Read(is_refused, [(batch.offset, bytes(batch.data)) for batch in bad], sizes, columns)
+        rows = reader.rows
+        columns.append(reader.finish())
+        assert columns[-1].count == rows < self.rows
+        return Read(is_refused, bad, columns)
 
     def by_all(self, kernels: Sequence[Kernel]) -> Read:
         """Read with all kernels and check that the results are the same."""
@@ -94,7 +89,7 @@ class Reading:
 
 def _check_same(one: Read, other: Read) -> None:
     """Compare buffers; if they differ, the columns must still be equal for Arrow."""
-    assert (one.is_refused, one.bad, one.sizes) == (other.is_refused, other.bad, other.sizes)
+    assert (one.is_refused, one.bad) == (other.is_refused, other.bad)
     if [buffers(columns) for columns in one.columns] != [buffers(columns) for columns in other.columns]:
         from tests.support.record_model import to_lists
 

@@ -102,8 +102,8 @@ FAULTS = (
     Fault(
         "records-crc-unchecked",  # of batches that are not read in runs, such as compressed ones
         "spark_klog/records/reading/reader.py",
-        "            if checks or is_message:",
-        "            if checks and is_message:",
+        "if self._checks or is_message:",
+        "if self._checks and is_message:",
         ("tests/records", "tests/columns/test_decode.py"),
     ),
     Fault(
@@ -116,8 +116,8 @@ FAULTS = (
     Fault(
         "records-end-of-range",  # a corrupt batch right behind the range fails its read
         "spark_klog/records/reading/reader.py",
-        "        if header.base_offset >= end:",
-        "        if header.base_offset > end:",
+        "if header.base_offset >= end:",
+        "if header.base_offset > end:",
         ("tests/columns/test_decode.py", "tests/records", "tests/client/test_fetch_corrupt.py"),
     ),
     Fault(
@@ -145,8 +145,8 @@ FAULTS = (
     Fault(
         "columns-partition-of-a-bad-record",
         "spark_klog/columns/decode.py",
-        "next(each for each in self._moved if row < each[-1])",
-        "next(each for each in self._moved if row <= each[-1])",
+        "next(part for part in parts if row < part[-1])",
+        "next(part for part in parts if row <= part[-1])",
         ("tests/columns", "tests/spark/test_bad_records.py"),
     ),
     Fault(
@@ -272,8 +272,8 @@ FAULTS = (
     Fault(
         "spark-skips-what-is-left",  # if retention has deleted the beginning of a range meanwhile
         "spark_klog/spark/read/tasks.py",
-        "lost_end = min(low, requested.end) if start < low else requested.end",
-        "lost_end = requested.end",
+        "lost_end = min(low, end) if start < low else end",
+        "lost_end = end",
         ("tests/spark/test_refused_fetches.py", "tests/spark/test_loss.py", "tests/spark/test_scripted_brokers.py"),
     ),
     # ----- load

@@ -13,7 +13,7 @@ from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import Kernel
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
-from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, append_visible
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordReader
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.available_kernels import KERNELS
 from tests.support.bad_batches import TIME, Batch, batch, damaged, read, with_field
@@ -40,9 +40,9 @@ def check(kernel: Kernel, batches: Sequence[Batch]) -> list[BadBatch]:
     ]
     assert all(isinstance(item.error, DecodeError) for item in bad)
     if bad:
-        builder = kernel.builder(frozenset(["offset"]))
+        reader = RecordReader(frozenset(["offset"]), kernel=kernel)
         with pytest.raises(type(bad[0].error)) as caught:
-            list(append_visible(kernel, builder, b"".join(item.data for item in batches), 0, 1 << 40))
+            list(reader.read(b"".join(item.data for item in batches), 0, 1 << 40))
         assert str(caught.value) == str(bad[0].error)
     return bad
 
@@ -282,27 +282,22 @@ def test_a_control_batch_with_another_record(kernel: Kernel, key: bytes | None) 
     )
 
 
-def test_it_yields_after_each_batch_good_or_bad(kernel: Kernel) -> None:
-    """The caller can thus empty the builder in time."""
+@pytest.mark.parametrize(("rows", "seen"), [(5, [10, 1, 2, 10]), (15, [1, 2, 20]), (25, [1, 2])])
+def test_full_columns_and_bad_batches_are_yielded_in_order(kernel: Kernel, rows: int, seen: list[int]) -> None:
+    """Columns come as soon as they are full; a bad batch does not cut them. Here it is its number among the batches."""
     batches = [batch(0, 10), damaged(batch(10, 10)), with_field(batch(20, 10), ">i", COUNT, -1), batch(30, 10)]
-    builder = kernel.builder(frozenset(["offset"]))
-    data = b"".join(item.data for item in batches)
-    seen = [builder.rows for _ in append_visible(kernel, builder, data, 0, 40, on_bad=lambda _: None)]
-    assert seen == [10, 10, 10, 20]
+    reader = RecordReader(frozenset(["offset"]), kernel=kernel, rows=rows, yields_bad=True)
+    parts = list(reader.read(b"".join(item.data for item in batches), 0, 40))
+    assert [part.offset // 10 if isinstance(part, BadBatch) else part.count for part in parts] == seen
+    assert reader.finish().count == 20 - sum(count for count in seen if count >= 10)
 
 
-def test_on_bad_may_end_it(kernel: Kernel) -> None:
-    class Enough(Exception):
-        pass
-
-    def end(bad: BadBatch) -> None:
-        raise Enough(bad.offset)
-
-    builder = kernel.builder(frozenset(["offset"]))
+def test_the_caller_may_stop_at_a_bad_batch(kernel: Kernel) -> None:
+    reader = RecordReader(frozenset(["offset"]), kernel=kernel, yields_bad=True)
     data = batch(0, 10).data + damaged(batch(10, 10)).data + batch(20, 10).data
-    with pytest.raises(Enough, match="10"):
-        list(append_visible(kernel, builder, data, 0, 40, on_bad=end))
-    assert builder.rows == 10
+    bad = next(reader.read(data, 0, 40))
+    assert isinstance(bad, BadBatch)
+    assert (bad.offset, reader.rows) == (10, 10)
 
 
 @st.composite
@@ -343,12 +338,11 @@ def test_any_bytes(kernel: Kernel, batches: list[Batch], noise: bytes, at: int, 
     data = b"".join(item.data for item in batches)
     at = min(at, len(data))
     data = data[:at] + noise + data[at + len(noise) // 2 :]
-    builder = kernel.builder(frozenset(["offset"]))
-    bad: list[BadBatch] = []
+    reader = RecordReader(frozenset(["offset"]), kernel=kernel, yields_bad=True)
     try:
-        for _ in append_visible(kernel, builder, data, first, first + more, on_bad=bad.append):
-            pass
+        for bad in reader.read(data, first, first + more):
+            assert isinstance(bad, BadBatch)
+            assert len(bad.data) >= 26
     except DecodeError:
         pass
-    assert all(len(item.data) >= 26 for item in bad)
-    assert all(first <= offset < first + more for offset in to_lists(builder.finish())["offset"])
+    assert all(first <= offset < first + more for offset in to_lists(reader.finish())["offset"])

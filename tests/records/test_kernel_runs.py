@@ -10,7 +10,7 @@ from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import COLUMNS, Kernel
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.formats.message_set import build_message
-from spark_klog.records.reading.reader import BadBatch, append_visible, refuse
+from spark_klog.records.reading.reader import BadBatch, RecordReader
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.available_kernels import KERNELS
 from tests.support.record_model import Row, encode_rows, expected_lists, to_lists
@@ -135,29 +135,24 @@ def test_a_run_ends_when_there_is_enough() -> None:
 @pytest.mark.parametrize("kernel", KERNELS, ids=[kernel.name for kernel in KERNELS])
 def test_errors_come_from_the_batch_that_has_them(kernel: Kernel) -> None:
     for name, error in (("wrong CRC", CorruptBatchError), ("damaged record", DecodeError)):
-        builder = kernel.builder(ALL)
+        reader = RecordReader(ALL, kernel=kernel)
         with pytest.raises(error):
-            list(append_visible(kernel, builder, PLAIN[0] + PLAIN[1] + OTHERS[name], 0, MANY))
-        assert to_lists(builder.finish()) == expected_lists([*rows_of(0), *rows_of(1)])
+            list(reader.read(PLAIN[0] + PLAIN[1] + OTHERS[name], 0, MANY))
+        assert to_lists(reader.finish()) == expected_lists([*rows_of(0), *rows_of(1)])
 
 
 def read(kernel: Kernel, data: bytes, span: tuple[int, int], enough: tuple[int, int], pass_over: bool) -> object:
-    """Read data: (the error's class, the bad batches' offsets, the columns)."""
-    builder = kernel.builder(ALL)
-    bad: list[int] = []
-
-    def on_bad(batch: BadBatch) -> None:
-        bad.append(batch.offset)
-        if not pass_over:
-            refuse(batch)
-
+    """Read data: (the error's class, the bad batches' offsets and the columns in order, the last columns)."""
+    rows, size = enough
+    reader = RecordReader(ALL, kernel=kernel, rows=rows, size=size, limit=1 << 20, yields_bad=pass_over)
+    parts: list[object] = []
     error: type[DecodeError] | None = None
     try:
-        for _ in append_visible(kernel, builder, data, *span, None, 1 << 20, on_bad, *enough):
-            pass
+        for part in reader.read(data, *span):
+            parts.append(part.offset if isinstance(part, BadBatch) else to_lists(part))
     except DecodeError as caught:
         error = type(caught)
-    return error, bad, to_lists(builder.finish())
+    return error, parts, to_lists(reader.finish())
 
 
 @needs_native

@@ -187,10 +187,20 @@ def test_batches_in_order_are_not_looked_at_one_by_one() -> None:
         pytest.skip("the native kernel was not built")
     data, size = joined(log()), len(log()[0].data)
     last = native.ordered_batches(data + b"\0" * 7, END)
-    assert last == (END - START, END - EACH, 4 * size, size, END - EACH, END)
-    assert native.ordered_batches(data[:size], END) == (EACH, -1, 0, size, START, START + EACH)
+    assert last == (END - START, END - EACH, 4 * size, size, END - EACH, END, -1, True)
+    assert native.ordered_batches(data[:size], END) == (EACH, -1, 0, size, START, START + EACH, -1, True)
+    wrong_last = native.ordered_batches(data[:-1] + b"?", END)
+    assert wrong_last == (*last[:-1], False)
     assert native.ordered_batches(data, END - 1) is None
-    assert native.ordered_batches(data[:-1], END) == (END - START - EACH, END - 2 * EACH, 3 * size, size, *(130, 140))
+    assert native.ordered_batches(data[:-1], END) == (
+        END - START - EACH,
+        END - 2 * EACH,
+        3 * size,
+        size,
+        *(130, 140),
+        -1,
+        True,
+    )
     assert native.ordered_batches(b"", END) is native.ordered_batches(data[: size - 1], END) is None
     for wrong in (moved(log()[0], -1), moved(log()[0], START + 1), batch(START, 1, magic=1)):
         assert native.ordered_batches(joined([wrong, *log()[1:]]), END) is None

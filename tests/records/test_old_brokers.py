@@ -149,7 +149,7 @@ def test_columns_of_what_was_produced(old_logs: Logs, topic: str, kernel: str, m
     data = path.read_bytes()
     for first, end in ((0, 1 << 60), (0, len(rows)), (7, 8), (13, 137), (49, 51), (120, 1 << 60), (len(rows), 1 << 60)):
         decoder = PartitionDecoder(topic, 3, FULL)
-        batches = [*decoder.add(data, first, end), *decoder.finish()]
+        batches = [*decoder.decode(data, first, end), *decoder.finish()]
         assert [row for batch in batches for row in batch.to_pylist()] == rows[first:end]
 
 

@@ -91,7 +91,7 @@ def _like(reference: Any) -> Any:
     """A module in place of the native kernel, with the attributes of the reference."""
     made: Any = types.ModuleType("spark_klog.records.kernels._kernel")
     vars(made).update({name: value for name, value in vars(reference).items() if not name.startswith("__")})
-    made.name = "native"
+    made.name, made.VERSION = "native", kernels.VERSION
     return made
 
 

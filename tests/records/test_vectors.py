@@ -98,7 +98,7 @@ def _segments(folder: Path, topic: str) -> bytes:
 def _columns(data: Sequence[bytes], first: int, end: int) -> list[Line]:
     """The data as `PartitionDecoder` decodes it, as lines."""
     decoder = PartitionDecoder("t", 3, FULL)
-    batches = [batch for chunk in data for batch in decoder.add(chunk, first, end)]
+    batches = [batch for chunk in data for batch in decoder.decode(chunk, first, end)]
     batches += decoder.finish()
     lines = []
     for batch in batches:

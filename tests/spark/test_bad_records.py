@@ -8,13 +8,13 @@ import logging
 import time
 import zlib
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from spark_klog.columns.decode import PartitionDecoder
+from spark_klog.columns.decode import PartitionDecoder, Unreadable
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.reading.reader import BadBatch
@@ -41,28 +41,33 @@ def three_batches() -> tuple[list[bytes], bytes]:
 
 def offsets_read(bad_records: BadRecords, data: bytes, first: int = 0, end: int = 6) -> list[int]:
     """The offsets that a task reads, through the partition's decoder."""
-    decoder = PartitionDecoder("t", 3, WITHOUT_HEADERS, on_bad=bad_records.take)
-    found: list[pa.RecordBatch] = [*decoder.add(data, first, end), *decoder.finish()]
-    return [offset for batch in found for offset in batch.column("offset").to_pylist()]
+    decoder = PartitionDecoder("t", 3, WITHOUT_HEADERS, yields_bad=True)
+    offsets: list[int] = []
+    for part in chain(decoder.decode(data, first, end), decoder.finish()):
+        if isinstance(part, Unreadable):
+            bad_records.handle(*part)
+        else:
+            offsets += part.column("offset").to_pylist()
+    return offsets
 
 
 @pytest.mark.parametrize("error", [CorruptBatchError("the CRC is wrong"), DecodeError("it is cut off")])
 def test_fail_raises(error: DecodeError) -> None:
-    with pytest.raises(DecodeError, match=f"^{error}; badRecords=skip or deadletter reads") as caught:
-        BadRecords(BadRecordsOptions("fail"), "t", 3).take(BAD._replace(error=error))
+    with pytest.raises(DecodeError, match=f"^t-3: {error}; badRecords=skip or deadletter reads") as caught:
+        BadRecords(BadRecordsOptions("fail")).handle("t", 3, BAD._replace(error=error))
     assert type(caught.value) is type(error)
 
 
 def test_fail_names_the_partition_once() -> None:
     _, data = three_batches()
     with pytest.raises(CorruptBatchError, match=r"^t-3: batch of offsets 2-3: CRC 0x\w+ is stored"):
-        offsets_read(BadRecords(BadRecordsOptions("fail"), "t", 3), data)
+        offsets_read(BadRecords(BadRecordsOptions("fail")), data)
 
 
 def test_skip_logs_and_reads_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     batches, data = three_batches()
     with caplog.at_level(logging.ERROR, "spark_klog"):
-        assert offsets_read(BadRecords(BadRecordsOptions("skip"), "t", 3), data) == [0, 1, 4, 5]
+        assert offsets_read(BadRecords(BadRecordsOptions("skip")), data) == [0, 1, 4, 5]
     (message,) = caplog.messages
     expected = f"t-3: skipped {len(batches[1])} bytes of bad records: batch of offsets 2-3: CRC"
     assert message.startswith(expected)
@@ -73,7 +78,7 @@ def test_deadletter_keeps_the_bytes(tmp_path: Path, caplog: pytest.LogCaptureFix
     folder = tmp_path / "dead" / "letters"
     before = time.time_ns() // 1_000_000
     options = BadRecordsOptions("deadletter", str(folder))
-    assert offsets_read(BadRecords(options, "t", 3), data) == [0, 1, 4, 5]
+    assert offsets_read(BadRecords(options), data) == [0, 1, 4, 5]
     assert [path.name for path in folder.iterdir()] == [f"t-3-2-{zlib.crc32(batches[1]):08x}.json"]
     letter = json.loads((folder / f"t-3-2-{zlib.crc32(batches[1]):08x}.json").read_text())
     assert before <= letter.pop("time") <= time.time_ns() // 1_000_000
@@ -88,7 +93,7 @@ def test_a_timestamp_without_microseconds(mode: str, tmp_path: Path, caplog: pyt
     """Only the record with that timestamp is skipped; a dead letter keeps its value."""
     data = bytes(make_batch([(b"k", b"%d" % at) for at in range(3)], [TIME, 2**62, TIME]))
     options = BadRecordsOptions(mode, str(tmp_path) if mode == "deadletter" else None)
-    assert offsets_read(BadRecords(options, "t", 3), data) == [0, 2]
+    assert offsets_read(BadRecords(options), data) == [0, 2]
     (message,) = caplog.messages
     assert message.startswith(f"t-3: skipped 1 bytes of bad records: the record at offset 1 has the timestamp {2**62}")
     letters = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
@@ -99,7 +104,7 @@ def test_a_timestamp_without_microseconds(mode: str, tmp_path: Path, caplog: pyt
 def test_nothing_is_made_without_a_bad_batch(tmp_path: Path) -> None:
     folder = tmp_path / "dead"
     good = three_batches()[0][0]
-    assert offsets_read(BadRecords(BadRecordsOptions("deadletter", str(folder)), "t", 3), good) == [0, 1]
+    assert offsets_read(BadRecords(BadRecordsOptions("deadletter", str(folder))), good) == [0, 1]
     assert not folder.exists()
 
 
@@ -121,7 +126,7 @@ def _short_uri(folder: Path) -> str:
 )
 def test_where_dead_letters_go(tmp_path: Path, form: Callable[[Path], str]) -> None:
     folder = tmp_path / "a" / "b"
-    BadRecords(BadRecordsOptions("deadletter", form(folder)), "t", 3).take(BAD)
+    BadRecords(BadRecordsOptions("deadletter", form(folder))).handle("t", 3, BAD)
     letter = json.loads((folder / LETTER).read_text())
     assert base64.b64decode(letter["bytes"]) == BYTES
     assert letter["reason"] == "the CRC is wrong"
@@ -130,13 +135,13 @@ def test_where_dead_letters_go(tmp_path: Path, form: Callable[[Path], str]) -> N
 @pytest.mark.parametrize("form", [_plain, _uri])
 def test_a_folder_of_an_unusual_name(tmp_path: Path, form: Callable[[Path], str]) -> None:
     folder = tmp_path / "with space, ü and %20"
-    BadRecords(BadRecordsOptions("deadletter", form(folder)), "t", 3).take(BAD)
+    BadRecords(BadRecordsOptions("deadletter", form(folder))).handle("t", 3, BAD)
     assert (folder / LETTER).exists()
 
 
 def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    BadRecords(BadRecordsOptions("deadletter", "dead"), "t", 3).take(BAD)
+    BadRecords(BadRecordsOptions("deadletter", "dead")).handle("t", 3, BAD)
     assert (tmp_path / "dead" / LETTER).exists()
 
 
@@ -145,7 +150,7 @@ def test_a_task_that_runs_again_writes_the_same_files(tmp_path: Path) -> None:
     (tmp_path / LETTER).write_text("what a task that was killed has left" * 100)
     contents: list[dict[str, Any]] = []
     for _ in range(2):
-        BadRecords(options, "t", 3).take(BAD)
+        BadRecords(options).handle("t", 3, BAD)
         contents.append(json.loads((tmp_path / LETTER).read_text()) | {"time": None})
     assert contents[0] == contents[1]
     assert len(list(tmp_path.iterdir())) == 1
@@ -154,7 +159,7 @@ def test_a_task_that_runs_again_writes_the_same_files(tmp_path: Path) -> None:
 def test_each_batch_has_a_file_of_its_own(tmp_path: Path) -> None:
     options = BadRecordsOptions("deadletter", str(tmp_path))
     for topic, partition, offset in [("t", 3, 7), ("t", 3, 8), ("t", 4, 7), ("t-3", 7, 0), ("a.b_c", 0, -5)]:
-        BadRecords(options, topic, partition).take(BAD._replace(offset=offset))
+        BadRecords(options).handle(topic, partition, BAD._replace(offset=offset))
     found = {
         (letter["topic"], letter["partition"], letter["offset"])
         for letter in (json.loads(path.read_text()) for path in tmp_path.iterdir())
@@ -165,9 +170,9 @@ def test_each_batch_has_a_file_of_its_own(tmp_path: Path) -> None:
 def test_batches_that_claim_the_same_offset_are_kept_both_and_one_met_again_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad_records = BadRecords(BadRecordsOptions("deadletter", str(tmp_path)), "t", 3)
+    bad_records = BadRecords(BadRecordsOptions("deadletter", str(tmp_path)))
     for data in (BYTES, BYTES, b"other", b"other"):
-        bad_records.take(BAD._replace(data=memoryview(data)))
+        bad_records.handle("t", 3, BAD._replace(data=memoryview(data)))
     found = {base64.b64decode(json.loads(path.read_text())["bytes"]) for path in tmp_path.iterdir()}
     assert found == {BYTES, b"other"}
     assert len(caplog.messages) == 2
@@ -176,6 +181,6 @@ def test_batches_that_claim_the_same_offset_are_kept_both_and_one_met_again_once
 def test_a_dead_letter_that_can_not_be_written_ends_the_task(tmp_path: Path) -> None:
     """If the task went on, the bytes would be lost."""
     (tmp_path / "file").touch()
-    bad_records = BadRecords(BadRecordsOptions("deadletter", str(tmp_path / "file" / "dead")), "t", 3)
+    bad_records = BadRecords(BadRecordsOptions("deadletter", str(tmp_path / "file" / "dead")))
     with pytest.raises(OSError, match="file/dead"):
         offsets_read(bad_records, three_batches()[1])

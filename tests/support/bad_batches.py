@@ -10,7 +10,7 @@ from spark_klog.records.contract import Kernel, Record
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.reading.offset_order import NO_END, OffsetOrder
-from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, append_visible
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordReader
 from spark_klog.wire.codecs import codec_by_name
 from tests.support.record_model import Row, encode_rows, to_lists
 
@@ -67,15 +67,11 @@ def read(
     **options: Any,
 ) -> tuple[list[int], list[BadBatch]]:
     """Read batches; return the records' offsets and the bad batches. Checks keys and values."""
-    builder = kernel.builder(frozenset(["key", "value", "offset"]))
-    bad: list[BadBatch] = []
+    reader = RecordReader(frozenset(["key", "value", "offset"]), kernel=kernel, yields_bad=True, **options)
     data = b"".join(item.data for item in batches)
     order = OffsetOrder(data, first, log_end)
-    for _ in append_visible(
-        kernel, builder, data, first, end, aborted, on_bad=bad.append, damaged=order.damaged, **options
-    ):
-        pass
-    lists = to_lists(builder.finish())
+    bad = [part for part in reader.read(data, first, end, aborted, order.damaged) if isinstance(part, BadBatch)]
+    lists = to_lists(reader.finish())
     assert lists["value"] == [b"value %d" % offset for offset in lists["offset"]]
     assert set(lists["key"]) <= {b"k"}
     return lists["offset"], bad

@@ -22,7 +22,7 @@ _PRELOADED = [
     *(f"spark_klog.cli.commands.{name}" for name in ("groups", "log", "mirror", "offsets", "topics", "users")),
     *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form", "json_lines")),
     "spark_klog.client.admin.admin",
-    "spark_klog.client.consumer.decoding_arrow",
+    "spark_klog.columns.decode",
     "spark_klog.client.consumer.consumer",
     "spark_klog.client.producer.intake_arrow",
     "spark_klog.client.producer.producer",

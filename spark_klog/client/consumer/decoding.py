@@ -1,8 +1,12 @@
-"""Decode fetched record batches into records, one object each."""
+"""Decode fetched record batches: into records, one object each, or into Arrow batches.
+
+Arrow is imported for the first Arrow batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,17 +14,16 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.errors import DecodeError
-from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, BinaryColumn, Headers, HeadersColumn, RecordColumns
-from spark_klog.records.reading.reader import append_visible
+from spark_klog.records.reading.reader import RecordReader
 
 if TYPE_CHECKING:
-    from spark_klog.client.consumer.decoding_arrow import ArrowDecoder
+    import pyarrow as pa
 
+    from spark_klog.columns.decode import PartitionDecoder
 
 #: Rows decoded at once: few enough that a seek wastes little work.
 _ROWS = 10_000
-_Part = tuple[list["ConsumerRecord"], int]
 
 
 class ConsumerRecord(NamedTuple):
@@ -37,67 +40,51 @@ class ConsumerRecord(NamedTuple):
 
 
 class RecordDecoder:
-    """Decode chunks into lists of at most `most` records. `limit` bounds a batch's decompressed size, in bytes.
-
-    `checks_crcs`: see `append_visible`.
-    """
+    """Decode chunks into lists of at most `most` records; `limit` and `checks_crcs` as of `RecordReader`."""
 
     def __init__(self, limit: int, most: int, checks_crcs: bool = True) -> None:
         self._limit, self._most, self._checks_crcs = limit, most, checks_crcs
-        self._kernel = kernels.load()
 
-    def parts(self, chunk: Chunk) -> Iterator[_Part]:
+    def parts(self, chunk: Chunk) -> Iterator[tuple[list[ConsumerRecord], int]]:
         """Yield lists of records, each with the offset after it; for the last one that is the chunk's end.
 
         Raises `DecodeError` for a corrupt batch, after yielding the records before it.
         """
-        builder = self._kernel.builder(frozenset(COLUMNS))
-        visible = append_visible(
-            self._kernel,
-            builder,
-            chunk.data,
-            chunk.offset,
-            chunk.following,
-            chunk.aborted,
-            self._limit,
-            rows=_ROWS,
-            damaged=chunk.damaged,
-            checks=self._checks_crcs,
-        )
+        reader = RecordReader(frozenset(COLUMNS), rows=_ROWS, limit=self._limit, checks=self._checks_crcs)
+        failure = None
         try:
-            for _ in visible:
-                if builder.rows >= _ROWS:
-                    yield from self._split(_records(chunk, builder.finish()), None)
+            for columns in reader.read(chunk.data, chunk.offset, chunk.following, chunk.aborted, chunk.damaged):
+                assert isinstance(columns, RecordColumns)  # the reader raises errors of corrupt batches
+                for part in self._lists(chunk, columns):
+                    yield part, part[-1].offset + 1
         except DecodeError as error:
-            yield from self._split(_records(chunk, builder.finish()), None)
-            raise chunk.named(error) from None
-        yield from self._split(_records(chunk, builder.finish()), chunk.following)
+            failure = chunk.named(error)
+        lists = list(self._lists(chunk, reader.finish()))
+        for number, part in enumerate(lists, 1):
+            is_last = number == len(lists) and failure is None
+            yield part, chunk.following if is_last else part[-1].offset + 1
+        if failure is not None:
+            raise failure
 
-    def _split(self, records: list[ConsumerRecord], end: int | None) -> Iterator[_Part]:
-        """Split the records into parts; the last part ends at `end`, if given."""
-        for start in range(0, len(records), self._most):
-            part = records[start : start + self._most]
-            is_last = end is not None and start + self._most >= len(records)
-            yield part, end if is_last and end is not None else part[-1].offset + 1
-
-
-def _records(chunk: Chunk, columns: RecordColumns) -> list[ConsumerRecord]:
-    count = columns.count
-    assert columns.offset is not None
-    assert columns.timestamp is not None
-    assert columns.timestamp_type is not None
-    rows = zip(
-        repeat(chunk.topic, count),
-        repeat(chunk.partition),
-        memoryview(columns.offset).cast("B").cast("q"),
-        memoryview(columns.timestamp).cast("B").cast("q"),
-        memoryview(columns.timestamp_type).cast("B").cast("i"),
-        _values(columns.key, count),
-        _values(columns.value, count),
-        _headers(columns.headers, count),
-        strict=False,  # repeat() has no end
-    )
-    return list(map(ConsumerRecord._make, rows))
+    def _lists(self, chunk: Chunk, columns: RecordColumns) -> Iterator[list[ConsumerRecord]]:
+        count = columns.count
+        assert columns.offset is not None
+        assert columns.timestamp is not None
+        assert columns.timestamp_type is not None
+        rows = zip(
+            repeat(chunk.topic, count),
+            repeat(chunk.partition),
+            memoryview(columns.offset).cast("B").cast("q"),
+            memoryview(columns.timestamp).cast("B").cast("q"),
+            memoryview(columns.timestamp_type).cast("B").cast("i"),
+            _values(columns.key, count),
+            _values(columns.value, count),
+            _headers(columns.headers, count),
+            strict=False,  # repeat() has no end
+        )
+        records = list(map(ConsumerRecord._make, rows))
+        for start in range(0, count, self._most):
+            yield records[start : start + self._most]
 
 
 def _values(column: BinaryColumn | None, count: int) -> list[bytes | None]:
@@ -123,33 +110,78 @@ def _headers(column: HeadersColumn | None, count: int) -> list[Headers]:
     return [tuple(pairs[ends[row] : ends[row + 1]]) for row in range(count)]
 
 
+class ArrowDecoder:
+    """Decode chunks into Arrow batches with the columns of the Spark source (see columns/schema.py).
+
+    `limit` and `checks_crcs` as of `RecordReader`.
+    """
+
+    def __init__(self, limit: int, include_headers: bool, checks_crcs: bool = True) -> None:
+        from spark_klog.columns.decode import PartitionDecoder
+        from spark_klog.columns.schema import FULL, WITHOUT_HEADERS
+
+        self._limit, self._checks_crcs = limit, checks_crcs
+        self._schema = FULL if include_headers else WITHOUT_HEADERS
+        self._new_decoder = PartitionDecoder
+        self._decoders: dict[TopicPartition, PartitionDecoder] = {}
+
+    def parts(self, chunk: Chunk) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yield Arrow batches, each with the offset after it; for the last one that is the chunk's end.
+
+        Raises `DecodeError` for a corrupt batch, after yielding the records before it.
+        """
+        key = chunk.topic, chunk.partition
+        # a decoder abandoned in the middle of a chunk still holds its records, so keep it only at the end
+        decoder = self._decoders.pop(key, None)
+        if decoder is None:
+            decoder = self._new_decoder(*key, self._schema, self._limit, checks=self._checks_crcs)
+        held: pa.RecordBatch | None = None
+        failure = None
+        try:
+            for batch in decoder.decode(chunk.data, chunk.offset, chunk.following, chunk.aborted, chunk.damaged):
+                if held is not None:
+                    yield held, _end(held)
+                held = batch
+        except DecodeError as error:
+            failure = error
+        for batch in decoder.finish():
+            if held is not None:
+                yield held, _end(held)
+            held = batch
+        if failure is None:
+            self._decoders[key] = decoder
+        if held is not None:
+            yield held, chunk.following if failure is None else _end(held)
+        if failure is not None:
+            raise failure
+
+    def forget(self, key: TopicPartition) -> None:
+        """Drop the decoder of a partition that is no longer assigned."""
+        self._decoders.pop(key, None)
+
+
+def _end(batch: pa.RecordBatch) -> int:
+    return int(batch.column("offset")[-1].as_py()) + 1
+
+
 class Decoders:
-    """See the module. With `include_headers`, Arrow batches have the column headers."""
+    """A consumer's decoders, each made when it is first used. With `include_headers`, Arrow batches have headers."""
 
     def __init__(self, config: ConsumerConfig, *, include_headers: bool) -> None:
         self._config, self._include_headers = config, include_headers
-        self._arrow: ArrowDecoder | None = None
-        self._records: RecordDecoder | None = None
 
-    @property
+    @cached_property
     def arrow(self) -> ArrowDecoder:
         """Fetched batches to Arrow record batches."""
-        if self._arrow is None:
-            from spark_klog.client.consumer.decoding_arrow import ArrowDecoder
+        return ArrowDecoder(self._config.client.decompressed_max_bytes, self._include_headers, self._config.check_crcs)
 
-            limit, checks = self._config.client.decompressed_max_bytes, self._config.check_crcs
-            self._arrow = ArrowDecoder(limit, self._include_headers, checks)
-        return self._arrow
-
-    @property
+    @cached_property
     def records(self) -> RecordDecoder:
         """Fetched batches to records."""
-        if self._records is None:
-            limit, config = self._config.client.decompressed_max_bytes, self._config
-            self._records = RecordDecoder(limit, config.max_poll_records, config.check_crcs)
-        return self._records
+        config = self._config
+        return RecordDecoder(config.client.decompressed_max_bytes, config.max_poll_records, config.check_crcs)
 
     def forget(self, key: TopicPartition) -> None:
         """Drop what is kept for a partition that is no longer assigned."""
-        if self._arrow is not None:
-            self._arrow.forget(key)
+        if "arrow" in vars(self):
+            self.arrow.forget(key)

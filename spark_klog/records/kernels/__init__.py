@@ -23,12 +23,12 @@ from spark_klog.records.contract import Kernel
 
 _log = logging.getLogger(__name__)
 #: Of what the kernels offer, also in `_kernel.pyx`: raise both whenever a function of the contract changes.
-VERSION = 1
-#: Kernels that were built before there was a version.
-_FIRST_VERSION = 1
+VERSION = 2
 _MISSING = "is missing: install spark_klog again with a C compiler, in a checkout with 'pip install -e .'"
 _OLDER = "was built from other sources than these: build it again with 'pip install -e .'"
 _MODULES = {"native": "spark_klog.records.kernels._kernel", "reference": "spark_klog.records.kernels.reference"}
+#: By choice, and the native kernel that is imported: looking for it takes as long as a fetch of few records.
+_loaded: dict[tuple[str, ModuleType | None], Kernel] = {}
 
 
 def load(choice: str | None = None) -> Kernel:
@@ -37,6 +37,9 @@ def load(choice: str | None = None) -> Kernel:
     `ConfigError` for an unknown name, or for "native" if it was not built, or from older sources.
     """
     choice = choice or os.environ.get("SPARK_KLOG_KERNEL") or "auto"
+    loaded = _loaded.get((choice, sys.modules.get(_MODULES["native"])))
+    if loaded is not None:
+        return loaded
     if choice not in (*_MODULES, "auto"):
         raise ConfigError(f"SPARK_KLOG_KERNEL={choice} is unknown: set it to {' or '.join(_MODULES)}")
     trouble = None if choice == "reference" else native_trouble()
@@ -44,6 +47,7 @@ def load(choice: str | None = None) -> Kernel:
         raise ConfigError(f"the native kernel {trouble}")
     is_native = trouble is None and choice != "reference"
     kernel: Kernel = importlib.import_module(_MODULES["native" if is_native else "reference"])
+    _loaded[choice, sys.modules.get(_MODULES["native"])] = kernel
     return kernel
 
 
@@ -86,7 +90,7 @@ def _have_one_contract(here: Path, there: Path) -> bool:
 @cache
 def _is_of_these_sources(native: ModuleType) -> bool:
     is_whole = all(hasattr(native, name) for name in vars(Kernel) if not name.startswith("_"))
-    return is_whole and getattr(native, "VERSION", _FIRST_VERSION) == VERSION
+    return is_whole and getattr(native, "VERSION", 0) == VERSION
 
 
 @cache

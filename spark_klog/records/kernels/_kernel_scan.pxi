@@ -2,6 +2,8 @@
 # the order of offsets (see offset_order.py).
 
 cdef enum:
+    LEADER_EPOCH = 12
+    BATCH_CRC = 17
     PRODUCER_START = 43
 
 
@@ -99,6 +101,8 @@ def ordered_batches(data, int64_t log_end):
     cdef Py_buffer view
     cdef Batch batch
     cdef int64_t position = 0, last = 0, size = 0, first = 0, following = -1, before = -1, offsets = 0
+    cdef uint8_t *at
+    cdef bint is_intact = False
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         while read_batch(<uint8_t *>view.buf + position, view.len - position, &batch):
@@ -110,6 +114,12 @@ def ordered_batches(data, int64_t log_end):
             position += size
         if is_batch(<uint8_t *>view.buf + position, view.len - position):
             return None
+        if not size:
+            return None
+        at = <uint8_t *>view.buf + last
+        crc = batch_crc(at + BATCH_CRC_START, size - BATCH_CRC_START, memoryview(data), last + BATCH_CRC_START)
+        is_intact = crc == big_32(at + BATCH_CRC)
+        epoch = <int32_t>big_32(at + LEADER_EPOCH)
     finally:
         PyBuffer_Release(&view)
-    return OrderedBatches(offsets, before, last, size, first, following) if size else None
+    return OrderedBatches(offsets, before, last, size, first, following, epoch, is_intact)

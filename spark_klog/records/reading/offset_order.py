@@ -19,7 +19,7 @@ from spark_klog.records.formats.batch import MAGIC_POSITION, MIN_BATCH_SIZE, PRE
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE, LOG_OVERHEAD
 from spark_klog.wire.primitives import Buffer
 
-_DELTA, _DELTA_POSITION = Struct(">i"), 23
+_INT32, _DELTA_POSITION = Struct(">i"), 23
 #: The value of `damaged` if all batches are intact.
 NOTHING: Mapping[int, DecodeError] = MappingProxyType({})
 #: The value of `log_end` if it is not known.
@@ -47,31 +47,36 @@ class End(NamedTuple):
 class OffsetOrder:
     """The offsets in the headers of `data`: whole batches of any magic, up to the first bytes that are not a batch.
 
-    `damaged` maps the position of each batch that is corrupt, or has wrong offsets, to its error. Reading begins at
-    `offset`; `log_end` is the offset after the log's last record.
+    Reading begins at `offset`; `log_end` is the offset after the log's last record.
     """
 
     def __init__(self, data: Buffer, offset: int, log_end: int = NO_END) -> None:
         self._view = memoryview(data)
         self._offset, self._log_end = offset, log_end
+        #: By position: the error of each batch that is corrupt, or has wrong offsets.
         self.damaged: dict[int, DecodeError] = {}
-        ordered = kernels.load().ordered_batches(self._view, min(log_end, _MAX_INT64))
-        #: Whether `_spans` has the last batch only, as all are in order.
-        self._has_last_only = ordered is not None
-        if ordered is None:
+        #: Whether any batch is of magic 0 or 1.
+        self.has_messages = False
+        self._ordered = kernels.load().ordered_batches(self._view, min(log_end, _MAX_INT64))
+        if self._ordered is None:
             self._compare()
-            return
-        #: Number of offsets by the headers; each message or wrapper counts as one.
-        self.length = ordered.offsets
-        self._spans = [_Span(ordered.position, ordered.size, ordered.first, ordered.following, False)]
-        #: By position: the offset after the intact batches before it; None for the first one.
-        self._expected: dict[int, int | None] = {ordered.position: ordered.before if ordered.before >= 0 else None}
+        else:
+            #: Number of offsets by the headers; each message or wrapper counts as one.
+            self.length = self._ordered.offsets
+            #: The leader epoch of the last batch; -1 without one, and for batches of magic 0 and 1.
+            self.last_leader_epoch = self._ordered.leader_epoch
 
     def _compare(self) -> None:
         """Compare the offsets of each batch with those of the batches beside it."""
-        self._has_last_only = False
-        self._spans, self._expected = _spans(self._view), {}
+        self._spans = _spans(self._view)
+        #: By position: the offset after the intact batches before it; None for the first one.
+        self._expected: dict[int, int | None] = {}
         self.length = sum(span.following - span.first for span in self._spans)
+        self.has_messages = any(span.is_message for span in self._spans)
+        has_epoch = self._spans and not self._spans[-1].is_message
+        self.last_leader_epoch = (
+            _INT32.unpack_from(self._view, self._spans[-1].position + LOG_OVERHEAD)[0] if has_epoch else -1
+        )
         # batches with impossible offsets are not compared with others
         possible = [span for span in self._spans if 0 <= span.first < span.following <= self._log_end]
         index, expected = 0, None
@@ -123,34 +128,20 @@ class OffsetOrder:
             f"it must be{after or before}{' and' if after and before else ''}{before if after else ''}"
         )
 
-    @property
-    def has_messages(self) -> bool:
-        """Whether any batch is of magic 0 or 1."""
-        return any(span.is_message for span in self._spans)
-
-    @property
-    def last_leader_epoch(self) -> int:
-        """The leader epoch of the last batch; -1 without one, and for batches of magic 0 and 1."""
-        if not self._spans or self._spans[-1].is_message:
-            return -1
-        epoch: int = _DELTA.unpack_from(self._view, self._spans[-1].position + LOG_OVERHEAD)[0]
-        return epoch
-
-    def _undecided(self) -> End | None:
-        """The end before the last two, if they overlap and the next batch must show which of them is wrong."""
-        if len(self._spans) < 2 or self._spans[-1].position not in self.damaged:
-            return None
-        span, expected = self._spans[-2], self._expected[self._spans[-2].position]
-        if not span.is_message or span.position in self.damaged or expected is None or expected <= self._offset:
-            return None
-        return End(expected, span.position) if self._spans[-1].first < span.following else None
-
     def end(self) -> End | None:
         """End of the intact batches; None if there are none.
 
         The header of a corrupt batch is not trusted. A batch at the end of the data with a gap before it is left for
         the next read, which sees it together with the batch that follows. A damaged batch does not count as a gap.
         """
+        last = self._ordered
+        if last is not None and last.is_intact:
+            if self._offset < last.before < last.first:
+                return End(last.before, last.position)
+            return End(last.following, last.position + last.size)
+        if last is not None:
+            self._ordered = None
+            self._compare()
         if (left := self._undecided()) is not None:
             return left
         may_cut = not any(span.position in self.damaged for span in self._spans[-2:])
@@ -162,22 +153,28 @@ class OffsetOrder:
             if is_last and not span.is_message and expected is not None and self._offset < expected < span.first:
                 return End(expected, span.position)
             return End(span.following, self._spans[-1].position + self._spans[-1].size)
-        if self._has_last_only:  # and it is corrupt
-            self._compare()
-            return self.end()
         return None
+
+    def _undecided(self) -> End | None:
+        """The end before the last two, if they overlap and the next batch must show which of them is wrong."""
+        if len(self._spans) < 2 or self._spans[-1].position not in self.damaged:
+            return None
+        span, expected = self._spans[-2], self._expected[self._spans[-2].position]
+        if not span.is_message or span.position in self.damaged or expected is None or expected <= self._offset:
+            return None
+        return End(expected, span.position) if self._spans[-1].first < span.following else None
 
 
 def _spans(view: memoryview) -> list[_Span]:
     """Walk as `batch.iter_batches`, but inline, since a fetch may hold ten thousand messages."""
-    found = []
+    spans = []
     position, last = 0, len(view) - MIN_BATCH_SIZE
     while position <= last:
         offset, length = PREFIX.unpack_from(view, position)
         magic, size = view[position + MAGIC_POSITION], length + LOG_OVERHEAD
         if magic > 2 or size < (HEADER_SIZE if magic == 2 else MIN_BATCH_SIZE) or size > len(view) - position:
             break
-        delta = _DELTA.unpack_from(view, position + _DELTA_POSITION)[0] if magic == 2 else 0
-        found.append(_Span(position, size, offset, offset + delta + 1, magic < 2))
+        delta = _INT32.unpack_from(view, position + _DELTA_POSITION)[0] if magic == 2 else 0
+        spans.append(_Span(position, size, offset, offset + delta + 1, magic < 2))
         position += size
-    return found
+    return spans

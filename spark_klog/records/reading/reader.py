@@ -9,12 +9,13 @@ value  INT16 version, INT32 coordinator epoch
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record
+from spark_klog.records import kernels
+from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record, RecordColumns
 from spark_klog.records.formats.batch import (
     Header,
     check_crc,
@@ -34,8 +35,10 @@ ABORT, COMMIT = 0, 1
 _VERSION = 0
 _KEY = Struct(">hh")
 _VALUE = Struct(">hi")
+_OFFSET = Struct(">q")
 #: Limit for decompressing a control batch, in bytes; Kafka's are some ten bytes, uncompressed.
 _MAX_SIZE = 64 * 1024
+_MANY = 1 << 62
 
 
 class EndTransactionMarker(NamedTuple):
@@ -62,10 +65,6 @@ def read_marker(header: BatchHeader, batch: memoryview) -> EndTransactionMarker 
 def encode_marker(marker: EndTransactionMarker) -> tuple[bytes, bytes]:
     """The marker's record: (key, value)."""
     return _KEY.pack(_VERSION, marker.type), _VALUE.pack(_VERSION, marker.coordinator_epoch)
-
-
-_OFFSET = Struct(">q")
-_MANY = 1 << 62
 
 
 class AbortedTransactions:
@@ -128,92 +127,9 @@ class BadBatch(NamedTuple):
     error: DecodeError
 
 
-def _bad(batch: memoryview, error: DecodeError) -> BadBatch:
-    return BadBatch(_OFFSET.unpack_from(batch)[0], batch, error)
-
-
 def refuse(bad: BadBatch) -> None:
     """Raise the error of a corrupt batch: the default for `on_bad`."""
     raise bad.error
-
-
-def append_visible(
-    kernel: Kernel,
-    builder: ColumnBuilder,
-    data: Buffer,
-    first: int,
-    end: int,
-    aborted: AbortedTransactions | None = None,
-    limit: int = MAX_DECOMPRESSED,
-    on_bad: Callable[[BadBatch], None] = refuse,
-    rows: int = _MANY,
-    bytes_: int = _MANY,
-    damaged: Mapping[int, DecodeError] = NOTHING,
-    checks: bool = True,
-) -> Iterator[None]:
-    """Add the visible records with offsets in [first, end) to a builder of `kernel`; yield after each batch or run.
-
-    Plain batches are added in runs; a run ends at the latest when the builder holds `rows` records or `bytes_` bytes.
-
-    Batches that begin at `end` or later are ignored, even if they are corrupt. A corrupt batch, or one at a position in
-    `damaged` (see offset_order.py), goes to `on_bad` and is skipped unless that raises. `DecodeError` for an unknown
-    magic or an impossible length: the position of the next batch is unknown then. Without `checks`, record batches with
-    a wrong CRC are added; messages of magic 0 and 1 are always checked.
-    """
-    view = memoryview(data)
-    stops = [*damaged, len(view)]  # runs end there
-    position, next_offset = 0, first
-    walked = 0  # `next_offset` is that of the batch at this position; corrupt batches do not count
-    one_by_one = 0  # a run of messages up to this position holds a corrupt one
-    while next_offset < end:
-        while stops[0] < position:
-            stops.pop(0)
-        run, following = builder.append_batches(view[: stops[0]], position, first, end, rows, bytes_)
-        if run > position:
-            walked, position, next_offset = run, run, following
-            yield
-            continue
-        if (size := whole_batch_size(view, position)) is None:
-            return
-        batch = view[position : position + size]
-        try:
-            if position in damaged:
-                raise damaged[position]
-            header = read_header(view, position)
-        except DecodeError as error:
-            on_bad(_bad(batch, error))
-            next_offset = next_offset_after(view[walked:position], next_offset)
-            walked = position = position + size
-            yield
-            continue
-        if header.base_offset >= end:
-            return
-        is_message = isinstance(header, MessageHeader)
-        if is_message and header.last_offset >= end and next_offset_after(view[walked:position], next_offset) >= end:
-            return  # a wrapper has no base offset of its own
-        if is_message and not header.codec_id and position >= one_by_one:
-            # one message at a time would be slow
-            run = kernel.message_run(view[: stops[0]], position, end)
-            try:
-                builder.append_messages(view[position:run], header.magic, None, None, first, end)
-            except DecodeError:
-                one_by_one = run
-            else:
-                position = run
-                yield
-                continue
-        try:
-            if checks or is_message:
-                check_crc(header, batch)
-            if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
-                append_batch(builder, header, batch, first, end, limit)
-        except DecodeError as error:
-            on_bad(_bad(batch, error))
-            next_offset = next_offset_after(view[walked:position], next_offset)
-        else:
-            next_offset = header.next_offset
-        walked = position = position + size
-        yield
 
 
 def append_batch(
@@ -241,3 +157,114 @@ def append_batch(
         builder.append_messages(inner_set(header, batch, limit), header.magic, last_offset, append_time, first, end)
     else:
         builder.append_messages(batch, header.magic, None, None, first, end)
+
+
+class RecordReader:
+    """Reads the visible records of batches into columns, which are full with `rows` records or `size` bytes.
+
+    Bytes are those of keys and values. Records of several chunks, of one partition or of many, share columns until
+    these are full. A record batch may decompress to `limit` bytes. Without `checks`, record batches with a wrong CRC
+    are read; messages of magic 0 and 1 are always checked. The error of a corrupt batch is raised, or, with
+    `yields_bad`, the batch is yielded, and reading goes on after it.
+    """
+
+    def __init__(
+        self,
+        columns: frozenset[str],
+        *,
+        rows: int = _MANY,
+        size: int = _MANY,
+        limit: int = MAX_DECOMPRESSED,
+        checks: bool = True,
+        yields_bad: bool = False,
+        kernel: Kernel | None = None,
+    ) -> None:
+        self._kernel = kernel or kernels.load()
+        self._builder = self._kernel.builder(columns)
+        self._most_rows, self._most_bytes = rows, size
+        self._limit, self._checks, self._yields_bad = limit, checks, yields_bad
+
+    @property
+    def rows(self) -> int:
+        """The records read since the last columns."""
+        return self._builder.rows
+
+    def finish(self) -> RecordColumns:
+        """The records read since the last columns, perhaps none."""
+        return self._builder.finish()
+
+    def read(
+        self,
+        data: Buffer,
+        first: int,
+        end: int,
+        aborted: AbortedTransactions | None = None,
+        damaged: Mapping[int, DecodeError] = NOTHING,
+    ) -> Iterator[RecordColumns | BadBatch]:
+        """Read the records with offsets in [first, end); yield columns that are full, and bad batches.
+
+        With `aborted` leaves out the records of aborted transactions. Ignores batches that begin at `end` or later,
+        even if they are corrupt. `damaged` maps positions of batches with wrong offsets to their errors (see
+        offset_order.py). `DecodeError` for an unknown magic or an impossible length: the position of the next batch is
+        unknown then.
+        """
+        builder, view = self._builder, memoryview(data)
+        stops = [*damaged, len(view)]  # runs end there
+        position, next_offset = 0, first
+        walked = 0  # `next_offset` is that of the batch at this position; corrupt batches do not count
+        one_by_one = 0  # a run of messages up to this position holds a corrupt one
+        while True:
+            if builder.rows >= self._most_rows or builder.size >= self._most_bytes:
+                yield builder.finish()
+            if next_offset >= end or position == len(view):
+                return
+            while stops[0] < position:
+                stops.pop(0)
+            run, following = builder.append_batches(
+                view[: stops[0]], position, first, end, self._most_rows, self._most_bytes
+            )
+            if run > position:
+                walked, position, next_offset = run, run, following
+                continue
+            header, error = None, damaged.get(position)
+            if error is None:
+                try:
+                    header = read_header(view, position)
+                except DecodeError as invalid:
+                    error = invalid
+            size = whole_batch_size(view, position) if header is None else header.size
+            if size is None or size > len(view) - position:
+                return
+            batch = view[position : position + size]
+            if header is not None:
+                if header.base_offset >= end:
+                    return
+                is_message = isinstance(header, MessageHeader)
+                may_be_behind = is_message and header.last_offset >= end  # a wrapper has no base offset of its own
+                if may_be_behind and next_offset_after(view[walked:position], next_offset) >= end:
+                    return
+                if is_message and not header.codec_id and position >= one_by_one:
+                    # one message at a time would be slow
+                    run = self._kernel.message_run(view[: stops[0]], position, end)
+                    try:
+                        builder.append_messages(view[position:run], header.magic, None, None, first, end)
+                    except DecodeError:
+                        one_by_one = run
+                    else:
+                        position = run
+                        continue
+                try:
+                    if self._checks or is_message:
+                        check_crc(header, batch)
+                    if not _is_hidden(header, batch, aborted) and header.last_offset >= first:
+                        append_batch(builder, header, batch, first, end, self._limit)
+                except DecodeError as corrupt:
+                    error = corrupt
+                else:
+                    next_offset = header.next_offset
+            if error is not None:
+                if not self._yields_bad:
+                    raise error
+                next_offset = next_offset_after(view[walked:position], next_offset)
+                yield BadBatch(_OFFSET.unpack_from(batch)[0], batch, error)
+            walked = position = position + size

@@ -1,9 +1,4 @@
-"""Run a task: read its offset ranges from brokers or data directories into Arrow batches.
-
-Fail for corrupt record batches, skip them, or keep their bytes as dead letters: the option badRecords.
-
-The same for single records whose timestamps have no microseconds: of them the value is kept.
-"""
+"""Run a task: read its offset ranges from brokers or data directories into Arrow batches."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 from uuid import UUID
@@ -28,7 +24,7 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.fetch.ranges import MOST_RANGES, ShortRanges, by_leader, fetch_range, is_short
 from spark_klog.client.settings import ClientConfig, client_config
-from spark_klog.columns.decode import PartitionDecoder
+from spark_klog.columns.decode import PartitionDecoder, Unreadable
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
@@ -55,148 +51,15 @@ from spark_klog.spark.read.rereads import Plan, warn_if_read_again
 from spark_klog.spark.worker_process import prepare_worker
 
 _log = logging.getLogger(__name__)
-
-
-class BadRecords:
-    """Handles the corrupt record batches of one partition by mode: "fail" raises; "skip" and "deadletter" log.
-
-    "deadletter" also writes a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the base offset that the batch
-    claims, the reason, the time (ms), and the bytes in base64. The CRC-32 of the bytes in the name keeps apart batches
-    that claim the same offset. A repeated task writes the same files. `keep` takes (name, letter) in place of the file.
-    """
-
-    def __init__(
-        self,
-        options: BadRecordsOptions,
-        topic: str,
-        partition: int,
-        keep: Callable[[str, dict[str, Any]], None] | None = None,
-    ) -> None:
-        self._options = options
-        self._topic, self._partition = topic, partition
-        self._keep = keep
-        self._last: tuple[int, int] | None = None
-
-    def take(self, bad: BadBatch) -> None:
-        """Handle one record batch. Raises its `DecodeError` with "fail", OSError if a dead letter can't be written."""
-        if self._options.mode == "fail":
-            raise type(bad.error)(f"{bad.error}; badRecords=skip or deadletter reads on after it")
-        letter = bad.offset, zlib.crc32(bad.data)
-        if letter == self._last:  # the next fetch starts with the batch that the last one ended with
-            return
-        self._last = letter
-        name = f"{self._topic}-{self._partition}"
-        _log.error("%s: skipped %d bytes of bad records: %s", name, len(bad.data), bad.error)
-        file = f"{name}-{bad.offset}-{letter[1]:08x}.json"
-        if self._keep is not None:
-            self._keep(file, self._letter(bad))
-        elif self._options.path is not None:
-            self._write(self._options.path, file, self._letter(bad))
-
-    def _letter(self, bad: BadBatch) -> dict[str, Any]:
-        return {
-            "topic": self._topic,
-            "partition": self._partition,
-            "offset": bad.offset,
-            "reason": str(bad.error),
-            "time": system_ms(),
-            "bytes": base64.b64encode(bad.data).decode(),
-        }
-
-    def _write(self, folder: str, name: str, letter: dict[str, Any]) -> None:
-        files, path = filesystem_at(folder)
-        files.create_dir(path, recursive=True)
-        with files.open_output_stream(f"{path.rstrip('/')}/{name}") as stream:
-            stream.write(json.dumps(letter).encode())
-
-
-_MAX_PAUSE_MS = 1000
 #: Fetch errors that mean that the topic is gone, with the cause of the loss.
 _GONE = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: DELETED,
     ErrorCode.UNKNOWN_TOPIC_ID: RECREATED,
     ErrorCode.INCONSISTENT_TOPIC_ID: RECREATED,
 }
+_MAX_PAUSE_MS = 1000
 #: A worker rarely reads with more different settings; each cluster has two connections to a broker.
 _MOST_CLUSTERS = 8
-#: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
-_gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
-#: Clusters that this worker process has connected to, kept for its next task. The last used is last.
-_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
-
-
-def _cluster(settings: dict[str, str]) -> Cluster:
-    key = tuple(sorted(settings.items()))
-    _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings, PREFIX))
-    if len(_clusters) > _MOST_CLUSTERS:
-        # A read that still uses it reconnects.
-        _clusters.pop(next(iter(_clusters))).close()
-    return _clusters[key]
-
-
-def _forget_clusters() -> None:
-    """Close the connections in a forked process: they belong to its parent."""
-    while _clusters:
-        _clusters.popitem()[1].close()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget_clusters)
-
-
-def _reader(options: SourceOptions, topic_ids: Mapping[str, UUID]) -> RangeReader:
-    if options.paths:
-        from spark_klog.spark.read.directory_source import (
-            DirectoryReader,  # pyarrow's file systems are slow to import
-        )
-
-        return DirectoryReader(options)
-    return _BrokerReader(_cluster(options.client), options.poll_timeout_ms, topic_ids)
-
-
-def read_ranges(
-    options: SourceOptions,
-    ranges: Iterable[OffsetRange],
-    schema: pa.Schema,
-    topic_ids: Mapping[str, UUID] = MappingProxyType({}),
-    observer: ReadObserver | None = None,
-    reader: RangeReader | None = None,
-    plan: Plan | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Read the ranges one after the other, as Arrow batches; `observer` learns what happens on the way.
-
-    `reader` is one of `in_reading_order`, which may have fetched the range.
-
-    `topic_ids` are the ids of the topics for which the ranges were planned, if the brokers give them. A new topic of
-    the same name is not read. `plan` is the batch query's, if Spark may read it again.
-
-    `DataLossError` if offsets are gone and failOnDataLoss is true; else it skips and logs them. Corrupt record batches
-    as the option badRecords says. Other errors as of `fetch_range` and `StoredPartition.read`.
-    """
-    prepare_worker()
-    warn_if_slow()
-    if plan is not None and plan.ends:
-        warn_if_read_again(plan, _cluster(options.client))
-    observer = observer or ReadObserver()
-    losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
-    decoder: PartitionDecoder | None = None
-    pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
-    for requested, reader in pairs:
-        topic, partition = requested.topic, requested.partition
-        if decoder is None:
-            decoder = PartitionDecoder(topic, partition, schema, reader.config.decompressed_max_bytes)
-        yield from _read_range(reader, options, requested, decoder, observer, losses)
-    if decoder is not None:
-        yield from decoder.finish()
-
-
-def in_reading_order(
-    options: SourceOptions, ranges: Iterable[OffsetRange], topic_ids: Mapping[str, UUID]
-) -> Iterator[tuple[OffsetRange, RangeReader]]:
-    """The ranges in the order in which to read them, each with its reader, which has fetched short ones together."""
-    reader = _reader(options, topic_ids)
-    for requested in reader.ahead(ranges) if isinstance(reader, _BrokerReader) else ranges:
-        yield requested, reader
 
 
 class RecordBatches(Protocol):
@@ -235,10 +98,140 @@ class RangeReader(Protocol):
     config: ClientConfig
 
     def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
-        """The record batches of a range, see `fetch_range`."""
+        """The record batches of a range, see `fetch_range`. Messages of Kafka 0.7 that are corrupt go to `on_bad`."""
+
+
+def read_ranges(
+    options: SourceOptions,
+    ranges: Iterable[OffsetRange],
+    schema: pa.Schema,
+    topic_ids: Mapping[str, UUID] = MappingProxyType({}),
+    observer: ReadObserver | None = None,
+    reader: RangeReader | None = None,
+    plan: Plan | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read the ranges one after the other, as Arrow batches; `observer` learns what happens on the way.
+
+    `reader` is one of `in_reading_order`, which may have fetched the range.
+
+    `topic_ids` are the ids of the topics for which the ranges were planned, if the brokers give them. A new topic of
+    the same name is not read. `plan` is the batch query's, if Spark may read it again.
+
+    `DataLossError` if offsets are gone and failOnDataLoss is true; else it skips and logs them. Corrupt record batches
+    as the option badRecords says. Other errors as of `fetch_range` and `StoredPartition.read`.
+    """
+    prepare_worker()
+    warn_if_slow()
+    if plan is not None and plan.ends:
+        warn_if_read_again(plan, _cluster(options.client))
+    observer = observer or ReadObserver()
+    bad_records = BadRecords(options.bad_records, observer.keep_letter)
+    losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
+    pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
+    for part in _decoded(options, pairs, schema, observer, bad_records, losses):
+        if isinstance(part, Unreadable):
+            bad_records.handle(*part)
+        else:
+            yield part
+
+
+def in_reading_order(
+    options: SourceOptions, ranges: Iterable[OffsetRange], topic_ids: Mapping[str, UUID]
+) -> Iterator[tuple[OffsetRange, RangeReader]]:
+    """The ranges in the order in which to read them, each with its reader, which has fetched short ones together."""
+    reader: RangeReader
+    if options.paths:
+        from spark_klog.spark.read.directory_source import DirectoryReader  # pyarrow's file systems: slow to import
+
+        reader = DirectoryReader(options)
+    else:
+        reader = _BrokerReader(_cluster(options.client), options.poll_timeout_ms, topic_ids)
+        ranges = reader.ahead(ranges)
+    for requested in ranges:
+        yield requested, reader
+
+
+def _decoded(
+    options: SourceOptions,
+    pairs: Iterable[tuple[OffsetRange, RangeReader]],
+    schema: pa.Schema,
+    observer: ReadObserver,
+    bad_records: BadRecords,
+    losses: LossReporter,
+) -> Iterator[pa.RecordBatch]:
+    """The Arrow batches of the ranges, and each `Unreadable`."""
+    decoder: PartitionDecoder | None = None
+    for requested, reader in pairs:
+        topic, partition, start, end = requested
+        if decoder is None:
+            limit = reader.config.decompressed_max_bytes
+            decoder = PartitionDecoder(topic, partition, schema, limit, yields_bad=True)
+        decoder.move_to(topic, partition)
+        refusals = _Refusals(options)
+        while start < end:
+            try:
+                on_bad = partial(bad_records.handle, topic, partition)
+                for batches in reader.read(requested._replace(start=start), on_bad):
+                    aborted = AbortedTransactions(batches.aborted) if reader.config.isolation_level else None
+                    before = decoder.rows
+                    yield from decoder.decode(batches.data, start, end, aborted, batches.damaged)
+                    refusals.reset()
+                    if not observer.fetched(batches, start, decoder.rows - before):
+                        break
+                    start = batches.next_offset
+                break
+            except ProtocolError as error:
+                cause = _GONE.get(error.code)
+                if cause is None:
+                    raise
+                lost = Lost(topic, partition, start, end, -1, -1, cause)
+            except OffsetOutOfRange as error:
+                low, high = error.available
+                if low <= start and not options.paths:
+                    if refusals.retry(start, high):
+                        continue
+                    if start < high:  # the broker says that it has the offset: not a proven loss
+                        raise
+                cause = DELETED if high < 0 else RETENTION if start < low else TRUNCATED
+                lost_end = min(low, end) if start < low else end
+                lost = Lost(topic, partition, start, lost_end, low, high, cause)
+            losses.report([lost])
+            observer.lost(lost)
+            start = lost.end
+    if decoder is not None:
+        yield from decoder.finish()
+
+
+#: Clusters that this worker process has connected to, kept for its next task. The last used is last.
+_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
+
+
+def _cluster(settings: dict[str, str]) -> Cluster:
+    key = tuple(sorted(settings.items()))
+    _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings, PREFIX))
+    if len(_clusters) > _MOST_CLUSTERS:
+        # A read that still uses it reconnects.
+        _clusters.pop(next(iter(_clusters))).close()
+    return _clusters[key]
+
+
+def _forget_clusters() -> None:
+    """Close the connections in a forked process: they belong to its parent."""
+    while _clusters:
+        _clusters.popitem()[1].close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_clusters)
+
+
+#: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
+_gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
 
 
 class _BrokerReader:
+    """Reads the ranges of a task from brokers."""
+
     def __init__(self, cluster: Cluster, poll_timeout_ms: int | None, topic_ids: Mapping[str, UUID]) -> None:
         self.config = cluster.config
         self._cluster = cluster
@@ -301,50 +294,47 @@ class _BrokerReader:
         return topic_id is not None and found["topic_id"].int != 0 and found["topic_id"] != topic_id
 
 
-def _read_range(
-    reader: RangeReader,
-    options: SourceOptions,
-    requested: OffsetRange,
-    decoder: PartitionDecoder,
-    observer: ReadObserver,
-    losses: LossReporter,
-) -> Iterator[pa.RecordBatch]:
-    bad_records = BadRecords(options.bad_records, requested.topic, requested.partition, observer.keep_letter)
+class BadRecords:
+    """What a read does with corrupt record batches, by mode: "fail" raises; "skip" and "deadletter" log and go on.
 
-    def report(lost: Lost) -> None:
-        losses.report([lost])
-        observer.lost(lost)
+    "deadletter" also writes a file TOPIC-PARTITION-OFFSET-CRC.json: topic, partition, the base offset that the batch
+    claims, the reason, the time (ms), and the bytes in base64. The CRC-32 of the bytes in the name keeps apart batches
+    that claim the same offset. A repeated task writes the same files. `keep` takes (name, letter) in place of the file.
 
-    decoder.move_to(requested.topic, requested.partition, bad_records.take)
-    start, refusals = requested.start, _Refusals(options)
-    while start < requested.end:
-        try:
-            for batches in reader.read(requested._replace(start=start), bad_records.take):
-                aborted = AbortedTransactions(batches.aborted) if reader.config.isolation_level else None
-                before = decoder.rows
-                yield from decoder.add(batches.data, start, requested.end, aborted, batches.damaged)
-                refusals.reset()
-                if not observer.fetched(batches, start, decoder.rows - before):
-                    break
-                start = batches.next_offset
-            break
-        except ProtocolError as error:
-            cause = _GONE.get(error.code)
-            if cause is None:
-                raise
-            report(Lost(requested.topic, requested.partition, start, requested.end, -1, -1, cause))
-            break
-        except OffsetOutOfRange as error:
-            low, high = error.available
-            if low <= start and not options.paths:
-                if refusals.retry(start, high):
-                    continue
-                if start < high:  # the broker says that it has the offset: not a proven loss
-                    raise
-            cause = DELETED if high < 0 else RETENTION if start < low else TRUNCATED
-            lost_end = min(low, requested.end) if start < low else requested.end
-            report(Lost(requested.topic, requested.partition, start, lost_end, low, high, cause))
-            start = lost_end
+    The same for single records whose timestamps do not fit into microseconds: of them the value is kept.
+    """
+
+    def __init__(self, options: BadRecordsOptions, keep: Callable[[str, dict[str, Any]], None] | None = None) -> None:
+        self._options, self._keep = options, keep
+        #: The name of the last dead letter.
+        self._last = ""
+
+    def handle(self, topic: str, partition: int, bad: BadBatch) -> None:
+        """Handle one record batch. Raises its `DecodeError` with "fail", OSError if a dead letter can't be written."""
+        name = f"{topic}-{partition}"
+        if self._options.mode == "fail":
+            reason = str(bad.error).removeprefix(f"{name}: ")
+            raise type(bad.error)(f"{name}: {reason}; badRecords=skip or deadletter reads on after it")
+        file = f"{name}-{bad.offset}-{zlib.crc32(bad.data):08x}.json"
+        if file == self._last:  # the next fetch starts with the batch that the last one ended with
+            return
+        self._last = file
+        _log.error("%s: skipped %d bytes of bad records: %s", name, len(bad.data), bad.error)
+        letter = {
+            "topic": topic,
+            "partition": partition,
+            "offset": bad.offset,
+            "reason": str(bad.error),
+            "time": system_ms(),
+            "bytes": base64.b64encode(bad.data).decode(),
+        }
+        if self._keep is not None:
+            self._keep(file, letter)
+        elif self._options.path is not None:
+            files, path = filesystem_at(self._options.path)
+            files.create_dir(path, recursive=True)
+            with files.open_output_stream(f"{path.rstrip('/')}/{file}") as stream:
+                stream.write(json.dumps(letter).encode())
 
 
 class _Refusals:
@@ -363,8 +353,8 @@ class _Refusals:
         self._count = 0
 
     def retry(self, start: int, log_end: int) -> bool:
-        """Pause and return True to fetch again: fetchOffset.numRetries times, or until the poll timeout if the log has
-        the offset."""
+        """Pause and return True to fetch again: fetchOffset.numRetries times, or, if the log has the offset, until the
+        poll timeout."""
         self._count += 1
         now = time.monotonic()
         if self._count == 1:
