@@ -11,7 +11,7 @@ from benchmarks.figures import Result, Side
 from benchmarks.record_batches import TIME, kernel, speed, take_turns, value
 from benchmarks.work import Bench, Work
 from spark_klog.client.settings import ClientConfig
-from spark_klog.columns.encode import PartitionEncoder
+from spark_klog.columns.encode import Placement
 from spark_klog.records import kernels
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.wire.codecs import Codec, codec_by_name
@@ -40,11 +40,11 @@ def _encode(bench: Bench) -> Iterator[Result]:
 def _columns(name: str, batch: pa.RecordBatch, codec: Codec) -> float:
     with kernel(name):
         chosen = kernels.load()
-        encoder = PartitionEncoder("bench", lambda topic: 4, lambda topic: 0, _TARGET)
 
     def once() -> int:
         records = 0
-        for _, _, columns in encoder.split(batch):
+        placement = Placement(batch, 4, _TARGET)
+        for _, columns in placement.records([0] * placement.turns):
             row = 0
             while row < columns.count:
                 body, following, base, maximum = chosen.encode(columns, row, _TARGET)

@@ -5,7 +5,7 @@ Computations are numpy's: pyarrow imports pandas to convert Python values, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,105 @@ from spark_klog.records.contract import BinaryColumn, HeadersColumn, RecordColum
 from spark_klog.records.partitioning import KAFKAS, Partitioning
 
 _UInt32s = np.ndarray[Any, np.dtype[np.uint32]]
+_Int32s = np.ndarray[Any, np.dtype[np.int32]]
+_Int64s = np.ndarray[Any, np.dtype[np.int64]]
+_HEADERS = FULL.field("headers").type
+#: Bytes of a record beside key, value and headers: an upper limit unless timestamps are weeks apart.
+_RECORD_OVERHEAD = 16
+#: Bytes of an offset in a column of binary values.
+_OFFSET_SIZE = 4
+#: The partition of a row with neither key nor partition; also the kernel's value for null keys.
+_FREE = -1
+
+
+def by_topic(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of each topic; `topic`, if given, replaces the column."""
+    if topic is not None:
+        yield topic, rows
+        return
+    topics = rows.column("topic")
+    names = pc.unique(topics)
+    for name in names:
+        yield name.as_py(), rows if len(names) == 1 else rows.filter(pc.equal(topics, name))
+
+
+class Placement:
+    """The partitions of one topic's rows, which are as of `RecordRows`.
+
+    A row goes to the partition that its column says, or where `partitioning` sends its key. The rest is free: its rows
+    share `turns` partitions of the caller's choice, in parts of up to `batch_bytes`, or row by row.
+    """
+
+    def __init__(self, rows: pa.RecordBatch, count: int, batch_bytes: int, partitioning: Partitioning = KAFKAS) -> None:
+        """`count` is the topic's number of partitions."""
+        self._rows = rows
+        #: None: all rows are free.
+        self._partitions = _partitions(rows, count, partitioning)
+        self._free = None if self._partitions is None else np.flatnonzero(self._partitions == _FREE)
+        number = rows.num_rows if self._free is None else len(self._free)
+        #: Where the parts of the free rows end; None: they take turns.
+        self._ends: list[int] | None = None
+        if partitioning.takes_turns:
+            self.turns = min(number, count)
+        else:
+            self._ends = _ends(rows, self._free, batch_bytes) if number else []
+            self.turns = len(self._ends)
+
+    def records(self, turns: Sequence[int]) -> Iterator[tuple[int, RecordColumns]]:
+        """Yield (partition, records), rows of a partition in order; a partition may come more than once.
+
+        A record without timestamp gets the present time.
+        """
+        partitions, ends = self._partitions, self._ends
+        if partitions is None and ends is not None:
+            start = 0
+            for partition, end in zip(turns, ends, strict=True):
+                yield partition, _records(self._rows.slice(start, end - start))
+                start = end
+            return
+        if self.turns:
+            each = np.array(turns, np.int32)
+            number = self._rows.num_rows if self._free is None else len(self._free)
+            of_free = np.resize(each, number) if ends is None else np.repeat(each, np.diff(ends, prepend=0))
+            if partitions is None:
+                partitions = of_free
+            else:
+                partitions[self._free] = of_free
+        if partitions is not None:
+            yield from _gathered(self._rows, partitions)
+
+
+def _partitions(rows: pa.RecordBatch, count: int, partitioning: Partitioning) -> _Int32s | None:
+    """Partition of each row: its column's, else its key's, else `_FREE`; None if all rows are free."""
+    result: _Int32s | None = None
+    names = rows.schema.names
+    hashes_null = partitioning.hashes_null
+    if "key" in names and partitioning.hash and (hashes_null or rows.column("key").null_count < rows.num_rows):
+        result = _by_key(rows.column("key"), count, partitioning)
+    elif hashes_null:
+        result = np.full(rows.num_rows, partitioning.of(None, count), np.int32)
+    if "partition" in names and rows.column("partition").null_count < rows.num_rows:
+        column = rows.column("partition").cast(pa.int32())
+        own = _numbers(column, np.int32)
+        is_set = _numbers(column.is_valid().cast(pa.int8()), np.bool_)
+        result = np.where(is_set, own, _FREE if result is None else result).astype(np.int32, copy=False)
+    return result
+
+
+def _by_key(keys: pa.Array, partitions: int, partitioning: Partitioning) -> _Int32s:
+    """Partition of each key, `_FREE` if it decides nothing."""
+    is_null = keys.is_null()
+    keys = keys.fill_null(b"") if partitioning.hashes_null else keys
+    column = _binary_column(keys)
+    result: _Int32s
+    if partitioning.hash == "murmur2":
+        result = np.frombuffer(kernels.load().partitions(column, len(keys), partitions), np.int32).copy()
+    else:
+        result = (_hashes(column, len(keys), partitioning.hash or "") % partitions).astype(np.int32)
+    free = pc.equal(pc.binary_length(keys).fill_null(0), 0) if partitioning.frees_empty else is_null
+    if not partitioning.hashes_null:
+        result[free.to_numpy(zero_copy_only=False)] = _FREE
+    return result
 
 
 def _crc_table() -> _UInt32s:
@@ -31,7 +130,7 @@ def _crc_table() -> _UInt32s:
 _CRC_TABLE = _crc_table()
 
 
-def hashes(keys: BinaryColumn, count: int, kind: str) -> _UInt32s:
+def _hashes(keys: BinaryColumn, count: int, kind: str) -> _UInt32s:
     """The hash ("crc32" or "fnv1a", see `records/partitioning.py`) of each of `count` keys; null keys are empty."""
     offsets = np.frombuffer(keys.offsets, np.int32)[: count + 1].astype(np.int64)
     data = np.frombuffer(keys.data, np.uint8)
@@ -40,11 +139,11 @@ def hashes(keys: BinaryColumn, count: int, kind: str) -> _UInt32s:
     rows = np.flatnonzero(lengths)
     position = 0
     while len(rows):
-        found, bytes_ = result[rows], data[offsets[rows] + position]
+        before, following = result[rows], data[offsets[rows] + position]
         if kind == "crc32":
-            result[rows] = _CRC_TABLE[(found ^ bytes_) & 0xFF] ^ (found >> np.uint32(8))
+            result[rows] = _CRC_TABLE[(before ^ following) & 0xFF] ^ (before >> np.uint32(8))
         else:
-            result[rows] = (found ^ bytes_) * np.uint32(0x01000193)
+            result[rows] = (before ^ following) * np.uint32(0x01000193)
         position += 1
         rows = rows[lengths[rows] > position]
     if kind == "crc32":
@@ -53,134 +152,36 @@ def hashes(keys: BinaryColumn, count: int, kind: str) -> _UInt32s:
     return np.where(signed < 0, -signed.astype(np.int64), signed).astype(np.uint32)
 
 
-_HEADERS = FULL.field("headers").type
-_Int32s = np.ndarray[Any, np.dtype[np.int32]]
-_Int64s = np.ndarray[Any, np.dtype[np.int64]]
-#: Bytes of a record beside key, value and headers: an upper limit unless timestamps are weeks apart.
-_RECORD_OVERHEAD = 16
-#: Bytes of an offset in a column of binary values.
-_OFFSET_SIZE = 4
-#: The partition of a row with neither key nor partition; also the kernel's value for null keys.
-_FREE = -1
+def _ends(rows: pa.RecordBatch, free: _Int64s | None, batch_bytes: int) -> list[int]:
+    """Cut the free rows (None: all rows) into equal parts of at most a record batch: where each part ends.
 
-
-class PartitionEncoder:
-    """Splits Arrow batches by topic and partition.
-
-    Reads the columns value (binary or string) and, if present, key (the same), topic, partition, timestamp (int64, ms)
-    and headers. `topic`, if given, replaces the column. `partitions_of(topic)` returns a topic's number of partitions.
-    A row without partition goes where `partitioning` sends its key. The free rows among them are spread: every
-    `batch_bytes` of them go to another partition, `choose(topic)`. A record without timestamp gets the time of the
-    split. The rows have the types to which `record_rows` casts, and were checked by `check_rows`.
+    Sizes are estimates: keys and headers count with their average.
     """
-
-    def __init__(
-        self,
-        topic: str | None,
-        partitions_of: Callable[[str], int],
-        choose: Callable[[str], int],
-        batch_bytes: int,
-        partitioning: Partitioning = KAFKAS,
-    ) -> None:
-        self._topic = topic
-        self._partitions_of = partitions_of
-        self._choose = choose
-        self._batch_bytes = batch_bytes
-        self._partitioning = partitioning
-        self._kernel = kernels.load()
-
-    def split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, int, RecordColumns]]:
-        """Yield (topic, partition, records), rows of a partition in order; a partition may come more than once."""
-        for topic, rows in self._by_topic(batch):
-            partitions = self._partitions(rows, topic)
-            if self._partitioning.takes_turns and rows.num_rows:
-                partitions = self._in_turn(rows.num_rows, topic, partitions)
-            elif partitions is None:
-                start = 0
-                for partition, end in self._turns(topic, _record_sizes(rows)):
-                    yield topic, partition, _records(rows.slice(start, end - start))
-                    start = end
-                continue
-            free = np.flatnonzero(partitions == _FREE)
-            start = 0
-            for partition, end in self._turns(topic, _record_sizes(rows)[free]) if len(free) else ():
-                partitions[free[start:end]] = partition
-                start = end
-            yield from _gathered(topic, rows, partitions)
-
-    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        if self._topic is not None:
-            yield self._topic, batch
-            return
-        topics = batch.column("topic")
-        for topic in pc.unique(topics):
-            yield topic.as_py(), batch.filter(pc.equal(topics, topic))
-
-    def _partitions(self, rows: pa.RecordBatch, topic: str) -> _Int32s | None:
-        """Partition of each row: its column's, else its key's, else `_FREE`; None if all rows are free."""
-        count = self._partitions_of(topic)
-        result: _Int32s | None = None
-        names = rows.schema.names
-        way = self._partitioning
-        if "key" in names and way.hash is not None and (way.hashes_null or rows.column("key").null_count < len(rows)):
-            result = self._by_key(rows.column("key"), count)
-        elif way.hashes_null:
-            result = np.full(rows.num_rows, way.of(None, count), np.int32)
-        if "partition" in names and rows.column("partition").null_count < rows.num_rows:
-            column = rows.column("partition").cast(pa.int32())
-            own = _numbers(column, np.int32)
-            is_set = _numbers(column.is_valid().cast(pa.int8()), np.bool_)
-            result = np.where(is_set, own, _FREE if result is None else result).astype(np.int32, copy=False)
-        return result
-
-    def _by_key(self, keys: pa.Array, partitions: int) -> _Int32s:
-        """Partition of each key, `_FREE` if it decides nothing."""
-        way = self._partitioning
-        is_null = keys.is_null()
-        keys = keys.fill_null(b"") if way.hashes_null else keys
-        column = _binary_column(keys)
-        result: _Int32s
-        if way.hash == "murmur2":
-            result = np.frombuffer(self._kernel.partitions(column, len(keys), partitions), np.int32).copy()
-        else:
-            result = (hashes(column, len(keys), way.hash or "") % partitions).astype(np.int32)
-        free = pc.equal(pc.binary_length(keys).fill_null(0), 0) if way.frees_empty else is_null
-        if not way.hashes_null:
-            result[free.to_numpy(zero_copy_only=False)] = _FREE
-        return result
-
-    def _in_turn(self, count: int, topic: str, partitions: _Int32s | None) -> _Int32s:
-        """The partitions, with another one for each free row."""
-        free = np.arange(count) if partitions is None else np.flatnonzero(partitions == _FREE)
-        result: _Int32s = np.full(count, _FREE, np.int32) if partitions is None else partitions
-        turn = [self._choose(topic) for _ in range(min(len(free), self._partitions_of(topic)))]
-        result[free] = np.resize(np.array(turn, np.int32), len(free))
-        return result
-
-    def _turns(self, topic: str, sizes: _Int64s) -> Iterator[tuple[int, int]]:
-        """Cut records of these sizes into equal parts of at most a record batch: (partition, end) of each part."""
-        if not len(sizes):
-            return
-        ends = np.cumsum(sizes)
-        total = int(ends[-1])
-        parts = -(-total // self._batch_bytes)
-        part = -(-ends * parts // total)  # in which each record ends
-        cuts = 1 + np.flatnonzero(np.diff(part))
-        for end in [*cuts.tolist(), len(sizes)]:
-            yield self._choose(topic), end
+    count = rows.num_rows
+    values = rows.column("value")
+    others = sum(rows.column(name).nbytes for name in ("key", "headers") if name in rows.schema.names)
+    each = _RECORD_OVERHEAD + others // count
+    if free is None and values.nbytes + count * each <= batch_bytes:
+        return [count]
+    sizes = np.diff(np.frombuffer(_binary_column(values).offsets, np.int32)[: count + 1]).astype(np.int64) + each
+    ends = np.cumsum(sizes if free is None else sizes[free])
+    total = int(ends[-1])
+    parts = -(-total // batch_bytes)
+    part = -(-ends * parts // total)  # in which each record ends
+    return [*(1 + np.flatnonzero(np.diff(part))).tolist(), len(ends)]
 
 
-def _gathered(topic: str, rows: pa.RecordBatch, partitions: _Int32s) -> Iterator[tuple[str, int, RecordColumns]]:
+def _gathered(rows: pa.RecordBatch, partitions: _Int32s) -> Iterator[tuple[int, RecordColumns]]:
     """Group the rows by partition."""
     counts = np.bincount(partitions)
-    found = np.flatnonzero(counts)
-    if len(found) == 1:
-        yield topic, int(found[0]), _records(rows)
+    used = np.flatnonzero(counts)
+    if len(used) == 1:
+        yield int(used[0]), _records(rows)
         return
     order = pc.sort_indices(pa.Array.from_buffers(pa.int32(), len(partitions), [None, pa.py_buffer(partitions)]))
     at = 0
-    for partition in found:
-        yield topic, int(partition), _records(rows.take(order.slice(at, counts[partition])))
+    for partition in used:
+        yield int(partition), _records(rows.take(order.slice(at, counts[partition])))
         at += counts[partition]
 
 
@@ -194,20 +195,6 @@ def _from_start(array: pa.Array) -> pa.Array:
     return pa.concat_arrays([array, array.slice(0, 0)]) if array.offset else array
 
 
-def _record_sizes(rows: pa.RecordBatch) -> _Int64s:
-    """Estimated bytes of each row's record: keys and headers count with their average."""
-    count = rows.num_rows
-    offsets = np.frombuffer(_binary_column(rows.column("value")).offsets, np.int32)[: count + 1]
-    others = sum(rows.column(name).nbytes for name in ("key", "headers") if name in rows.schema.names)
-    sizes: _Int64s = np.diff(offsets).astype(np.int64)
-    sizes += _RECORD_OVERHEAD + others // max(count, 1)
-    return sizes
-
-
-def _buffer(buffer: pa.Buffer | None) -> memoryview | None:
-    return None if buffer is None else memoryview(buffer)
-
-
 def _binary_column(array: pa.Array) -> BinaryColumn:
     """An array of binary or string, with 32-bit offsets; only a slice with nulls is copied."""
     null_count = array.null_count
@@ -216,38 +203,35 @@ def _binary_column(array: pa.Array) -> BinaryColumn:
     validity, offsets, data = array.buffers()
     return BinaryColumn(
         bytes(4) if offsets is None else memoryview(offsets)[_OFFSET_SIZE * array.offset :],
-        _buffer(data) or b"",
-        _buffer(validity) if null_count else None,
+        b"" if data is None else memoryview(data),
+        memoryview(validity) if null_count else None,
         null_count,
     )
 
 
 def _records(rows: pa.RecordBatch) -> RecordColumns:
     """The rows as the kernel's columns."""
-    names = rows.schema.names
+    names, now = rows.schema.names, system_ms()
+    if "timestamp" in names:
+        timestamps = _numbers(rows.column("timestamp").fill_null(now), np.int64)
+    else:
+        timestamps = np.full(rows.num_rows, now, np.int64)
     return RecordColumns(
         rows.num_rows,
         key=_binary_column(rows.column("key")) if "key" in names else None,
         value=_binary_column(rows.column("value")),
-        timestamp=_timestamps(rows).data.cast("B"),
+        timestamp=timestamps.data.cast("B"),
         headers=_headers(rows.column("headers")) if "headers" in names else None,
     )
 
 
-def _timestamps(rows: pa.RecordBatch) -> _Int64s:
-    now = system_ms()
-    if "timestamp" not in rows.schema.names:
-        return np.full(rows.num_rows, now, np.int64)
-    result: _Int64s = _numbers(rows.column("timestamp").fill_null(now), np.int64)
-    return result
-
-
 def _headers(array: Any) -> HeadersColumn:
     array = _from_start(array.cast(_HEADERS))
+    validity, offsets = array.buffers()[:2]
     entries = array.values
     return HeadersColumn(
-        _buffer(array.buffers()[1]) or bytes(4),
-        _buffer(array.buffers()[0]) if array.null_count else None,
+        bytes(4) if offsets is None else memoryview(offsets),
+        memoryview(validity) if array.null_count else None,
         array.null_count,
         _binary_column(entries.field("key")),
         _binary_column(entries.field("value")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,64 +16,73 @@ from spark_klog.errors import InvalidRecords, RecordTooLargeToSend
 from spark_klog.records.partitioning import MOST_LENGTHS, OVERHEAD, VARINT_BOUNDS
 
 _Sizes = np.ndarray[Any, np.dtype[np.int64]]
-
-
-def check_sizes(rows: pa.RecordBatch, first: int, topic: str | None, limit: int, setting: str) -> None:
-    """Raise `RecordTooLargeToSend` for the first row beyond `limit` bytes, its number counted from `first`.
-
-    `rows` are as of `record_rows`; `setting` names the limit.
-    """
-    names = rows.schema.names
-    has_headers = "headers" in names and rows.column("headers").null_count < rows.num_rows
-    longest = sum(_longest(rows.column(name)) for name in ("key", "value") if name in names)
-    if not has_headers and OVERHEAD + MOST_LENGTHS + longest <= limit:
-        return  # nearly always: the exact sizes take longer
-    sizes = _sizes(rows, has_headers)
-    too_large = np.flatnonzero(sizes > limit)
-    if len(too_large):
-        row = int(too_large[0])
-        name = rows.column("topic")[row].as_py() if topic is None else topic
-        raise RecordTooLargeToSend(name, int(sizes[row]), limit, setting, first + row)
-
-
-def _longest(column: pa.Array) -> int:
-    return pc.max(pc.binary_length(column)).as_py() or 0
-
-
-def _sizes(rows: pa.RecordBatch, has_headers: bool) -> _Sizes:
-    """The size of each row's record, see `largest_size`."""
-    sizes = np.full(rows.num_rows, OVERHEAD, np.int64)
-    for name in ("key", "value"):
-        sizes += _field_sizes(rows.column(name)) if name in rows.schema.names else 1
-    if not has_headers:
-        return sizes + 1
-    headers = rows.column("headers")
-    counts = _numbers(pc.list_value_length(headers))
-    entries = pc.list_flatten(headers)
-    of_entries = _field_sizes(pc.struct_field(entries, "key")) + _field_sizes(pc.struct_field(entries, "value"))
-    ends = np.concatenate(([0], np.cumsum(of_entries)))[np.cumsum(counts)]
-    return sizes + _varint_sizes(counts) + np.diff(ends, prepend=0)
-
-
-def _field_sizes(column: pa.Array) -> _Sizes:
-    lengths = _numbers(pc.binary_length(column))
-    sizes: _Sizes = lengths + _varint_sizes(lengths)  # of a null: the one byte of -1
-    return sizes
-
-
-def _numbers(column: pa.Array) -> _Sizes:
-    """The numbers, 0 for nulls."""
-    numbers: _Sizes = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return numbers
-
-
-def _varint_sizes(lengths: _Sizes) -> _Sizes:
-    return 1 + np.searchsorted(VARINT_BOUNDS, lengths, side="right")
-
-
 #: Rows are taken in slices of at most so many rows, and of about so many bytes.
-SLICE_ROWS, _SLICE_BYTES = 1 << 16, 32 << 20
-_TIMESTAMP = pa.int64()
+_SLICE_ROWS, _SLICE_BYTES = 1 << 16, 32 << 20
+
+
+class RecordRows:
+    """Rows that can be records, in batches of the columns and types of records: iterate for (first row, batch).
+
+    The columns are value (binary), and, if present, key, topic, partition, timestamp (int64, ms) and headers.
+    """
+
+    def __init__(
+        self,
+        rows: pa.Table | pa.RecordBatch,
+        topic: str | None,
+        size_limit: tuple[int, str],
+        *,
+        first: int = 0,
+        is_any_time: bool = False,
+    ) -> None:
+        """`topic`, if given, replaces the column; `size_limit`: the most bytes of a record, and the setting's name.
+
+        `InvalidRecords`, with the row's number counted from `first`, for a value that can't be cast, a topic that is
+        null or not UTF-8, a header without key or, unless `is_any_time`, a negative timestamp (but -1: none).
+        `RecordTooLargeToSend` for a row beyond the limit, `TypeError` if `rows` is not of Arrow.
+        """
+        if not isinstance(rows, pa.Table | pa.RecordBatch):
+            raise TypeError(f"rows must be a pyarrow Table or RecordBatch, not {type(rows).__name__}")
+        _check_columns(rows.schema, topic)
+        self._rows, self._first = rows, first
+        #: What replaces the column topic.
+        self.topic = topic
+        # a few rows are cast once; of many only a slice is in memory, so they are cast again
+        self._few = list(self._cast()) if rows.num_rows <= _SLICE_ROWS else None
+        names: dict[str, None] = {}
+        for number, batch in self:
+            if topic is None:
+                names |= dict.fromkeys(_topic_names(batch.column("topic"), number))
+            _check_values(batch, number, is_any_time)
+            _check_sizes(batch, number, topic, *size_limit)
+        #: The names of the rows' topics.
+        self.topics = list(names) if topic is None else [topic] if rows.num_rows else []
+
+    def __iter__(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        return iter(self._cast() if self._few is None else self._few)
+
+    def _cast(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        first, names = self._first, [name for name in self._rows.schema.names if name in _COLUMNS]
+        for batch in _slices(self._rows.select(names)):
+            arrays = [_checked_cast(batch.column(name), name, first) for name in names]
+            yield first, pa.RecordBatch.from_arrays(arrays, names=names)
+            first += batch.num_rows
+
+    def check_partitions(self, counts: Mapping[str, int]) -> None:
+        """Raise `InvalidRecords` for a row whose topic does not have its partition; `counts` by topic."""
+        if "partition" not in self._rows.schema.names:
+            return
+        for first, batch in self:
+            numbers = batch.column("partition")
+            for name in self.topics if numbers.null_count < batch.num_rows else ():
+                wrong = pc.or_(pc.less(numbers, 0), pc.greater_equal(numbers, counts[name]))
+                if self.topic is None:
+                    wrong = pc.and_(wrong, pc.equal(batch.column("topic"), name))
+                if pc.any(wrong).as_py():
+                    row = _first(wrong)
+                    there = f"it has partitions 0 to {counts[name] - 1}"
+                    what = f"row {first + row}: partition {numbers[row].as_py()} of topic {name}: {there}"
+                    raise InvalidRecords(what, "partition", first + row)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -107,14 +116,14 @@ _COLUMNS: dict[str, tuple[Callable[[pa.DataType], bool], str, pa.DataType]] = {
     "value": (_is_bytes, "string or binary", FULL.field("value").type),
     "topic": (_is_text, "string", FULL.field("topic").type),
     "partition": (kinds.is_integer, "an integer", FULL.field("partition").type),
-    "timestamp": (_is_time, "a timestamp, or int64 in ms", _TIMESTAMP),
+    "timestamp": (_is_time, "a timestamp, or int64 in ms", pa.int64()),
     "headers": (_is_headers, "list<struct<key: string, value: binary>>", FULL.field("headers").type),
 }
 #: Columns of fetched rows that a producer ignores.
 _IGNORED = frozenset(FULL.names) - _COLUMNS.keys()
 
 
-def check_columns(schema: pa.Schema, topic: str | None) -> None:
+def _check_columns(schema: pa.Schema, topic: str | None) -> None:
     """Raise `InvalidRecords` if no records can be made of these columns; `topic`, if given, replaces the column."""
     names = schema.names
     shown = ", ".join(names) or "none"
@@ -133,20 +142,8 @@ def check_columns(schema: pa.Schema, topic: str | None) -> None:
             raise InvalidRecords(f"column '{name}' must be {wanted}, not {schema.field(name).type}: cast it", name)
 
 
-def record_rows(rows: pa.Table | pa.RecordBatch, first: int = 0) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Cut the rows into batches with the columns and types that `PartitionEncoder` takes; yield (first row, batch).
-
-    Rows are counted from `first`. `InvalidRecords` for a value that can't be cast, such as a timestamp out of range.
-    """
-    names = [name for name in rows.schema.names if name in _COLUMNS]
-    for batch in _slices(rows.select(names)):
-        arrays = [_checked_cast(batch.column(name), name, first) for name in names]
-        yield first, pa.RecordBatch.from_arrays(arrays, names=names)
-        first += batch.num_rows
-
-
 def _slices(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    size = max(1, min(SLICE_ROWS, _SLICE_BYTES * rows.num_rows // max(1, rows.nbytes)))
+    size = max(1, min(_SLICE_ROWS, _SLICE_BYTES * rows.num_rows // max(1, rows.nbytes)))
     if isinstance(rows, pa.RecordBatch) and rows.num_rows <= size:
         yield rows
         return
@@ -191,7 +188,7 @@ def _milliseconds(times: Any) -> Any:
     return result
 
 
-def topic_names(topics: Any, first: int) -> list[str]:
+def _topic_names(topics: Any, first: int) -> list[str]:
     """The distinct names in column 'topic'; `InvalidRecords`, its row counted from `first`, for a null or bad UTF-8."""
     if topics.null_count:
         row = first + _first(topics.is_null())
@@ -205,32 +202,8 @@ def topic_names(topics: Any, first: int) -> list[str]:
     return names
 
 
-def check_rows(
-    rows: pa.RecordBatch,
-    first: int,
-    topic: str | None,
-    partitions_of: Callable[[str], int],
-    *,
-    is_any_time: bool = False,
-) -> None:
-    """Raise `InvalidRecords`, with the row's number counted from `first`, for a row that is not a record.
-
-    That is a row with a topic that is null or not UTF-8, an unknown partition, a header without key or, unless
-    `is_any_time`, a negative timestamp (but -1: none).
-    """
+def _check_values(rows: pa.RecordBatch, first: int, is_any_time: bool) -> None:
     names = rows.schema.names
-    topics = [topic] if topic is not None else topic_names(rows.column("topic"), first)
-    if "partition" in names and rows.column("partition").null_count < rows.num_rows:
-        numbers = rows.column("partition")
-        for name in topics:
-            count = partitions_of(name)
-            wrong = pc.or_(pc.less(numbers, 0), pc.greater_equal(numbers, count))
-            if topic is None:
-                wrong = pc.and_(wrong, pc.equal(rows.column("topic"), name))
-            if pc.any(wrong).as_py():
-                row = _first(wrong)
-                there = f"partition {numbers[row].as_py()} of topic {name}: it has partitions 0 to {count - 1}"
-                raise InvalidRecords(f"row {first + row}: {there}", "partition", first + row)
     if "timestamp" in names and not is_any_time:
         wrong = pc.less(rows.column("timestamp"), -1)
         if pc.any(wrong).as_py():
@@ -256,3 +229,52 @@ def _check_headers(headers: Any, first: int) -> None:
 def _first(mask: Any) -> int:
     """The position of the first true."""
     return int(np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))[0])
+
+
+def _check_sizes(rows: pa.RecordBatch, first: int, topic: str | None, limit: int, setting: str) -> None:
+    names = rows.schema.names
+    has_headers = "headers" in names and rows.column("headers").null_count < rows.num_rows
+    room = limit - OVERHEAD - MOST_LENGTHS
+    if not has_headers and (rows.nbytes <= room or sum(_longest(rows, name) for name in ("key", "value")) <= room):
+        return  # nearly always: the exact sizes take longer
+    sizes = _sizes(rows, has_headers)
+    too_large = np.flatnonzero(sizes > limit)
+    if len(too_large):
+        row = int(too_large[0])
+        name = rows.column("topic")[row].as_py() if topic is None else topic
+        raise RecordTooLargeToSend(name, int(sizes[row]), limit, setting, first + row)
+
+
+def _longest(rows: pa.RecordBatch, name: str) -> int:
+    return pc.max(pc.binary_length(rows.column(name))).as_py() or 0 if name in rows.schema.names else 0
+
+
+def _sizes(rows: pa.RecordBatch, has_headers: bool) -> _Sizes:
+    """The size of each row's record, see `largest_size`."""
+    sizes = np.full(rows.num_rows, OVERHEAD, np.int64)
+    for name in ("key", "value"):
+        sizes += _field_sizes(rows.column(name)) if name in rows.schema.names else 1
+    if not has_headers:
+        return sizes + 1
+    headers = rows.column("headers")
+    counts = _numbers(pc.list_value_length(headers))
+    entries = pc.list_flatten(headers)
+    of_entries = _field_sizes(pc.struct_field(entries, "key")) + _field_sizes(pc.struct_field(entries, "value"))
+    ends = np.concatenate(([0], np.cumsum(of_entries)))[np.cumsum(counts)]
+    return sizes + _varint_sizes(counts) + np.diff(ends, prepend=0)
+
+
+def _field_sizes(column: pa.Array) -> _Sizes:
+    lengths = _numbers(pc.binary_length(column))
+    sizes: _Sizes = lengths + _varint_sizes(lengths)  # of a null: the one byte of -1
+    return sizes
+
+
+def _numbers(column: pa.Array) -> _Sizes:
+    """The numbers, 0 for nulls."""
+    numbers: _Sizes = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return numbers
+
+
+def _varint_sizes(lengths: _Sizes) -> _Sizes:
+    return 1 + np.searchsorted(VARINT_BOUNDS, lengths, side="right")

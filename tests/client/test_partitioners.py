@@ -13,7 +13,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.settings import client_config
-from spark_klog.columns.encode import PartitionEncoder
+from spark_klog.columns.encode import Placement
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.records.partitioning import PARTITIONERS
 from tests.support.model_cluster import ModelCluster
@@ -52,8 +52,8 @@ def test_keys_go_where_librdkafka_sends_them(cluster: EmbeddedCluster, topic: st
     rows = pa.record_batch({"key": pa.array(KEYS, pa.binary()), "value": pa.array(numbers)})
     for part in (rows, rows.slice(3), rows.slice(0, 1)):
         found = {}
-        encoder = PartitionEncoder("t", lambda name: COUNT, lambda name: COUNT, 1 << 20, way)
-        for _, partition, columns in encoder.split(part):
+        placement = Placement(part, COUNT, 1 << 20, way)
+        for partition, columns in placement.records([COUNT] * placement.turns):
             assert columns.value is not None
             ends = memoryview(columns.value.offsets).cast("B").cast("i").tolist()[: columns.count + 1]
             values = [bytes(columns.value.data)[begin:end] for begin, end in pairwise(ends)]
@@ -100,7 +100,7 @@ def test_records_of_one_key(settings: dict[str, str], is_spread: bool, in_column
 
 def test_all_columns_without_a_key_column() -> None:
     for name, way in PARTITIONERS["partitioner"].items():
-        encoder = PartitionEncoder("t", lambda topic: COUNT, lambda topic: COUNT, 1 << 20, way)
-        found = {partition for _, partition, _ in encoder.split(pa.record_batch({"value": [b"a", b"b"]}))}
+        placement = Placement(pa.record_batch({"value": [b"a", b"b"]}), COUNT, 1 << 20, way)
+        found = {partition for partition, _ in placement.records([COUNT] * placement.turns)}
         wanted = way.of(None, COUNT)
         assert found == {COUNT if wanted is None else wanted}, name

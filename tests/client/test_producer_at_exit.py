@@ -12,8 +12,8 @@ from tests.support.model_cluster import Fate, ModelCluster
 BEGIN = """
 import os, sys, threading
 from spark_klog.client import Producer
-from spark_klog.client.producer import thread as at_exit
-at_exit.SECONDS = {seconds}
+from spark_klog.client.producer import producer
+producer._SECONDS_AT_EXIT = {seconds}
 producer = Producer({{"bootstrap.servers": "{servers}", "linger.ms": "{linger}", "retry.backoff.ms": "1"}})
 """
 SEND = """

@@ -1,4 +1,4 @@
-"""PartitionEncoder: its columns by partition, encoded as batches that kafka-python reads."""
+"""Placement: its columns by partition, encoded as batches that kafka-python reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from kafka.partitioner.default import murmur2
 
-from spark_klog.columns.encode import PartitionEncoder
-from spark_klog.columns.rows import check_rows, record_rows
+from spark_klog.columns.encode import Placement, by_topic
+from spark_klog.columns.rows import RecordRows
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.records import kernels
@@ -39,6 +39,10 @@ def content(columns: RecordColumns) -> list[Content]:
     return found
 
 
+def record_rows(batch: pa.RecordBatch, topic: str | None) -> RecordRows:
+    return RecordRows(batch, topic, (1 << 20, "max.request.size"), is_any_time=True)
+
+
 def split(
     batch: pa.RecordBatch,
     topic: str | None = "t",
@@ -47,12 +51,14 @@ def split(
     batch_bytes: int = 1 << 20,
 ) -> dict[tuple[str, int], list[Content]]:
     result: dict[tuple[str, int], list[Content]] = {}
-    encoder = PartitionEncoder(topic, partitions, chosen, batch_bytes)
-    for first, rows in record_rows(batch):
-        check_rows(rows, first, topic, partitions)
-        for name, partition, columns in encoder.split(rows):
-            assert columns.count
-            result.setdefault((name, partition), []).extend(content(columns))
+    rows = record_rows(batch, topic)
+    rows.check_partitions({name: partitions(name) for name in rows.topics})
+    for _, part in rows:
+        for name, of_topic in by_topic(part, topic):
+            placement = Placement(of_topic, partitions(name), batch_bytes)
+            for partition, columns in placement.records([chosen(name) for _ in range(placement.turns)]):
+                assert columns.count
+                result.setdefault((name, partition), []).extend(content(columns))
     return result
 
 
@@ -191,15 +197,13 @@ def test_times_are_rounded_down(unit: str, in_ms: int) -> None:
     times = [ms * in_ms + rest for ms in (-2, -1, 0, 1) for rest in (0, 1, in_ms - 1)]
     for kind in (pa.timestamp(unit), pa.timestamp(unit, "UTC")):
         rows = table(value=pa.array([b"v"] * (len(times) + 1)), timestamp=pa.array([*times, None], kind))
-        [(first, found)] = record_rows(rows)
+        [(first, found)] = record_rows(rows, "t")
         assert (first, found.column("timestamp").to_pylist()) == (0, [*(time // in_ms for time in times), None])
 
 
 def test_records_bear_the_time_of_the_split() -> None:
     before = time.time_ns() // 1_000_000
-    [(_, _, columns)] = PartitionEncoder("t", lambda topic: 1, lambda topic: 0, 1 << 20).split(
-        table(value=pa.array(VALUES))
-    )
+    [(_, columns)] = Placement(table(value=pa.array(VALUES)), 1, 1 << 20).records([0])
     after = time.time_ns() // 1_000_000
     assert columns.timestamp is not None
     stamps = memoryview(columns.timestamp).cast("B").cast("q")

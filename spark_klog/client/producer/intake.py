@@ -1,10 +1,4 @@
-"""Records of `Producer.send` on the way to a batch, and checks of their values.
-
-Choose partitions for records without a key: one until a batch is full, then the next (KIP-480, KIP-794).
-
-The first partition is random, so that many small producers spread evenly; then the partitions take turns. Partitions
-without a leader are skipped while others have one.
-"""
+"""Records of `Producer.send` on the way to a batch: their partitions, checks of their values, what gathers."""
 
 from __future__ import annotations
 
@@ -13,7 +7,8 @@ import math
 import operator
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect
+from collections.abc import Mapping
 
 from spark_klog.client.cluster import Cluster, TopicPartition, numbers_of
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
@@ -30,83 +25,89 @@ _log = logging.getLogger(__name__)
 _RENEWAL_MS = 2_000
 #: Seconds until the next attempt after one that failed.
 _PAUSE = 20.0
+_MAX_INT64 = 0x7FFFFFFFFFFFFFFF
 
 
-class PartitionCounts:
-    """Numbers of partitions by topic. Not thread-safe."""
+class PartitionChoice:
+    """The partitions of the topics in use, and which of them records get. Not thread-safe.
 
-    def __init__(self, cluster: Cluster, creates_topics: bool) -> None:
-        self._cluster = cluster
+    A topic's records without a key or a partition go to one partition until a batch is full, then to the next one
+    (KIP-480, KIP-794). The first is random, so that many small producers spread evenly. Partitions without a leader are
+    skipped while others have one.
+    """
+
+    def __init__(self, cluster: Cluster, batch_size: int, *, creates_topics: bool) -> None:
+        self._cluster, self._batch_size = cluster, batch_size
         #: Whether brokers with auto.create.topics.enable may create missing topics.
         self.creates_topics = creates_topics
+        self.partitioning = cluster.config.partitioning
         self._max_age = cluster.config.metadata_max_age_ms / 1000
-        #: Of the topics used since `refresh`, and of those that it asked for.
+        #: Numbers of partitions of the topics used since `refresh`, and of those that it asked for.
         self._known: dict[str, int] = {}
         self._refreshed: dict[str, int] = {}
         #: A reading of `time.monotonic`.
         self._old_at = math.inf
         self._renewal: MetadataRequest | None = None
+        #: The partition whose turn it is, and the bytes that it has got; without them it is the next one's turn.
+        self._current: dict[str, int] = {}
+        self._filled: dict[str, int] = {}
 
-    def of(self, topic: str) -> int:
+    def count(self, topic: str) -> int:
         """The number of partitions of a topic; `ProtocolError` if it is missing and the broker does not create it."""
         if topic not in self._known:
             count = self._refreshed.pop(topic, None)
             if count is None:
-                found = self._cluster.attempt(lambda: self._cluster.partitions([topic], create=self.creates_topics))
-                count = len(found[topic])
+                numbers = self._cluster.attempt(lambda: self._cluster.partitions([topic], create=self.creates_topics))
+                count = len(numbers[topic])
             self._know(topic, count)
         return self._known[topic]
 
     def knows(self, topic: str) -> bool:
-        """Whether `of` needs no broker. Any thread may ask."""
+        """Whether `count` needs no broker. Any thread may ask."""
         return topic in self._known or topic in self._refreshed
 
-    def learn(self, topic: str, found: Mapping[str, Message]) -> None:
+    def learn(self, topic: str, metadata: Mapping[str, Message]) -> None:
         """Take over metadata of a topic; `ProtocolError` if they have an error."""
-        self._know(topic, len(numbers_of(found, [topic])[topic]))
+        self._know(topic, len(numbers_of(metadata, [topic])[topic]))
 
     def _know(self, topic: str, count: int) -> None:
         self._known[topic] = count
         self._old_at = min(self._old_at, time.monotonic() + self._max_age)
 
-    def with_leader(self, topic: str) -> list[int]:
-        """Partitions with a leader in the last metadata; all if none has one."""
-        numbers = range(self.of(topic))
-        return [number for number in numbers if self._cluster.last_leader(topic, number) is not None] or list(numbers)
+    def renew(self, *, wait: bool = True) -> None:
+        """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones.
 
-    def renew(self, *, wait: bool = True) -> bool:
-        """Fetch the numbers if they are old; return whether one has changed. Without errors: the known ones stay.
-
-        Without `wait` the first call only asks, and a later one sees the answer.
+        Without `wait` the first call only asks, and a later one sees the answer. No errors: the known ones stay.
         """
         if self._renewal is None and time.monotonic() < self._old_at:
-            return False
+            return
         self._refreshed.clear()
         if wait:
             self._drop_renewal()
         try:
             with self._cluster.within(_RENEWAL_MS):
-                found = self._cluster.metadata(self._known) if wait else self._renewal_step()
+                metadata = self._cluster.metadata(self._known) if wait else self._renewal_step()
         except KlogError as error:
             self._old_at = time.monotonic() + min(self._max_age, _PAUSE)
             _log.warning("a producer's topics may have new partitions that it does not know: %s", error)
-            return False
-        if found is None:
-            return False
+            return
+        if metadata is None:
+            return
         before = dict(self._known)
         self._old_at = time.monotonic() + self._max_age
-        for name, topic in found.items():
+        for name, topic in metadata.items():
             if topic["partitions"]:  # else it has an error, which the brokers answer to its records, too
                 self._known[name] = len(topic["partitions"])
-        return self._known != before
+        if self._known != before:
+            self._filled.clear()
 
     def _renewal_step(self) -> dict[str, Message] | None:
         request = self._renewal or MetadataRequest(self._cluster, self._known)
         self._renewal = None
-        found = request.step()
-        if found is None:
+        metadata = request.step()
+        if metadata is None:
             self._renewal = request
-        return found
+        return metadata
 
     def _drop_renewal(self) -> None:
         """Forget a request in flight: its answer may be older than one that is asked for now."""
@@ -116,93 +117,52 @@ class PartitionCounts:
 
     def refresh(self) -> bool:
         """As `Producer.refresh`."""
+        self._filled.clear()
         self._drop_renewal()
         cluster_id = self._cluster.cluster_id
         topics = list(self._known)
         self._known.clear()
-        found = self._cluster.partitions(topics, missing_ok=True)
-        self._refreshed = {topic: len(numbers) for topic, numbers in found.items()}
+        numbers = self._cluster.partitions(topics, missing_ok=True)
+        self._refreshed = {topic: len(of_topic) for topic, of_topic in numbers.items()}
         self._old_at = time.monotonic() + self._max_age
         return self._cluster.cluster_id == cluster_id
 
-
-class StickyPartitioner:
-    """Choose a partition per topic. `available(topic)` returns the partitions to choose from, at least one."""
-
-    def __init__(self, available: Callable[[str], Sequence[int]], batch_bytes: int) -> None:
-        self._available = available
-        self._batch_bytes = batch_bytes
-        self._current: dict[str, int] = {}
-        self._filled: dict[str, int] = {}
-
-    def current(self, topic: str) -> int:
-        """The partition of the next record."""
-        if topic not in self._filled:
-            return self.next(topic)
-        return self._current[topic]
-
-    def filled(self, topic: str, size: int) -> None:
-        """Count bytes added to the current partition; a full batch ends its turn."""
-        self._filled[topic] = self._filled.get(topic, 0) + size
-        if self._filled[topic] >= self._batch_bytes:
-            self.next(topic)
-
-    def end_turns(self) -> None:
-        """Choose again at each topic's next record: the partitions may have changed."""
-        self._filled.clear()
-
-    def next(self, topic: str) -> int:
-        """Go to the next partition in turn and return it."""
-        available = self._available(topic)
-        before = self._current.get(topic)
-        if before is None:
-            chosen = random.choice(available)
-        else:
-            chosen = min((number for number in available if number > before), default=min(available))
-        self._current[topic] = chosen
-        self._filled[topic] = 0
-        return chosen
-
-
-class PartitionChoice:
-    """Partition counts of the topics in use, and the partitions that records without a key or a partition get."""
-
-    def __init__(self, cluster: Cluster, batch_size: int, creates_topics: bool) -> None:
-        self.counts = PartitionCounts(cluster, creates_topics)
-        self.partitioning = cluster.config.partitioning
-        self.sticky = StickyPartitioner(self.counts.with_leader, batch_size)
-        self._batch_size = batch_size
-
-    def renew(self, *, wait: bool = True) -> None:
-        """See new partitions after metadata.max.age.ms; a call does it first, as it relies on the same ones.
-
-        `wait`: see `PartitionCounts.renew`.
-        """
-        if self.counts.renew(wait=wait):
-            self.sticky.end_turns()
-
-    def refresh(self) -> bool:
-        """Fetch the topics in use again; False if the brokers belong to another cluster now."""
-        self.sticky.end_turns()
-        return self.counts.refresh()
-
     def of(self, topic: str, key: bytes | None, partition: int | None) -> tuple[int, bool]:
         """(partition of a record, whether it was free to choose); `ConfigError` if the topic has no such partition."""
-        count = self.counts.of(topic)
+        count = self.count(topic)
         if partition is not None:
             if not 0 <= operator.index(partition) < count:
                 there = f"partitions 0 to {count - 1}" if count > 1 else "only partition 0"
                 raise ConfigError(f"topic {topic} has {there}, not {partition}")
             return partition, False
         hashed = self.partitioning.of(key, count)
-        return (self.sticky.current(topic), True) if hashed is None else (hashed, False)
+        if hashed is not None:
+            return hashed, False
+        return (self._current[topic] if topic in self._filled else self.turns(topic, 1)[0]), True
 
     def filled(self, topic: str, size: int) -> None:
-        """Note the size of a record whose partition was free to choose."""
-        self.sticky.filled(topic, self._batch_size if self.partitioning.takes_turns else size)
+        """Note the size of a record whose partition was free to choose: a full batch ends the partition's turn."""
+        self._filled[topic] = self._filled.get(topic, 0) + (self._batch_size if self.partitioning.takes_turns else size)
+        if self._filled[topic] >= self._batch_size:
+            self.turns(topic, 1)
 
-
-_MAX_INT64 = 0x7FFFFFFFFFFFFFFF
+    def turns(self, topic: str, number: int) -> list[int]:
+        """The next partitions in turn; the last one's turn goes on."""
+        last_leader = self._cluster.last_leader
+        every = range(self.count(topic))
+        available = [partition for partition in every if last_leader(topic, partition) is not None] or list(every)
+        chosen: list[int] = []
+        for _ in range(number):
+            before = self._current.get(topic)
+            if before is None:
+                following = random.choice(available)
+            else:
+                place = bisect(available, before)
+                following = available[place if place < len(available) else 0]
+            self._current[topic] = following
+            self._filled[topic] = 0
+            chosen.append(following)
+        return chosen
 
 
 class Gathering:

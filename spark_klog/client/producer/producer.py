@@ -8,10 +8,12 @@ the log twice.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import logging
 import math
 import time
+import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -19,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.net.connection import Connection
+from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import GroupMetadata
-from spark_klog.client.producer import thread as at_exit
 from spark_klog.client.producer.intake import (
     Gathering,
     Gatherings,
@@ -34,17 +36,21 @@ from spark_klog.client.producer.intake import (
 )
 from spark_klog.client.producer.receipts import Delivery, OnDelivery
 from spark_klog.client.producer.sender import Sender
-from spark_klog.client.producer.thread import Background, TopicLookUp, Turns
+from spark_klog.client.producer.thread import Background, Turns
 from spark_klog.client.producer.transactions import PreparedTransaction, Transactions
+from spark_klog.client.requests import MetadataRequest
 from spark_klog.client.settings import without_effect
 from spark_klog.errors import (
     CallInterrupted,
     ConcurrentUse,
     ConfigError,
+    ConnectionFailed,
     KlogError,
     ProducerClosed,
+    ProtocolError,
     RequestTimedOut,
     TransactionAborted,
+    is_retriable,
 )
 from spark_klog.records import kernels
 from spark_klog.records.contract import Headers, RecordColumns
@@ -52,131 +58,11 @@ from spark_klog.records.contract import Headers, RecordColumns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-
-class TransactionCalls:
-    """The base of `Producer`, which gives it everything that the calls need."""
-
-    _cluster: Cluster
-    #: Records that are in no batch yet.
-    _gathering: Gatherings
-    _sender: Sender
-    _transactions: Transactions | None
-    _turns: Turns
-
-    def _check_open(self, call: str) -> None:
-        raise NotImplementedError
-
-    def _flush(self) -> None:
-        raise NotImplementedError
-
-    def _transactional(self, call: str) -> Transactions:
-        self._check_open(call)
-        if self._transactions is None:
-            raise ConfigError(f"{self._cluster.config.named('transactional.id')} is not set: it names the transactions")
-        return self._transactions
-
-    def _in_transaction(self, call: str) -> Transactions:
-        """The transactions, of which one is open; raises the error of an earlier record first, as `send` does.
-
-        But without a transaction it says so: a commit that an interrupt has ended may have been done.
-        """
-        transactions = self._transactional(call)
-        if not transactions.is_open:
-            transactions.check_open(call)
-        self._sender.check()
-        transactions.check_open(call)
-        return transactions
-
-    def init_transactions(self, known: PreparedTransaction | None = None) -> None:
-        """Fence other producers with this transactional.id and abort their transactions.
-
-        Call it once, first, and after `prepare_transaction` before the next transaction. With `known`, the last
-        transaction of this id, it fences nobody: it raises `ProducerFenced` if the id has another epoch (Kafka 2.5).
-        With transaction.version 2 (Kafka 4) the epoch that follows is the same after a commit and after an abort:
-        who must know which asks `Admin.describe_transactions` first.
-        """
-        with self._turns, self._turns.section:
-            self._transactional("init_transactions").init(known)
-            self._sender.reset()  # another epoch numbers its batches from 0 on
-
-    def begin_transaction(self) -> None:
-        """Begin a transaction. The broker learns of it with the first record."""
-        with self._turns, self._turns.section:
-            self._transactional("begin_transaction").begin()
-
-    def send_offsets_to_transaction(
-        self,
-        offsets: Mapping[TopicPartition, int],
-        group: str | GroupMetadata,
-    ) -> None:
-        """Add a group's offsets, by (topic, partition), to the transaction: committed with it (KIP-447).
-
-        Offsets of a consumer that has subscribed need its `group_metadata()`: with the group's name alone the offsets
-        of a member whose partitions another one reads already are accepted, too. `ProtocolError` (ILLEGAL_GENERATION,
-        UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID) if it is outdated: abort the transaction. `UnsupportedVersionError` for
-        a member if the group's coordinator is older than Kafka 2.5: it would not compare the generation.
-        """
-        found = GroupMetadata(group) if isinstance(group, str) else group
-        with self._turns, self._turns.section:
-            transactions = self._in_transaction("send_offsets_to_transaction")
-            transactions.send_offsets(offsets, found.group, found.generation, found.member, found.instance)
-
-    def commit_transaction(self) -> None:
-        """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again.
-
-        After an interrupt, too: `InvalidTransactionState` then says that the first call has committed.
-        """
-        try:
-            with self._turns, self._turns.section:
-                transactions = self._transactional("commit_transaction")
-                if not transactions.is_ending:
-                    self._in_transaction("commit_transaction")
-                    self._flush()
-                transactions.commit()
-        finally:
-            self._sender.receipts.call_back()
-
-    def prepare_transaction(self) -> PreparedTransaction | None:
-        """Flush, and leave the transaction to another process, which calls `Admin.end_transactions`.
-
-        None if nothing was written: there is nothing to end. Brokers abort the transaction after
-        transaction.timeout.ms. `init_transactions` makes the producer usable again; call it when the transaction has
-        ended, as it aborts a transaction that has not. Any version of Kafka with transactions (compare KIP-939).
-        """
-        try:
-            with self._turns, self._turns.section:
-                transactions = self._in_transaction("prepare_transaction")
-                self._flush()
-                return transactions.prepare()
-        finally:
-            self._sender.receipts.call_back()
-
-    def transaction_under_way(self) -> PreparedTransaction | None:
-        """What `Admin.fence_transactions` aborts this producer's transaction by; None if nothing was written."""
-        with self._turns:
-            return self._transactional("transaction_under_way").under_way
-
-    def abort_transaction(self) -> None:
-        """Drop unsent records and abort the transaction. After an error call it again."""
-        try:
-            with self._turns, self._turns.section:
-                self._abort_transaction(self._transactional("abort_transaction"))
-        finally:
-            self._sender.receipts.call_back()
-
-    def _abort_transaction(self, transactions: Transactions) -> None:
-        if not transactions.is_open:
-            transactions.abort()  # says why not
-        self._gathering.clear()
-        if not self._sender.is_idle:
-            transactions.fail()
-        if transactions.has_failed:
-            self._sender.reset()  # another epoch numbers its batches from 0 on
-        aborted = TransactionAborted(f"the transaction of {transactions.transactional_id} was aborted")
-        self._sender.receipts.fail_all(aborted)
-        transactions.abort()
+    from spark_klog.columns.rows import RecordRows
 
 
+#: Seconds for all producers together that are not closed at the interpreter's exit.
+_SECONDS_AT_EXIT = 10.0
 #: Time for the abort of a transaction that an exception has ended.
 _LAST_ABORT_MS = 5_000
 #: Seconds at least that the interpreter's exit waits for a callback that another thread calls.
@@ -186,7 +72,7 @@ _PAUSE = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Producer(TransactionCalls):
+class Producer:
     """Write records to partitions' leaders.
 
         with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
@@ -247,23 +133,23 @@ class Producer(TransactionCalls):
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
         self._size_limit = size_limit(cluster.config)
-        self._choice = PartitionChoice(cluster, self.batch_size, creates_topics)
+        self._choice = PartitionChoice(cluster, self.batch_size, creates_topics=creates_topics)
         if self._has_thread:
-            at_exit.remember(self)
+            _unclosed.add(self)
 
     def partitions(self, topic: str) -> int:
         """The number of partitions of a topic. The broker may create a missing topic; otherwise `ProtocolError`."""
         with self._turns, self._turns.section:
             self._check_open("partitions")
             self._choice.renew()
-            return self._choice.counts.of(topic)
+            return self._choice.count(topic)
 
     def unknown(self, topics: Collection[str]) -> list[str]:
         """The topics whose partitions are not known from metadata that is at most metadata.max.age.ms old."""
         with self._turns, self._turns.section:
             self._check_open("unknown")
             self._choice.renew()
-            return [topic for topic in topics if not self._choice.counts.knows(topic)]
+            return [topic for topic in topics if not self._choice.knows(topic)]
 
     def send(
         self,
@@ -317,9 +203,45 @@ class Producer(TransactionCalls):
         return Delivery(gathering.receipt, index, timestamp)
 
     def _look_up(self, topic: str, call: str) -> None:
-        """Have a topic's partitions known before the call's turn, so that other threads' calls go on meanwhile."""
-        if self._has_thread and not self._choice.counts.knows(topic):
-            TopicLookUp(self._turns, self._cluster, self._choice.counts, lambda: self._check(call)).run(topic)
+        """Have a topic's partitions known within request.timeout.ms, before the call's turn.
+
+        Turns are taken for single steps only, so that other threads' calls go on meanwhile.
+        """
+        if not self._has_thread or self._choice.knows(topic):
+            return None
+        with self._turns, self._turns.section:
+            self._check(call)
+            deadline, backoff = self._cluster.deadline(), self._cluster.backoff()
+        while True:
+            try:
+                return self._look_up_once(topic, call, deadline)
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                if not is_retriable(error):
+                    raise
+                failure = error
+            backoff.pause(failure)
+
+    def _look_up_once(self, topic: str, call: str, deadline: float) -> None:
+        request: MetadataRequest | None = None
+        while True:
+            with self._turns, self._turns.section:
+                self._check(call)
+                if self._choice.knows(topic):  # by another thread's call
+                    if request is not None:
+                        request.cancel()
+                    return
+                if request is None:
+                    with self._cluster.within(1000 * max(0.0, deadline - time.monotonic())):
+                        request = MetadataRequest(self._cluster, [topic], create=self._choice.creates_topics)
+                metadata = request.step()
+                if metadata is not None:
+                    self._choice.learn(topic, metadata)
+                    return
+                connections, pause = request.connections, request.look_at - time.monotonic()
+            try:
+                wait_until_ready(connections, pause)
+            except (OSError, ValueError):  # another thread has closed the connection: the next step says so
+                time.sleep(max(0.0, pause))
 
     def _gather(self, key: TopicPartition) -> Gathering:
         """Begin a batch, and have the thread send it after linger.ms."""
@@ -392,27 +314,33 @@ class Producer(TransactionCalls):
         `InvalidRecords` names the column and its type, or the row, that is wrong, `RecordTooLargeToSend` a row that is
         beyond max.request.size or buffer.memory; no row is added then.
         """
-        from spark_klog.client.producer.intake_arrow import arrow_records, topics_of
+        self.send_rows(self.record_rows(rows, topic, is_any_time=is_any_time))
 
-        if self._has_thread:
-            for name in topics_of(rows, topic):
-                self._look_up(name, "send_arrow")
+    def record_rows(
+        self, rows: pa.Table | pa.RecordBatch, topic: str | None, *, first: int = 0, is_any_time: bool = False
+    ) -> RecordRows:
+        """The rows for `send_rows`, checked and cast; raises what `send_arrow` raises, rows counted from `first`."""
+        from spark_klog.columns.rows import RecordRows
+
+        return RecordRows(rows, topic, self._size_limit, first=first, is_any_time=is_any_time)
+
+    def send_rows(self, rows: RecordRows) -> None:
+        """As `send_arrow`, of rows that `record_rows` has checked."""
+        from spark_klog.columns.encode import Placement, by_topic
+
+        for name in rows.topics:
+            self._look_up(name, "send_arrow")
         with self._turns, self._turns.section:
             self._check("send_arrow")
-            self._choice.renew()
-            count, choose, size = self._choice.counts.of, self._choice.sticky.next, self.batch_size
-            records = arrow_records(
-                rows,
-                topic,
-                count,
-                choose,
-                size,
-                self._choice.partitioning,
-                self._size_limit,
-                is_any_time=is_any_time,
-            )
-            for name, partition, columns in records:
-                self._add_columns((name, partition), columns)
+            choice = self._choice
+            choice.renew()
+            counts = {name: choice.count(name) for name in rows.topics}
+            rows.check_partitions(counts)
+            for _, batch in rows:
+                for name, part in by_topic(batch, rows.topic):
+                    placement = Placement(part, counts[name], self.batch_size, choice.partitioning)
+                    for partition, columns in placement.records(choice.turns(name, placement.turns)):
+                        self._add_columns((name, partition), columns)
             self._wake()
 
     def _add_columns(self, key: TopicPartition, columns: RecordColumns) -> None:
@@ -472,8 +400,118 @@ class Producer(TransactionCalls):
             self._check_open("refresh")
             return self._choice.refresh()
 
+    def _transactional(self, call: str) -> Transactions:
+        self._check_open(call)
+        if self._transactions is None:
+            raise ConfigError(f"{self._cluster.config.named('transactional.id')} is not set: it names the transactions")
+        return self._transactions
+
+    def _in_transaction(self, call: str) -> Transactions:
+        """The transactions, of which one is open; raises the error of an earlier record first, as `send` does.
+
+        But without a transaction it says so: a commit that an interrupt has ended may have been done.
+        """
+        transactions = self._transactional(call)
+        if not transactions.is_open:
+            transactions.check_open(call)
+        self._sender.check()
+        transactions.check_open(call)
+        return transactions
+
+    def init_transactions(self, known: PreparedTransaction | None = None) -> None:
+        """Fence other producers with this transactional.id and abort their transactions.
+
+        Call it once, first, and after `prepare_transaction` before the next transaction. With `known`, the last
+        transaction of this id, it fences nobody: it raises `ProducerFenced` if the id has another epoch (Kafka 2.5).
+        With transaction.version 2 (Kafka 4) the epoch that follows is the same after a commit and after an abort:
+        who must know which asks `Admin.describe_transactions` first.
+        """
+        with self._turns, self._turns.section:
+            self._transactional("init_transactions").init(known)
+            self._sender.reset()  # another epoch numbers its batches from 0 on
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction. The broker learns of it with the first record."""
+        with self._turns, self._turns.section:
+            self._transactional("begin_transaction").begin()
+
+    def send_offsets_to_transaction(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        group: str | GroupMetadata,
+    ) -> None:
+        """Add a group's offsets, by (topic, partition), to the transaction: committed with it (KIP-447).
+
+        Offsets of a consumer that has subscribed need its `group_metadata()`: with the group's name alone the offsets
+        of a member whose partitions another one reads already are accepted, too. `ProtocolError` (ILLEGAL_GENERATION,
+        UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID) if it is outdated: abort the transaction. `UnsupportedVersionError` for
+        a member if the group's coordinator is older than Kafka 2.5: it would not compare the generation.
+        """
+        member = GroupMetadata(group) if isinstance(group, str) else group
+        with self._turns, self._turns.section:
+            transactions = self._in_transaction("send_offsets_to_transaction")
+            transactions.send_offsets(offsets, member)
+
+    def commit_transaction(self) -> None:
+        """Flush and commit. After `RequestTimedOut` or `ConnectionFailed` the outcome is open: call it again.
+
+        After an interrupt, too: `InvalidTransactionState` then says that the first call has committed.
+        """
+        try:
+            with self._turns, self._turns.section:
+                transactions = self._transactional("commit_transaction")
+                if not transactions.is_ending:
+                    self._in_transaction("commit_transaction")
+                    self._flush()
+                transactions.commit()
+        finally:
+            self._sender.receipts.call_back()
+
+    def prepare_transaction(self) -> PreparedTransaction | None:
+        """Flush, and leave the transaction to another process, which calls `Admin.end_transactions`.
+
+        None if nothing was written: there is nothing to end. Brokers abort the transaction after
+        transaction.timeout.ms. `init_transactions` makes the producer usable again; call it when the transaction has
+        ended, as it aborts a transaction that has not. Any version of Kafka with transactions (compare KIP-939).
+        """
+        try:
+            with self._turns, self._turns.section:
+                transactions = self._in_transaction("prepare_transaction")
+                self._flush()
+                return transactions.prepare()
+        finally:
+            self._sender.receipts.call_back()
+
+    def transaction_under_way(self) -> PreparedTransaction | None:
+        """What `Admin.fence_transactions` aborts this producer's transaction by; None if nothing was written."""
+        with self._turns:
+            return self._transactional("transaction_under_way").under_way
+
+    def abort_transaction(self) -> None:
+        """Drop unsent records and abort the transaction. After an error call it again."""
+        try:
+            with self._turns, self._turns.section:
+                self._abort_transaction(self._transactional("abort_transaction"))
+        finally:
+            self._sender.receipts.call_back()
+
+    def _abort_transaction(self, transactions: Transactions) -> None:
+        if not transactions.is_open:
+            transactions.abort()  # says why not
+        self._gathering.clear()
+        if not self._sender.is_idle:
+            transactions.fail()
+        if transactions.has_failed:
+            self._sender.reset()  # another epoch numbers its batches from 0 on
+        aborted = TransactionAborted(f"the transaction of {transactions.transactional_id} was aborted")
+        self._sender.receipts.fail_all(aborted)
+        transactions.abort()
+
     def finish_at_exit(self, until: float) -> None:
-        """See `at_exit`; not of a transaction, which nobody will commit."""
+        """Write what is left, up to `until`, a reading of `time.monotonic`; warn of what is lost.
+
+        Not of a transaction, which nobody will commit.
+        """
         if self._is_closed or self._turns.is_forked or self._transactions is not None:
             return
         seconds = max(0.0, until - time.monotonic())
@@ -570,3 +608,16 @@ class Producer(TransactionCalls):
                     self.abort_transaction()
         finally:
             self.abort()
+
+
+_unclosed: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_all_at_exit() -> None:
+    until = time.monotonic() + _SECONDS_AT_EXIT
+    for producer in list(_unclosed):
+        try:
+            producer.finish_at_exit(until)
+        except Exception:  # the others have their turn
+            _log.exception("records that a producer had not written at exit are lost")

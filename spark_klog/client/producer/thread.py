@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import selectors
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from spark_klog.base.interrupts import ORDERLY, CallLock, Section
-from spark_klog.client.cluster import Cluster
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
-from spark_klog.client.net.waiting import Waker, wait_until_ready
-from spark_klog.client.producer.intake import PartitionCounts
-from spark_klog.client.requests import MetadataRequest
-from spark_klog.errors import (
-    ConcurrentUse,
-    ConnectionFailed,
-    ProducerClosed,
-    ProtocolError,
-    RequestTimedOut,
-    is_retriable,
-)
+from spark_klog.client.net.waiting import Waker
+from spark_klog.errors import ConcurrentUse, ProducerClosed, RequestTimedOut
 
 _log = logging.getLogger(__name__)
-#: For all producers together.
-SECONDS = 10.0
-
-
-class Unclosed(Protocol):
-    """A producer that was perhaps not closed."""
-
-    def finish_at_exit(self, until: float) -> None:
-        """Write what is left, up to `until`, a reading of `time.monotonic`; warn of what is lost."""
-
-
-_unclosed: weakref.WeakSet[Unclosed] = weakref.WeakSet()
-
-
-def remember(producer: Unclosed) -> None:
-    """Have `finish_at_exit` called at the interpreter's exit if the producer is still there."""
-    _unclosed.add(producer)
-
-
-@atexit.register
-def _finish() -> None:
-    until = time.monotonic() + SECONDS
-    for producer in list(_unclosed):
-        try:
-            producer.finish_at_exit(until)
-        except Exception:  # the others have their turn
-            _log.exception("records that a producer had not written at exit are lost")
-
-
 #: Seconds; selectors take no infinity.
 _LONGEST_WAIT = 3600.0
 _JOIN_SECONDS = 30.0
@@ -209,53 +167,3 @@ class Background:
             for connection in set(connections):  # two node ids may share one
                 selector.register(connection, connection.events)
             selector.select(max(0.0, min(pause, _LONGEST_WAIT)))
-
-
-class TopicLookUp:
-    """Have `counts` know a topic within request.timeout.ms; the broker may create it if `counts` says so.
-
-    The producer's turn is taken for each step only, and `check` is called in each.
-    """
-
-    def __init__(self, turns: Turns, cluster: Cluster, counts: PartitionCounts, check: Callable[[], None]) -> None:
-        self._turns, self._cluster, self._counts, self._check = turns, cluster, counts, check
-
-    def run(self, topic: str) -> None:
-        """Retry retriable errors until the deadline, and raise others."""
-        with self._turns, self._turns.section:
-            self._check()
-            deadline, backoff = self._cluster.deadline(), self._cluster.backoff()
-        while True:
-            try:
-                return self._ask(topic, deadline)
-            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-                if not is_retriable(error):
-                    raise
-                failure = error
-            backoff.pause(failure)
-
-    def _ask(self, topic: str, deadline: float) -> None:
-        request: MetadataRequest | None = None
-        while True:
-            with self._turns, self._turns.section:
-                self._check()
-                if self._counts.knows(topic):  # by another thread's call
-                    if request is not None:
-                        request.cancel()
-                    return
-                if request is None:
-                    with self._cluster.within(1000 * max(0.0, deadline - time.monotonic())):
-                        request = MetadataRequest(self._cluster, [topic], create=self._counts.creates_topics)
-                found = request.step()
-                if found is not None:
-                    self._counts.learn(topic, found)
-                    return
-                connections, look_at = request.connections, request.look_at
-            _wait(connections, look_at - time.monotonic())
-
-
-def _wait(connections: list[Connection], seconds: float) -> None:
-    try:
-        wait_until_ready(connections, seconds)
-    except (OSError, ValueError):  # another thread has closed the connection: the next step says so
-        time.sleep(max(0.0, seconds))

@@ -23,6 +23,7 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.offsets import (
     Committed,
+    GroupMetadata,
     check_committable,
     numbers_by_topic,
     partition_entries,
@@ -201,12 +202,9 @@ class Transactions:
     def send_offsets(
         self,
         offsets: Mapping[TopicPartition, int],
-        group: str,
-        generation: int = -1,
-        member: str = "",
-        instance: str | None = None,
+        member: GroupMetadata,
     ) -> None:
-        """Commit a group's offsets with the transaction. With `generation` the broker rejects outdated members.
+        """Commit a group's offsets with the transaction. With a generation the broker rejects outdated members.
 
         `UnsupportedVersionError` for a member if the broker is older than Kafka 2.5; the transaction stays open.
         """
@@ -215,7 +213,8 @@ class Transactions:
             return
         for key, offset in offsets.items():
             check_committable(key, offset)
-        if (generation, member, instance) != (-1, "", None):
+        group = member.group
+        if member != GroupMetadata(group):
             self._check_members(group)
         self._is_begun = True
         if group not in self._groups:
@@ -230,9 +229,9 @@ class Transactions:
         commit = {
             **self._identity(),
             "group_id": group,
-            "generation_id": generation,
-            "member_id": member,
-            "group_instance_id": instance,
+            "generation_id": member.generation,
+            "member_id": member.member,
+            "group_instance_id": member.instance,
             "topics": topics_to_commit({key: Committed(offset) for key, offset in offsets.items()}),
         }
 

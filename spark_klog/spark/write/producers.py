@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -29,8 +29,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.client.retry import pause_seconds
-from spark_klog.columns.rows import check_rows, record_rows, topic_names
-from spark_klog.errors import ErrorCode, InvalidRecords, KlogError, ProducerFenced, ProtocolError, RecordTooLargeToSend
+from spark_klog.errors import ErrorCode, KlogError, ProducerFenced, ProtocolError
 from spark_klog.protocol.apis import METADATA
 from spark_klog.spark.options.names import PREFIX
 
@@ -54,27 +53,15 @@ class SinkProducer:
         self.prepared: PreparedTransaction | None = None
 
     def send_arrow(self, rows: pa.RecordBatch, topic: str | None, create_partitions: int | None, first: int) -> None:
-        """Add rows as `Producer.send_arrow` does.
+        """Add rows as `Producer.send_arrow` does; errors count them from `first`.
 
         A topic that does not exist gets `create_partitions` partitions, or is a `ProtocolError` that names it.
-        `InvalidRecords` and `RecordTooLargeToSend` count rows from `first`.
         """
-        if rows.num_rows == 0:
-            return
-        names = [topic] if topic is not None else topic_names(rows.column("topic"), first)
-        self.require(names, create_partitions)
-        try:
-            self._producer.send_arrow(rows, topic)
-        except InvalidRecords as error:
-            if error.row is not None:
-                for start, part in record_rows(rows, first):
-                    check_rows(part, start, topic, self._producer.partitions)
-            raise
-        except RecordTooLargeToSend as error:
-            row = first + (error.row or 0)
-            raise RecordTooLargeToSend(error.topic, error.size, error.limit, error.setting, row) from None
+        records = self._producer.record_rows(rows, topic, first=first)
+        self.require(records.topics, create_partitions)
+        self._producer.send_rows(records)
 
-    def require(self, names: list[str], create_partitions: int | None) -> None:
+    def require(self, names: Sequence[str], create_partitions: int | None) -> None:
         """Make sure that the topics exist; see `send_arrow`."""
         unknown = self._producer.unknown(names)
         missing = self._missing(unknown) if unknown else []

@@ -31,6 +31,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_klog.columns.encode import by_topic
 from spark_klog.errors import ConfigError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options.writes import SinkOptions
@@ -48,16 +49,7 @@ Counts: TypeAlias = Mapping[str, tuple[int, int]]
 
 def count_rows(rows: pa.RecordBatch, topic: str | None) -> Counts:
     """Count rows that are records, see `Producer.send_arrow`; `topic` replaces the column."""
-    if rows.num_rows == 0:
-        return {}
-    if topic is not None:
-        return {topic: (rows.num_rows, _bytes(rows))}
-    topics = rows.column("topic")
-    names = pc.unique(topics)
-    if len(names) == 1:
-        return {names[0].as_py(): (rows.num_rows, _bytes(rows))}
-    parts = {name.as_py(): rows.filter(pc.equal(topics, name)) for name in names}
-    return {name: (part.num_rows, _bytes(part)) for name, part in parts.items()}
+    return {name: (part.num_rows, _bytes(part)) for name, part in by_topic(rows, topic) if part.num_rows}
 
 
 def total(counts: Iterable[Counts]) -> Counts:
