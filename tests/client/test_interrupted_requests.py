@@ -19,18 +19,23 @@ _MODULES = ("client/net/connection.py",)
 _OUTSIDE = ("close", "closed")
 _HALFWAY = "an interrupt has ended a call of this producer halfway"
 #: The code that moves a producer's gathered records into its queue of batches.
-_QUEUEING = tuple(f"client/producer/{name}.py" for name in ("producer", "sender", "queues", "numbering"))
-_QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_add", "_admit", "encode_batch", "take")
+_QUEUEING = (
+    "client/producer/producer.py",
+    "client/producer/intake.py",
+    "client/producer/sender.py",
+    "client/producer/queues.py",
+    "client/producer/numbering.py",
+)
+_QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_admit", "new_queue", "take")
 
 #: The code that confirms or resends batches after a response or the end of a connection.
 _PROCESSING = (
     *_MODULES,
-    *(f"client/producer/{name}.py" for name in ("sender", "queues", "receipts", "outcomes")),
-    "client/requests.py",
+    *("producer/sender.py", "producer/queues.py", "producer/receipts.py", "producer/outcomes.py", "client/requests.py"),
 )
 _PROCESSING_FUNCTIONS = (
-    *("_take_answers", "_take_answer", "_settle", "_confirm", "confirm", "end", "end_all", "answered", "resend"),
-    *("put_off", "receive", "has_answer", "step", "_answer", "_learn", "with_leaders"),
+    *("_take_answers", "_take_answer", "settle", "confirm", "_end", "answered", "resend", "put_off", "receive"),
+    *("_has_answer", "step", "_answer", "_learn", "by_leader", "_group", "_look_for_leaders", "_judge"),
 )
 
 
@@ -153,7 +158,7 @@ def test_an_interrupt_at_each_line_that_waits_for_requests_of_an_aborted_transac
             while brokers.count("Produce") < before + 2:
                 for partition in range(2):
                     producer.send("t", b"", partition=partition)
-            interrupt = Interrupt(at, ("client/producer/sender.py",), ("drain",))
+            interrupt = Interrupt(at, ("producer/sender.py",), ("reset", "_end"))
             tracing = sys.gettrace()
             sys.settrace(interrupt)
             try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.producer import queues
+from spark_klog.client.producer import sender
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config
 from spark_klog.errors import (
@@ -373,7 +373,8 @@ def test_the_buffer_is_bounded() -> None:
 def test_time_between_calls_is_not_held_against_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer with the caller's cluster has no thread, so it can't send between calls."""
     waited = 0.0
-    monkeypatch.setattr(queues, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited))
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + waited, sleep=time.sleep)
+    monkeypatch.setattr(sender, "time", later)
     with ModelCluster(1, {"t": 1}) as brokers:
         given = settings(brokers, batch_size="10", delivery_timeout_ms="60000")
         with Cluster.connect(given) as cluster, Producer(cluster) as producer:

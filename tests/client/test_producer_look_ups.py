@@ -11,8 +11,7 @@ import pytest
 
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.producer.numbering import ProducerIds
-from spark_klog.client.producer.outcomes import Retries
+from spark_klog.client.producer.outcomes import Outcomes
 from spark_klog.client.producer.queues import Queue
 from spark_klog.errors import (
     ConnectionFailed,
@@ -266,11 +265,11 @@ def test_a_leader_that_no_batch_waits_for_any_more(brokers: ScriptedCluster) -> 
     """Its look-up is dropped, for example after the end of its transaction, and not taken for that of other topics."""
     with Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "500"}) as cluster:
         brokers.always("Metadata", silent())
-        retries = Retries(cluster, ProducerIds(cluster))
+        outcomes = Outcomes(cluster)
         before, following = Queue(("known", 0), None), Queue(("late", 0), None)
-        assert retries.with_leaders([before]) == []
+        assert outcomes.by_leader([before]) == {}
         while following.failure is None:
-            assert retries.with_leaders([following]) == []
+            assert outcomes.by_leader([following]) == {}
             time.sleep(0.01)
         assert before.failure is None
         assert "did not answer in time" in str(following.failure)

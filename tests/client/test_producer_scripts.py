@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.client import settings as config
-from spark_klog.client.producer.outcomes import Retries
+from spark_klog.client.producer.outcomes import Outcomes
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.producer.queues import Queue
 from spark_klog.client.producer.receipts import Delivery, RecordMetadata
@@ -226,15 +226,15 @@ def test_scripts(fates: list[Fate]) -> None:
 
 def _new_sequences(patch: pytest.MonkeyPatch) -> None:
     """Batches that are sent again get the next sequences."""
-    put_off = Retries.put_off
+    put_off = Outcomes.put_off
 
-    def put_off_anew(self: Retries, queues: Collection[Queue], error: Exception) -> None:
+    def put_off_anew(self: Outcomes, queues: Collection[Queue], error: Exception) -> None:
         for queue in queues:
             if queue.numbering is not None and not queue.in_flight:
                 queue.renumber(queue.numbering)
         put_off(self, queues, error)
 
-    patch.setattr(Retries, "put_off", put_off_anew)
+    patch.setattr(Outcomes, "put_off", put_off_anew)
 
 
 def _no_waiting(patch: pytest.MonkeyPatch) -> None:
@@ -259,14 +259,14 @@ def _wrong_batch(patch: pytest.MonkeyPatch) -> None:
 
 def _others_renumbered(patch: pytest.MonkeyPatch) -> None:
     """A batch whose response was lost gets another epoch, so that the broker can't recognise the duplicate."""
-    put_off = Retries.put_off
+    put_off = Outcomes.put_off
 
-    def put_off_renumbered(self: Retries, queues: Collection[Queue], error: Exception) -> None:
+    def put_off_renumbered(self: Outcomes, queues: Collection[Queue], error: Exception) -> None:
         for queue in queues:
             queue.must_renumber = queue.numbering is not None
         put_off(self, queues, error)
 
-    patch.setattr(Retries, "put_off", put_off_renumbered)
+    patch.setattr(Outcomes, "put_off", put_off_renumbered)
 
 
 def _run_all() -> None:

@@ -9,7 +9,7 @@
                                             else renumbered from 0 in the next epoch and retried (KIP-360); final if
                                             the batch has no number or is in a transaction, or if it is out of order
                                             because the batch that it is split from may be written
-    MESSAGE_TOO_LARGE                       if the batch has several records: split and sent again (see `splitting`)
+    MESSAGE_TOO_LARGE                       if the batch has several records: split and sent again (see `queues.split`)
     any other error                         final: the producer fails
 
 Errors after which a batch is retried are final once it was sent again `retries` times.
@@ -23,13 +23,12 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from spark_klog.client.answers import answer_error
-from spark_klog.client.cluster import Cluster
+from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.producer.numbering import ProducerIds
 from spark_klog.client.producer.queues import Batch, Queue, split
 from spark_klog.client.producer.receipts import Receipts, fresh
 from spark_klog.client.requests import AnyBrokerRequest, MetadataRequest
 from spark_klog.client.retry import pause_seconds
-from spark_klog.client.settings import ClientConfig
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA, PRODUCE
 from spark_klog.protocol.codec import Message
@@ -37,32 +36,80 @@ from spark_klog.protocol.codec import Message
 _log = logging.getLogger(__name__)
 #: What a request raises if no answer has come.
 UNREACHABLE = (ConnectionFailed, RequestTimedOut, DecodeError)
+_CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
+_RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
+_MAY_BE_WRITTEN = (
+    "the records are probably written: the answer was lost, and then their batch was too large for the topic, whose "
+    "max.message.bytes may have been lowered. They are not sent again: look for them in the topic"
+)
 
 
-class Retries:
-    """Leaders of partitions, and the pauses of those whose batches wait for another attempt."""
+class Outcomes:
+    """Confirm, split, retry or fail batches, and count what is not confirmed; say which may be sent to which leader."""
 
-    def __init__(self, cluster: Cluster, producer_ids: ProducerIds) -> None:
-        self._cluster, self._producer_ids = cluster, producer_ids
+    def __init__(self, cluster: Cluster, *, is_transactional: bool = False) -> None:
+        self._cluster, self._config, self._is_transactional = cluster, cluster.config, is_transactional
+        self._producer_ids = ProducerIds(cluster)
         #: The request for the leaders of partitions that wait for it.
-        self._asking: MetadataRequest | None = None
+        self._metadata: MetadataRequest | None = None
+        #: Of all batches.
+        self.bytes = 0
+        #: Records that no leader has confirmed.
+        self.unconfirmed = 0
+        self.receipts = Receipts()
+
+    def new_queue(self, key: TopicPartition) -> Queue:
+        """A queue for a partition, without a transaction."""
+        queue = Queue(key, self._producer_ids.renewed(None))
+        queue.must_renumber = self._producer_ids.must_wait(None)  # batches are numbered when the producer id has come
+        return queue
 
     @property
     def asking(self) -> list[AnyBrokerRequest[Any]]:
         """The requests that partitions wait for: for their leaders, and for a producer id."""
-        return [request for request in (self._asking, self._producer_ids.asking) if request is not None]
+        return [request for request in (self._metadata, self._producer_ids.asking) if request is not None]
 
-    def with_numbers(self, queues: list[Queue]) -> list[Queue]:
-        """The queues whose batches have sequences that the leader accepts; others wait for a producer id."""
-        waiting = [queue for queue in queues if queue.must_renumber and self._producer_ids.must_wait(queue.numbering)]
-        if waiting and not self._ask_for_id(waiting):
+    def by_leader(self, queues: list[Queue]) -> dict[int, list[Queue]]:
+        """The queues whose partitions have a leader, and batches with sequences that it accepts, by the leader's id.
+
+        The others wait for a producer id or for metadata, or are retried after a pause; or they wait for answers of
+        another broker.
+        """
+        if renumbered := [queue for queue in queues if queue.must_renumber]:
+            waiting = self._renumber(renumbered)
             queues = [queue for queue in queues if queue not in waiting]
-        for queue in queues:
-            if queue.must_renumber:
-                queue.renumber(self._producer_ids.renewed(queue.numbering))
-        return queues
+        leaders: dict[int, list[Queue]] = {}
+        unknown = self._group(queues, leaders)
+        if self._metadata is not None and not any(queue.key[0] in self._metadata.topics for queue in unknown):
+            self._metadata.cancel()  # nothing waits for it any more
+            self._metadata = None
+        if unknown:
+            self._look_for_leaders(unknown)
+            self._group(unknown, leaders)
+        return leaders
 
-    def _ask_for_id(self, waiting: list[Queue]) -> bool:
+    def _group(self, queues: list[Queue], leaders: dict[int, list[Queue]]) -> list[Queue]:
+        """Add queues to those of their leaders; return the queues without one."""
+        unknown: list[Queue] = []
+        for queue in queues:
+            node = self._cluster.last_leader(*queue.key)
+            if node is None:
+                unknown.append(queue)
+            elif not queue.in_flight or queue.node == node:
+                leaders.setdefault(node, []).append(queue)
+        return unknown
+
+    def _renumber(self, queues: list[Queue]) -> list[Queue]:
+        """Give batches sequences that the leader accepts; return the queues that wait for a producer id."""
+        waiting = [queue for queue in queues if self._producer_ids.must_wait(queue.numbering)]
+        if waiting and self._has_producer_id(waiting):
+            waiting = []
+        for queue in queues:
+            if queue not in waiting:
+                queue.renumber(self._producer_ids.renewed(queue.numbering))
+        return waiting
+
+    def _has_producer_id(self, waiting: list[Queue]) -> bool:
         """Return whether there is a producer id for partitions now; put them off if there will not be one soon."""
         try:
             return self._producer_ids.step()
@@ -74,36 +121,28 @@ class Retries:
             self.put_off(waiting, error)
         return False
 
-    def with_leaders(self, queues: list[Queue]) -> list[Queue]:
-        """The queues whose partitions have a leader; the others wait for metadata, or are retried after a pause."""
-        unknown = self._without_leader(queues)
-        if self._asking is not None and not any(queue.key[0] in self._asking.topics for queue in unknown):
-            self._asking.cancel()  # nothing waits for it any more
-            self._asking = None
+    def _look_for_leaders(self, unknown: list[Queue]) -> None:
+        """Ask for the leaders of partitions without waiting; put those off that have none."""
         while unknown:
-            if self._asking is None:
-                self._asking = MetadataRequest(self._cluster, {queue.key[0] for queue in unknown})
-            asked = [queue for queue in unknown if queue.key[0] in self._asking.topics]
+            if self._metadata is None:
+                self._metadata = MetadataRequest(self._cluster, {queue.key[0] for queue in unknown})
+            asked = [queue for queue in unknown if queue.key[0] in self._metadata.topics]
             try:
-                found = self._asking.step()
+                metadata = self._metadata.step()
             except UNREACHABLE as error:
                 self.put_off(asked, error)
             else:
-                if found is None:
-                    break
-                self._judge(self._without_leader(asked), found)
-            self._asking = None
+                if metadata is None:
+                    return
+                self._judge([queue for queue in asked if self._cluster.last_leader(*queue.key) is None], metadata)
+            self._metadata = None
             unknown = [queue for queue in unknown if queue not in asked]
-        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is not None]
 
-    def _without_leader(self, queues: list[Queue]) -> list[Queue]:
-        return [queue for queue in queues if self._cluster.last_leader(*queue.key) is None]
-
-    def _judge(self, queues: list[Queue], found: Mapping[str, Message]) -> None:
+    def _judge(self, queues: list[Queue], metadata: Mapping[str, Message]) -> None:
         """Put off the partitions that have no leader in the metadata, or raise why they will not have one."""
         without: dict[int, list[Queue]] = {}
         for queue in queues:
-            topic = found.get(queue.key[0])
+            topic = metadata.get(queue.key[0])
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic["error_code"]
             without.setdefault(code or ErrorCode.LEADER_NOT_AVAILABLE, []).append(queue)
         for code, group in without.items():
@@ -140,26 +179,6 @@ class Retries:
         level = logging.INFO if attempts & (attempts - 1) else logging.WARNING
         _log.log(level, "records for %s are sent again in %.1f s (attempt %d): %s", names, pause, attempts, error)
 
-
-_CONFIRMED = frozenset({ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER})
-_RENUMBERED = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.UNKNOWN_PRODUCER_ID})
-_MAY_BE_WRITTEN = (
-    "the records are probably written: the answer was lost, and then their batch was too large for the topic, whose "
-    "max.message.bytes may have been lowered. They are not sent again: look for them in the topic"
-)
-
-
-class Outcomes:
-    """Confirm, split, retry or fail batches, and count what is not confirmed."""
-
-    def __init__(self, config: ClientConfig, retries: Retries, *, is_transactional: bool) -> None:
-        self._config, self._retries, self._is_transactional = config, retries, is_transactional
-        #: Of all batches.
-        self.bytes = 0
-        #: Records that no leader has confirmed.
-        self.unconfirmed = 0
-        self.receipts = Receipts()
-
     def clear(self) -> None:
         """Count nothing: all batches are dropped."""
         self.bytes = self.unconfirmed = 0
@@ -189,7 +208,7 @@ class Outcomes:
             if batch.receipt is not None:
                 batch.receipt.fail(fresh(error))  # in a transaction, the partition has lost records of it
             return error
-        return self._retries.resend([queue], error)
+        return self.resend([queue], error)
 
     def _split(self, queue: Queue) -> None:
         batch = queue.batches[0]

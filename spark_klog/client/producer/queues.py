@@ -1,26 +1,17 @@
-"""The state of a sender: unconfirmed batches by partition, requests in flight, and its clock."""
+"""Unconfirmed batches of a partition, and the split of one that is too large for its topic."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.producer.numbering import Numbering
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.settings import ClientConfig
-from spark_klog.errors import RequestTimedOut, UnsupportedVersionError
-from spark_klog.protocol.codec import Message
-from spark_klog.records.building.conversion import down_convert
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT, build_batch, read_batch_header, set_producer
 from spark_klog.records.kernels.reference import append_record, iter_records
-from spark_klog.wire.primitives import Buffer
-
-#: Seconds. A broker that takes longer for a request no longer delays records for other brokers.
-_SLOW_SECONDS = 1.0
 
 
 class Batch:
@@ -163,135 +154,6 @@ class Queue:
             set_producer(memoryview(batch.data), numbering.producer_id, numbering.epoch, sequence)
 
 
-class Request:
-    """A Produce request in flight; without a handle (acks=0) one that is being sent.
-
-    From `slow_at` on it no longer delays records for other brokers. `slow_at` and `deadline` are readings of the
-    sender's clock.
-    """
-
-    __slots__ = ("batches", "connection", "deadline", "handle", "slow_at")
-
-    def __init__(
-        self,
-        connection: Connection,
-        handle: Handle | None,
-        batches: list[tuple[Queue, Batch]],
-        now: float,
-        timeout: float,
-    ) -> None:
-        self.connection = connection
-        self.handle = handle
-        self.batches = batches
-        self.slow_at = now + _SLOW_SECONDS
-        self.deadline = now + timeout
-
-
-class CallClock:
-    """A clock that runs only during calls, since nothing is delivered between them; after `run_on` always."""
-
-    def __init__(self) -> None:
-        self._left_at = time.monotonic()
-        self._between = 0.0
-        self._is_within = self._runs_on = False
-
-    def run_on(self) -> None:
-        if not self._runs_on:
-            self.__enter__()
-            self._runs_on = True
-
-    def __enter__(self) -> None:
-        if not self._runs_on:
-            self._between += time.monotonic() - self._left_at
-            self._is_within = True
-
-    def __exit__(self, *_: object) -> None:
-        if not self._runs_on:
-            self._is_within = False
-            self._left_at = time.monotonic()
-
-    def now(self) -> float:
-        return (time.monotonic() if self._is_within else self._left_at) - self._between
-
-
-def next_batches(queues: Iterable[Queue], now: float, config: ClientConfig) -> list[tuple[Queue, Batch]]:
-    """The next batch of each partition, as many as fit into max.request.size, but at least one if there is one."""
-    chosen: list[tuple[Queue, Batch]] = []
-    size = 0
-    for queue in queues:
-        batch = queue.next(now, config.max_in_flight)
-        if batch is None:
-            continue
-        if chosen and size + len(batch.data) > config.max_request_size:
-            break
-        chosen.append((queue, batch))
-        size += len(batch.data)
-    return chosen
-
-
-def expired(queue: Queue, config: ClientConfig) -> RequestTimedOut:
-    """The error of a partition whose oldest batch was not confirmed within delivery.timeout.ms."""
-    seconds, limit = config.delivery_timeout_ms / 1000, config.named("delivery.timeout.ms")
-    reason = f": {queue.failure}" if queue.failure else ""
-    return RequestTimedOut(f"records for {queue.name} were not written within {seconds:g} s ({limit}){reason}")
-
-
-#: The first version of Produce with magic 2, and the one with magic 1.
-_FIRST_MAGIC_2, _MAGIC_1 = 3, 2
-
-
-def encode_batch(
-    body: Buffer,
-    count: int,
-    base_timestamp: int,
-    max_timestamp: int,
-    config: ClientConfig,
-    numbering: Numbering | None,
-    is_transactional: bool,
-) -> bytes:
-    """A batch of `count` encoded records, compressed, with the next sequences of the numbering, if any."""
-    return build_batch(
-        body,
-        count,
-        base_timestamp=base_timestamp,
-        max_timestamp=max_timestamp,
-        codec=config.codec,
-        level=config.compression_level,
-        attributes=TRANSACTIONAL_BIT if is_transactional else 0,
-        producer_id=numbering.producer_id if numbering else -1,
-        producer_epoch=numbering.epoch if numbering else -1,
-        base_sequence=numbering.take(count) if numbering else -1,
-    )
-
-
-def produce_message(
-    batches: list[tuple[Queue, Batch]], version: int, config: ClientConfig, transactional_id: str | None
-) -> Message:
-    """The request of a batch per partition; `UnsupportedVersionError` if a broker before 0.11 can't have them."""
-    topics: dict[str, list[Message]] = {}
-    for queue, batch in batches:
-        data = batch.data
-        records = data if version >= _FIRST_MAGIC_2 else _as_message_set(bytes(data), version, queue.name)
-        topics.setdefault(queue.key[0], []).append({"index": queue.key[1], "records": records})
-    return {
-        "transactional_id": transactional_id,
-        "acks": config.acks,
-        "timeout_ms": config.request_timeout_ms,
-        "topic_data": [{"name": topic, "partition_data": data} for topic, data in topics.items()],
-    }
-
-
-def _as_message_set(batch: bytes, version: int, where: str) -> bytearray:
-    """Convert a batch for a broker before 0.11; `UnsupportedVersionError` if records have headers."""
-    converted = down_convert(batch, 1 if version == _MAGIC_1 else 0)
-    if converted.lost_headers:
-        raise UnsupportedVersionError(
-            f"records for {where} have headers, but the broker supports only Produce {version}, which has none: "
-            "leave them out"
-        )
-    return converted.data
-
-
 def split(batch: Batch, config: ClientConfig) -> list[Batch]:
     """Two batches with half of the records each. They share the batch's sequences, so those of later batches stay.
 
@@ -311,8 +173,17 @@ def split(batch: Batch, config: ClientConfig) -> list[Batch]:
     for first, some in ((before, records[:middle]), (before + middle, records[middle:])):
         base = some[0].timestamp
         latest = max(record.timestamp for record in some)
-        data = encode_batch(
-            _body(some, base), len(some), base, latest, config, numbering, is_transactional=header.is_transactional
+        data = build_batch(
+            _body(some, base),
+            len(some),
+            base_timestamp=base,
+            max_timestamp=latest,
+            codec=config.codec,
+            level=config.compression_level,
+            attributes=TRANSACTIONAL_BIT if header.is_transactional else 0,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=numbering.take(len(some)) if numbering else -1,
         )
         is_doubtful = may_be_written and not parts
         parts.append(Batch(data, len(some), batch.deadline, batch.receipt, first, may_be_written=is_doubtful))

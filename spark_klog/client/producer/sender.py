@@ -19,160 +19,103 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from spark_klog.base.interrupts import WAIT
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.net.connection import Connection
+from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import wait_until_ready
-from spark_klog.client.producer.numbering import ProducerIds
-from spark_klog.client.producer.outcomes import UNREACHABLE, Outcomes, Retries
-from spark_klog.client.producer.queues import (
-    Batch,
-    CallClock,
-    Queue,
-    Request,
-    encode_batch,
-    expired,
-    next_batches,
-    produce_message,
-)
+from spark_klog.client.producer.outcomes import UNREACHABLE, Outcomes
+from spark_klog.client.producer.queues import Batch, Queue
 from spark_klog.client.producer.receipts import Receipt, fresh
 from spark_klog.client.producer.transactions import Transactions
 from spark_klog.client.requests import AnyBrokerRequest, CoordinatorRequest
-from spark_klog.client.settings import ClientConfig
-from spark_klog.errors import ConnectionFailed, KlogError, ProducerClosed, RequestTimedOut
+from spark_klog.errors import (
+    ConnectionFailed,
+    KlogError,
+    ProducerClosed,
+    RequestTimedOut,
+    UnsupportedVersionError,
+)
 from spark_klog.protocol.apis import PRODUCE
-from spark_klog.records.formats.batch_v2 import set_produced
+from spark_klog.protocol.codec import Message
+from spark_klog.records.building.conversion import down_convert
+from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT, build_batch, set_produced
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
-
-
-class InFlight:
-    """Each broker's requests in flight, its connection while that is being opened, and its throttling.
-
-    `now` in arguments is a reading of `time.monotonic`.
-    """
-
-    def __init__(self, config: ClientConfig, clock: CallClock) -> None:
-        self._config, self._clock = config, clock
-        #: Requests by node id, oldest first; an interrupt may leave a broker without any.
-        self._requests: dict[int, deque[Request]] = {}
-        #: Connections being opened, by node id.
-        self.opening: dict[int, Connection] = {}
-        #: The requests that partitions wait for, see `Retries.asking` and `Transactions.asking`.
-        self.asking: Sequence[AnyBrokerRequest[Any] | CoordinatorRequest[Any]] = ()
-        self._throttled_until: dict[int, float] = {}
-        #: Bytes of the batches in flight.
-        self.bytes = 0
-
-    @property
-    def nodes(self) -> list[int]:
-        """The brokers with requests in flight."""
-        return [node for node, requests in self._requests.items() if requests]
-
-    def oldest(self, node: int) -> Request | None:
-        """A broker's oldest request, if any."""
-        requests = self._requests.get(node)
-        return requests[0] if requests else None
-
-    def may_have_more(self, node: int, now: float) -> bool:
-        """Whether a request may be sent to a broker now."""
-        is_full = len(self._requests.get(node, ())) >= self._config.max_in_flight
-        return not is_full and self._is_responsive(node, now)
-
-    def _is_responsive(self, node: int, now: float) -> bool:
-        return node not in self.opening and self._throttled_until.get(node, 0) <= now
-
-    def is_slow(self, node: int, now: float) -> bool:
-        """Whether a broker is being connected to, throttles, or takes long for its oldest request."""
-        oldest = self.oldest(node)
-        return (oldest is not None and oldest.slow_at <= self._clock.now()) or not self._is_responsive(node, now)
-
-    def add(self, node: int, request: Request) -> None:
-        """Note a request that was sent to a broker."""
-        self._requests.setdefault(node, deque()).append(request)
-        for queue, batch in request.batches:
-            queue.sent(batch, node)
-            self.bytes += len(batch.data)
-
-    def end(self, node: int) -> Request:
-        """Remove a broker's oldest request."""
-        requests = self._requests[node]
-        request = requests.popleft()
-        if not requests:
-            del self._requests[node]
-        for queue, batch in request.batches:
-            queue.answered(batch)
-            self.bytes -= len(batch.data)
-        return request
-
-    def end_all(self, node: int) -> list[Queue]:
-        """Remove all requests of a broker, whose connection is lost; returns their partitions' queues."""
-        lost: dict[TopicPartition, Queue] = {}
-        while self.oldest(node) is not None:
-            lost |= {queue.key: queue for queue, _ in self.end(node).batches}
-        return list(lost.values())
-
-    def stop_waiting(self) -> None:
-        """Wait for no connection to open and for no `asking`: what still needs them says so again."""
-        self.opening.clear()
-        self.asking = ()
-
-    def throttled(self, node: int, until: float) -> None:
-        """Note until when a broker throttles this client, a reading of `time.monotonic`."""
-        self._throttled_until[node] = until
-
-    def has_answer(self, request: Request) -> bool:
-        """Whether the response has arrived; `RequestTimedOut` if it is late, after closing the connection."""
-        if request.connection.poll(request.handle):
-            return True
-        if request.deadline > self._clock.now():
-            return False
-        request.connection.close()
-        seconds, limit = self._config.request_timeout_ms / 1000, self._config.named("request.timeout.ms")
-        raise RequestTimedOut(f"broker {request.connection.address} did not answer within {seconds:g} s ({limit})")
-
-    def connections(self) -> list[Connection]:
-        """The connections with requests in flight, those being opened, and those of `asking`."""
-        asking = [connection for request in self.asking for connection in request.connections]
-        oldest = [requests[0].connection for requests in self._requests.values() if requests]
-        return [*oldest, *self.opening.values(), *asking]
-
-    def next_expiry(self) -> float:
-        """When the next request is slow or late, by the sender's clock."""
-        now, expiry = self._clock.now(), math.inf
-        for requests in filter(None, self._requests.values()):
-            oldest = requests[0]
-            expiry = min(expiry, oldest.slow_at if oldest.slow_at > now else oldest.deadline)
-        return expiry
-
-    def look_at(self, after: float) -> Iterator[float]:
-        """When connections being opened or `asking` need a step, and when throttling ends, if after `after`."""
-        yield from (request.look_at for request in self.asking)
-        yield from (connection.look_at for connection in self.opening.values())
-        yield from (moment for moment in self._throttled_until.values() if moment > after)
-
-    def drain(self, deadline: float) -> None:
-        """Receive and drop all responses until the deadline, a reading of `time.monotonic`."""
-        for node in self.nodes:
-            while (request := self.oldest(node)) is not None:
-                self.end(node)  # first, in case this is interrupted
-                try:
-                    if request.handle is not None:
-                        request.connection.receive(request.handle, deadline)
-                except (KlogError, ValueError) as error:  # ValueError: received, but an interrupt came after that
-                    _log.info("records that are dropped may be written: %s", error)
-                    request.connection.close()
-        self.stop_waiting()
-
-
+#: The first version of Produce with magic 2, and the one with magic 1.
+_FIRST_MAGIC_2, _MAGIC_1 = 3, 2
 #: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).
 _LAST_TRANSACTIONAL = 11
+#: Seconds. A broker that takes longer for a request no longer delays records for other brokers.
+_SLOW_SECONDS = 1.0
 #: Seconds between looks whether another thread has called `stop`.
 _LONGEST_WAIT = 0.25
+
+
+class _CallClock:
+    """A clock that runs only during calls, since nothing is delivered between them; after `run_on` always."""
+
+    def __init__(self) -> None:
+        self._left_at = time.monotonic()
+        self._between = 0.0
+        self._is_within = self._runs_on = False
+
+    def run_on(self) -> None:
+        if not self._runs_on:
+            self.__enter__()
+            self._runs_on = True
+
+    def __enter__(self) -> None:
+        if not self._runs_on:
+            self._between += time.monotonic() - self._left_at
+            self._is_within = True
+
+    def __exit__(self, *_: object) -> None:
+        if not self._runs_on:
+            self._is_within = False
+            self._left_at = time.monotonic()
+
+    def now(self) -> float:
+        return (time.monotonic() if self._is_within else self._left_at) - self._between
+
+
+class _Request:
+    """A Produce request in flight; without a handle (acks=0) one that is being sent.
+
+    From `slow_at` on it no longer delays records for other brokers. `slow_at` and `deadline` are readings of the
+    sender's clock.
+    """
+
+    __slots__ = ("batches", "connection", "deadline", "handle", "slow_at")
+
+    def __init__(
+        self,
+        connection: Connection,
+        handle: Handle | None,
+        batches: list[tuple[Queue, Batch]],
+        now: float,
+        timeout: float,
+    ) -> None:
+        self.connection = connection
+        self.handle = handle
+        self.batches = batches
+        self.slow_at = now + _SLOW_SECONDS
+        self.deadline = now + timeout
+
+
+class _Broker:
+    """A broker's requests in flight, oldest first, its connection while that is being opened, and its throttling."""
+
+    __slots__ = ("opening", "requests", "throttled_until")
+
+    def __init__(self) -> None:
+        self.requests: deque[_Request] = deque()
+        self.opening: Connection | None = None
+        #: A reading of `time.monotonic`.
+        self.throttled_until = 0.0
 
 
 class Sender:
@@ -185,14 +128,18 @@ class Sender:
     def __init__(self, cluster: Cluster, transactions: Transactions | None = None) -> None:
         self._cluster = cluster
         self._transactions = transactions
-        self._config = cluster.config
-        self._enough = max(1, self._config.max_request_size)
-        self._producer_ids = ProducerIds(cluster)
+        self._config = config = cluster.config
+        self._enough = max(1, config.max_request_size)
+        self._codec, self._level = config.codec, config.compression_level
+        self._attributes = 0 if transactions is None else TRANSACTIONAL_BIT
         self._queues: dict[TopicPartition, Queue] = {}
-        self._clock = CallClock()
-        self._in_flight = InFlight(self._config, self._clock)
-        self._retries = Retries(cluster, self._producer_ids)
-        self._outcomes = Outcomes(self._config, self._retries, is_transactional=transactions is not None)
+        self._clock = _CallClock()
+        #: By node id.
+        self._brokers: dict[int, _Broker] = {}
+        self._bytes_in_flight = 0
+        #: The requests that partitions wait for: for their leaders, a producer id, or to be part of the transaction.
+        self._asking: list[AnyBrokerRequest[Any] | CoordinatorRequest[Any]] = []
+        self._outcomes = Outcomes(cluster, is_transactional=transactions is not None)
         self.receipts = self._outcomes.receipts
         self._failure: KlogError | None = None
         self._is_stopped = False
@@ -206,6 +153,11 @@ class Sender:
     def unconfirmed(self) -> int:
         """Records that `add` was given and no leader has confirmed."""
         return self._outcomes.unconfirmed
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all batches are confirmed and there was no error."""
+        return not self.size and self._failure is None
 
     def work_on(self) -> None:
         """Count all time against delivery.timeout.ms from now on."""
@@ -237,10 +189,22 @@ class Sender:
         receipt: Receipt | None = None,
     ) -> None:
         """Queue `count` encoded records as one batch; call `make_room` after it. Raises the sender's earlier error."""
-        numbering = self._admit(key, count).numbering
-        is_transactional = self._transactions is not None
-        data = encode_batch(body, count, base_timestamp, max_timestamp, self._config, numbering, is_transactional)
-        self._add(key, data, count, receipt)
+        queue = self._admit(key, count)
+        numbering = queue.numbering
+        data = build_batch(
+            body,
+            count,
+            base_timestamp=base_timestamp,
+            max_timestamp=max_timestamp,
+            codec=self._codec,
+            level=self._level,
+            attributes=self._attributes,
+            producer_id=numbering.producer_id if numbering else -1,
+            producer_epoch=numbering.epoch if numbering else -1,
+            base_sequence=numbering.take(count) if numbering else -1,
+        )
+        queue.add(Batch(data, count, self._deadline(), receipt))
+        self._outcomes.bytes += len(data)
 
     def add_batch(self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None) -> None:
         """Queue a batch of magic 2 of another log: its header becomes this producer's, its records stay as they are.
@@ -248,12 +212,13 @@ class Sender:
         `count` is the number of its records, whose offset deltas must be 0, 1, 2 and so on. It is never split, so that
         these are its offsets in the log, too. Else like `add`.
         """
-        numbering = self._admit(key, count).numbering
-        producer = (-1, -1, -1)
+        queue = self._admit(key, count)
+        numbering, producer = queue.numbering, (-1, -1, -1)
         if numbering is not None:
             producer = numbering.producer_id, numbering.epoch, numbering.take(count)
         set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
-        self._add(key, batch, count, receipt, first=None)
+        queue.add(Batch(batch, count, self._deadline(), receipt, first=None))
+        self._outcomes.bytes += len(batch)
 
     def _admit(self, key: TopicPartition, count: int) -> Queue:
         """The queue for a batch of `count` records; raises the sender's earlier error."""
@@ -261,20 +226,15 @@ class Sender:
         self.check()
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = self._new_queue(key)
+            if self._transactions is not None:
+                queue = Queue(key, self._transactions.numbering())
+            else:
+                queue = self._outcomes.new_queue(key)
+            self._queues[key] = queue
         return queue
 
-    def _add(
-        self,
-        key: TopicPartition,
-        data: bytes | bytearray,
-        count: int,
-        receipt: Receipt | None,
-        first: int | None = 0,
-    ) -> None:
-        deadline = self._clock.now() + self._config.delivery_timeout_ms / 1000
-        self._queues[key].add(Batch(data, count, deadline, receipt, first))
-        self._outcomes.bytes += len(data)
+    def _deadline(self) -> float:
+        return self._clock.now() + self._config.delivery_timeout_ms / 1000
 
     def make_room(self, until: float = math.inf) -> None:
         """Send if max.request.size is reached.
@@ -287,7 +247,7 @@ class Sender:
 
     def has_room(self, size: int) -> bool:
         """Whether `add` of a batch of this size does not have to wait."""
-        unsent = self.size - self._in_flight.bytes
+        unsent = self.size - self._bytes_in_flight
         return not unsent or (unsent + size < self._enough and self.size + size <= self._config.buffer_memory)
 
     def await_room(self, until: float) -> None:
@@ -299,19 +259,12 @@ class Sender:
         self.check()
         now = time.monotonic()
         self._deliver(lambda: True)
-        return self._pause(now), self._in_flight.connections()
-
-    def _new_queue(self, key: TopicPartition) -> Queue:
-        if self._transactions is not None:
-            return Queue(key, self._transactions.numbering())
-        queue = Queue(key, self._producer_ids.renewed(None))
-        queue.must_renumber = self._producer_ids.must_wait(None)  # batches are numbered when the producer id has come
-        return queue
+        return self._pause(now), self._connections()
 
     def _may_be_enough(self) -> bool:
         """Whether enough has gathered to send."""
-        waiting = self.size - self._in_flight.bytes
-        return waiting >= self._enough or self.size > self._config.buffer_memory
+        size = self._outcomes.bytes
+        return size - self._bytes_in_flight >= self._enough or size > self._config.buffer_memory
 
     def _is_enough(self) -> bool:
         """Whether `add` must wait until batches are sent."""
@@ -323,10 +276,15 @@ class Sender:
     def _is_taken_from(self, queue: Queue) -> bool:
         """False while it waits for a retry, a coordinator or a leader, or this is slow, unreachable or throttling."""
         now, node = time.monotonic(), self._cluster.last_leader(*queue.key)
-        is_waiting = queue.must_renumber or queue.not_before > now
-        if self._transactions is not None:
-            is_waiting |= self._transactions.must_add(queue.key)
-        return not is_waiting and node is not None and not self._in_flight.is_slow(node, now)
+        if node is None or queue.must_renumber or queue.not_before > now:
+            return False
+        if self._transactions is not None and self._transactions.must_add(queue.key):
+            return False
+        broker = self._brokers.get(node)
+        if broker is None:
+            return True
+        is_slow = bool(broker.requests) and broker.requests[0].slow_at <= self._clock.now()
+        return not is_slow and broker.opening is None and broker.throttled_until <= now
 
     def flush(self, until: float = math.inf) -> None:
         """Send all batches and wait until they are confirmed, but not beyond `until`, a reading of `time.monotonic`.
@@ -335,19 +293,24 @@ class Sender:
         `UnsupportedVersionError` for records with headers to a broker before 0.11.
         """
         self.check()
-        self._deliver(lambda: not self.size, until)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all batches are confirmed and there was no error."""
-        return not self.size and self._failure is None
+        self._deliver(lambda: not self._outcomes.bytes, until)
 
     def reset(self) -> None:
         """Drop all batches and the failure, after requests in flight are answered or request.timeout.ms is over.
 
         It waits because a batch that arrives after its transaction's end would begin a new transaction that never ends.
         """
-        self._in_flight.drain(self._cluster.deadline())
+        deadline = self._cluster.deadline()
+        for broker in self._brokers.values():
+            while broker.requests:
+                request = self._end(broker)  # first, in case this is interrupted
+                try:
+                    if request.handle is not None:
+                        request.connection.receive(request.handle, deadline)
+                except (KlogError, ValueError) as error:  # ValueError: received, but an interrupt came after that
+                    _log.info("records that are dropped may be written: %s", error)
+                    request.connection.close()
+        self._stop_waiting()
         self._queues.clear()
         self._outcomes.clear()
         self._failure = None
@@ -359,7 +322,7 @@ class Sender:
                 while True:
                     if self._is_stopped:
                         raise ProducerClosed("the producer was closed by another thread")
-                    self._take_answers(0)
+                    self._take_answers()
                     now = time.monotonic()
                     self._send(now)
                     self._expire()
@@ -370,55 +333,68 @@ class Sender:
                         raise KlogError(
                             "records wait, but no request is under way: this is a bug of the producer, report it"
                         )
-                    self._take_answers(min(pause, _LONGEST_WAIT))
+                    self._wait(min(pause, _LONGEST_WAIT))
             except KlogError as error:
                 self.fail(error)
                 raise
 
+    def _stop_waiting(self) -> None:
+        """Wait for no connection to open and no request's answer: what still needs them says so again."""
+        for broker in self._brokers.values():
+            broker.opening = None
+        self._asking = []
+
     def _send(self, now: float) -> None:
         """Send requests to each broker that may have more in flight, as long as there are batches for it."""
-        self._in_flight.stop_waiting()
-        most = self._config.max_in_flight
-        while True:
+        self._stop_waiting()
+        most, is_sent = self._config.max_in_flight, True
+        while is_sent:
             ready = [queue for queue in self._queues.values() if queue.next(now, most) is not None]
             if not ready:
                 return
-            remaining = min(queue.batches[0].deadline for queue in ready) - self._clock.now()
+            is_sent = False
+            remaining = min([queue.batches[0].deadline for queue in ready]) - self._clock.now()
             with self._cluster.within(max(1, 1000 * remaining), "delivery.timeout.ms"):
-                added = ready if self._transactions is None else self._added(self._transactions, ready)
-                by_leader: dict[int, list[Queue]] = {}
-                led = self._retries.with_leaders(self._retries.with_numbers(added))
-                adding = None if self._transactions is None else self._transactions.asking
-                self._in_flight.asking = [*self._retries.asking, *([] if adding is None else [adding])]
-                for queue in led:
-                    node = self._cluster.last_leader(*queue.key)
-                    assert node is not None
-                    if not queue.in_flight or queue.node == node:
-                        by_leader.setdefault(node, []).append(queue)
-                can_have = [node for node in by_leader if self._in_flight.may_have_more(node, now)]
-                if not sum(self._send_request(node, by_leader[node], now) for node in can_have):
-                    return
+                asking: list[AnyBrokerRequest[Any] | CoordinatorRequest[Any]] = []
+                if self._transactions is not None:  # partitions that are not in it wait for its coordinator
+                    self._transactions.add([queue.key for queue in ready])
+                    ready = [queue for queue in ready if not self._transactions.must_add(queue.key)]
+                    asking = [] if self._transactions.asking is None else [self._transactions.asking]
+                by_leader = self._outcomes.by_leader(ready)
+                self._asking = [*self._outcomes.asking, *asking]
+                for node, queues in by_leader.items():
+                    broker = self._brokers.setdefault(node, _Broker())
+                    if self._may_have_more(broker, now):
+                        is_sent |= self._send_request(node, broker, queues, now)
 
-    def _added(self, transactions: Transactions, queues: list[Queue]) -> list[Queue]:
-        """The queues whose partitions are in the transaction; others wait for its coordinator."""
-        transactions.add([queue.key for queue in queues])
-        return [queue for queue in queues if not transactions.must_add(queue.key)]
+    def _may_have_more(self, broker: _Broker, now: float) -> bool:
+        """Whether a request may be sent to a broker now."""
+        is_full = len(broker.requests) >= self._config.max_in_flight
+        return not is_full and broker.opening is None and broker.throttled_until <= now
 
-    def _send_request(self, node: int, queues: list[Queue], now: float) -> bool:
+    def _send_request(self, node: int, broker: _Broker, queues: list[Queue], now: float) -> bool:
         """Send one batch per partition, as many as fit into max.request.size; return whether a request was sent."""
         try:
             connection = self._cluster.begin_connection(node)
             if not connection.open_step():
-                self._in_flight.opening[node] = connection
+                broker.opening = connection
                 return False
         except UNREACHABLE as error:
             self._cluster.suspect(node)  # ask it for metadata last
-            self._retries.put_off(queues, error)
+            self._outcomes.put_off(queues, error)
             return False
-        oldest = self._in_flight.oldest(node)
-        if oldest is not None and (connection.must_renew or connection is not oldest.connection):
+        if broker.requests and (connection.must_renew or connection is not broker.requests[0].connection):
             return False  # it authenticates again, or the closed one's requests are put off, before anything else
-        chosen = next_batches(queues, now, self._config)
+        chosen: list[tuple[Queue, Batch]] = []
+        size = 0
+        for queue in queues:
+            batch = queue.next(now, self._config.max_in_flight)
+            if batch is None:
+                continue
+            if chosen and size + len(batch.data) > self._config.max_request_size:
+                break
+            chosen.append((queue, batch))
+            size += len(batch.data)
         if not chosen:
             return False
         for queue, _ in chosen:  # to the end, so that the others come first next time
@@ -427,8 +403,7 @@ class Sender:
             version = connection.version_of(PRODUCE)
             if self._transactions is not None:
                 version = min(version, _LAST_TRANSACTIONAL)
-            name = None if self._transactions is None else self._transactions.transactional_id
-            message = produce_message(chosen, version, self._config, name)
+            message = self._message(chosen, version)
             is_answered = self._config.acks != 0
             deadline = self._cluster.deadline()
             handle = connection.send(
@@ -436,43 +411,103 @@ class Sender:
             )
         except UNREACHABLE as error:
             alone = [queue for queue, _ in chosen if not queue.in_flight]  # else its requests in flight are lost, too
-            if (spent := self._retries.resend(alone, error)) is not None:
+            if (spent := self._outcomes.resend(alone, error)) is not None:
                 raise spent from None
             return False
         timeout = self._config.request_timeout_ms / 1000
-        self._in_flight.add(node, Request(connection, handle, chosen, self._clock.now(), timeout))
+        broker.requests.append(_Request(connection, handle, chosen, self._clock.now(), timeout))
+        for queue, batch in chosen:
+            queue.sent(batch, node)
+            self._bytes_in_flight += len(batch.data)
         if handle is None:
-            self._take_answers(0)
+            self._take_answers()
         return True
 
-    def _take_answers(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds for events, and process all responses that have arrived."""
-        if timeout > 0:
-            if connections := self._in_flight.connections():
-                wait_until_ready(connections, timeout)
-            else:
-                with WAIT:
-                    time.sleep(timeout)
+    def _message(self, batches: list[tuple[Queue, Batch]], version: int) -> Message:
+        """The request of a batch per partition; `UnsupportedVersionError` if a broker before 0.11 can't have them."""
+        topics: dict[str, list[Message]] = {}
+        for queue, batch in batches:
+            records: Buffer = batch.data
+            if version < _FIRST_MAGIC_2:
+                converted = down_convert(bytes(batch.data), 1 if version == _MAGIC_1 else 0)
+                if converted.lost_headers:
+                    raise UnsupportedVersionError(
+                        f"records for {queue.name} have headers, but the broker supports only Produce {version}, "
+                        "which has none: leave them out"
+                    )
+                records = converted.data
+            topics.setdefault(queue.key[0], []).append({"index": queue.key[1], "records": records})
+        return {
+            "transactional_id": None if self._transactions is None else self._transactions.transactional_id,
+            "acks": self._config.acks,
+            "timeout_ms": self._config.request_timeout_ms,
+            "topic_data": [{"name": topic, "partition_data": data} for topic, data in topics.items()],
+        }
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for events, up to this time."""
+        if seconds <= 0:
+            return
+        if connections := self._connections():
+            wait_until_ready(connections, seconds)
+        else:
+            with WAIT:
+                time.sleep(seconds)
+
+    def _connections(self) -> list[Connection]:
+        """The connections with requests in flight, those being opened, and those that partitions wait for."""
+        connections = [connection for request in self._asking for connection in request.connections]
+        for broker in self._brokers.values():
+            if broker.requests:
+                connections.append(broker.requests[0].connection)
+            if broker.opening is not None:
+                connections.append(broker.opening)
+        return connections
+
+    def _take_answers(self) -> None:
+        """Process all responses that have arrived."""
         final: KlogError | None = None
-        for node in self._in_flight.nodes:
+        for node, broker in self._brokers.items():
             try:
-                while (oldest := self._in_flight.oldest(node)) is not None and self._in_flight.has_answer(oldest):
-                    final = self._take_answer(node, oldest) or final
+                while broker.requests and self._has_answer(broker.requests[0]):
+                    final = self._take_answer(node, broker) or final
             except UNREACHABLE as error:
                 self._cluster.suspect(node)
-                final = self._retries.resend(self._in_flight.end_all(node), error) or final
+                lost: dict[TopicPartition, Queue] = {}
+                while broker.requests:
+                    lost |= {queue.key: queue for queue, _ in self._end(broker).batches}
+                final = self._outcomes.resend(lost.values(), error) or final
         if final is not None:
             raise final
 
-    def _take_answer(self, node: int, request: Request) -> KlogError | None:
+    def _has_answer(self, request: _Request) -> bool:
+        """Whether the response has arrived; `RequestTimedOut` if it is late, after closing the connection."""
+        if request.connection.poll(request.handle):
+            return True
+        if request.deadline > self._clock.now():
+            return False
+        request.connection.close()
+        seconds, limit = self._config.request_timeout_ms / 1000, self._config.named("request.timeout.ms")
+        raise RequestTimedOut(f"broker {request.connection.address} did not answer within {seconds:g} s ({limit})")
+
+    def _end(self, broker: _Broker) -> _Request:
+        """Remove a broker's oldest request, which is no longer in flight."""
+        request = broker.requests.popleft()
+        for queue, batch in request.batches:
+            queue.answered(batch)
+            self._bytes_in_flight -= len(batch.data)
+        return request
+
+    def _take_answer(self, node: int, broker: _Broker) -> KlogError | None:
         """Process the response to a broker's oldest request; return a final error, if any."""
+        request = broker.requests[0]
         response = None if request.handle is None else request.connection.receive(request.handle)
-        self._in_flight.end(node)
+        self._end(broker)
         if response is None:
             for queue, batch in request.batches:
                 self._outcomes.confirm(queue, batch)
             return None
-        self._in_flight.throttled(node, request.connection.throttled_until)
+        broker.throttled_until = request.connection.throttled_until
         requested = {queue.key: (queue, batch) for queue, batch in request.batches}
         final: KlogError | None = None
         for topic in response["responses"]:
@@ -483,29 +518,44 @@ class Sender:
         if requested:
             left_out = ConnectionFailed(f"broker {node} left partitions out of its answer")
             oldest = [queue for queue, batch in requested.values() if batch is queue.batches[0]]
-            final = self._retries.resend(oldest, left_out) or final
+            final = self._outcomes.resend(oldest, left_out) or final
         return final
 
     def _expire(self) -> None:
+        now = self._clock.now()
         for queue in self._queues.values():
-            if queue.batches and queue.batches[0].deadline <= self._clock.now():
-                raise expired(queue, self._config) from queue.failure
+            if queue.batches and queue.batches[0].deadline <= now:
+                seconds, limit = self._config.delivery_timeout_ms / 1000, self._config.named("delivery.timeout.ms")
+                reason = f": {queue.failure}" if queue.failure else ""
+                late = f"records for {queue.name} were not written within {seconds:g} s ({limit}){reason}"
+                raise RequestTimedOut(late) from queue.failure
 
     def _may_leave(self, queue: Queue, sent_at: float) -> bool:
+        if queue.next(sent_at, self._config.max_in_flight) is None:
+            return False
         node = self._cluster.last_leader(*queue.key)
-        is_ready = queue.next(sent_at, self._config.max_in_flight) is not None
-        return is_ready and (node is None or self._in_flight.may_have_more(node, sent_at))
+        broker = None if node is None else self._brokers.get(node)
+        return broker is None or self._may_have_more(broker, sent_at)
 
     def _pause(self, sent_at: float) -> float:
         """Seconds until the sender must act if no response comes; `sent_at` is the time of the last `_send`."""
         if not self._config.acks and any(self._may_leave(queue, sent_at) for queue in self._queues.values()):
             return 0.0  # acks=0: no response to wait for before the next batch
-        moments = list(self._in_flight.look_at(sent_at))
-        expiry = self._in_flight.next_expiry()
+        now = self._clock.now()
+        expiry = look_at = math.inf
+        for broker in self._brokers.values():
+            if broker.requests:  # it is slow or late then
+                oldest = broker.requests[0]
+                expiry = min(expiry, oldest.slow_at if oldest.slow_at > now else oldest.deadline)
+            if broker.opening is not None:
+                look_at = min(look_at, broker.opening.look_at)
+            if broker.throttled_until > sent_at:
+                look_at = min(look_at, broker.throttled_until)
+        for request in self._asking:
+            look_at = min(look_at, request.look_at)
         for queue in self._queues.values():
             if queue.batches:
                 expiry = min(expiry, queue.batches[0].deadline)
                 if queue.not_before > sent_at:
-                    moments.append(queue.not_before)
-        until_expiry = expiry - self._clock.now()
-        return max(0.0, min(until_expiry, min(moments, default=math.inf) - time.monotonic()))
+                    look_at = min(look_at, queue.not_before)
+        return max(0.0, min(expiry - self._clock.now(), look_at - time.monotonic()))
