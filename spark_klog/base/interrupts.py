@@ -75,7 +75,7 @@ class CallLock(RLock):  # type: ignore[misc]  # final for typeshed only
         raise NotImplementedError
 
     def __enter__(self) -> bool:  # type: ignore[override]  # typeshed: the arguments of `acquire`
-        count = self._count if self.is_held else 0
+        count = self._count if self._is_owned() else 0  # type: ignore[attr-defined]
         try:
             self._begin(is_nested=count > 0)
             return True  # nothing is called from here to the block

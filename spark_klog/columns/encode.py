@@ -5,6 +5,7 @@ Computations are numpy's: pyarrow imports pandas to convert Python values, which
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_klog.base.clock import system_ms
 from spark_klog.columns.schema import FULL
 from spark_klog.records import kernels
 from spark_klog.records.contract import BinaryColumn, HeadersColumn, RecordColumns
@@ -159,10 +159,10 @@ def _ends(rows: pa.RecordBatch, free: _Int64s | None, batch_bytes: int) -> list[
     """
     count = rows.num_rows
     values = rows.column("value")
+    if free is None and rows.nbytes + count * (_RECORD_OVERHEAD + 1) <= batch_bytes:
+        return [count]  # surely
     others = sum(rows.column(name).nbytes for name in ("key", "headers") if name in rows.schema.names)
     each = _RECORD_OVERHEAD + others // count
-    if free is None and values.nbytes + count * each <= batch_bytes:
-        return [count]
     sizes = np.diff(np.frombuffer(_binary_column(values).offsets, np.int32)[: count + 1]).astype(np.int64) + each
     ends = np.cumsum(sizes if free is None else sizes[free])
     total = int(ends[-1])
@@ -211,7 +211,7 @@ def _binary_column(array: pa.Array) -> BinaryColumn:
 
 def _records(rows: pa.RecordBatch) -> RecordColumns:
     """The rows as the kernel's columns."""
-    names, now = rows.schema.names, system_ms()
+    names, now = rows.schema.names, time.time_ns() // 1_000_000
     if "timestamp" in names:
         timestamps = _numbers(rows.column("timestamp").fill_null(now), np.int64)
     else:

@@ -48,9 +48,9 @@ class RecordRows:
         #: What replaces the column topic.
         self.topic = topic
         # a few rows are cast once; of many only a slice is in memory, so they are cast again
-        self._few = list(self._cast()) if rows.num_rows <= _SLICE_ROWS else None
+        self._few = list(self._batches()) if rows.num_rows <= _SLICE_ROWS else None
         names: dict[str, None] = {}
-        for number, batch in self:
+        for number, batch in self._few or self._batches():
             if topic is None:
                 names |= dict.fromkeys(_topic_names(batch.column("topic"), number))
             _check_values(batch, number, is_any_time)
@@ -59,13 +59,16 @@ class RecordRows:
         self.topics = list(names) if topic is None else [topic] if rows.num_rows else []
 
     def __iter__(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        return iter(self._cast() if self._few is None else self._few)
+        return iter(self._batches() if self._few is None else self._few)
 
-    def _cast(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def _batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
         first, names = self._first, [name for name in self._rows.schema.names if name in _COLUMNS]
         for batch in _slices(self._rows.select(names)):
-            arrays = [_checked_cast(batch.column(name), name, first) for name in names]
-            yield first, pa.RecordBatch.from_arrays(arrays, names=names)
+            for place, name in enumerate(names):
+                if batch.column(place).type != _COLUMNS[name][2]:
+                    array = _checked_cast(batch.column(place), name, first)
+                    batch = batch.set_column(place, name, array)
+            yield first, batch
             first += batch.num_rows
 
     def check_partitions(self, counts: Mapping[str, int]) -> None:
@@ -137,9 +140,10 @@ def _check_columns(schema: pa.Schema, topic: str | None) -> None:
         raise InvalidRecords(f"no column 'value': the columns are {shown}", "value")
     if topic is None and "topic" not in names:
         raise InvalidRecords(f"no topic: pass topic, or add a column 'topic'; the columns are {shown}", "topic")
-    for name, (is_accepted, wanted, _) in _COLUMNS.items():
-        if name in names and not (is_accepted(schema.field(name).type) or kinds.is_null(schema.field(name).type)):
-            raise InvalidRecords(f"column '{name}' must be {wanted}, not {schema.field(name).type}: cast it", name)
+    for name, (is_accepted, wanted, kind) in _COLUMNS.items():
+        own = schema.field(name).type if name in names else kind
+        if own != kind and not (is_accepted(own) or kinds.is_null(own)):
+            raise InvalidRecords(f"column '{name}' must be {wanted}, not {own}: cast it", name)
 
 
 def _slices(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -172,9 +176,7 @@ def _can_cast(array: Any, kind: pa.DataType) -> bool:
 
 
 def _cast(array: Any, kind: pa.DataType) -> Any:
-    if kinds.is_timestamp(array.type):
-        return _milliseconds(array)
-    return array if array.type == kind else array.cast(kind)
+    return _milliseconds(array) if kinds.is_timestamp(array.type) else array.cast(kind)
 
 
 def _milliseconds(times: Any) -> Any:

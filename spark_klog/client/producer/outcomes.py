@@ -67,7 +67,8 @@ class Outcomes:
     @property
     def asking(self) -> list[AnyBrokerRequest[Any]]:
         """The requests that partitions wait for: for their leaders, and for a producer id."""
-        return [request for request in (self._metadata, self._producer_ids.asking) if request is not None]
+        both: tuple[AnyBrokerRequest[Any] | None, ...] = self._metadata, self._producer_ids.asking
+        return [] if both == (None, None) else [request for request in both if request is not None]
 
     def by_leader(self, queues: list[Queue]) -> dict[int, list[Queue]]:
         """The queues whose partitions have a leader, and batches with sequences that it accepts, by the leader's id.

@@ -344,7 +344,8 @@ class Producer:
             self._wake()
 
     def _add_columns(self, key: TopicPartition, columns: RecordColumns) -> None:
-        self._finish(key)
+        if key in self._gathering:
+            self._finish(key)
         row = 0
         while row < columns.count:
             body, following, base, maximum = self._kernel.encode(columns, row, self.batch_size)
@@ -365,8 +366,6 @@ class Producer:
 
     def _finish(self, key: TopicPartition, until: float = math.inf) -> None:
         """Make a batch of what has gathered for a partition; `until`: see `Sender.make_room`."""
-        if key not in self._gathering:
-            return
         gathering = self._gathering.take(key)
         if gathering.count:  # no records if the first one could not be encoded
             first, last = gathering.first_timestamp, gathering.max_timestamp

@@ -324,8 +324,10 @@ class Sender:
                         raise ProducerClosed("the producer was closed by another thread")
                     self._take_answers()
                     now = time.monotonic()
-                    self._send(now)
-                    self._expire()
+                    self._stop_waiting()
+                    if self._outcomes.bytes:
+                        self._send(now)
+                        self._expire()
                     if is_done() or now >= until:
                         break
                     pause = min(self._pause(now), until - now)
@@ -346,7 +348,6 @@ class Sender:
 
     def _send(self, now: float) -> None:
         """Send requests to each broker that may have more in flight, as long as there are batches for it."""
-        self._stop_waiting()
         most, is_sent = self._config.max_in_flight, True
         while is_sent:
             ready = [queue for queue in self._queues.values() if queue.next(now, most) is not None]
@@ -363,7 +364,9 @@ class Sender:
                 by_leader = self._outcomes.by_leader(ready)
                 self._asking = [*self._outcomes.asking, *asking]
                 for node, queues in by_leader.items():
-                    broker = self._brokers.setdefault(node, _Broker())
+                    broker = self._brokers.get(node)
+                    if broker is None:
+                        broker = self._brokers[node] = _Broker()
                     if self._may_have_more(broker, now):
                         is_sent |= self._send_request(node, broker, queues, now)
 
@@ -558,4 +561,4 @@ class Sender:
                 expiry = min(expiry, queue.batches[0].deadline)
                 if queue.not_before > sent_at:
                     look_at = min(look_at, queue.not_before)
-        return max(0.0, min(expiry - self._clock.now(), look_at - time.monotonic()))
+        return max(0.0, min(expiry - now, look_at - time.monotonic()))
