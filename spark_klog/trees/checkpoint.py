@@ -11,12 +11,12 @@ client/places.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spark_klog.base.addresses import local_path, without_user
+from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
+from spark_klog.files import open_folder
 
 #: Prefix of keys that do not name a topic; topic names contain no blanks.
 START_OF = "start of "
@@ -30,35 +30,16 @@ def checkpoint_offsets(address: str) -> dict[tuple[str, int], int]:
     If several sources read a partition, the lowest offset. `address` is a path or a URI of pyarrow's file systems.
     `ConfigError` if no micro-batch is complete, `DecodeError` if its file is malformed, `DirectoryError`.
     """
-    names, read = _files(address)
+    files = open_folder(address, DirectoryError)
     address = without_user(address)
-    try:
-        done = _numbers(names("commits")) & _numbers(names("offsets"))
-        if not done:
-            raise ConfigError(f"{address} has no completed micro-batch: is it the checkpointLocation of a query?")
-        path = f"offsets/{max(done)}"
-        content = read(path)
-    except OSError as error:
-        raise DirectoryError(f"checkpoint {address} can't be read: {error}") from error
+    done = _numbers(files.names("commits")) & _numbers(files.names("offsets"))
+    if not done:
+        raise ConfigError(f"{address} has no completed micro-batch: is it the checkpointLocation of a query?")
+    path = f"offsets/{max(done)}"
+    content = files.read(path)
     if content is None:
         raise DirectoryError(f"checkpoint {address}: {path} was removed while it was being read; try again")
     return parse_offsets_file(content, f"{address}/{path}")
-
-
-def _files(address: str) -> tuple[Callable[[str], Iterable[str]], Callable[[str], bytes | None]]:
-    """Functions for the names in a folder of the checkpoint (none if it does not exist), and the bytes of a file."""
-    path = local_path(address)
-    if path is None:
-        from spark_klog.trees.arrow_files import ArrowFiles
-
-        files = ArrowFiles.from_uri(address)
-        return files.entries, files.read
-    root = Path(path)
-
-    def names(folder: str) -> list[str]:
-        return [path.name for path in (root / folder).iterdir()] if (root / folder).is_dir() else []
-
-    return names, lambda path: (root / path).read_bytes()
 
 
 def _numbers(names: Iterable[str]) -> set[int]:

@@ -20,68 +20,25 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from spark_klog.errors import DirectoryError
+from spark_klog.trees.local_files import EPHEMERAL, VALUE, LocalFiles
 from spark_klog.trees.tree import NodeExists, SerialTree, components, inner_components
+
+if TYPE_CHECKING:
+    from spark_klog.trees.arrow_files import ArrowFiles
 
 _log = logging.getLogger(__name__)
 
-VALUE, EPHEMERAL, TEMPORARY = ".value", ".ephemeral", ".tmp-"
 _UNSAFE = re.compile(rf"[%\x00-\x1f\x7f]|^\.|\.(?=(?:{VALUE[1:]}|{EPHEMERAL[1:]})$)")
-
-Kind = Literal["file", "folder"] | None
-Owner = Literal["self", "other"] | None
-
-
-class Files(Protocol):
-    """The file system of a `FileTree`; paths are relative to the root. Methods raise OSError."""
-
-    root: str
-    poll_seconds: float
-
-    def writing(self) -> AbstractContextManager[None]:
-        """Exclude other writers, as far as the file system can."""
-
-    def kind(self, path: str) -> Kind: ...
-
-    def read(self, path: str) -> bytes | None:
-        """The content of a file; None if there is none."""
-
-    def write(self, path: str, value: bytes) -> None:
-        """Create or replace a file; readers see the old bytes or the new ones."""
-
-    def move(self, source: str, target: str) -> None:
-        """Move a file, replacing `target`."""
-
-    def make_folder(self, path: str) -> None:
-        """Create a folder and its parents; no error if it exists."""
-
-    def remove(self, path: str) -> None:
-        """Remove a file, or a folder with its content; no error if it does not exist."""
-
-    def entries(self, path: str) -> dict[str, Hashable]:
-        """The names in a folder, each with a stamp that changes with the file; {} if there is no folder."""
-
-    def read_ephemeral(self, path: str) -> bytes | None:
-        """The content of an ephemeral file; None if there is none, or its creator has ended."""
-
-    def write_ephemeral(self, path: str, value: bytes) -> None:
-        """Create or replace an ephemeral file and become its owner."""
-
-    def owner(self, path: str) -> Owner:
-        """The holder of an ephemeral file; removes a file without one. Only while `writing`."""
-
-    def close(self) -> None:
-        """Remove the ephemeral files of this object."""
 
 
 class FileTree(SerialTree):
     """A tree on `files` (see the module). A polling thread calls the watches."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: LocalFiles | ArrowFiles) -> None:
         self._files = files
         self._closed = threading.Event()
         self._watch_lock = threading.Lock()
@@ -111,7 +68,7 @@ class FileTree(SerialTree):
                 self._files.write_ephemeral(real + EPHEMERAL, value)
                 return
             if owner == "other":
-                raise DirectoryError(f"{path} under {self._files.root} is the ephemeral node of another process")
+                raise DirectoryError(f"{path} under {self._files.address} is the ephemeral node of another process")
             self._write(names, value)
 
     def swap(self, path: str, old: bytes, value: bytes) -> bool:
@@ -127,7 +84,7 @@ class FileTree(SerialTree):
         real = _real(names)
         with self._errors("create", path), self._files.writing():
             if self._files.owner(real + EPHEMERAL) or self._files.kind(real) or self._files.kind(real + VALUE):
-                raise NodeExists(f"{path} exists under {self._files.root}: delete it first, or put")
+                raise NodeExists(f"{path} exists under {self._files.address}: delete it first, or put")
             if ephemeral:
                 self._make_parents(names)
                 self._files.write_ephemeral(real + EPHEMERAL, value)
@@ -151,7 +108,7 @@ class FileTree(SerialTree):
                 break
             if self._files.owner(real + EPHEMERAL):
                 raise DirectoryError(
-                    f"/{'/'.join(names)}: /{'/'.join(names[:depth])} under {self._files.root} is ephemeral "
+                    f"/{'/'.join(names)}: /{'/'.join(names[:depth])} under {self._files.address} is ephemeral "
                     "and can't have children"
                 )
             if kind == "file":
@@ -186,7 +143,11 @@ class FileTree(SerialTree):
 
     def _nodes(self, real: str) -> dict[str, Hashable]:
         nodes: dict[str, Hashable] = {}
-        for name, stamp in sorted(self._files.entries(real).items()):
+        try:
+            entries = sorted(self._files.entries(real))
+        except (FileNotFoundError, NotADirectoryError):
+            return nodes
+        for name, *_, stamp in entries:
             if name.startswith("."):
                 continue
             if name.endswith(EPHEMERAL):
@@ -217,7 +178,7 @@ class FileTree(SerialTree):
                     seen = self._nodes(watch.real)
                 except OSError as error:
                     if not watch.failing:
-                        _log.warning("cannot list %s under %s: %s", watch.path, self._files.root, error)
+                        _log.warning("cannot list %s under %s: %s", watch.path, self._files.address, error)
                     watch.failing = True
                     continue
                 watch.failing = False
@@ -240,16 +201,16 @@ class FileTree(SerialTree):
         try:
             self._files.close()
         except OSError as error:
-            raise DirectoryError(f"cannot remove the ephemeral nodes under {self._files.root}: {error}") from error
+            raise DirectoryError(f"cannot remove the ephemeral nodes under {self._files.address}: {error}") from error
 
     @contextlib.contextmanager
     def _errors(self, verb: str, path: str) -> Iterator[None]:
         if self._closed.is_set():
-            raise DirectoryError(f"{path}: the tree under {self._files.root} is closed")
+            raise DirectoryError(f"{path}: the tree under {self._files.address} is closed")
         try:
             yield
         except OSError as error:
-            raise DirectoryError(f"cannot {verb} {path} under {self._files.root}: {error}") from error
+            raise DirectoryError(f"cannot {verb} {path} under {self._files.address}: {error}") from error
 
 
 class _Watch:

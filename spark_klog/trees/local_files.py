@@ -5,40 +5,44 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import threading
 import uuid
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
+from typing import Literal
 
 from spark_klog.errors import DirectoryError
-from spark_klog.trees.files import TEMPORARY, Kind, Owner
+from spark_klog.files.folder import TEMPORARY, LocalFolder
+
+#: What the names of files end with: of a folder's value, and of an ephemeral node.
+VALUE, EPHEMERAL = ".value", ".ephemeral"
 
 
-class LocalFiles:
-    """`Files` in a local folder, which is created; `DirectoryError` if that fails."""
+class LocalFiles(LocalFolder):
+    """Files of a tree in a local folder, which is created; `DirectoryError` if that fails.
+
+    Temporary files are in the root, so that the next one to open the tree finds what killed writers have left.
+    """
 
     poll_seconds = 0.2
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = os.path.abspath(root)
+        super().__init__(root)
         self._lock = threading.Lock()
         self._own: dict[str, int] = {}  # path of an ephemeral file -> descriptor with its lock
         _instances.add(self)
         try:
-            os.makedirs(self.root, exist_ok=True)
-            with self.writing():  # temporary files are left from killed writers, since nobody else writes now
-                for name in os.listdir(self.root):
+            os.makedirs(self._root, exist_ok=True)
+            with self.writing():  # nobody else writes now
+                for name in os.listdir(self._root):
                     if name.startswith(TEMPORARY):
-                        os.unlink(os.path.join(self.root, name))
+                        os.unlink(self._at(name))
         except OSError as error:
-            raise DirectoryError(f"cannot use the folder {self.root} for directories: {error}") from error
-
-    def _at(self, path: str) -> str:
-        return os.path.join(self.root, path)
+            raise DirectoryError(f"cannot use the folder {self.address} for directories: {error}") from error
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
+        """Exclude other writers, of all processes."""
         with self._lock:
             descriptor = os.open(self._at(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -49,22 +53,15 @@ class LocalFiles:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
                 os.close(descriptor)
 
-    def kind(self, path: str) -> Kind:
+    def kind(self, path: str) -> Literal["file", "folder"] | None:
         if os.path.isdir(self._at(path)):
             return "folder"
         return "file" if os.path.exists(self._at(path)) else None
 
-    def read(self, path: str) -> bytes | None:
-        try:
-            with open(self._at(path), "rb") as file:
-                return file.read()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-
     def write(self, path: str, value: bytes) -> None:
-        os.close(self._replace(path, value))
+        os.close(self._replace_node(path, value))
 
-    def _replace(self, path: str, value: bytes, lock: bool = False) -> int:
+    def _replace_node(self, path: str, value: bytes, lock: bool = False) -> int:
         """Replace a file; return its descriptor. Readers see it only when it is complete, and locked if `lock`."""
         temporary = self._at(f"{TEMPORARY}{uuid.uuid4().hex}")
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -83,39 +80,17 @@ class LocalFiles:
             raise
         return descriptor
 
-    def move(self, source: str, target: str) -> None:
-        os.replace(self._at(source), self._at(target))
-
     def make_folder(self, path: str) -> None:
+        """Create a folder and its parents; no error if it exists."""
         os.makedirs(self._at(path), exist_ok=True)
 
     def remove(self, path: str) -> None:
         for own in [own for own in self._own if own == path or own.startswith(f"{path}/")]:
             self._release(own)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            try:
-                os.unlink(self._at(path))
-            except (IsADirectoryError, PermissionError):  # PermissionError on macOS
-                if not os.path.isdir(self._at(path)):
-                    raise
-                shutil.rmtree(self._at(path))
-
-    def entries(self, path: str) -> dict[str, Hashable]:
-        found: dict[str, Hashable] = {}
-        try:
-            with os.scandir(self._at(path)) as entries:
-                for entry in entries:
-                    if entry.is_dir():
-                        found[entry.name] = None  # its time changes with the children's children
-                        continue
-                    with contextlib.suppress(FileNotFoundError):
-                        stat = entry.stat()
-                        found[entry.name] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        return found
+        super().remove(path)
 
     def read_ephemeral(self, path: str) -> bytes | None:
+        """The content of an ephemeral file; None if there is none, or its creator has ended."""
         real = self._at(path)
         while True:
             try:
@@ -130,7 +105,8 @@ class LocalFiles:
                 return None
 
     def write_ephemeral(self, path: str, value: bytes) -> None:
-        descriptor = self._replace(path, value, lock=True)
+        """Create or replace an ephemeral file and become its owner."""
+        descriptor = self._replace_node(path, value, lock=True)
         self._release(path)
         self._own[path] = descriptor
 
@@ -140,7 +116,8 @@ class LocalFiles:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
-    def owner(self, path: str) -> Owner:
+    def owner(self, path: str) -> Literal["self", "other"] | None:
+        """The holder of an ephemeral file; removes a file without one. Only while `writing`."""
         real = self._at(path)
         own = self._own.get(path)
         if own is not None and _same_file(own, real):
@@ -160,6 +137,7 @@ class LocalFiles:
         self._lock = threading.Lock()  # a thread of the parent may hold the old one
 
     def close(self) -> None:
+        """Remove the ephemeral files of this object."""
         with self.writing():
             for path in list(self._own):
                 if self.owner(path) == "self":

@@ -28,6 +28,8 @@ def open_tree(uri: str, session_timeout: float = SESSION_SECONDS) -> Tree:
     path = local_path(uri)
     if path is not None:
         return FileTree(LocalFiles(path))
-    from spark_klog.trees.arrow_files import ArrowFiles
-
+    try:
+        from spark_klog.trees.arrow_files import ArrowFiles
+    except ImportError as error:
+        raise ConfigError(f"directories at {without_user(uri)!r} need pyarrow, which is not installed") from error
     return FileTree(ArrowFiles.from_uri(uri))

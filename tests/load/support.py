@@ -16,8 +16,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from spark_klog.errors import ConnectionFailed, LoadError
+from spark_klog.files.arrow import ArrowFolder
+from spark_klog.files.folder import LocalFolder
 from spark_klog.load.journal.model import Range
-from spark_klog.load.journal.store import ArrowStore, LocalStore
 from spark_klog.load.run import Loaded, LoadOptions, load
 from spark_klog.load.tasks import task
 from spark_klog.load.tasks.task import Job, run_task
@@ -130,7 +131,7 @@ def die() -> None:
 
 
 @contextmanager
-def failing(store: type[LocalStore | ArrowStore], number: int, end: Callable[[], None]) -> Iterator[list[int]]:
+def failing(store: type[LocalFolder | ArrowFolder], number: int, end: Callable[[], None]) -> Iterator[list[int]]:
     """Call `end` before change `number` (from 1) of the stores of this class, or after change -`number` if negative.
 
     Yields a list whose only item is the number of changes so far.
@@ -162,7 +163,7 @@ class Frozen(InProcess):
     `thaw` lets the first attempts go on, and waits for their end.
     """
 
-    def __init__(self, store: type[LocalStore | ArrowStore], at: str) -> None:
+    def __init__(self, store: type[LocalFolder | ArrowFolder], at: str) -> None:
         super().__init__()
         self._store, self._at = store, at
         self._is_thawed = threading.Event()

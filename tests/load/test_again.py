@@ -12,9 +12,9 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError
+from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.journal.store import LocalStore
 from spark_klog.load.places import AtRun, AtTime, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.settings import WriteSettings
@@ -156,7 +156,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
             run(servers, output, topic, **_SMALL)
         again: dict[str, Any] = {"start": AtRun(2), "max_task_records": 12}
         try:
-            with failing(LocalStore, side * number, die):
+            with failing(LocalFolder, side * number, die):
                 run(servers, output, topic, **again)
             died = False
         except Killed:
@@ -266,7 +266,7 @@ def test_what_the_log_has_lost_since_a_kill_stays(
     servers = cluster.bootstrap_servers
     _runs(servers, topic, tmp_path)
     before = by_duckdb(tmp_path)
-    with pytest.raises(Killed), failing(LocalStore, -1, die):
+    with pytest.raises(Killed), failing(LocalFolder, -1, die):
         run(servers, tmp_path, topic, start=AtRun(1))
     assert status(str(tmp_path)).unfinished
     if recreated:

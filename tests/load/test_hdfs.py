@@ -10,7 +10,7 @@ from pyarrow.fs import LocalFileSystem
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
-from spark_klog.load.journal.store import ArrowStore
+from spark_klog.files.arrow import ArrowFolder
 from tests.load.support import Killed, by_duckdb, expected, run
 from tests.spark.support import create_topic, produce, values
 
@@ -52,7 +52,7 @@ class _Hdfs:
 
 @pytest.mark.parametrize("error", [Killed(), OSError("the name node is gone")], ids=["killed", "error"])
 def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path, error: BaseException) -> None:
-    store = ArrowStore(_Hdfs(2, error), str(tmp_path), "hdfs:///out")
+    store = ArrowFolder(_Hdfs(2, error), str(tmp_path), "hdfs:///out", LoadError)
     assert store.create("runs/1/plan.json", b'{"run": 1}')
     source = tmp_path / "source"
     source.write_bytes(b"x" * 1000)
@@ -89,6 +89,6 @@ def test_a_load_that_dies_within_any_write(
 
 
 def _use(monkeypatch: pytest.MonkeyPatch, filesystem: _Hdfs, output: Path) -> None:
-    store = ArrowStore(filesystem, str(output), "hdfs:///out")
+    store = ArrowFolder(filesystem, str(output), "hdfs:///out", LoadError)
     for module in ("run", "tasks.task"):
         monkeypatch.setattr(f"spark_klog.load.{module}.open_store", lambda _: store)

@@ -13,11 +13,12 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed
+from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
 from spark_klog.load.journal.history import read_manifest
 from spark_klog.load.journal.model import LATEST, staging_path
-from spark_klog.load.journal.store import LocalStore, open_store
+from spark_klog.load.journal.store import open_store
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.tasks import task
@@ -32,7 +33,7 @@ def _dies(servers: str, output: Path, topic: str, number: int) -> bool:
     """Run a load in a child that dies at change `number`; return False if the run made fewer changes."""
 
     def action() -> None:
-        with failing(LocalStore, number, lambda: os._exit(_DIED)):
+        with failing(LocalFolder, number, lambda: os._exit(_DIED)):
             run(servers, output, topic, max_task_records=70)
 
     code = in_child(action)
@@ -178,14 +179,14 @@ def test_killed_while_it_gives_up_a_run(
     def unreadable(*_: Any) -> Any:
         raise ConnectionFailed("the broker is gone")
 
-    def removed_in_part(store: LocalStore, path: str) -> None:
+    def removed_in_part(store: LocalFolder, path: str) -> None:
         Path(store.uri(path), "plan.json").unlink()
         raise Killed
 
     options = LoadOptions({"bootstrap.servers": servers}, [topic], str(tmp_path), max_task_records=50)
     with monkeypatch.context() as patch:
         patch.setattr(task, "read_ranges", unreadable)
-        patch.setattr(LocalStore, "remove", removed_in_part)
+        patch.setattr(LocalFolder, "remove", removed_in_part)
         with pytest.raises(Killed):
             load(options, InProcess())
     produce(servers, topic, values(20, partitions=2))

@@ -17,11 +17,11 @@ from confluent_kafka.admin import AdminClient
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError, LoadError
+from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
 from spark_klog.load.commit import check_results
 from spark_klog.load.journal.model import LETTERS, FileEntry, Range, RangeResult, file_path, new_token, staged_path
-from spark_klog.load.journal.store import LocalStore
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
@@ -432,7 +432,7 @@ def test_settings() -> None:
 
 
 def test_a_file_that_is_not_as_it_was_written_is_not_committed(tmp_path: Path) -> None:
-    store, asked = LocalStore(tmp_path), Range("t", 0, 0, 3)
+    store, asked = LocalFolder(tmp_path, LoadError), Range("t", 0, 0, 3)
     path = file_path(asked, 0, 2, "", new_token(), "parquet")
     entry = FileEntry(path, "t", 0, 0, 2, 3, 100, 0, 0)
     result = RangeResult("t", 0, 0, 3, 3, 30, None, None, {}, {}, [entry], [])

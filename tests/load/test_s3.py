@@ -10,10 +10,11 @@ import pytest
 from spark_klog.columns import decode
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import LoadError
+from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
 from spark_klog.load.journal.model import ATTEMPTS, LATEST, Range, run_name
-from spark_klog.load.journal.store import ArrowStore, open_store
+from spark_klog.load.journal.store import open_store
 from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
@@ -50,7 +51,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
         number += 1 if kills() else 4 if side < 0 else 5
         uri = bucket(s3, f"b{number}{'ab'[side > 0]}")
         try:
-            with failing(ArrowStore, side * number, die):
+            with failing(ArrowFolder, side * number, die):
                 run(servers, uri, topic, max_task_records=size)
             died = False
         except Killed:
@@ -124,7 +125,7 @@ def test_an_attempt_that_goes_on_after_the_commit(cluster: EmbeddedCluster, topi
     servers, uri = cluster.bootstrap_servers, bucket(s3, f"late-{at}")
     create_topic(servers, topic)
     produce(servers, topic, values(100))
-    late = Frozen(ArrowStore, at)
+    late = Frozen(ArrowFolder, at)
     load(LoadOptions({"bootstrap.servers": servers}, [topic], uri, fail_on_loss=False), late)
     assert seen(uri) == committed(uri) == expected(topic, {0: 100})
     delete_records(servers, topic, {0: 60})
@@ -147,7 +148,7 @@ def test_an_attempt_that_dies_after_the_commit(cluster: EmbeddedCluster, topic: 
                 with pytest.raises(Killed):
                     task.run_task(*arguments)
 
-    late = Uploading(ArrowStore, "put")
+    late = Uploading(ArrowFolder, "put")
     load(LoadOptions({"bootstrap.servers": servers}, [topic], uri, fail_on_loss=False), late)
     late.thaw()
     assert len(seen(uri)) == 200
@@ -185,14 +186,14 @@ def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str
     for start in (0, 100):
         send_batch(servers, topic, 100, start)
 
-    def create(store: ArrowStore, path: str, content: bytes) -> bool:
+    def create(store: ArrowFolder, path: str, content: bytes) -> bool:
         if "offsets-" in path:
             die()
         return real(store, path, content)
 
-    real = ArrowStore.create
+    real = ArrowFolder.create
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ArrowStore, "create", create)
+        patch.setattr(ArrowFolder, "create", create)
         patch.setattr(task._Observer, "fetched", _out_of_time)
         client = {"bootstrap.servers": servers, "max.partition.fetch.bytes": "100"}  # a batch at a time
         with pytest.raises(Killed):
@@ -219,7 +220,7 @@ def test_killed_before_the_pointer_twice(cluster: EmbeddedCluster, topic: str, s
     for number in (2, 3):
         produce(servers, topic, values(10))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ArrowStore, "write", _not_the_pointer(number))
+            patch.setattr(ArrowFolder, "write", _not_the_pointer(number))
             with pytest.raises(Killed):
                 run(servers, uri, topic)
     run(servers, uri, topic)
@@ -227,9 +228,9 @@ def test_killed_before_the_pointer_twice(cluster: EmbeddedCluster, topic: str, s
 
 
 def _not_the_pointer(run_number: int) -> Callable[..., None]:
-    real = ArrowStore.write
+    real = ArrowFolder.write
 
-    def write(store: ArrowStore, path: str, content: bytes) -> None:
+    def write(store: ArrowFolder, path: str, content: bytes) -> None:
         if path == LATEST and run_name(run_number).encode() in content:
             die()
         real(store, path, content)

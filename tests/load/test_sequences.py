@@ -19,9 +19,9 @@ from spark_klog.client.fetch import ranges as small_ranges
 from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
+from spark_klog.files import folder
 from spark_klog.load import files, planning
 from spark_klog.load.audit import status
-from spark_klog.load.journal import store
 from spark_klog.load.journal.model import LETTERS, STAGED, Range, staged_path
 from spark_klog.load.places import AtRun, AtTime
 from spark_klog.load.run import LoadOptions, MaxBad, load
@@ -170,7 +170,7 @@ def test_an_attempt_that_goes_on_after_the_commit(
     produce(servers, topic, [*values(100), Sent(b"1", None, 0, 1 << 60), Sent(b"2", None, 0, 1 << 60)])
     client = {"bootstrap.servers": servers}
     options = LoadOptions(client, [topic], str(tmp_path), max_bad=MaxBad(2), fail_on_loss=False)
-    late = Frozen(store.LocalStore, at)
+    late = Frozen(folder.LocalFolder, at)
     load(options, late)
     letters = _letters(tmp_path)
     delete_records(servers, topic, {0: 60})
@@ -316,8 +316,8 @@ def test_files_are_on_disk_before_the_offsets_that_name_them(
             tasks += 1
         os.link(source, place)
 
-    monkeypatch.setattr(store, "sync_folder", sync)
-    monkeypatch.setattr(store, "os", SimpleNamespace(**{**vars(os), "replace": replace, "link": link}))
+    monkeypatch.setattr(folder, "sync_folder", sync)
+    monkeypatch.setattr(folder, "os", SimpleNamespace(**{**vars(os), "replace": replace, "link": link}))
     assert run(servers, tmp_path, topic).failed == []
     assert files == count
     assert tasks

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.load.journal.store import LocalStore
+from spark_klog.files.folder import LocalFolder
 from spark_klog.load.planning import Limits
 from tests.load.support import Killed, failing, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce
@@ -65,7 +65,7 @@ def test_a_first_run_that_was_killed(cluster: EmbeddedCluster, topic: str, tmp_p
     def die() -> None:
         raise Killed
 
-    with pytest.raises(Killed), failing(LocalStore, -2, die):  # after the plan
+    with pytest.raises(Killed), failing(LocalFolder, -2, die):  # after the plan
         run(cluster.bootstrap_servers, tmp_path, topic)
     shown = klog("load", "status", str(tmp_path)).stdout
     assert "run 00000001 failed, was killed, or is under way" in shown

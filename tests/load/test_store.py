@@ -15,8 +15,10 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.files.arrow import ArrowFolder
+from spark_klog.files.folder import LocalFolder
 from spark_klog.load.audit import status
-from spark_klog.load.journal.store import ArrowStore, LocalStore, locked, open_store
+from spark_klog.load.journal.store import locked, open_store
 from tests.load.support import by_duckdb, expected, in_child, run
 from tests.spark.support import create_topic, produce, values
 
@@ -33,7 +35,7 @@ def _refuse_links(patch: pytest.MonkeyPatch, number: int = errno.EPERM) -> None:
 @pytest.mark.parametrize("name", ["EPERM", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EMLINK"])
 def test_a_file_is_created_once_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     _refuse_links(monkeypatch, getattr(errno, name))
-    store = LocalStore(tmp_path)
+    store = LocalFolder(tmp_path, LoadError)
     assert [store.create("runs/plan.json", content) for content in (b"first", b"second")] == [True, False]
     assert (store.read("runs/plan.json"), store.names("runs")) == (b"first", ["plan.json"])
 
@@ -44,7 +46,7 @@ def test_one_of_many_creates_a_file_without_hard_links(tmp_path: Path, monkeypat
 
     def create(number: int) -> bool:
         barrier.wait()
-        return LocalStore(tmp_path).create("plan.json", b"%d" % number)
+        return LocalFolder(tmp_path, LoadError).create("plan.json", b"%d" % number)
 
     with ThreadPoolExecutor(_MANY) as pool:
         made = list(pool.map(create, range(_MANY)))
@@ -54,7 +56,7 @@ def test_one_of_many_creates_a_file_without_hard_links(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("is_before", [True, False])
 def test_a_kill_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_before: bool) -> None:
     _refuse_links(monkeypatch)
-    store, real = LocalStore(tmp_path), os.replace
+    store, real = LocalFolder(tmp_path, LoadError), os.replace
 
     def die(source: Path, target: Path) -> None:
         if not is_before:
@@ -70,7 +72,7 @@ def test_a_kill_leaves_no_half_of_a_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_files_are_on_disk_before_they_are_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a power failure could leave the file of a task's offsets, and none of the records that it names."""
-    store = LocalStore(tmp_path)
+    store = LocalFolder(tmp_path, LoadError)
     fsync, replace = os.fsync, os.replace
     done: list[str] = []
 
@@ -96,7 +98,7 @@ def test_files_are_on_disk_before_they_are_in_place(tmp_path: Path, monkeypatch:
 def test_another_error_of_links_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse_links(monkeypatch, errno.EIO)
     with pytest.raises(LoadError, match=r"plan.json can't be written: Input/output error"):
-        LocalStore(tmp_path).create("plan.json", b"")
+        LocalFolder(tmp_path, LoadError).create("plan.json", b"")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,7 +112,7 @@ def test_an_error_of_pyarrow_that_is_no_os_error() -> None:
         open_input_stream = get_file_info = open_input_file
 
     with pytest.raises(LoadError, match=r"abfss://c/x/load.json can't be read: Unknown error: no credentials"):
-        ArrowStore(Azure(), "c/x", "abfss://c/x").read("load.json")
+        ArrowFolder(Azure(), "c/x", "abfss://c/x", LoadError).read("load.json")
 
 
 @pytest.mark.parametrize("scheme", ["s3a", "s3n", "S3"])
@@ -126,13 +128,13 @@ def test_a_mount_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fcntl, "flock", flock)
     output = tmp_path / "out"
     with pytest.raises(LoadError, match=r"out can't be locked \(No locks available\): use a mount with flock"):
-        locked(LocalStore(output)).__enter__()
+        locked(LocalFolder(output, LoadError)).__enter__()
     assert not output.exists()
 
 
 def test_a_run_that_is_refused_leaves_the_lock_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rejected run does not remove the lock of the run that holds it: a third run is rejected too."""
-    store, real = LocalStore(tmp_path / "out"), fcntl.flock
+    store, real = LocalFolder(tmp_path / "out", LoadError), fcntl.flock
     with ExitStack() as first:
 
         def flock(file: int, kind: int) -> None:
@@ -148,7 +150,7 @@ def test_a_run_that_is_refused_leaves_the_lock_to_others(tmp_path: Path, monkeyp
 
 def test_a_lock_that_a_run_has_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run locks a file that another run has just removed; others would lock a new file, so the run must stop."""
-    store, real = LocalStore(tmp_path / "out"), fcntl.flock
+    store, real = LocalFolder(tmp_path / "out", LoadError), fcntl.flock
     with ExitStack() as third:
 
         def flock(file: int, kind: int) -> None:

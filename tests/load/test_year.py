@@ -17,9 +17,9 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.journal.store import LocalStore
 from spark_klog.load.places import AtRun
 from spark_klog.load.planning import Limits
 from tests.load.support import Killed, by_duckdb, by_pyarrow, die, failing, run
@@ -115,7 +115,7 @@ def test_a_year(cluster: EmbeddedCluster, topic: str, tmp_path: Path, runs: int)
             year.load(limits=Limits(max_records=20))
         elif kind == "killed":
             try:
-                with failing(LocalStore, chance.choice([1, -1]) * chance.randint(1, 40), die):
+                with failing(LocalFolder, chance.choice([1, -1]) * chance.randint(1, 40), die):
                     run(year.servers, year.output, *year.ends, fail_on_loss=False, max_task_records=11)
             except Killed:
                 pass

@@ -1,0 +1,30 @@
+"""A folder, local or on one of pyarrow's file systems: list, read, replace at once, create if absent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_klog.base.addresses import filesystem_at, local_path, without_user
+from spark_klog.errors import ConfigError, KlogError
+from spark_klog.files.folder import LocalFolder, reason
+
+if TYPE_CHECKING:
+    from spark_klog.files.arrow import ArrowFolder
+
+
+def open_folder(address: str, failure: type[KlogError] | None = None) -> LocalFolder | ArrowFolder:
+    """The folder at a path or URI; `ConfigError` for a URI that pyarrow does not know, `failure` or OSError."""
+    path = local_path(address)
+    if path is not None:
+        return LocalFolder(path, failure)
+    try:
+        from spark_klog.files.arrow import ArrowFolder
+
+        filesystem, base = filesystem_at(address)
+    except ImportError as error:
+        raise ConfigError(f"{without_user(address)!r} needs pyarrow, which is not installed") from error
+    except OSError as error:
+        if failure is None:
+            raise
+        raise failure(f"{without_user(address)} can't be opened: {reason(error)}") from None
+    return ArrowFolder(filesystem, base, without_user(address), failure)

@@ -1,0 +1,191 @@
+"""A folder of one of pyarrow's file systems: S3, GCS, Azure, HDFS."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pyarrow import ArrowException
+from pyarrow.fs import FileSelector, FileType
+
+from spark_klog.errors import KlogError
+from spark_klog.files.folder import TEMPORARY, Entry, reason
+
+_READ_BYTES, _WRITE_BYTES = 1024 * 1024, 8 * 1024 * 1024
+
+
+class ArrowFile:
+    """A file of pyarrow that is read by position."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.size: int = file.size()
+
+    def read_at(self, position: int, size: int) -> bytes:
+        data: bytes = self._file.read_at(size, position)
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class ArrowFolder:
+    """The folder `base` of a file system of pyarrow, which `address` names in messages. Methods as of `LocalFolder`.
+
+    Object stores show only whole objects. HDFS shows what is being written: there files are renamed into place.
+    """
+
+    shows_whole_files_only = True
+
+    def __init__(self, filesystem: Any, base: str, address: str, failure: type[KlogError] | None = None) -> None:
+        self._fs, self._base = filesystem, base.rstrip("/")
+        self._failure = failure
+        self.address = address
+
+    def _at(self, path: str) -> str:
+        return f"{self._base}/{path}" if self._base and path else self._base or path
+
+    @contextmanager
+    def _naming(self, path: str, action: str) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ArrowException) as error:  # pyarrow's Azure file system has errors that are no OSError
+            if self._failure is None:
+                raise
+            raise self._failure(f"{self.address}/{path} can't be {action}: {reason(error)}") from None
+
+    def uri(self, path: str) -> str:
+        return f"{self._fs.type_name}://{self._at(path)}"
+
+    def kind(self, path: str) -> Literal["file", "folder"] | None:
+        if not self._at(path):
+            return "folder"
+        info = self._fs.get_file_info(self._at(path))
+        return "file" if info.is_file else "folder" if info.type == FileType.Directory else None
+
+    def entries(self, path: str) -> list[Entry]:
+        return [
+            Entry(info.base_name, info.size or 0, info.type == FileType.Directory, _stamp(info))
+            for info in self._fs.get_file_info(FileSelector(self._at(path)))
+            if info.type != FileType.NotFound  # deleted during the listing
+        ]
+
+    def open(self, path: str) -> ArrowFile:
+        return ArrowFile(self._fs.open_input_file(self._at(path)))
+
+    def names(self, path: str) -> list[str]:
+        with self._naming(path, "listed"):
+            found = self._fs.get_file_info(FileSelector(self._at(path), allow_not_found=True))
+            return sorted(info.base_name for info in found if not info.base_name.startswith(TEMPORARY))
+
+    def paths_below(self, path: str) -> list[str]:
+        with self._naming(path, "listed"):
+            found = self._fs.get_file_info(FileSelector(self._at(path), allow_not_found=True, recursive=True))
+            return sorted(info.path[len(self._base) + 1 :] for info in found if info.is_file)
+
+    def read(self, path: str) -> bytes | None:
+        with self._naming(path, "read"):
+            if self.kind(path) != "file":  # the error for a folder differs between file systems
+                return None
+            with self._input(path) as stream:
+                content: bytes = stream.read()
+                return content
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        with self._naming(path, "read"):
+            if self.kind(path) == "file":
+                with self._input(path) as stream:
+                    yield from io.BufferedReader(stream, _READ_BYTES)
+
+    def _input(self, path: str) -> Any:
+        # by default a name that ends in ".gz" is decompressed
+        return self._fs.open_input_stream(self._at(path), compression=None)
+
+    def size(self, path: str) -> int | None:
+        with self._naming(path, "read"):
+            info = self._fs.get_file_info(self._at(path))
+            return int(info.size) if info.is_file else None
+
+    def write(self, path: str, content: bytes) -> None:
+        with self._naming(path, "written"), self._output(path) as stream:
+            stream.write(content)
+
+    def create(self, path: str, content: bytes) -> bool:
+        # pyarrow has no conditional write: two writers that start at the same moment may both succeed.
+        if self.size(path) is not None:
+            return False
+        self.write(path, content)
+        return True
+
+    @contextmanager
+    def _output(self, path: str) -> Iterator[Any]:
+        """Write a file, which is there as a whole or not at all."""
+        if self._shows_whole_objects():
+            with self._fs.open_output_stream(self._at(path), compression=None) as stream:
+                yield stream
+            return
+        folder = path.rpartition("/")[0]
+        if self._at(folder):
+            self._fs.create_dir(self._at(folder), recursive=True)
+        temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}".lstrip("/")
+        try:
+            with self._fs.open_output_stream(self._at(temporary), compression=None) as stream:
+                yield stream
+            self._rename(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                self._fs.delete_file(self._at(temporary))
+            raise
+
+    def _shows_whole_objects(self) -> bool:
+        inner = self._fs
+        while inner.type_name == "subtree":
+            inner = inner.base_fs
+        return inner.type_name in ("s3", "gcs", "abfs")
+
+    def _rename(self, temporary: str, path: str) -> None:
+        self._fs.move(self._at(temporary), self._at(path))
+
+    def put(self, source: Path, path: str) -> None:
+        with self._naming(path, "written"):
+            with source.open("rb") as file, self._output(path) as stream:
+                while piece := file.read(_WRITE_BYTES):
+                    stream.write(piece)
+            source.unlink()
+
+    def settle(self) -> None:
+        """Nothing is left to do: an upload ends when the file is safe."""
+
+    def move(self, source: str, target: str) -> None:
+        with self._naming(target, "written"):
+            if self.kind(source) == "file":
+                self.remove(target)  # a move in HDFS does not overwrite
+                self._fs.move(self._at(source), self._at(target))
+
+    def remove(self, path: str) -> None:
+        with self._naming(path, "removed"), suppress(FileNotFoundError):
+            kind = self.kind(path)
+            if kind == "file":
+                self._fs.delete_file(self._at(path))
+            elif kind == "folder":
+                self._fs.delete_dir(self._at(path))
+
+    @contextmanager
+    def scratch(self, path: str) -> Iterator[Path]:
+        try:
+            made = tempfile.TemporaryDirectory(prefix="klog-load-", ignore_cleanup_errors=True)
+        except OSError as error:
+            if self._failure is None:
+                raise
+            raise self._failure(f"no folder for temporary files: {reason(error)}") from None
+        with made as name:
+            yield Path(name)
+
+
+def _stamp(info: Any) -> tuple[int, int] | None:
+    return (info.size, info.mtime_ns) if info.is_file else None
