@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from spark_klog.log.stored.files import Entry
+from spark_klog.files.folder import Entry
 
 
 class MemoryFiles:
@@ -37,7 +37,7 @@ class MemoryFiles:
         class Open:
             size = len(data)
 
-            def read(self, position: int, size: int) -> bytes:
+            def read_at(self, position: int, size: int) -> bytes:
                 assert position >= 0
                 assert size >= 0
                 files.read_bytes += size

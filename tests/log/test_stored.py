@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, OffsetOutOfRange
-from spark_klog.log.stored import files as stored_files, segment as stored_segment
+from spark_klog.log.stored import segment as stored_segment
 from spark_klog.log.stored.directory import Directory, StoredDirectories
 from spark_klog.log.stored.partition import GONE, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
@@ -37,7 +37,7 @@ FOLDER = "logs/t-0"
 def small_blocks() -> Any:
     """Make blocks, windows and steps so small that little data needs many of them."""
     return mock.patch.multiple(stored_segment, BLOCK_BYTES=300, _LEAST_BYTES=80), mock.patch.multiple(
-        stored_files, _WALK_BYTES=100, _SEARCHED_BYTES=24
+        stored_segment, _WALK_BYTES=100, _SEARCHED_BYTES=24
     )
 
 
@@ -216,7 +216,7 @@ def test_little_is_read_to_find_a_few_records(built: tuple[MemoryFiles, bytes], 
         files.files[path] += bytes(zeros)
     stored = partition(files)
     walked, read_from = 20_000, 20_000
-    with mock.patch.multiple(stored_files, _WALK_BYTES=walked, _SEARCHED_BYTES=24):
+    with mock.patch.multiple(stored_segment, _WALK_BYTES=walked, _SEARCHED_BYTES=24):
         with mock.patch.multiple(stored_segment, BLOCK_BYTES=read_from, _LEAST_BYTES=read_from):
             for offset in range(0, 9000, 37):
                 before = files.read_bytes
@@ -238,7 +238,7 @@ def test_an_index_of_kafka_before_0_11(monkeypatch: pytest.MonkeyPatch) -> None:
         offset += 3
     files = MemoryFiles({f"{FOLDER}/{0:020d}.log": content, f"{FOLDER}/{0:020d}.index": index})
     stored = partition(files)
-    monkeypatch.setattr(stored_files, "_WALK_BYTES", 1000)
+    monkeypatch.setattr(stored_segment, "_WALK_BYTES", 1000)
     monkeypatch.setattr(stored_segment, "_LEAST_BYTES", 1000)
     assert [record.offset for record in read(stored, 5000, 5010)] == [*range(5000, 5010)]
     assert files.read_bytes < 40_000 < len(content)
@@ -393,7 +393,7 @@ def test_a_tail_that_is_no_batch_is_told() -> None:
     files.files[path] = everything + b"\x00" * 8 + b"garbage" * 9
     stored = partition(files)
     assert stored.end_offset == 10
-    assert f"{path}: no batch at position {len(everything)}" in str(stored.damage)
+    assert f"{path} at position {len(everything)}: " in str(stored.damage)
     assert len(read(stored, 0, 10)) == 10
 
 
@@ -401,7 +401,7 @@ def test_a_batch_that_is_cut_off_before_another_segment() -> None:
     files, _ = build(10, 2)
     path = f"{FOLDER}/{0:020d}.log"
     files.files[path] = files.files[path][:-5]
-    message = rf"{path}: the batch at position \d+ is incomplete: \d+ bytes left"
+    message = rf"{path} at position \d+: the batch is incomplete, \d+ bytes left"
     with pytest.raises(DecodeError, match=message):
         read(partition(files), 0, 20)
     assert len(read(partition(files), 10, 20)) == 10
@@ -414,7 +414,7 @@ def test_garbage_between_batches_names_its_place() -> None:
     data = bytearray(files.files[path])
     data[position + 8 : position + 12] = b"\x00\x00\x00\x03"
     files.files[path] = bytes(data)
-    with pytest.raises(DecodeError, match=rf"{path}: no batch at position {position}: .*length 3"):
+    with pytest.raises(DecodeError, match=rf"{path} at position {position}: .*length 3"):
         read(partition(files), 0, 20)
     assert len(read(partition(files), 0, 4)) == 4
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from spark_klog.files.folder import Entry
 from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.files.file_system import LocalFileSystem
 from spark_klog.log.partition_log import PartitionLog
-from spark_klog.log.stored.files import Entry
 from spark_klog.log.stored.partition import StoredPartition
 from spark_klog.records.reading.reader import AbortedTransactions
 from tests.log.compacted_logs import CONFIG, Survivors, fill

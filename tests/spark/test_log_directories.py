@@ -26,10 +26,10 @@ from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, CorruptBatchError, DataLossError
+from spark_klog.files.arrow import ArrowFolder
 from spark_klog.log.stored.directory import Directory, StoredDirectories
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.options.writes import sink_options
-from spark_klog.spark.read.directory_source import ArrowLogFiles
 from spark_klog.spark.read.source import BatchQueryReader
 from tests.support.batches import make_batch, read_records, walk
 from tests.support.kafka import Kafka
@@ -248,16 +248,16 @@ def test_any_file_system_of_pyarrow(folder: Path) -> None:
         with memory.open_output_stream(f"backup/more-1/{path.name}") as stream:
             stream.write(path.read_bytes())
     for filesystem, place in ((inside, folder.name), (memory, "backup")):
-        directories = StoredDirectories([Directory(ArrowLogFiles(filesystem), place, "somewhere")])
+        directories = StoredDirectories([Directory(ArrowFolder(filesystem, "", ""), place, "somewhere")])
         assert ("more", 1) in directories.partitions()
         log = directories.open("more", 1)
         assert (log.start_offset, log.end_offset) == (0, 10)
         found = [record.value for batches in log.read(0, 10, pytest.fail) for record in read_records(batches.data)]
         assert found == [b"v%d" % number for number in range(1, 20, 2)]
         with pytest.raises(FileNotFoundError):
-            ArrowLogFiles(filesystem).entries(f"{place}/nothing")
+            ArrowFolder(filesystem, "", "").entries(f"{place}/nothing")
         with pytest.raises(FileNotFoundError):
-            ArrowLogFiles(filesystem).open(f"{place}/nothing")
+            ArrowFolder(filesystem, "", "").open(f"{place}/nothing")
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_corrupt_batch_and_a_corrupt_tail(
     with logs[-1].open("ab") as file:
         file.write(b"garbage" * 20)
     if mode == "fail":
-        assert f"{logs[-1]}: no batch at position" in error_of(load(spark, tmp_path / "copy").collect)
+        assert f"{logs[-1]} at position" in error_of(load(spark, tmp_path / "copy").collect)
     else:
         assert load(spark, tmp_path / "copy", **options).count() == 600
         assert "the log ends before bytes that are not a record batch" in spark_log.text()

@@ -26,6 +26,7 @@ from typing import Protocol
 
 from spark_klog.log.files.file_system import File, FileSystem, write_all
 
+OFFSET_ENTRY, TIME_ENTRY = Struct(">ii"), Struct(">qi")
 #: Enough for both indexes of about 13 sealed segments of 1 GiB.
 DEFAULT_LIMIT = 64 * 1024 * 1024
 
@@ -224,7 +225,7 @@ class SparseIndex:
 class OffsetIndex(SparseIndex):
     """Offset to position."""
 
-    _entry = Struct(">ii")
+    _entry = OFFSET_ENTRY
 
     def floor(self, offset: int) -> tuple[int, int] | None:
         """The last (offset, position) entry with an offset not above `offset`."""
@@ -257,7 +258,7 @@ class OffsetIndex(SparseIndex):
 class TimeIndex(SparseIndex):
     """Timestamp to offset."""
 
-    _entry = Struct(">qi")
+    _entry = TIME_ENTRY
 
     def append_last(self, timestamp: int, offset: int) -> None:
         """Add the entry at the end of a segment, unless the last one has that timestamp."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from spark_klog.errors import DecodeError, LogCorrupted
+from spark_klog.errors import DecodeError, KlogError, LogCorrupted
 from spark_klog.log.files.file_system import File
 from spark_klog.records import kernels
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
@@ -25,10 +25,12 @@ from spark_klog.wire.primitives import Buffer
 _SCAN_BYTES = 4 * 1024 * 1024
 #: Bytes per read of headers: one read covers several small batches.
 _HEADER_BYTES = 4096
+#: Bytes of offset, length, leader epoch and magic: all zero in a preallocated part without batches.
+UNWRITTEN_SIZE = 17
 
 
-class Reads(Protocol):
-    """The part of a file's interface that a walk over headers uses."""
+class ReadsAt(Protocol):
+    """A file that can be read by position."""
 
     def read_at(self, position: int, size: int) -> Buffer:
         """Up to `size` bytes; fewer at the end of the file. OSError."""
@@ -50,25 +52,36 @@ class IndexEntries(NamedTuple):
     state: IndexState
 
 
-def headers(file: Reads, path: Path, position: int, end: int) -> Iterator[tuple[int, Header]]:
-    """(position, header) of the batches from the start of one on; stops at a partial batch.
+def headers(
+    file: ReadsAt,
+    path: Path | str,
+    position: int,
+    end: int,
+    damage: type[KlogError] = LogCorrupted,
+    *,
+    read_bytes: int = _HEADER_BYTES,
+    ends_with_zeros: bool = False,
+) -> Iterator[tuple[int, Header]]:
+    """(position, header) of the batches from the start of one on, up to `end`; stops at a partial batch.
 
-    `LogCorrupted` at bytes that are not a batch.
+    Raises `damage` at bytes that are not a batch; `ends_with_zeros`: but not at preallocated zeros (log.preallocate).
     """
     if position < 0:
-        raise LogCorrupted(f"{path}: no batch at position {position}, which a damaged index has")
+        raise damage(f"{path}: no batch at position {position}, which a damaged index has")
     data, start = memoryview(b""), position
     while position < end:
         at = position - start
-        if len(data) - at < MAX_HEADER_SIZE:
-            data, start, at = memoryview(file.read_at(position, min(_HEADER_BYTES, end - position))), position, 0
+        if len(data) - at < min(MAX_HEADER_SIZE, end - position):
+            data, start, at = memoryview(file.read_at(position, min(read_bytes, end - position))), position, 0
         try:
             size = first_batch_size(data, at)
             if size is None or position + size > end:
                 return
             header = read_header(data, at)
         except DecodeError as error:
-            raise LogCorrupted(f"{path} at position {position}: {error}") from None
+            if ends_with_zeros and not any(data[at : at + UNWRITTEN_SIZE]):
+                return
+            raise damage(f"{path} at position {position}: {error}") from None
         yield position, header
         position += size
 

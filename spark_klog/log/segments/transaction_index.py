@@ -21,7 +21,7 @@ from spark_klog.log.files.file_system import File, FileSystem, write_all
 from spark_klog.log.segments.index import IndexMemory
 
 _log = logging.getLogger(__name__)
-_ENTRY = Struct(">hqqqq")
+TRANSACTION_ENTRY = Struct(">hqqqq")
 
 
 class AbortedTransaction(NamedTuple):
@@ -35,9 +35,9 @@ class AbortedTransaction(NamedTuple):
 
 def parse_transaction_index(data: bytes, name: str) -> list[AbortedTransaction]:
     """Parse the entries of a file, which errors call `name`; `DecodeError` unless all are complete, of version 0."""
-    if len(data) % _ENTRY.size:
-        raise DecodeError(f"{name}: {len(data)} bytes are not a multiple of {_ENTRY.size}")
-    entries = list(_ENTRY.iter_unpack(data))
+    if len(data) % TRANSACTION_ENTRY.size:
+        raise DecodeError(f"{name}: {len(data)} bytes are not a multiple of {TRANSACTION_ENTRY.size}")
+    entries = list(TRANSACTION_ENTRY.iter_unpack(data))
     if any(entry[0] != 0 for entry in entries):
         raise DecodeError(f"{name}: an entry is not of version 0")
     return [AbortedTransaction(*entry[1:]) for entry in entries]
@@ -45,7 +45,7 @@ def parse_transaction_index(data: bytes, name: str) -> list[AbortedTransaction]:
 
 def encode_transaction_index(transactions: Iterable[AbortedTransaction]) -> bytes:
     """The content of a .txnindex file."""
-    return b"".join(_ENTRY.pack(0, *item) for item in transactions)
+    return b"".join(TRANSACTION_ENTRY.pack(0, *item) for item in transactions)
 
 
 class TransactionIndex:
@@ -85,7 +85,7 @@ class TransactionIndex:
         `DecodeError` if the file is damaged, OSError.
         """
         data = self._load()
-        count = len(data) // _ENTRY.size
+        count = len(data) // TRANSACTION_ENTRY.size
         found = []
         for number in range(bisect_left(range(count), first, key=lambda number: _entry_at(data, number)[2]), count):
             entry = _entry_at(data, number)
@@ -107,9 +107,9 @@ class TransactionIndex:
         """Add an entry, unless it exists. If the disk rejects it, `sync` retries."""
         self._memory.forget(self)
         data = self._entries()
-        if data and _entry_at(data, len(data) // _ENTRY.size - 1).last_offset >= transaction.last_offset:
+        if data and _entry_at(data, len(data) // TRANSACTION_ENTRY.size - 1).last_offset >= transaction.last_offset:
             return
-        data += _ENTRY.pack(0, *transaction)
+        data += TRANSACTION_ENTRY.pack(0, *transaction)
         try:
             self.write()
         except OSError as error:
@@ -164,14 +164,14 @@ class TransactionIndex:
         if self._data is not None:
             return False
         data, kept, before = self._files.read(self.path), b"", -1
-        is_damaged = len(data) % _ENTRY.size != 0
-        for version, *fields in _ENTRY.iter_unpack(data[: len(data) - len(data) % _ENTRY.size]):
+        is_damaged = len(data) % TRANSACTION_ENTRY.size != 0
+        for version, *fields in TRANSACTION_ENTRY.iter_unpack(data[: len(data) - len(data) % TRANSACTION_ENTRY.size]):
             entry = AbortedTransaction(*fields)
             is_sound = not version and entry.first_offset < entry.last_offset and before < entry.last_offset
             if not is_sound or entry.last_offset >= start:
                 is_damaged = not is_sound
                 break
-            kept, before = kept + _ENTRY.pack(version, *entry), entry.last_offset
+            kept, before = kept + TRANSACTION_ENTRY.pack(version, *entry), entry.last_offset
         if kept != data:
             self._files.replace(self.path, kept)
         self._data, self._written, self._synced = bytearray(kept), len(kept), len(kept)
@@ -179,4 +179,4 @@ class TransactionIndex:
 
 
 def _entry_at(data: bytearray, number: int) -> AbortedTransaction:
-    return AbortedTransaction(*_ENTRY.unpack_from(data, number * _ENTRY.size)[1:])
+    return AbortedTransaction(*TRANSACTION_ENTRY.unpack_from(data, number * TRANSACTION_ENTRY.size)[1:])

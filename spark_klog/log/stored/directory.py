@@ -11,23 +11,21 @@ Other folders (TOPIC-PARTITION.*-delete, -stray, -future) are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from spark_klog.errors import ConfigError, DecodeError, OffsetOutOfRange
+from spark_klog.errors import ConfigError, OffsetOutOfRange
+from spark_klog.files.folder import ReadableFolder, read_whole
 from spark_klog.log.files.partition_files import LOG_START, partition_of_folder
 from spark_klog.log.layout import BROKER_FOLDER, CLUSTER_MARK, META
-from spark_klog.log.stored.files import LogFiles, read_whole
-from spark_klog.log.stored.partition import GONE, StoredBatches, StoredPartition
+from spark_klog.log.stored.partition import GONE, StoredLog, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
-from spark_klog.records.reading.reader import BadBatch
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 
 
 class Directory(NamedTuple):
     """A data directory: its path on a file system; `name` is for messages."""
 
-    files: LogFiles
+    files: ReadableFolder
     path: str
     name: str
 
@@ -37,22 +35,6 @@ def _holds_meta(directory: Directory, folder: str) -> bool:
         return META in {entry.name for entry in directory.files.entries(f"{directory.path.rstrip('/')}/{folder}")}
     except FileNotFoundError:  # deleted since the listing
         return False
-
-
-class StoredLog(Protocol):
-    """A partition's log of any Kafka version; see `StoredPartition`."""
-
-    @property
-    def start_offset(self) -> int: ...
-    @property
-    def end_offset(self) -> int: ...
-    @property
-    def damage(self) -> DecodeError | None: ...
-    def offset_for_time(self, timestamp: int) -> int | None: ...
-    def timestamp_type(self, offset: int) -> int | None: ...
-    def check_offset(self, offset: int) -> None: ...
-    def cuts(self, start: int, end: int, target: int) -> list[int]: ...
-    def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]: ...
 
 
 class StoredDirectories:

@@ -16,15 +16,16 @@ snapshot on, which is in the last segment of logs of Kafka 0.11 and later; witho
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
+from spark_klog.files.folder import Entry, ReadableFolder, read_whole
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
 from spark_klog.log.segments.segment import CLEANED, DELETED, LOG, SWAP
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.log.stored.files import Entry, LogFiles, read_whole
 from spark_klog.log.stored.segment import Block, StoredSegment, Tail
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.offset_order import NOTHING
@@ -32,26 +33,6 @@ from spark_klog.records.reading.reader import BadBatch, refuse
 
 #: `OffsetOutOfRange.available` of a partition that does not exist.
 GONE = (-1, -1)
-
-
-class ListedPartition:
-    """The log in `folder`, as of its listing. `FileNotFoundError` if the folder does not exist, OSError."""
-
-    def __init__(self, files: LogFiles, folder: str, topic: str, partition: int) -> None:
-        self._files, self._folder = files, folder
-        self._topic, self._partition = topic, partition
-        self._list()
-
-    def _list(self) -> None:
-        """List the folder, and forget what an earlier listing has shown."""
-        raise NotImplementedError
-
-    def _list_again(self, start: int, end: int) -> None:
-        """List the folder for a read of [start, end); `OffsetOutOfRange` with `GONE` if it was deleted."""
-        try:
-            self._list()
-        except FileNotFoundError:
-            raise OffsetOutOfRange(self._topic, self._partition, (start, end), GONE) from None
 
 
 _log = logging.getLogger(__name__)
@@ -74,15 +55,82 @@ class StoredBatches(NamedTuple):
     damaged: Mapping[int, DecodeError] = NOTHING
 
 
-class StoredPartition(ListedPartition):
-    """The log in `folder`, as of its listing. `log_start` is its start offset in the checkpoint.
+class StoredLog(ABC):
+    """The log in `folder`, of any Kafka version, as of its listing.
 
     `FileNotFoundError` if the folder does not exist, OSError.
     """
 
+    def __init__(self, files: ReadableFolder, folder: str, topic: str, partition: int) -> None:
+        self._files, self._folder = files, folder
+        self._topic, self._partition = topic, partition
+        self._list()
+
+    @abstractmethod
+    def _list(self) -> None:
+        """List the folder, and forget what an earlier listing has shown."""
+
+    def _list_again(self, start: int, end: int) -> None:
+        """List the folder for a read of [start, end); `OffsetOutOfRange` with `GONE` if it was deleted."""
+        try:
+            self._list()
+        except FileNotFoundError:
+            raise OffsetOutOfRange(self._topic, self._partition, (start, end), GONE) from None
+
+    @property
+    @abstractmethod
+    def is_empty(self) -> bool:
+        """Whether there is no file of this format: the folder has another one, or nothing was ever written."""
+
+    @property
+    @abstractmethod
+    def start_offset(self) -> int:
+        """The first offset of the log, or of the next record if it is empty."""
+
+    @property
+    @abstractmethod
+    def end_offset(self) -> int:
+        """The end of the readable part: after the last complete batch, or before the first open transaction.
+
+        With read_committed, `DecodeError` if bytes on the way are not a batch.
+        """
+
+    @property
+    @abstractmethod
+    def damage(self) -> DecodeError | None:
+        """The error of bytes after the last complete batch that are neither a partial batch nor zeros."""
+
+    @abstractmethod
+    def offset_for_time(self, timestamp: int) -> int | None:
+        """The first offset of a record with a timestamp (ms) of at least `timestamp`, or None. `DecodeError`."""
+
+    @abstractmethod
+    def timestamp_type(self, offset: int) -> int | None:
+        """The timestamp type (records/contract.py) of the batch with `offset`; None at the log's end. `DecodeError`."""
+
+    @abstractmethod
+    def check_offset(self, offset: int) -> None:
+        """Raise `NoMessageAtOffset` if the offset lies within a message of Kafka 0.7."""
+
+    @abstractmethod
+    def cuts(self, start: int, end: int, target: int) -> list[int]:
+        """Offsets in (start, end), in order, that split the range into parts of about `target` bytes at most."""
+
+    @abstractmethod
+    def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None] = refuse) -> Iterator[StoredBatches]:
+        """The record batches with offsets in [start, end); they may extend beyond both ends. Does not decode them.
+
+        Corrupt messages of Kafka 0.7 go to `on_bad`. `OffsetOutOfRange` if the log does not have the offsets (available
+        is `GONE` for a deleted partition), `DecodeError` at bytes that are not a batch, OSError.
+        """
+
+
+class StoredPartition(StoredLog):
+    """A log of Kafka 0.8 and later. `log_start` is its start offset in the checkpoint."""
+
     def __init__(
         self,
-        files: LogFiles,
+        files: ReadableFolder,
         folder: str,
         topic: str,
         partition: int,
@@ -97,7 +145,7 @@ class StoredPartition(ListedPartition):
     def _list(self) -> None:
         names: dict[str, dict[str, int]] = {}
         swaps: dict[str, dict[str, int]] = {}
-        for name, size, is_folder in self._entries():
+        for name, size, is_folder, _ in self._entries():
             stem, dot, suffix = name.removesuffix(SWAP).rpartition(".")
             if not is_folder and stem.isdecimal():
                 (swaps if name.endswith(SWAP) else names).setdefault(stem, {})[dot + suffix] = size
@@ -143,27 +191,20 @@ class StoredPartition(ListedPartition):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no segment: the folder has another format, or nothing was ever written."""
         return not self._segments
 
     # ----- offsets
 
     @property
     def start_offset(self) -> int:
-        """The first offset of the log, or of the next record if it is empty."""
         return max(self._log_start, self._bases[0] if self._bases else 0)
 
     @property
     def end_offset(self) -> int:
-        """The end of the readable part: after the last complete batch, or before the first open transaction.
-
-        With read_committed, `DecodeError` if bytes on the way are not a batch.
-        """
         return max(self.start_offset, self._again(self._stable_end if self._read_committed else self._written_end))
 
     @property
     def damage(self) -> DecodeError | None:
-        """The error of bytes after the last complete batch that are neither a partial batch nor zeros."""
         return self._again(self._find_tail).damage
 
     def _find_tail(self) -> Tail:
@@ -181,7 +222,6 @@ class StoredPartition(ListedPartition):
         return self._stable
 
     def offset_for_time(self, timestamp: int) -> int | None:
-        """The first offset of a record with a timestamp (ms) of at least `timestamp`, or None. `DecodeError`."""
         found = self._again(lambda: self._first_at(timestamp))
         return found if found is not None and found < self.end_offset else None
 
@@ -194,7 +234,6 @@ class StoredPartition(ListedPartition):
         return None
 
     def timestamp_type(self, offset: int) -> int | None:
-        """The timestamp type (records/contract.py) of the batch with `offset`; None at the log's end. `DecodeError`."""
         return self._again(lambda: self._timestamp_type(offset))
 
     def _timestamp_type(self, offset: int) -> int | None:
@@ -261,10 +300,7 @@ class StoredPartition(ListedPartition):
         """Do nothing: every offset is valid here, unlike in logs of Kafka 0.7."""
 
     def cuts(self, start: int, end: int, target: int) -> list[int]:
-        """Offsets in (start, end), in order, that split the range evenly into parts of about `target` bytes at most.
-
-        They come from index entries, or are estimates if an index has no entry nearby.
-        """
+        # from index entries, or estimates if an index has no entry nearby
         spans = [
             (
                 segment,
@@ -290,11 +326,6 @@ class StoredPartition(ListedPartition):
         return sorted(offset for offset in found if start < offset < end)
 
     def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None] = refuse) -> Iterator[StoredBatches]:
-        """The record batches with offsets in [start, end); they may extend beyond both ends. Does not decode them.
-
-        `OffsetOutOfRange` if the log does not have the offsets (available is `GONE` for a deleted partition),
-        `DecodeError` at bytes that are not a batch, OSError.
-        """
         offset, listings = start, 0
         while offset < end:
             if offset < self.start_offset:

@@ -1,20 +1,28 @@
-"""Read a partition's folder of Kafka 0.7 without a broker: files of messages (records/formats/message_07.py), no index.
+"""A partition's log of Kafka 0.7, read without a broker.
 
-    OFFSET.kafka    the name is the position of its first byte in the stream of all messages, which is its offset
+    TOPIC-PARTITION/
+        00000000000000000000.kafka      messages one after the other, see records/formats/message_07.py; no index
+        00000000000536870984.kafka      the next ones; a file is named by the offset of its first byte
 
-Messages are converted to magic 0 for the common decoder; the messages of a compressed set have the offset of the set.
+An offset is a byte position in the stream of all messages ever written to the partition. The oldest files may have
+been deleted; every other file starts where the one before it ends. Names have 11 digits in the design chapter, 20 in
+Kafka 0.7 itself; any number is accepted. A broker may be writing to the last file: it may end with a partial message.
+
+Source: 0.7 design chapter, "Log".
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
 
-from spark_klog.errors import DecodeError, OffsetOutOfRange
+from spark_klog.errors import ConfigError, DecodeError, ErrorWithFields, OffsetOutOfRange
+from spark_klog.files.folder import ReadableFolder
 from spark_klog.log.files.partition_files import SUFFIX_07
-from spark_klog.log.log_07 import NoMessageAtOffset
-from spark_klog.log.stored.files import LogFiles, opened
-from spark_klog.log.stored.partition import ListedPartition, StoredBatches
+from spark_klog.log.stored.partition import StoredBatches, StoredLog
+from spark_klog.records.contract import Record
 from spark_klog.records.formats.message_07 import Message07, iter_messages_07, records_07
 from spark_klog.records.formats.message_set import build_message
 from spark_klog.records.reading.reader import BadBatch, refuse
@@ -23,41 +31,54 @@ from spark_klog.wire.codecs import MAX_DECOMPRESSED
 _BLOCK_BYTES = 1024 * 1024
 
 
-class StoredPartition07(ListedPartition):
-    """The log in `folder`, as of its listing. `FileNotFoundError` if the folder does not exist, OSError.
+class NoMessageAtOffset(ErrorWithFields, ConfigError):
+    """An offset of Kafka 0.7 lies within a message: `before` is the offset of that message, `after` of the next."""
 
-    `limit`: maximum decompressed bytes of a message set.
-    """
+    condition = "KLOG_NO_MESSAGE_AT_OFFSET"
 
-    def __init__(self, files: LogFiles, folder: str, topic: str, partition: int, limit: int = MAX_DECOMPRESSED) -> None:
+    def __init__(self, topic: str, partition: int, file: str, offset: int, before: int, after: int) -> None:
+        self.topic, self.partition, self.file = topic, partition, file
+        self.offset, self.before, self.after = offset, before, after
+        super().__init__(
+            f"no message of {topic}-{partition} begins at offset {offset} ({file}): "
+            f"the nearest offsets are {before} and {after}"
+        )
+
+
+class StoredPartition07(StoredLog):
+    """A log of Kafka 0.7. `limit`: maximum decompressed bytes of a message set."""
+
+    def __init__(
+        self, files: ReadableFolder, folder: str, topic: str, partition: int, limit: int = MAX_DECOMPRESSED
+    ) -> None:
         super().__init__(files, folder, topic, partition)
         self._limit = limit
 
     def _list(self) -> None:
-        names = [entry.name for entry in self._files.entries(self._folder) if entry.name.endswith(SUFFIX_07)]
-        found = {int(name.removesuffix(SUFFIX_07)): name for name in names if name.removesuffix(SUFFIX_07).isdecimal()}
-        self._bases = sorted(found)
-        self._paths = [f"{self._folder}/{found[base]}" for base in self._bases]
+        entries = [entry for entry in self._files.entries(self._folder) if entry.name.endswith(SUFFIX_07)]
+        stems = [(entry.name.removesuffix(SUFFIX_07), entry) for entry in entries]
+        #: Names of .kafka files that are no offsets; they are not read.
+        self.misnamed = [entry.name for stem, entry in stems if not (stem.isascii() and stem.isdecimal())]
+        found = sorted((int(stem), entry.size, entry.name) for stem, entry in stems if entry.name not in self.misnamed)
+        self._bases = [base for base, *_ in found]
+        self._sizes = [size for _, size, _ in found]
+        self.paths = [f"{self._folder}/{name}" for *_, name in found]
         self._end: tuple[int, DecodeError | None] | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no file of Kafka 0.7."""
         return not self._bases
 
     @property
     def start_offset(self) -> int:
-        """The offset of the first file."""
         return self._bases[0] if self._bases else 0
 
     @property
     def end_offset(self) -> int:
-        """The offset after the last complete message."""
         return self._find_end()[0]
 
     @property
     def damage(self) -> DecodeError | None:
-        """The error of bytes after the last complete message that are not a partial message."""
         return self._find_end()[1]
 
     def _find_end(self) -> tuple[int, DecodeError | None]:
@@ -73,16 +94,34 @@ class StoredPartition07(ListedPartition):
             self._end = end, damage
         return self._end
 
-    def offset_for_time(self, timestamp: int) -> int | None:
-        """None: messages of 0.7 have no timestamps."""
-        return None
+    @property
+    def tail(self) -> tuple[int, int]:
+        """(position, size) of the partial message at the end of the last file; without one the size is 0."""
+        position = self.end_offset - self._bases[-1]
+        return position, self._sizes[-1] - position
 
-    def timestamp_type(self, offset: int) -> int | None:
+    def holes(self) -> Iterator[tuple[str, str]]:
+        """(path, problem) of files that do not begin where the one before them ends."""
+        for (base, size, path), (following, _, after) in pairwise(
+            zip(self._bases, self._sizes, self.paths, strict=True)
+        ):
+            if base + size != following:
+                what = "a file between them is missing" if base + size < following else "they overlap"
+                yield (
+                    after,
+                    (
+                        f"{path} ends at offset {base + size}, {after.rpartition('/')[2]} begins at {following}: {what}; "
+                        f"restore it, or move the files before or after it elsewhere"
+                    ),
+                )
+
+    def offset_for_time(self, timestamp: int) -> None:
         """None: messages of 0.7 have no timestamps."""
-        return None
+
+    def timestamp_type(self, offset: int) -> None:
+        """None: messages of 0.7 have no timestamps."""
 
     def check_offset(self, offset: int) -> None:
-        """Raise `NoMessageAtOffset` if the offset lies within a message."""
         index = bisect_right(self._bases, offset) - 1
         if index < 0:
             return
@@ -91,10 +130,10 @@ class StoredPartition07(ListedPartition):
                 return
             if offset < message.next_offset:
                 around = message.offset, message.next_offset
-                raise NoMessageAtOffset(self._topic, self._partition, self._paths[index], offset, *around)
+                raise NoMessageAtOffset(self._topic, self._partition, self.paths[index], offset, *around)
 
     def cuts(self, start: int, end: int, target: int) -> list[int]:
-        """The starts of files in (start, end), about `target` bytes apart: there is no index with others."""
+        # only the starts of files: there is no index with other offsets
         found, last = [], start
         for base, following in zip(self._bases, [*self._bases[1:], end], strict=True):
             if last < base < end and min(following, end) - last > target:
@@ -103,10 +142,7 @@ class StoredPartition07(ListedPartition):
         return found
 
     def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None] = refuse) -> Iterator[StoredBatches]:
-        """The messages with offsets in [start, end). Corrupt ones go to `on_bad`.
-
-        `OffsetOutOfRange` if the log does not have the offsets, `DecodeError` at bytes that are not a message, OSError.
-        """
+        # Messages become those of magic 0 for the common decoder; those of a compressed set have the offset of the set.
         offset = start
         if offset < self.start_offset:
             self._out_of_range(offset, end)
@@ -127,7 +163,6 @@ class StoredPartition07(ListedPartition):
                 self._out_of_range(offset, end)
 
     def _converted(self, messages: list[Message07], on_bad: Callable[[BadBatch], None]) -> memoryview:
-        """Convert to messages of magic 0."""
         converted = bytearray()
         for message in messages:
             try:
@@ -157,25 +192,41 @@ class StoredPartition07(ListedPartition):
         if found:
             yield found
 
+    def messages(self) -> Iterator[tuple[Message07, list[Record]]]:
+        """All messages with their records; `DecodeError` at other bytes and at corrupt ones names file and position."""
+        end = self.end_offset
+        for index, path in enumerate(self.paths):
+            for message in self._messages(index):
+                if message.offset >= end:  # written since the listing
+                    return
+                try:
+                    yield message, list(records_07(message, self._limit))
+                except DecodeError as error:
+                    position = message.offset - self._bases[index]
+                    raise type(error)(f"{path} at position {position}: {error}") from None
+
     def _messages(self, index: int) -> Iterator[Message07]:
         """The messages of a file. `DecodeError` at other bytes, or if the next file does not start at its end."""
-        base = self._bases[index]
-        with opened(self._files, self._paths[index]) as file:
-            position, chunk = 0, _BLOCK_BYTES
+        base, path = self._bases[index], self.paths[index]
+        position, chunk = 0, _BLOCK_BYTES
+        with closing(self._files.open(path)) as file:
             while position < file.size:
-                data, last = file.read(position, chunk), position
-                for message in iter_messages_07(data, base + position):
-                    yield message
-                    last = message.next_offset - base
+                data, last = file.read_at(position, chunk), position
+                try:
+                    for message in iter_messages_07(data, base + position):
+                        yield message
+                        last = message.next_offset - base
+                except DecodeError as error:
+                    raise type(error)(f"{path} at position {last}: {error}") from None
                 if last == position and position + len(data) >= file.size:
                     break
                 chunk = _BLOCK_BYTES if last > position else 2 * chunk
                 position = last
-            if index + 1 < len(self._bases) and base + position != self._bases[index + 1]:
-                raise DecodeError(
-                    f"the last complete message ends at offset {base + position}, the next file starts at "
-                    f"{self._bases[index + 1]}"
-                )
+        if index + 1 < len(self._bases) and base + position != self._bases[index + 1]:
+            raise DecodeError(
+                f"{path}: the last complete message ends at offset {base + position}, the next file starts at "
+                f"{self._bases[index + 1]}"
+            )
 
     def _out_of_range(self, offset: int, end: int) -> None:
         available = self.start_offset, self.end_offset

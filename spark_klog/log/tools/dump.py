@@ -16,11 +16,12 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct
 
 from spark_klog.errors import DecodeError
 from spark_klog.log.files.partition_files import SUFFIX_07
+from spark_klog.log.segments.index import OFFSET_ENTRY, TIME_ENTRY
 from spark_klog.log.segments.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
+from spark_klog.log.segments.transaction_index import TRANSACTION_ENTRY
 from spark_klog.records.contract import NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.formats.batch import Header, check_crc, first_batch_size, read_header
 from spark_klog.records.formats.batch_v2 import BatchHeader
@@ -183,10 +184,10 @@ def _dump_07(data: memoryview, base_offset: int) -> Iterator[Dumped | Damage]:
 
 #: By suffix: the format of an entry, and the names of its fields as in Kafka's DumpLogSegments.
 _FORMATS = {
-    INDEX: (Struct(">ii"), ("offset", "position")),
-    TIME_INDEX: (Struct(">qi"), ("timestamp", "offset")),
+    INDEX: (OFFSET_ENTRY, ("offset", "position")),
+    TIME_INDEX: (TIME_ENTRY, ("timestamp", "offset")),
     TRANSACTION_INDEX: (
-        Struct(">hqqqq"),
+        TRANSACTION_ENTRY,
         ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset"),
     ),
 }

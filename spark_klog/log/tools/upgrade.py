@@ -33,14 +33,15 @@ from uuid import UUID, uuid4
 
 from spark_klog.base.durable import sync_folder
 from spark_klog.base.names import check_topic_name
-from spark_klog.errors import ConfigError, DecodeError, KlogError
+from spark_klog.errors import ConfigError, DecodeError, KlogError, LogCorrupted
+from spark_klog.files.folder import LocalFolder
 from spark_klog.log.config import LogConfig
 from spark_klog.log.files.file_system import locked
 from spark_klog.log.files.partition_files import PARTITION_METADATA, SUFFIX_07, partition_of_folder, read_topic_id
 from spark_klog.log.layout import check_data_directory
-from spark_klog.log.log_07 import Log07
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import LOG
+from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.records import kernels
 from spark_klog.records.contract import NO_TIMESTAMP, BinaryColumn, Kernel, RecordColumns
 from spark_klog.records.formats.batch_v2 import build_batch
@@ -147,7 +148,7 @@ def _done_before(folder: Path, target: Path) -> Upgraded | None:
     """The result of an earlier run for this log; None if `target` is missing or empty, otherwise `ConfigError`."""
     if not target.exists() or not any(target.iterdir()):
         return None
-    log = Log07(folder)
+    _, log = _old_log(folder)
     try:
         with _OffsetMap(target) as offsets:
             (old_start, _), (old_end, new_end) = offsets.first, offsets.last
@@ -164,22 +165,22 @@ def _done_before(folder: Path, target: Path) -> Upgraded | None:
 def _upgrade(
     folder: Path, work: Path, target: Path, ids: dict[str, UUID], progress: Progress | None, topic_ids: bool
 ) -> Upgraded:
-    log = Log07(folder)
-    check_topic_name(log.topic)
+    topic, log = _old_log(folder)
+    check_topic_name(topic)
     if later := [path.name for path in sorted(folder.glob(f"*{LOG}")) if path.stat().st_size]:
         raise ConfigError(
             f"{folder} holds records of a later broker beside those of Kafka 0.7: {', '.join(later)}; move these .log "
             "files elsewhere to upgrade the others (klog log dump shows what they hold)"
         )
-    tail = log.tail
-    if tail:
+    position, size = log.tail
+    if size > 0:
         raise DecodeError(
-            f"{tail.path} at position {tail.position}: {tail.size} bytes are not a complete message; if a crash "
-            f"has left them, truncate the file to {tail.position} bytes to upgrade without them"
+            f"{log.paths[-1]} at position {position}: {size} bytes are not a complete message; if a crash "
+            f"has left them, truncate the file to {position} bytes to upgrade without them"
         )
     unfinished = work / folder.name
     try:
-        new_end = _write(log, unfinished, _topic_id(log.topic, target.parent, ids), progress)
+        new_end = _write(log, unfinished, _topic_id(topic, target.parent, ids), progress)
         if not topic_ids:
             (unfinished / PARTITION_METADATA).unlink()
         for path in (*unfinished.iterdir(), unfinished):
@@ -189,6 +190,27 @@ def _upgrade(
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return Upgraded(folder.name, log.start_offset, log.end_offset, new_end)
+
+
+def _old_log(folder: Path) -> tuple[str, StoredPartition07]:
+    """The topic and the log in a folder, if it can be upgraded as a whole."""
+    parsed = partition_of_folder(folder.name)
+    if parsed is None:
+        raise ConfigError(f"{folder} is not named TOPIC-PARTITION")
+    log = StoredPartition07(LocalFolder("."), str(folder), *parsed)
+    if log.misnamed:
+        name = log.misnamed[0]
+        raise DecodeError(
+            f"{folder / name}: a {SUFFIX_07} file is named by the offset of its first byte, not "
+            f"{name.removesuffix(SUFFIX_07)}"
+        )
+    if log.is_empty:
+        raise ConfigError(f"{folder} has no log of Kafka 0.7: it contains no {SUFFIX_07} file")
+    for _, problem in log.holes():
+        raise LogCorrupted(problem)
+    if log.damage is not None:
+        raise log.damage
+    return parsed[0], log
 
 
 def _topic_id(topic: str, new: Path, ids: dict[str, UUID]) -> UUID:
@@ -203,7 +225,7 @@ def _topic_id(topic: str, new: Path, ids: dict[str, UUID]) -> UUID:
     return ids[topic]
 
 
-def _write(log: Log07, folder: Path, topic_id: UUID, progress: Progress | None) -> int:
+def _write(log: StoredPartition07, folder: Path, topic_id: UUID, progress: Progress | None) -> int:
     """Write the new log and the offset map; return the new log's end offset."""
     kernel = kernels.load()
     new = PartitionLog(folder, _CONFIG, topic_id)
@@ -216,27 +238,24 @@ def _write(log: Log07, folder: Path, topic_id: UUID, progress: Progress | None) 
                 if payloads:
                     new.append(memoryview(_batch(kernel, payloads, codec)))
                 if progress:
-                    progress(log.directory.name, end - log.start_offset)
+                    progress(folder.name, end - log.start_offset)
             offsets.write(b"%d %d\n" % (log.end_offset, new.end_offset))
     finally:
         new.close()
     return new.end_offset
 
 
-def _batches(log: Log07) -> Iterator[tuple[list[tuple[int, int]], Codec, list[bytes], int]]:
+def _batches(log: StoredPartition07) -> Iterator[tuple[list[tuple[int, int]], Codec, list[bytes], int]]:
     """Yield batches to write: [(old offset of a message, index of its first record)], codec, payloads, old end."""
     mapped: list[tuple[int, int]] = []
     payloads: list[bytes] = []
     size = 0
-    for message in log.messages(log.start_offset):
+    for message, records in log.messages():
         if message.codec_id and mapped:
             yield mapped, NONE, payloads, message.offset
             mapped, payloads, size = [], [], 0
         mapped.append((message.offset, len(payloads)))
-        if message.codec_id:
-            payloads += (record.value or b"" for record in log.records(message))
-        else:
-            payloads.append(bytes(message.payload))
+        payloads += (record.value or b"" for record in records)
         size += _RECORD_OVERHEAD + len(message.payload)
         if message.codec_id or size >= _BATCH_BYTES:
             yield mapped, codec_by_id(message.codec_id), payloads, message.next_offset

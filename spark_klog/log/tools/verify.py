@@ -42,6 +42,7 @@ from typing import NamedTuple
 
 from spark_klog.base.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError, LogCorrupted
+from spark_klog.files.folder import LocalFolder
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import CLEAN_STOP
 from spark_klog.log.files.file_system import LocalFileSystem, locked
@@ -58,11 +59,11 @@ from spark_klog.log.files.partition_files import (
     write_checkpoint,
 )
 from spark_klog.log.layout import check_no_cluster
-from spark_klog.log.log_07 import files_07, hole_07
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
 from spark_klog.log.recovery import overlap_of
 from spark_klog.log.segments.index import IndexMemory
 from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX, Segment, segment_name
+from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.log.tools.dump import INDEX_SUFFIXES, Damage, Dumped, IndexEntry, Padding, dump, dump_index
 from spark_klog.records import kernels
 from spark_klog.records.contract import ColumnBuilder
@@ -565,12 +566,9 @@ def _log_07(files: list[Path], progress: Progress | None) -> Iterator[Finding]:
     for path in files:
         yield from _guarded(path, _messages_07(path, progress))
     if files:
-        try:
-            for before, after in pairwise(files_07(files[0].parent)):
-                if before.end_offset != after.base_offset:
-                    yield Finding(after.path, 0, hole_07(before, after))
-        except DecodeError:
-            return  # a file name that is not an offset: already a finding of that file
+        log = StoredPartition07(LocalFolder("."), str(files[0].parent), "", 0)
+        if not log.misnamed:  # else already a finding of that file
+            yield from (Finding(Path(after), 0, problem) for after, problem in log.holes())
 
 
 def _messages_07(path: Path, progress: Progress | None) -> Iterator[Finding]:

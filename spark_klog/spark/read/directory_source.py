@@ -11,15 +11,13 @@ from itertools import pairwise
 from typing import TypeVar
 from uuid import UUID
 
-import pyarrow.fs as pafs
-
 from spark_klog.base.addresses import filesystem_at, without_user
 from spark_klog.client.offsets import NO_OFFSET
 from spark_klog.client.places import Offsets, OffsetSpec, Spec, TopicPartition
 from spark_klog.errors import ConfigError
-from spark_klog.log.stored.directory import Directory, StoredDirectories, StoredLog
-from spark_klog.log.stored.files import Entry
-from spark_klog.log.stored.partition import StoredBatches
+from spark_klog.files.arrow import ArrowFolder
+from spark_klog.log.stored.directory import Directory, StoredDirectories
+from spark_klog.log.stored.partition import StoredBatches, StoredLog
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import BadBatch
 from spark_klog.spark.options.reads import SourceOptions, SplitLimits, directory_config
@@ -27,43 +25,10 @@ from spark_klog.spark.read import batch_query as resolution
 from spark_klog.spark.read.ranges import OffsetRange, pack, split
 
 
-class ArrowLogFiles:
-    """A file system of pyarrow as `log.stored_files.LogFiles`."""
-
-    def __init__(self, filesystem: pafs.FileSystem) -> None:
-        self._filesystem = filesystem
-
-    def entries(self, folder: str) -> list[Entry]:
-        infos = self._filesystem.get_file_info(pafs.FileSelector(folder))
-        return [
-            Entry(info.base_name, info.size or 0, info.type == pafs.FileType.Directory)
-            for info in infos
-            if info.type != pafs.FileType.NotFound  # deleted during the listing
-        ]
-
-    def open(self, path: str) -> ArrowFile:
-        return ArrowFile(self._filesystem, path)
-
-
-class ArrowFile:
-    """A file of pyarrow as `log.stored_files.OpenFile`."""
-
-    def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
-        self._file = filesystem.open_input_file(path)
-        self.size: int = self._file.size()
-
-    def read(self, position: int, size: int) -> bytes:
-        data: bytes = self._file.read_at(size, position)
-        return data
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def directory(address: str) -> Directory:
     """The data directory at a path or URI; `ConfigError` for a URI that no file system supports, OSError."""
     filesystem, path = filesystem_at(address)
-    return Directory(ArrowLogFiles(filesystem), path, without_user(address))
+    return Directory(ArrowFolder(filesystem, "", ""), path, without_user(address))
 
 
 _log = logging.getLogger(__name__)
