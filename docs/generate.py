@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,16 +21,16 @@ from reference_texts import CURES, SETTINGS
 
 import spark_klog
 from spark_klog import errors
+from spark_klog.base.settings import settings_of
 from spark_klog.broker.metrics import page as metrics_page
 from spark_klog.broker.security.config import SECURITY_SETTINGS
-from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.broker.settings.config import BROKER_SETTINGS, PLACES
 from spark_klog.broker.settings.described_settings import DOCUMENTATION
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, broker_name, setting_texts
-from spark_klog.broker.settings.server_properties import PLACES
 from spark_klog.cli.main import main
 from spark_klog.client import settings as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
-from spark_klog.client.security import settings as sasl_settings, settings as security_settings
+from spark_klog.client.security import settings as security_settings
 from spark_klog.client.settings import LIBRDKAFKAS
 from spark_klog.error_codes import REMEDIES, ErrorCode, Remedy
 from spark_klog.groups import lag_metrics
@@ -139,33 +139,34 @@ def commands() -> str:
 
 def _client_rows(items: Iterable[Field[Any]]) -> Iterator[tuple[str, ...]]:
     for item in sorted(items, key=lambda one: str(one.metadata["name"])):
-        name, kind = item.metadata["name"], item.metadata["kind"]
+        name, kind = item.metadata["name"], item.metadata["kind"].name
         default = item.default if kind not in ("isolation", "acks", "reset", "assignors") else None
         yield _code(name), kind, _default(default), SETTINGS.get(name, "")
 
 
 def client_setting_names() -> list[str]:
     """Settings that all clients share."""
-    return [item.metadata["name"] for item in fields(client_settings.ClientConfig) if item.metadata]
+    return list(settings_of(client_settings.ClientConfig))
 
 
 def client_settings_page() -> str:
-    shared = [item for item in fields(client_settings.ClientConfig) if item.metadata]
-    own = [item for item in fields(consumer_settings.ConsumerConfig) if item.metadata]
-    consumers = {item.metadata["name"] for item in own}
-    security = {**sasl_settings.SASL, **security_settings._TLS, **security_settings._TLS_DEFAULTS}
-    ignored = sorted(client_settings._WITHOUT_EFFECT - consumers)
-    refused = {**client_settings._REFUSED, **security_settings._REFUSED}
+    shared, own = settings_of(client_settings.ClientConfig), settings_of(consumer_settings.ConsumerConfig)
+    names = (security_settings.SASL, security_settings.TLS, security_settings.TLS_DEFAULTS)
+    security: dict[str, list[str]] = {one: [] for each in names for one in sorted(each)}
+    for other, one in security_settings.OTHER_NAMES.items():
+        security[one].append(other)
+    ignored = sorted(client_settings._WITHOUT_EFFECT - own.keys())
+    refused = {**client_settings._REFUSED, **security_settings.REFUSED}
     head = ("setting", "type", "default", "")
     return _page(
         "Client settings",
         "Settings by Kafka's names. In Spark they have the prefix `kafka.`. Times are in milliseconds, sizes in bytes. "
         "A misspelt name is refused, with the nearest one.",
         "## Of every client",
-        _table(head, _client_rows(shared)),
+        _table(head, _client_rows(shared.values())),
         "## Of consumers",
         "In Spark they have no effect: a query's options say what to read.",
-        _table(head, _client_rows(own)),
+        _table(head, _client_rows(own.values())),
         "## TLS and SASL",
         "[Secure clusters](../../recipes/security/index.md) says what to set for which mechanism.",
         _table(("setting", "other names"), ((_code(one), ", ".join(map(_code, security[one]))) for one in security)),
@@ -180,7 +181,7 @@ def client_settings_page() -> str:
 
 
 def broker_settings_page() -> str:
-    defaults = {item.metadata["name"]: item.default for item in fields(BrokerConfig) if item.metadata}
+    defaults = {name: item.default for name, item in BROKER_SETTINGS.items()}
     log_texts = setting_texts(LogConfig())
     of_logs = {broker_name(name): text for name, (text, _) in log_texts.items()}
     names = sorted({*defaults, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *PLACES})

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Set as AbstractSet
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
-from spark_klog.client.consumer.settings import ResetPolicy, parse_reset
-from spark_klog.client.settings import parse_value, setting_texts
+from spark_klog.base.settings import (
+    BOOLEAN,
+    INT,
+    POSITIVE_INT,
+    TEXT,
+    Kind,
+    choice,
+    items,
+    setting,
+    settings_of,
+    value_of,
+    words,
+)
+from spark_klog.client.consumer.settings import RESET, ResetPolicy
+from spark_klog.client.settings import setting_texts
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import LATEST
 
 
-def setting(name: str, default: Any, kind: str) -> Any:
-    """A field of a configuration, by Kafka's name; `kind` says how its text is parsed."""
-    return field(default=default, metadata={"name": name, "kind": kind})
-
-
-def sort_settings(
+def _sorted(
     settings: Mapping[str, Any],
     config: Any,
-    parse: Callable[[str, str, str], Any],
     other_names: Mapping[str, str],
     without_effect: AbstractSet[str],
     refused: Mapping[str, str],
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """The values of the fields of the dataclass `config`, by `parse(kind, name, text)`, and the texts of the others.
+    """The values of the settings of `config`, by the names of its fields, and the texts of other settings.
 
     `ConfigError` for a wrong value, for two names of one setting, and with the text of a name in `refused`.
     """
-    own = {item.metadata["name"]: item for item in config.__dataclass_fields__.values() if item.metadata}
+    own = settings_of(config)
     values: dict[str, Any] = {}
     shared: dict[str, str] = {}
     seen: dict[str, str] = {}
@@ -42,7 +49,7 @@ def sort_settings(
         if name in refused:
             raise ConfigError(refused[name])
         if name in own:
-            values[own[name].name] = parse(own[name].metadata["kind"], written, text)
+            values[own[name].name] = value_of(own[name].metadata["kind"], written, text)
         elif name not in without_effect:
             shared[name] = text
     return values, shared
@@ -64,26 +71,27 @@ _OTHER_NAMES = {
     "zookeeper.sessiontimeout.ms": "zookeeper.session.timeout.ms",
 }
 #: Settings of those consumers that have no meaning here.
-_WITHOUT_EFFECT = frozenset(
-    [
-        "backoff.increment.ms",
-        "num.consumer.fetchers",
-        "offsets.channel.backoff.ms",
-        "offsets.channel.socket.timeout.ms",
-        "offsets.commit.max.retries",
-        "refresh.leader.backoff.ms",
-        "socket.buffersize",
-        "socket.receive.buffer.bytes",
-        "zk.connectiontimeout.ms",
-        "zk.synctime.ms",
-        "zookeeper.connection.timeout.ms",
-        "zookeeper.sync.time.ms",
-    ]
+_WITHOUT_EFFECT = words(
+    """
+    backoff.increment.ms num.consumer.fetchers offsets.channel.backoff.ms offsets.channel.socket.timeout.ms
+    offsets.commit.max.retries refresh.leader.backoff.ms socket.buffersize socket.receive.buffer.bytes
+    zk.connectiontimeout.ms zk.synctime.ms zookeeper.connection.timeout.ms zookeeper.sync.time.ms
+    """
 )
 _REFUSED = {"bootstrap.servers": "bootstrap.servers: brokers are found in ZooKeeper, set zookeeper.connect instead"}
-_STORAGES = ("zookeeper", "kafka")
 _FOREVER = -1
-_LARGEST = ResetPolicy(LATEST)
+
+
+def _reset(text: str) -> ResetPolicy:
+    policy: ResetPolicy = RESET.parse(text)
+    if policy.duration_ms is not None:
+        raise ValueError("smallest, largest or fail")
+    return policy
+
+
+_TIMEOUT = Kind("timeout", lambda text: _FOREVER if text == str(_FOREVER) else INT.parse(text))
+_STORAGE = choice("storage", {"zookeeper": "zookeeper", "kafka": "kafka"}, any_case=True)
+_ASSIGNOR = choice("assignor", {"range": "range"}, "range, the documents' algorithm; others are not supported")
 
 
 @dataclass(frozen=True)
@@ -91,25 +99,25 @@ class ConnectorConfig:
     """Parsed settings. Times in ms, sizes in bytes; `client` has the settings that all clients of the package share."""
 
     client: Mapping[str, Any]
-    zookeeper_connect: str = setting("zookeeper.connect", "", "text")
-    group_id: str = setting("group.id", "", "text")
-    consumer_id: str | None = setting("consumer.id", None, "text")
-    session_timeout_ms: int = setting("zookeeper.session.timeout.ms", 6_000, "positive int")
-    auto_commit: bool = setting("auto.commit.enable", True, "boolean")
-    auto_commit_interval_ms: int = setting("auto.commit.interval.ms", 60_000, "positive int")
-    reset: ResetPolicy = field(default=_LARGEST, metadata={"name": "auto.offset.reset", "kind": "reset"})
-    rebalance_max_retries: int = setting("rebalance.max.retries", 4, "positive int")
-    rebalance_backoff_ms: int = setting("rebalance.backoff.ms", 2_000, "positive int")
-    queued_max_chunks: int = setting("queued.max.message.chunks", 2, "positive int")
-    consumer_timeout_ms: int = setting("consumer.timeout.ms", _FOREVER, "timeout")
-    offsets_storage: str = setting("offsets.storage", "zookeeper", "storage")
-    dual_commit: bool | None = setting("dual.commit.enabled", None, "boolean")
-    exclude_internal_topics: bool = setting("exclude.internal.topics", True, "boolean")
-    fetch_message_max_bytes: int = setting("fetch.message.max.bytes", 1024 * 1024, "positive int")
-    fetch_wait_max_ms: int = setting("fetch.wait.max.ms", 100, "int")
-    fetch_min_bytes: int = setting("fetch.min.bytes", 1, "int")
-    socket_timeout_ms: int = setting("socket.timeout.ms", 30_000, "positive int")
-    assignor: str = setting("partition.assignment.strategy", "range", "assignor")
+    zookeeper_connect: str = setting("zookeeper.connect", "", TEXT)
+    group_id: str = setting("group.id", "", TEXT)
+    consumer_id: str | None = setting("consumer.id", None, TEXT)
+    session_timeout_ms: int = setting("zookeeper.session.timeout.ms", 6_000, POSITIVE_INT)
+    auto_commit: bool = setting("auto.commit.enable", True, BOOLEAN)
+    auto_commit_interval_ms: int = setting("auto.commit.interval.ms", 60_000, POSITIVE_INT)
+    reset: ResetPolicy = setting("auto.offset.reset", ResetPolicy(LATEST), Kind("reset", _reset))
+    rebalance_max_retries: int = setting("rebalance.max.retries", 4, POSITIVE_INT)
+    rebalance_backoff_ms: int = setting("rebalance.backoff.ms", 2_000, POSITIVE_INT)
+    queued_max_chunks: int = setting("queued.max.message.chunks", 2, POSITIVE_INT)
+    consumer_timeout_ms: int = setting("consumer.timeout.ms", _FOREVER, _TIMEOUT)
+    offsets_storage: str = setting("offsets.storage", "zookeeper", _STORAGE)
+    dual_commit: bool | None = setting("dual.commit.enabled", None, BOOLEAN)
+    exclude_internal_topics: bool = setting("exclude.internal.topics", True, BOOLEAN)
+    fetch_message_max_bytes: int = setting("fetch.message.max.bytes", 1024 * 1024, POSITIVE_INT)
+    fetch_wait_max_ms: int = setting("fetch.wait.max.ms", 100, INT)
+    fetch_min_bytes: int = setting("fetch.min.bytes", 1, INT)
+    socket_timeout_ms: int = setting("socket.timeout.ms", 30_000, POSITIVE_INT)
+    assignor: str = setting("partition.assignment.strategy", "range", _ASSIGNOR)
 
     @property
     def storages(self) -> tuple[str, ...]:
@@ -133,7 +141,7 @@ def connector_config(settings: Mapping[str, Any]) -> ConnectorConfig:
 
     Settings that are not the connector's are client settings, for example of TLS; `client_config` checks them.
     """
-    values, shared = sort_settings(settings, ConnectorConfig, _parse, _OTHER_NAMES, _WITHOUT_EFFECT, _REFUSED)
+    values, shared = _sorted(settings, ConnectorConfig, _OTHER_NAMES, _WITHOUT_EFFECT, _REFUSED)
     config = ConnectorConfig(shared, **values)
     for name, value in (("zookeeper.connect", config.zookeeper_connect), ("group.id", config.group_id)):
         if not value:
@@ -141,28 +149,8 @@ def connector_config(settings: Mapping[str, Any]) -> ConnectorConfig:
     return config
 
 
-def _parse(kind: str, name: str, text: str) -> Any:
-    text = text.strip()
-    if kind == "reset":
-        policy = parse_reset(name, text)
-        if policy.duration_ms is not None:
-            raise ConfigError(f"{name}={text}: set smallest, largest or fail")
-        return policy
-    if kind == "timeout":
-        return _FOREVER if text == str(_FOREVER) else parse_value("int", name, text)
-    if kind == "storage":
-        if text.lower() not in _STORAGES:
-            raise ConfigError(f"{name}={text}: set {' or '.join(_STORAGES)}")
-        return text.lower()
-    if kind == "assignor":
-        if text != "range":
-            raise ConfigError(f"{name}={text}: set range, the documents' algorithm; others are not supported")
-        return text
-    return parse_value(kind, name, text)
-
-
 #: The names of Kafka 0.7 for those of 0.8 to 0.10.
-_SETTINGS_OTHER_NAMES = {
+_PRODUCER_OTHER_NAMES = {
     "batch.size": "batch.num.messages",
     "broker.list": "metadata.broker.list",
     "compression.type": "compression.codec",
@@ -174,21 +162,13 @@ _SETTINGS_OTHER_NAMES = {
     "zk.connect": "zookeeper.connect",
     "zk.sessiontimeout.ms": "zookeeper.session.timeout.ms",
 }
-_SETTINGS_WITHOUT_EFFECT = frozenset(
-    [
-        "buffer.size",
-        "connect.timeout.ms",
-        "num.retries",
-        "reconnect.interval",
-        "reconnect.time.interval.ms",
-        "send.buffer.bytes",
-        "zk.connectiontimeout.ms",
-        "zk.synctime.ms",
-        "zookeeper.connection.timeout.ms",
-        "zookeeper.sync.time.ms",
-    ]
+_PRODUCER_WITHOUT_EFFECT = words(
+    """
+    buffer.size connect.timeout.ms num.retries reconnect.interval reconnect.time.interval.ms send.buffer.bytes
+    zk.connectiontimeout.ms zk.synctime.ms zookeeper.connection.timeout.ms zookeeper.sync.time.ms
+    """
 )
-_SETTINGS_REFUSED = {
+_PRODUCER_REFUSED = {
     name: f"{name} names a Java class: {instead}"
     for name, instead in {
         "serializer.class": "pass encoder=FUNCTION to the Producer",
@@ -199,7 +179,22 @@ _SETTINGS_REFUSED = {
     }.items()
 }
 _CODECS = {"0": "none", "1": "gzip", "2": "snappy", "3": "lz4"}
-_BROKER_07 = re.compile(r"[0-9]+:([^:]+:[0-9]+)")
+_BROKER_07 = re.compile(r"^[0-9]+:([^:]+:[0-9]+)$")
+
+
+def _brokers(text: str) -> str:
+    """The list without the ids of 0.7's ID:HOST:PORT."""
+    return ",".join(_BROKER_07.sub(r"\1", part) for part in items(text))
+
+
+def _codec(text: str) -> str:
+    codec = _CODECS.get(text, text)
+    if codec not in _CODECS.values():
+        raise ValueError(f"one of {', '.join(_CODECS.values())}, or its number from 0 to 3")
+    return codec
+
+
+_TYPE = choice("type", {"sync": False, "async": True})
 
 
 @dataclass(frozen=True)
@@ -207,19 +202,21 @@ class ProducerConfig:
     """Parsed settings. Times in ms; `client` has the settings that all clients of the package share."""
 
     client: Mapping[str, Any]
-    brokers: str = setting("metadata.broker.list", "", "brokers")
-    zookeeper_connect: str = setting("zookeeper.connect", "", "text")
-    session_timeout_ms: int = setting("zookeeper.session.timeout.ms", 6_000, "positive int")
-    is_async: bool = setting("producer.type", False, "type")
-    acks: str = setting("request.required.acks", "-1", "text")
-    request_timeout_ms: int = setting("request.timeout.ms", 10_000, "positive int")
-    retries: int = setting("message.send.max.retries", 3, "int")
-    codec: str = setting("compression.codec", "none", "codec")
-    compressed_topics: frozenset[str] = setting("compressed.topics", frozenset(), "topics")
-    queue_ms: int = setting("queue.buffering.max.ms", 5_000, "int")
-    queue_size: int = setting("queue.buffering.max.messages", 10_000, "positive int")
-    batch_size: int = setting("batch.num.messages", 200, "positive int")
-    enqueue_timeout_ms: int = setting("queue.enqueue.timeout.ms", -1, "timeout")
+    brokers: str = setting("metadata.broker.list", "", Kind("brokers", _brokers))
+    zookeeper_connect: str = setting("zookeeper.connect", "", TEXT)
+    session_timeout_ms: int = setting("zookeeper.session.timeout.ms", 6_000, POSITIVE_INT)
+    is_async: bool = setting("producer.type", False, _TYPE)
+    acks: str = setting("request.required.acks", "-1", TEXT)
+    request_timeout_ms: int = setting("request.timeout.ms", 10_000, POSITIVE_INT)
+    retries: int = setting("message.send.max.retries", 3, INT)
+    codec: str = setting("compression.codec", "none", Kind("codec", _codec))
+    compressed_topics: frozenset[str] = setting(
+        "compressed.topics", frozenset(), Kind("topics", lambda text: frozenset(items(text)))
+    )
+    queue_ms: int = setting("queue.buffering.max.ms", 5_000, INT)
+    queue_size: int = setting("queue.buffering.max.messages", 10_000, POSITIVE_INT)
+    batch_size: int = setting("batch.num.messages", 200, POSITIVE_INT)
+    enqueue_timeout_ms: int = setting("queue.enqueue.timeout.ms", -1, _TIMEOUT)
 
     def client_settings(self, servers: str | list[str], codec: str) -> dict[str, Any]:
         """The settings of a client producer at these addresses."""
@@ -234,31 +231,10 @@ def producer_config(settings: Mapping[str, Any]) -> ProducerConfig:
 
     Settings that are not the producer's are client settings, for example of TLS.
     """
-    values, shared = sort_settings(
-        settings, ProducerConfig, _parse_of_settings, _SETTINGS_OTHER_NAMES, _SETTINGS_WITHOUT_EFFECT, _SETTINGS_REFUSED
+    values, shared = _sorted(
+        settings, ProducerConfig, _PRODUCER_OTHER_NAMES, _PRODUCER_WITHOUT_EFFECT, _PRODUCER_REFUSED
     )
     config = ProducerConfig(shared, **values)
     if bool(config.brokers) == bool(config.zookeeper_connect):
         raise ConfigError("set one of metadata.broker.list (0.7: broker.list) and zookeeper.connect (0.7: zk.connect)")
     return config
-
-
-def _parse_of_settings(kind: str, name: str, text: str) -> Any:
-    text = text.strip()
-    if kind == "type":
-        if text not in ("sync", "async"):
-            raise ConfigError(f"{name}={text}: set sync or async")
-        return text == "async"
-    if kind == "brokers":  # 0.7 writes ID:HOST:PORT
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        return ",".join(found[1] if (found := _BROKER_07.fullmatch(part)) else part for part in parts)
-    if kind == "codec":
-        codec = _CODECS.get(text, text)
-        if codec not in _CODECS.values():
-            raise ConfigError(f"{name}={text}: set one of {', '.join(_CODECS.values())}, or its number from 0 to 3")
-        return codec
-    if kind == "topics":
-        return frozenset(part.strip() for part in text.split(",") if part.strip())
-    if kind == "timeout":
-        return -1 if text == "-1" else parse_value("int", name, text)
-    return parse_value(kind, name, text)

@@ -209,8 +209,7 @@ def broker(
 ) -> None:
     """Run a broker until SIGTERM."""
     from spark_klog.broker.net.server import Server, run
-    from spark_klog.broker.settings.config import parse_settings
-    from spark_klog.broker.settings.server_properties import broker_config
+    from spark_klog.broker.settings.config import broker_config, parse_settings
 
     if zookeeper and directories:
         raise click.UsageError("give only one of --zookeeper and --directories")

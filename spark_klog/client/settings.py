@@ -16,15 +16,30 @@ A reference to a secret stays one until a connection is made (`security/settings
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spark_klog.base.settings import (
+    BOOLEAN,
+    INT,
+    INT32_MAX,
+    LONG,
+    POSITIVE_INT,
+    POSITIVE_LONG,
+    TEXT,
+    Kind,
+    choice,
+    nearest,
+    setting,
+    settings_of,
+    value_of,
+    words,
+)
 from spark_klog.client.security import settings as security_settings
 from spark_klog.client.security.config import (
     PROTOCOLS,
@@ -55,10 +70,9 @@ def named_cluster(name: str) -> Settings:
     path = _path()
     clusters = _read(path)
     if name not in clusters:
-        close = difflib.get_close_matches(name, clusters, 1)
         there = f"it has {', '.join(sorted(clusters))}" if clusters else "it has none"
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(f"no cluster {name!r} in {path}: {there}{hint}")
+        question = nearest(name, clusters)
+        raise ConfigError(f"no cluster {name!r} in {path}: {there}{question and '; ' + question}")
     table = clusters[name]
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: {name} must be a table of settings: [{name}]")
@@ -170,79 +184,56 @@ def hint(name: str, prefix: str, known: Collection[str]) -> str:
     for other in (name, _PREFIXES.sub("", name, count=1), name.replace("_", ".")):
         if other in known:
             return f"write {prefix}{other}"
+    if question := nearest(name, known, min(_CLOSE, 1 - 1 / max(len(name), _SHORTEST))):
+        return question.replace("mean ", f"mean {prefix}")
     beginning = [other for other in known if other.startswith(name)]
-    cutoff = min(_CLOSE, 1 - 1 / max(len(name), _SHORTEST))
-    close = difflib.get_close_matches(name, known, 1, cutoff) or (beginning if len(beginning) == 1 else [])
-    if close:
-        return f"did you mean {prefix}{close[0]}?"
+    if len(beginning) == 1:
+        return f"did you mean {prefix}{beginning[0]}?"
     return "remove it: Kafka's Java clients have no such setting"
 
 
-_READ_UNCOMMITTED, _READ_COMMITTED = "read_uncommitted", "read_committed"
 _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
-_TRUTH = {"true": True, "false": False}
-_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
-_MAX_INT, _MAX_LONG = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
-#: The smallest and the largest value. Kafka's clients also accept 0 for the positive ones, but with a timeout of 0 no
-#: call can succeed.
-_NUMBERS = {
-    "int": (0, _MAX_INT),
-    "positive int": (1, _MAX_INT),
-    "long": (0, _MAX_LONG),
-    "positive long": (1, _MAX_LONG),
-}
+
+
+def _level(codec: str) -> Kind:
+    def parse(text: str) -> int:
+        try:
+            level = int(text)
+        except ValueError:
+            raise ValueError("a number") from None
+        codec_by_name(codec).check_level(level)
+        return level
+
+    return Kind("level", parse)
+
+
+def _partitioner(name: str) -> Kind:
+    known = PARTITIONERS[name]
+    wanted = f"one of {', '.join(known)}, or give each record its partition"
+    return choice("partitioner", {one: one for one in known}, wanted)
+
+
+_ISOLATION = choice("isolation", {"read_uncommitted": 0, "read_committed": 1})
+_CODEC = Kind("codec", lambda text: codec_by_name(text).name)
 
 #: The batches of a producer in each partition by which brokers recognise duplicates.
 _MOST_IDEMPOTENT = 5
 
 #: Settings of Kafka's own clients that are accepted and have no effect, so that users only have to replace the format.
-_WITHOUT_EFFECT = frozenset(
-    [
-        "allow.auto.create.topics",
-        "auto.commit.interval.ms",
-        "auto.include.jmx.reporter",
-        "auto.offset.reset",
-        "check.crcs",
-        "client.dns.lookup",
-        "client.rack",
-        "connections.max.idle.ms",
-        "default.api.timeout.ms",
-        "enable.auto.commit",
-        "enable.metrics.push",
-        "exclude.internal.topics",
-        "fetch.max.wait.ms",
-        "fetch.min.bytes",
-        "group.instance.id",
-        "group.protocol",
-        "group.remote.assignor",
-        "heartbeat.interval.ms",
-        "interceptor.classes",
-        "key.deserializer",
-        "key.serializer",
-        "max.poll.interval.ms",
-        "max.poll.records",
-        "metadata.max.idle.ms",
-        "metadata.recovery.rebootstrap.trigger.ms",
-        "metadata.recovery.strategy",
-        "metric.reporters",
-        "metrics.num.samples",
-        "metrics.recording.level",
-        "metrics.sample.window.ms",
-        "partition.assignment.strategy",
-        "partitioner.adaptive.partitioning.enable",
-        "partitioner.availability.timeout.ms",
-        "receive.buffer.bytes",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "send.buffer.bytes",
-        "session.timeout.ms",
-        "share.acknowledgement.mode",
-        "socket.connection.setup.timeout.max.ms",
-        "transaction.two.phase.commit.enable",
-        "value.deserializer",
-        "value.serializer",
-    ]
-).union(security_settings.WITHOUT_EFFECT)
+_WITHOUT_EFFECT = security_settings.WITHOUT_EFFECT | words(
+    """
+    allow.auto.create.topics auto.commit.interval.ms auto.include.jmx.reporter auto.offset.reset check.crcs
+    client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms enable.auto.commit
+    enable.metrics.push exclude.internal.topics fetch.max.wait.ms fetch.min.bytes group.instance.id group.protocol
+    group.remote.assignor heartbeat.interval.ms interceptor.classes key.deserializer key.serializer
+    max.poll.interval.ms max.poll.records metadata.max.idle.ms metadata.recovery.rebootstrap.trigger.ms
+    metadata.recovery.strategy metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms
+    partition.assignment.strategy partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms
+    receive.buffer.bytes reconnect.backoff.max.ms reconnect.backoff.ms send.buffer.bytes session.timeout.ms
+    share.acknowledgement.mode socket.connection.setup.timeout.max.ms transaction.two.phase.commit.enable
+    value.deserializer value.serializer
+    """
+)
 #: Settings that must not be ignored: that would silently do something else than the user asked for.
 _REFUSED = {
     "bootstrap.controllers": "the client talks to brokers, set bootstrap.servers",
@@ -251,45 +242,41 @@ _REFUSED = {
 }
 
 
-def _setting(name: str, default: Any, kind: str) -> Any:
-    return field(default=default, metadata={"name": name, "kind": kind})
-
-
 @dataclass(frozen=True)
 class ClientConfig:
     """Parsed settings. Times in ms, sizes in bytes."""
 
     bootstrap_servers: tuple[tuple[str, int], ...]
-    client_id: str = _setting("client.id", "spark_klog", "text")
-    connect_timeout_ms: int = _setting("socket.connection.setup.timeout.ms", 10_000, "positive long")
-    request_timeout_ms: int = _setting("request.timeout.ms", 30_000, "positive int")
-    retry_backoff_ms: int = _setting("retry.backoff.ms", 100, "long")
-    retry_backoff_max_ms: int = _setting("retry.backoff.max.ms", 1_000, "long")
-    delivery_timeout_ms: int = _setting("delivery.timeout.ms", 120_000, "positive int")
-    fetch_max_bytes: int = _setting("fetch.max.bytes", 50 * 1024 * 1024, "int")
-    partition_fetch_bytes: int = _setting("max.partition.fetch.bytes", 8 * 1024 * 1024, "int")
-    isolation_level: int = _setting("isolation.level", 0, "isolation")
-    acks: int = _setting("acks", -1, "acks")
-    enable_idempotence: bool | None = _setting("enable.idempotence", None, "boolean")
-    compression_type: str = _setting("compression.type", "none", "codec")
-    batch_size: int = _setting("batch.size", 256 * 1024, "int")
-    max_request_size: int = _setting("max.request.size", 1024 * 1024, "int")
-    buffer_memory: int = _setting("buffer.memory", 32 * 1024 * 1024, "long")
-    max_in_flight: int = _setting("max.in.flight.requests.per.connection", 5, "positive int")
-    partitioner: str | None = _setting("partitioner", None, "partitioner")
-    partitioner_class: str | None = _setting("partitioner.class", None, "partitioner")
-    partitioner_ignore_keys: bool = _setting("partitioner.ignore.keys", False, "boolean")
-    linger_ms: int = _setting("linger.ms", 5, "long")
-    gzip_level: int | None = _setting("compression.gzip.level", None, "level")
-    lz4_level: int | None = _setting("compression.lz4.level", None, "level")
-    zstd_level: int | None = _setting("compression.zstd.level", None, "level")
-    decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED, "positive int")
+    client_id: str = setting("client.id", "spark_klog", TEXT)
+    connect_timeout_ms: int = setting("socket.connection.setup.timeout.ms", 10_000, POSITIVE_LONG)
+    request_timeout_ms: int = setting("request.timeout.ms", 30_000, POSITIVE_INT)
+    retry_backoff_ms: int = setting("retry.backoff.ms", 100, LONG)
+    retry_backoff_max_ms: int = setting("retry.backoff.max.ms", 1_000, LONG)
+    delivery_timeout_ms: int = setting("delivery.timeout.ms", 120_000, POSITIVE_INT)
+    fetch_max_bytes: int = setting("fetch.max.bytes", 50 * 1024 * 1024, INT)
+    partition_fetch_bytes: int = setting("max.partition.fetch.bytes", 8 * 1024 * 1024, INT)
+    isolation_level: int = setting("isolation.level", 0, _ISOLATION)
+    acks: int = setting("acks", -1, choice("acks", _ACKS))
+    enable_idempotence: bool | None = setting("enable.idempotence", None, BOOLEAN)
+    compression_type: str = setting("compression.type", "none", _CODEC)
+    batch_size: int = setting("batch.size", 256 * 1024, INT)
+    max_request_size: int = setting("max.request.size", 1024 * 1024, INT)
+    buffer_memory: int = setting("buffer.memory", 32 * 1024 * 1024, LONG)
+    max_in_flight: int = setting("max.in.flight.requests.per.connection", 5, POSITIVE_INT)
+    partitioner: str | None = setting("partitioner", None, _partitioner("partitioner"))
+    partitioner_class: str | None = setting("partitioner.class", None, _partitioner("partitioner.class"))
+    partitioner_ignore_keys: bool = setting("partitioner.ignore.keys", False, BOOLEAN)
+    linger_ms: int = setting("linger.ms", 5, LONG)
+    gzip_level: int | None = setting("compression.gzip.level", None, _level("gzip"))
+    lz4_level: int | None = setting("compression.lz4.level", None, _level("lz4"))
+    zstd_level: int | None = setting("compression.zstd.level", None, _level("zstd"))
+    decompressed_max_bytes: int = setting("decompressed.max.bytes", MAX_DECOMPRESSED, POSITIVE_INT)
     #: How often a batch is sent again; nearly without end, as delivery.timeout.ms bounds it.
-    retries: int = _setting("retries", _MAX_INT, "int")
-    metadata_max_age_ms: int = _setting("metadata.max.age.ms", 300_000, "positive long")
-    max_block_ms: int = _setting("max.block.ms", 60_000, "positive long")
-    transactional_id: str | None = _setting("transactional.id", None, "text")
-    transaction_timeout_ms: int = _setting("transaction.timeout.ms", 60_000, "positive int")
+    retries: int = setting("retries", INT32_MAX, INT)
+    metadata_max_age_ms: int = setting("metadata.max.age.ms", 300_000, POSITIVE_LONG)
+    max_block_ms: int = setting("max.block.ms", 60_000, POSITIVE_LONG)
+    transactional_id: str | None = setting("transactional.id", None, TEXT)
+    transaction_timeout_ms: int = setting("transaction.timeout.ms", 60_000, POSITIVE_INT)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     #: The prefix of settings as the user wrote them.
     prefix: str = ""
@@ -327,7 +314,7 @@ class ClientConfig:
         return max(MAX_FRAME, 2 * self.fetch_max_bytes)
 
 
-_KNOWN = {item.metadata["name"]: item for item in fields(ClientConfig) if item.metadata}
+_KNOWN = settings_of(ClientConfig)
 _ELSEWHERE = frozenset({"bootstrap.servers", "group.id", "zookeeper.connect", "offsets.storage", "dual.commit.enabled"})
 #: All, in the order in which hints look for a similar one.
 _NAMES = dict.fromkeys([*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)])
@@ -390,45 +377,6 @@ def _text(name: str, value: Any, prefix: str) -> str:
     raise ConfigError(f"{shown} is of type {type(value).__name__}: {told}")
 
 
-def parse_value(kind: str, name: str, text: str) -> Any:
-    """Parse a setting's value by its kind (see `ClientConfig`); `ConfigError` names the setting."""
-    text = text.strip()
-    if kind in _NUMBERS:
-        smallest, largest = _NUMBERS[kind]
-        if not _NUMBER.fullmatch(text) or not smallest <= int(text) <= largest:
-            raise ConfigError(f"{name}={text}: set a number from {smallest} to {largest}")
-        return int(text)
-    if kind == "boolean":
-        truth = text.strip().lower()
-        if truth not in _TRUTH:
-            raise ConfigError(f"{name}={text}: set true or false")
-        return _TRUTH[truth]
-    if kind == "isolation":
-        if text not in (_READ_UNCOMMITTED, _READ_COMMITTED):
-            raise ConfigError(f"{name}={text}: set {_READ_UNCOMMITTED} or {_READ_COMMITTED}")
-        return int(text == _READ_COMMITTED)
-    if kind == "acks":
-        if text not in _ACKS:
-            raise ConfigError(f"{name}={text}: set 0, 1, -1 or all")
-        return _ACKS[text]
-    if kind == "level":
-        try:
-            level = int(text)
-        except ValueError:
-            raise ConfigError(f"{name}={text}: set a number") from None
-        codec_by_name(name.split(".")[-2]).check_level(level)
-        return level
-    if kind == "partitioner":
-        known = PARTITIONERS[name[name.index("partitioner") :]]
-        if text not in known:
-            names = ", ".join(known)
-            raise ConfigError(f"{name}={text}: set one of {names}, or give each record its partition")
-        return text
-    if kind == "codec":
-        return codec_by_name(text).name
-    return text
-
-
 def without_effect(settings: Mapping[str, str]) -> list[str]:
     """The names of the given settings that `client_config` accepts and ignores, sorted."""
     return sorted(name for name in settings if name in _WITHOUT_EFFECT)
@@ -476,7 +424,7 @@ def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig
     }
     for name, item in _KNOWN.items():
         if name in settings:
-            values[item.name] = parse_value(item.metadata["kind"], prefix + name, settings[name])
+            values[item.name] = value_of(item.metadata["kind"], prefix + name, settings[name])
     config = ClientConfig(**values, security=security)
     if config.enable_idempotence and not config.is_idempotent:
         if config.acks == _ACKS["all"]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_klog.base.settings import any_of
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.load.values.event_time import UTC, check_field, check_zone
@@ -51,13 +52,13 @@ class WriteSettings:
 
     def __post_init__(self) -> None:
         if self.format not in CODECS:
-            raise ConfigError(f"format {self.format!r} must be {_one_of(tuple(CODECS))}")
+            raise ConfigError(f"format {self.format!r} must be {any_of(tuple(CODECS))}")
         if self.compression not in CODECS[self.format]:
             raise ConfigError(
-                f"compression {self.compression!r} of format {self.format} must be {_one_of(CODECS[self.format])}"
+                f"compression {self.compression!r} of format {self.format} must be {any_of(CODECS[self.format])}"
             )
         if self.layout not in LAYOUTS:
-            raise ConfigError(f"partition-by {self.layout!r} must be {_one_of(LAYOUTS)}")
+            raise ConfigError(f"partition-by {self.layout!r} must be {any_of(LAYOUTS)}")
         unknown = [name for name in self.dictionary if name not in FULL.names]
         if unknown:
             raise ConfigError(f"dictionary: no column {', '.join(unknown)}; the columns are {', '.join(FULL.names)}")
@@ -91,7 +92,3 @@ class WriteSettings:
         """`ConfigError`, TypeError if the value has other names or values."""
         values: dict[str, Any] = {name: tuple(item) if name == "dictionary" else item for name, item in value.items()}
         return cls(**values)
-
-
-def _one_of(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"

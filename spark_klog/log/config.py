@@ -1,37 +1,74 @@
-"""The settings of a log, Kafka's topic settings of the same names and defaults."""
+"""The settings of a log: Kafka's topic settings, with their names and defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+
+from spark_klog.base.settings import INT32_MAX, INT64_MAX, Kind, choice, number, setting
 
 CREATE_TIME, LOG_APPEND_TIME = "CreateTime", "LogAppendTime"
 DELETE, COMPACT = "delete", "compact"
-_NEVER = (1 << 63) - 1
+_NEVER = INT64_MAX
+log_number = partial(number, malformed="an integer", outside="from {} to {}")
+_SIZE = log_number("int", 1, INT32_MAX)
+_NATURAL, _POSITIVE, _OR_NO_LIMIT = log_number("long", 0), log_number("long", 1), log_number("long", -1)
+_TIMESTAMPS = choice("string", {CREATE_TIME: CREATE_TIME, LOG_APPEND_TIME: LOG_APPEND_TIME})
+
+
+def _ratio(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("from 0 to 1")
+    return value
+
+
+def _policy(text: str) -> str:
+    policies = [word.strip() for word in text.split(",")]
+    if not set(policies) <= {DELETE, COMPACT}:
+        raise ValueError(f"{DELETE}, {COMPACT} or both")
+    return ",".join(policies)
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Sizes in bytes, times in ms; a retention of -1 is unlimited."""
+    """Sizes in bytes, times in ms; a retention of -1 is unlimited. `broker` is the name of the broker's default."""
 
-    segment_bytes: int = 1024 * 1024 * 1024
-    index_interval_bytes: int = 4096
-    max_message_bytes: int = 1024 * 1024 + 12
-    segment_ms: int = 7 * 24 * 3600 * 1000
-    segment_index_bytes: int = 10 * 1024 * 1024
-    flush_messages: int = _NEVER
-    flush_ms: int = _NEVER
-    retention_ms: int = 7 * 24 * 3600 * 1000
-    retention_bytes: int = -1
-    file_delete_delay_ms: int = 60_000
+    segment_bytes: int = setting("segment.bytes", 1024 * 1024 * 1024, _SIZE, broker="log.segment.bytes")
+    segment_ms: int = setting("segment.ms", 7 * 24 * 3600 * 1000, _POSITIVE, broker="log.roll.ms")
+    segment_index_bytes: int = setting(
+        "segment.index.bytes", 10 * 1024 * 1024, log_number("int", 24, INT32_MAX), broker="log.index.size.max.bytes"
+    )
+    index_interval_bytes: int = setting(
+        "index.interval.bytes", 4096, log_number("int", 0, INT32_MAX), broker="log.index.interval.bytes"
+    )
+    max_message_bytes: int = setting("max.message.bytes", 1024 * 1024 + 12, _SIZE, broker="message.max.bytes")
+    flush_messages: int = setting("flush.messages", _NEVER, _POSITIVE, broker="log.flush.interval.messages")
+    flush_ms: int = setting("flush.ms", _NEVER, _NATURAL, broker="log.flush.interval.ms")
+    retention_ms: int = setting("retention.ms", 7 * 24 * 3600 * 1000, _OR_NO_LIMIT, broker="log.retention.ms")
+    retention_bytes: int = setting("retention.bytes", -1, _OR_NO_LIMIT, broker="log.retention.bytes")
+    file_delete_delay_ms: int = setting("file.delete.delay.ms", 60_000, _NATURAL, broker="log.segment.delete.delay.ms")
     #: DELETE, COMPACT, or both with a comma.
-    cleanup_policy: str = DELETE
-    min_cleanable_dirty_ratio: float = 0.5
-    min_compaction_lag_ms: int = 0
-    max_compaction_lag_ms: int = _NEVER
-    delete_retention_ms: int = 24 * 3600 * 1000
-    message_timestamp_type: str = CREATE_TIME
+    cleanup_policy: str = setting("cleanup.policy", DELETE, Kind("list", _policy), broker="log.cleanup.policy")
+    min_cleanable_dirty_ratio: float = setting(
+        "min.cleanable.dirty.ratio", 0.5, Kind("double", _ratio), broker="log.cleaner.min.cleanable.ratio"
+    )
+    min_compaction_lag_ms: int = setting(
+        "min.compaction.lag.ms", 0, _NATURAL, broker="log.cleaner.min.compaction.lag.ms"
+    )
+    max_compaction_lag_ms: int = setting(
+        "max.compaction.lag.ms", _NEVER, _POSITIVE, broker="log.cleaner.max.compaction.lag.ms"
+    )
+    delete_retention_ms: int = setting(
+        "delete.retention.ms", 24 * 3600 * 1000, _NATURAL, broker="log.cleaner.delete.retention.ms"
+    )
+    message_timestamp_type: str = setting(
+        "message.timestamp.type", CREATE_TIME, _TIMESTAMPS, broker="log.message.timestamp.type"
+    )
     #: How far ahead of the broker's clock a producer's timestamps may be.
-    message_timestamp_after_max_ms: int = _NEVER
+    message_timestamp_after_max_ms: int = setting(
+        "message.timestamp.after.max.ms", _NEVER, _NATURAL, broker="log.message.timestamp.after.max.ms"
+    )
 
     @property
     def deletes(self) -> bool:

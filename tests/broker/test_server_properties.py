@@ -16,10 +16,9 @@ from confluent_kafka.admin import AdminClient
 
 from spark_klog.base.properties import parse_properties
 from spark_klog.broker.security.config import SECURITY_SETTINGS
-from spark_klog.broker.settings.config import _BROKER_SETTINGS, broker_settings
+from spark_klog.broker.settings.config import BROKER_SETTINGS, PLACES, broker_config, broker_settings
 from spark_klog.broker.settings.kafka_names import WITHOUT_USE
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS
-from spark_klog.broker.settings.server_properties import PLACES, broker_config
 from spark_klog.errors import ConfigError
 from tests.support.broker import refusal
 from tests.support.kafka import HOST, Version, free_port, kafka_libs
@@ -211,7 +210,7 @@ def test_every_setting_that_kafka_knows_is_known(version: Version) -> None:
     known = {first or second for first, second in names}
     assert len(known) > 100
     unknown = set()
-    assert not WITHOUT_USE & {*PLACES, *_BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS}
+    assert not WITHOUT_USE & {*PLACES, *BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS}
     for name in known - PLACES - {"authorizer.class.name"}:
         try:
             if name not in WITHOUT_USE:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.consumer.settings import consumer_config, parse_reset
+from spark_klog.client.consumer.settings import RESET, consumer_config
 from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config, without_effect
@@ -181,4 +181,4 @@ def test_names_are_checked_before_anything_is_missing(name: str, hint: str) -> N
 
 def test_librdkafkas_names_for_the_ends_of_a_log() -> None:
     for text, kafkas in [("smallest", "earliest"), ("beginning", "earliest"), ("largest", "latest"), ("end", "latest")]:
-        assert parse_reset("auto.offset.reset", text) == parse_reset("auto.offset.reset", kafkas)
+        assert RESET.parse(text) == RESET.parse(kafkas)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spark_klog.client.admin.calls import admin_config
-from spark_klog.client.consumer.settings import ConsumerConfig, consumer_config, parse_reset
+from spark_klog.client.consumer.settings import RESET, ConsumerConfig, consumer_config
 from spark_klog.client.settings import LIBRDKAFKAS, ClientConfig, client_config
 from spark_klog.errors import ConfigError
 from tests.support import kafka_defaults
@@ -65,7 +65,7 @@ def _plain(name: str, text: str) -> Any:
     if name == "partition.assignment.strategy":
         return tuple(_ASSIGNORS[part.rpartition(".")[2]] for part in text.replace("class ", "").split(","))
     if name == "auto.offset.reset":
-        return parse_reset(name, text)
+        return RESET.parse(text)
     if name == "acks":
         return -1 if text == "all" else int(text)
     if name == "isolation.level":

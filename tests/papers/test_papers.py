@@ -21,7 +21,7 @@ import kafka
 import pytest
 from confluent_kafka.admin import AdminClient as ConfluentAdmin
 
-from spark_klog.broker.settings import server_properties as broker_settings
+from spark_klog.broker.settings import config as broker_settings
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.settings import is_known

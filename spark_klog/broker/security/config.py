@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from spark_klog.base.settings import items, words
 from spark_klog.errors import ConfigError
 from spark_klog.trees.paths import Endpoint, host_and_port
 
@@ -23,18 +24,11 @@ MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512)
 ANONYMOUS = "ANONYMOUS"
 CLIENT_AUTH = ("none", "requested", "required")
 
-SECURITY_SETTINGS = (
-    "listeners",
-    "advertised.listeners",
-    "listener.security.protocol.map",
-    "ssl.keystore.location",
-    "ssl.keystore.type",
-    "ssl.key.password",
-    "ssl.truststore.location",
-    "ssl.truststore.type",
-    "ssl.client.auth",
-    "sasl.enabled.mechanisms",
-    "klog.users.file",
+SECURITY_SETTINGS = words(
+    """
+    advertised.listeners klog.users.file listener.security.protocol.map listeners sasl.enabled.mechanisms
+    ssl.client.auth ssl.key.password ssl.keystore.location ssl.keystore.type ssl.truststore.location ssl.truststore.type
+    """
 )
 _LOOPBACK = "127.0.0.1"
 _ANY_ADDRESS = ("0.0.0.0", "::")
@@ -105,13 +99,16 @@ def security_settings(settings: Mapping[str, str]) -> SecurityConfig:
                 f"setting {store}.type={kind}: only PEM is read; convert the store by "
                 "`keytool -importkeystore ... -deststoretype PKCS12` and `openssl pkcs12 -in FILE -out FILE.pem`"
             )
+    client_auth = settings.get("ssl.client.auth", "none").lower()
+    if client_auth not in CLIENT_AUTH:
+        raise ConfigError(f"setting ssl.client.auth={client_auth} must be one of {', '.join(CLIENT_AUTH)}")
     config = SecurityConfig(
         listeners=listeners,
         advertised=advertised,
         key_store=_path(settings, "ssl.keystore.location"),
         key_password=settings.get("ssl.key.password", ""),
         trust_store=_path(settings, "ssl.truststore.location"),
-        client_auth=_one_of(settings, "ssl.client.auth", CLIENT_AUTH, "none"),
+        client_auth=client_auth,
         mechanisms=_mechanisms(settings.get("sasl.enabled.mechanisms", f"{SCRAM_SHA_256},{SCRAM_SHA_512}")),
         users_file=_path(settings, "klog.users.file"),
     )
@@ -136,19 +133,8 @@ def _path(settings: Mapping[str, str], name: str) -> Path | None:
     return Path(settings[name]) if settings.get(name) else None
 
 
-def _one_of(settings: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
-    value = settings.get(name, default).lower()
-    if value not in allowed:
-        raise ConfigError(f"setting {name}={value} must be one of {', '.join(allowed)}")
-    return value
-
-
-def _items(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",") if item.strip()]
-
-
 def _mechanisms(text: str) -> tuple[str, ...]:
-    mechanisms = tuple(item.upper() for item in _items(text))
+    mechanisms = tuple(item.upper() for item in items(text))
     if not mechanisms or not set(mechanisms) <= set(MECHANISMS):
         raise ConfigError(f"setting sasl.enabled.mechanisms={text} must be of {', '.join(MECHANISMS)}")
     return mechanisms
@@ -156,7 +142,7 @@ def _mechanisms(text: str) -> tuple[str, ...]:
 
 def _protocol_map(text: str) -> dict[str, str]:
     protocols = dict(zip(SECURITY_PROTOCOLS, SECURITY_PROTOCOLS, strict=True))
-    for item in _items(text):
+    for item in items(text):
         name, _, protocol = item.partition(":")
         if protocol.upper() not in SECURITY_PROTOCOLS:
             raise ConfigError(
@@ -169,7 +155,7 @@ def _protocol_map(text: str) -> dict[str, str]:
 
 def _listeners(setting: str, settings: Mapping[str, str], protocols: Mapping[str, str]) -> tuple[Listener, ...]:
     result: list[Listener] = []
-    for item in _items(settings.get(setting, "")):
+    for item in items(settings.get(setting, "")):
         found = _LISTENER.fullmatch(item)
         if found is None or int(found[3]) > 65535:
             raise ConfigError(f"setting {setting}: {item!r} is not NAME://HOST:PORT")

@@ -33,6 +33,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from spark_klog.base.durable import replace_file
+from spark_klog.base.settings import BOOLEAN, items, value_of
 from spark_klog.broker.security.mechanisms import HASHES, Credential
 from spark_klog.errors import ConfigError
 
@@ -44,7 +45,6 @@ _SECTIONS = re.compile(r"^(?=\[)", re.MULTILINE)
 _INDENTED = re.compile(r"^[^\S\n]+\[", re.MULTILINE)
 _LOCK_SECONDS = 10.0
 _LOCK_POLL_SECONDS = 0.02
-_TRUTH = {"true": True, "false": False}
 
 
 @dataclass
@@ -163,11 +163,9 @@ def _user(where: str, values: Mapping[str, str]) -> User:
         if key in HASHES:
             user.credentials[key] = _parse_credential(f"{where}: {key}", value)
         elif key == "admin":
-            if value.lower() not in _TRUTH:
-                raise ConfigError(f"{where}: admin must be true or false")
-            user.admin = _TRUTH[value.lower()]
+            user.admin = value_of(BOOLEAN, f"{where}: admin", value, "{0} must be {2}")
         elif key in ("read", "write"):
-            topics = tuple(item.strip() for item in value.split(",") if item.strip())
+            topics = tuple(items(value))
             if any("*" in topic[:-1] for topic in topics):
                 raise ConfigError(f"{where}: {key}: * is only allowed at the end of a prefix")
             setattr(user, key, topics)

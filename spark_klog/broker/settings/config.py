@@ -1,27 +1,50 @@
-"""The broker's settings, under Kafka's names."""
+"""A broker's configuration, from server.properties and other sources, under Kafka's names.
+
+    broker.id, node.id     the broker's id
+    host.name, port        its address, as before Kafka 0.9; for `listeners` and related settings see `security.config`
+    log.dirs, log.dir      its data directory: exactly one
+    zookeeper.connect      HOST:PORT[,HOST:PORT...][/CHROOT]; empty for a standalone broker
+    metrics.listen         HOST:PORT where Prometheus finds /metrics (not a setting of Kafka's)
+
+Listeners of controllers (controller.listener.names) are ignored: there are no controller processes here.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spark_klog.base.settings import BOOLEAN, items, number, setting, settings_of, value_of, words
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
-from spark_klog.broker.settings.kafka_names import WITHOUT_USE, advice, without_secret
-from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, broker_log_settings
+from spark_klog.broker.settings.kafka_names import WITHOUT_USE, advice, shown, without_secret
+from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, TOPIC_SETTINGS, broker_log_settings
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
 from spark_klog.trees.tree import SESSION_SECONDS
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
+from spark_klog.wire.listening import parse_listen
 from spark_klog.wire.primitives import MAX_FRAME
 
-_TRUTH = {"true": True, "false": False}
-
-
-def _setting(name: str, default: Any, least: int = 1) -> Any:
-    return field(default=default, metadata={"name": name, "least": least})
+_log = logging.getLogger(__name__)
+_HOST, _PORT = "127.0.0.1", "9092"
+_LISTENERS, _ADVERTISED, _OF_CONTROLLERS = "listeners", "advertised.listeners", "controller.listener.names"
+#: Settings of addresses, directories and the id, which `broker_config` reads itself.
+PLACES = words(
+    "broker.id controller.listener.names host.name log.dir log.dirs metrics.listen node.id port zookeeper.connect"
+)
+#: Names, or prefixes of names, that are rejected: ignoring them would open what the configuration closes.
+_REFUSED = {
+    "authorizer.class.name": "authorizer classes are not supported: use the rules of klog.users.file",
+    "listener.name.": "settings of a single listener are not supported: they apply to all listeners",
+}
+_number = partial(number, malformed="a number", outside="{} or more")
+#: "int" are Kafka's 32-bit numbers.
+_INT, _NATURAL_INT, _LONG = _number("int", 1), _number("int", 0), _number("long", 1)
 
 
 @dataclass(frozen=True)
@@ -38,45 +61,47 @@ class BrokerConfig:
     directories: str | None = None
     #: Address that serves metrics; None serves none.
     metrics_address: tuple[str, int] | None = None
-    num_partitions: int = _setting("num.partitions", 1)
-    auto_create_topics: bool = _setting("auto.create.topics.enable", True)
+    num_partitions: int = setting("num.partitions", 1, _INT)
+    auto_create_topics: bool = setting("auto.create.topics.enable", True, BOOLEAN)
     log: LogConfig = field(default_factory=LogConfig)
-    housekeeping_ms: int = _setting("log.retention.check.interval.ms", 300_000)
-    checkpoint_ms: int = _setting("log.flush.offset.checkpoint.interval.ms", 60_000)
-    cleaner_enabled: bool = _setting("log.cleaner.enable", True)
-    cleaner_backoff_ms: int = _setting("log.cleaner.backoff.ms", 15_000)
-    cleaner_memory_bytes: int = _setting("log.cleaner.dedupe.buffer.size", 128 * 1024 * 1024)
-    request_max_bytes: int = _setting("socket.request.max.bytes", MAX_FRAME)
-    fetch_max_bytes: int = _setting("fetch.max.bytes", 55 * 1024 * 1024)
-    offsets_retention_minutes: int = _setting("offsets.retention.minutes", 7 * 24 * 60)
-    offsets_check_ms: int = _setting("offsets.retention.check.interval.ms", 600_000)
-    group_initial_delay_ms: int = _setting("group.initial.rebalance.delay.ms", 3000, least=0)
-    group_min_session_ms: int = _setting("group.min.session.timeout.ms", 6000)
-    group_max_session_ms: int = _setting("group.max.session.timeout.ms", 1_800_000)
-    group_max_size: int = _setting("group.max.size", 0x7FFFFFFF)
-    fetch_session_slots: int = _setting("max.incremental.fetch.session.cache.slots", 1000)
-    fetch_session_eviction_ms: int = _setting("min.incremental.fetch.session.eviction.ms", 120_000)
-    decompressed_max_bytes: int = _setting("decompressed.max.bytes", MAX_DECOMPRESSED)
-    offsets_partitions: int = _setting("offsets.topic.num.partitions", 1)
-    transaction_partitions: int = _setting("transaction.state.log.num.partitions", 1)
-    transaction_max_timeout_ms: int = _setting("transaction.max.timeout.ms", 900_000)
-    transaction_check_ms: int = _setting("transaction.abort.timed.out.transaction.cleanup.interval.ms", 10_000)
-    transactional_id_expiration_ms: int = _setting("transactional.id.expiration.ms", 7 * 24 * 3600 * 1000)
-    transactional_id_check_ms: int = _setting("transaction.remove.expired.transaction.cleanup.interval.ms", 3_600_000)
-    offset_metadata_max_bytes: int = _setting("offset.metadata.max.bytes", 4096)
+    housekeeping_ms: int = setting("log.retention.check.interval.ms", 300_000, _LONG)
+    checkpoint_ms: int = setting("log.flush.offset.checkpoint.interval.ms", 60_000, _INT)
+    cleaner_enabled: bool = setting("log.cleaner.enable", True, BOOLEAN)
+    cleaner_backoff_ms: int = setting("log.cleaner.backoff.ms", 15_000, _LONG)
+    cleaner_memory_bytes: int = setting("log.cleaner.dedupe.buffer.size", 128 * 1024 * 1024, _LONG)
+    request_max_bytes: int = setting("socket.request.max.bytes", MAX_FRAME, _INT)
+    fetch_max_bytes: int = setting("fetch.max.bytes", 55 * 1024 * 1024, _INT)
+    offsets_retention_minutes: int = setting("offsets.retention.minutes", 7 * 24 * 60, _INT)
+    offsets_check_ms: int = setting("offsets.retention.check.interval.ms", 600_000, _LONG)
+    group_initial_delay_ms: int = setting("group.initial.rebalance.delay.ms", 3000, _NATURAL_INT)
+    group_min_session_ms: int = setting("group.min.session.timeout.ms", 6000, _INT)
+    group_max_session_ms: int = setting("group.max.session.timeout.ms", 1_800_000, _INT)
+    group_max_size: int = setting("group.max.size", 0x7FFFFFFF, _INT)
+    fetch_session_slots: int = setting("max.incremental.fetch.session.cache.slots", 1000, _INT)
+    fetch_session_eviction_ms: int = setting("min.incremental.fetch.session.eviction.ms", 120_000, _LONG)
+    decompressed_max_bytes: int = setting("decompressed.max.bytes", MAX_DECOMPRESSED, _LONG)
+    offsets_partitions: int = setting("offsets.topic.num.partitions", 1, _INT)
+    transaction_partitions: int = setting("transaction.state.log.num.partitions", 1, _INT)
+    transaction_max_timeout_ms: int = setting("transaction.max.timeout.ms", 900_000, _INT)
+    transaction_check_ms: int = setting("transaction.abort.timed.out.transaction.cleanup.interval.ms", 10_000, _INT)
+    transactional_id_expiration_ms: int = setting("transactional.id.expiration.ms", 7 * 24 * 3600 * 1000, _INT)
+    transactional_id_check_ms: int = setting(
+        "transaction.remove.expired.transaction.cleanup.interval.ms", 3_600_000, _INT
+    )
+    offset_metadata_max_bytes: int = setting("offset.metadata.max.bytes", 4096, _INT)
     # The first four are not Kafka's, which has no such limits.
-    queued_max_response_bytes: int = _setting("queued.max.response.bytes", 256 * 1024 * 1024)
-    authentication_timeout_ms: int = _setting("authentication.timeout.ms", 30_000)
-    receive_timeout_ms: int = _setting("request.receive.timeout.ms", 120_000)
-    send_timeout_ms: int = _setting("response.send.timeout.ms", 60_000)
-    failed_authentication_delay_ms: int = _setting("connection.failed.authentication.delay.ms", 100)
-    max_idle_ms: int = _setting("connections.max.idle.ms", 600_000)
-    max_connections: int = _setting("max.connections", 10_000)
-    max_connections_per_ip: int = _setting("max.connections.per.ip", 10_000)
-    queued_max_bytes: int = _setting("queued.max.request.bytes", 256 * 1024 * 1024)
+    queued_max_response_bytes: int = setting("queued.max.response.bytes", 256 * 1024 * 1024, _LONG)
+    authentication_timeout_ms: int = setting("authentication.timeout.ms", 30_000, _LONG)
+    receive_timeout_ms: int = setting("request.receive.timeout.ms", 120_000, _LONG)
+    send_timeout_ms: int = setting("response.send.timeout.ms", 60_000, _LONG)
+    failed_authentication_delay_ms: int = setting("connection.failed.authentication.delay.ms", 100, _INT)
+    max_idle_ms: int = setting("connections.max.idle.ms", 600_000, _LONG)
+    max_connections: int = setting("max.connections", 10_000, _INT)
+    max_connections_per_ip: int = setting("max.connections.per.ip", 10_000, _INT)
+    queued_max_bytes: int = setting("queued.max.request.bytes", 256 * 1024 * 1024, _LONG)
     security: SecurityConfig = field(default_factory=SecurityConfig)
-    paths_07: bool = _setting("klog.zookeeper.paths.0.7", True)
-    zookeeper_session_timeout_ms: int = _setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS))
+    paths_07: bool = setting("klog.zookeeper.paths.0.7", True, BOOLEAN)
+    zookeeper_session_timeout_ms: int = setting("zookeeper.session.timeout.ms", int(1000 * SESSION_SECONDS), _INT)
 
     def default_partitions(self, topic: str) -> int:
         """The number of partitions of a topic that is created without one."""
@@ -84,23 +109,7 @@ class BrokerConfig:
         return of_internal.get(topic, self.num_partitions)
 
 
-def _parse(kind: str, name: str, text: str, least: int) -> int | bool:
-    try:
-        value = _TRUTH[text.lower()] if kind == "bool" else int(text)
-    except (KeyError, ValueError):
-        raise ConfigError(
-            f"setting {name}={text} must be {'true or false' if kind == 'bool' else 'a number'}"
-        ) from None
-    if kind == "int" and value < least:
-        raise ConfigError(f"setting {name}={text} must be {least} or more")
-    return value
-
-
-_BROKER_SETTINGS = {
-    item.metadata["name"]: (item.name, str(item.type), item.metadata["least"])
-    for item in fields(BrokerConfig)
-    if item.metadata
-}
+BROKER_SETTINGS = settings_of(BrokerConfig)
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, str]:
@@ -126,11 +135,11 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
             of_logs[name] = value
         elif name in SECURITY_SETTINGS:
             of_security[name] = value
-        elif name in _BROKER_SETTINGS:
-            attribute, kind, least = _BROKER_SETTINGS[name]
-            result[attribute] = _parse(kind, name, value.strip(), least)
+        elif name in BROKER_SETTINGS:
+            item = BROKER_SETTINGS[name]
+            result[item.name] = value_of(item.metadata["kind"], name, value, "setting {}={} must be {}")
         else:
-            known = {*_BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *known_elsewhere}
+            known = {*BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *known_elsewhere}
             raise ConfigError(f"unknown setting {name!r}; {advice(name, known, WITHOUT_USE)}")
     return result | {
         "log": LogConfig(**broker_log_settings(of_logs)),
@@ -140,7 +149,82 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
 
 def broker_setting_values(config: BrokerConfig) -> dict[str, Any]:
     """Values of a broker's settings, by Kafka's names."""
-    values = {name: getattr(config, attribute) for name, (attribute, *_) in _BROKER_SETTINGS.items()}
-    return values | {
-        name: getattr(config.log, item.attribute) for name, item in BROKER_LOG_SETTINGS.items() if item.topic
-    }
+    values = {name: getattr(config, item.name) for name, item in BROKER_SETTINGS.items()}
+    return values | {item.metadata["broker"]: getattr(config.log, item.name) for item in TOPIC_SETTINGS.values()}
+
+
+def broker_config(
+    file: Mapping[str, str],
+    chosen: Mapping[str, str],
+    *,
+    listen: str | None = None,
+    data_dir: Path | None = None,
+    broker_id: int | None = None,
+    directories: str | None = None,
+    metrics: str | None = None,
+) -> BrokerConfig:
+    """Build the configuration: `chosen` settings override those of the file, and arguments override both.
+
+    Arguments are as in `BrokerConfig`; `listen` and `metrics` are HOST:PORT. `ConfigError` names the setting that is
+    unknown, invalid or missing.
+    """
+    if listen is not None:
+        file = {name: value for name, value in file.items() if name not in (_LISTENERS, _ADVERTISED)}
+    settings = {**file, **chosen}
+    for name, value in settings.items():
+        for refused, reason in _REFUSED.items():
+            if name.startswith(refused) and value:
+                raise ConfigError(f"setting {shown(name, value)}: {reason}; leave it out")
+    without_use = sorted(WITHOUT_USE & set(settings))
+    others = {name: value for name, value in settings.items() if name not in PLACES | WITHOUT_USE | set(_REFUSED)}
+    values = broker_settings(_without_controllers(others, settings), PLACES)
+    zookeeper = settings.get("zookeeper.connect", "").strip()
+    listed = f"{settings.get('host.name') or _HOST}:{settings.get('port') or _PORT}"
+    host, port = parse_listen(listen or listed, "--listen" if listen else "settings host.name and port")
+    metrics_option = "--metrics" if metrics else "setting metrics.listen"
+    metrics = metrics or settings.get("metrics.listen")
+    config = BrokerConfig(
+        host=host,
+        port=port,
+        data_dir=data_dir or _data_dir(settings),
+        broker_id=_id(settings) if broker_id is None else broker_id,
+        directories=directories or (f"zookeeper://{zookeeper}" if zookeeper else None),
+        metrics_address=parse_listen(metrics, metrics_option) if metrics else None,
+        **values,
+    )
+    if without_use:
+        _log.warning("these Kafka settings have no effect: %s", ", ".join(without_use))
+    if settings:
+        _log.info("settings: %s", ", ".join(shown(*item) for item in sorted(settings.items())))
+    return config
+
+
+def _without_controllers(others: dict[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    names = {name.strip() for name in settings.get(_OF_CONTROLLERS, "").split(",")}
+    for name in (_LISTENERS, _ADVERTISED):
+        if name in others:
+            listed = items(others[name])
+            others[name] = ",".join(one for one in listed if one.partition("://")[0] not in names)
+    return others
+
+
+def _id(settings: Mapping[str, str]) -> int:
+    """The broker's id, 0 by default; -1 lets Kafka's cluster choose an id, and means 0 here."""
+    found = {name: settings[name].strip() for name in ("broker.id", "node.id") if name in settings}
+    for name, text in found.items():
+        if not text.isdecimal() and text != "-1":
+            raise ConfigError(f"setting {name}={text} must be a number of at least 0")
+    ids = {int(text) for text in found.values()}
+    if len(ids) > 1:
+        raise ConfigError(f"broker.id={found['broker.id']} and node.id={found['node.id']}: they are the same setting")
+    return max(0, *ids) if ids else 0
+
+
+def _data_dir(settings: Mapping[str, str]) -> Path:
+    name = "log.dirs" if settings.get("log.dirs", "").strip() else "log.dir"
+    folders = items(settings.get(name, ""))
+    if len(folders) > 1:
+        raise ConfigError(f"setting {name}={settings[name]} must be one data directory, not {len(folders)}")
+    if not folders:
+        raise ConfigError("there is no data directory: give --data-dir, or log.dirs in the configuration")
+    return Path(folders[0])

@@ -10,8 +10,14 @@ from typing import Any
 
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.broker.security.config import PLAINTEXT, Listener
-from spark_klog.broker.settings.config import BrokerConfig, broker_setting_values
-from spark_klog.broker.settings.log_settings import broker_name, is_list, known_topic_settings, setting_texts
+from spark_klog.broker.settings.config import BROKER_SETTINGS, BrokerConfig, broker_setting_values
+from spark_klog.broker.settings.log_settings import (
+    BROKER_LOG_SETTINGS,
+    TOPIC_SETTINGS,
+    broker_name,
+    known_topic_settings,
+    setting_texts,
+)
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.configs import BROKER_SOURCE, DEFAULT_SOURCE, TOPIC_SOURCE
@@ -112,45 +118,24 @@ DOCUMENTATION = {
 }
 
 
-_BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST, _PASSWORD = 1, 2, 3, 5, 6, 7, 9
-_TYPES = {bool: _BOOLEAN, int: _LONG, float: _DOUBLE}
 _SECRET = "ssl.key.password"
-#: Settings that are 32-bit numbers in Kafka; other numbers have 64 bits.
-_INTS = frozenset(
-    {
-        "broker.id",
-        "connection.failed.authentication.delay.ms",
-        "fetch.max.bytes",
-        "group.initial.rebalance.delay.ms",
-        "group.max.session.timeout.ms",
-        "group.max.size",
-        "group.min.session.timeout.ms",
-        "index.interval.bytes",
-        "log.flush.offset.checkpoint.interval.ms",
-        "log.index.interval.bytes",
-        "log.index.size.max.bytes",
-        "log.segment.bytes",
-        "max.connections",
-        "max.connections.per.ip",
-        "max.incremental.fetch.session.cache.slots",
-        "max.message.bytes",
-        "message.max.bytes",
-        "min.insync.replicas",
-        "num.partitions",
-        "offset.metadata.max.bytes",
-        "offsets.retention.minutes",
-        "offsets.topic.num.partitions",
-        "segment.bytes",
-        "segment.index.bytes",
-        "socket.request.max.bytes",
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
-        "transaction.max.timeout.ms",
-        "transaction.remove.expired.transaction.cleanup.interval.ms",
-        "transaction.state.log.num.partitions",
-        "transactional.id.expiration.ms",
-        "zookeeper.session.timeout.ms",
-    }
-)
+_BOOLEAN, _STRING, _INT, _LONG, _DOUBLE, _LIST, _PASSWORD = 1, 2, 3, 5, 6, 7, 9
+_TYPES = {"boolean": _BOOLEAN, "string": _STRING, "int": _INT, "long": _LONG, "double": _DOUBLE, "list": _LIST}
+#: The protocol's type of each setting that is no string.
+_TYPE_OF = {
+    **{name: _TYPES[item.metadata["kind"].name] for name, item in (BROKER_SETTINGS | TOPIC_SETTINGS).items()},
+    **{name: _TYPES[kind.name] for name, (_, kind) in BROKER_LOG_SETTINGS.items()},
+    "broker.id": _INT,
+    "follower.replication.throttled.replicas": _LIST,
+    "leader.replication.throttled.replicas": _LIST,
+    "message.downconversion.enable": _BOOLEAN,
+    "min.insync.replicas": _INT,
+    "preallocate": _BOOLEAN,
+    "sasl.enabled.mechanisms": _LIST,
+    "segment.jitter.ms": _LONG,
+    _SECRET: _PASSWORD,
+    "unclean.leader.election.enable": _BOOLEAN,
+}
 
 
 def topic_entries(config: BrokerConfig, topic: Topic) -> list[Message]:
@@ -160,14 +145,14 @@ def topic_entries(config: BrokerConfig, topic: Topic) -> list[Message]:
     defaults = setting_texts(LogConfig())
     of_broker = setting_texts(config.log)
     entries = []
-    for name, (text, value) in values.items():
+    for name, (text, _) in values.items():
         synonyms = []
         if name in topic.settings:
             text = topic.settings[name]
             synonyms.append(_synonym(name, text, TOPIC_SOURCE))
         if (at_broker := broker_name(name)) is not None:
             synonyms += _synonyms(at_broker, of_broker[name][0], defaults[name][0])
-        entries.append(_entry(name, text, value, synonyms, read_only=False))
+        entries.append(_entry(name, text, synonyms, read_only=False))
     return entries
 
 
@@ -177,7 +162,7 @@ def broker_entries(config: BrokerConfig) -> list[Message]:
     bare = BrokerConfig(config.host, config.port, config.data_dir)
     defaults = broker_setting_values(bare) | _deployment(bare)
     return [
-        _entry(name, _text(value), value, _synonyms(name, _text(value), _text(defaults[name])), read_only=True)
+        _entry(name, _text(value), _synonyms(name, _text(value), _text(defaults[name])), read_only=True)
         for name, value in sorted(values.items())
     ]
 
@@ -217,7 +202,7 @@ def _synonym(name: str, text: str, source: int) -> Message:
     return {"name": name, "value": None if name == _SECRET else text, "source": source}
 
 
-def _entry(name: str, text: str, value: object, synonyms: list[Message], *, read_only: bool) -> Message:
+def _entry(name: str, text: str, synonyms: list[Message], *, read_only: bool) -> Message:
     return {
         "name": name,
         "value": None if name == _SECRET else text,
@@ -225,18 +210,6 @@ def _entry(name: str, text: str, value: object, synonyms: list[Message], *, read
         "config_source": synonyms[0]["source"] if synonyms else DEFAULT_SOURCE,
         "is_sensitive": name == _SECRET,
         "synonyms": synonyms,
-        "config_type": _type(name, value),
+        "config_type": _TYPE_OF.get(name, _STRING),
         "documentation": DOCUMENTATION.get(name),
     }
-
-
-def _type(name: str, value: object) -> int:
-    if name == _SECRET:
-        return _PASSWORD
-    if name in _INTS:
-        return _INT
-    if name == "segment.jitter.ms":  # the value here is a string, since the setting has no effect
-        return _LONG
-    if is_list(name) or name == "sasl.enabled.mechanisms":
-        return _LIST
-    return _BOOLEAN if value in ("true", "false") else _TYPES.get(type(value), _STRING)

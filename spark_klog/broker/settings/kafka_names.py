@@ -9,160 +9,114 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-#: Names by prefix.
-_NAMES = {
-    "alter.": """
-        config.policy.class.name log.dirs.replication.quota.window.num log.dirs.replication.quota.window.size.seconds
-    """,
-    "broker.": """
-        heartbeat.interval.ms id.generation.enable rack session.timeout.ms
-    """,
-    "compression.": """
-        gzip.level lz4.level type zstd.level
-    """,
-    "controlled.": """
-        shutdown.enable shutdown.max.retries shutdown.retry.backoff.ms
-    """,
-    "controller.": """
-        quorum.append.linger.ms quorum.bootstrap.servers quorum.election.backoff.max.ms quorum.election.timeout.ms
-        quorum.fetch.timeout.ms quorum.request.timeout.ms quorum.retry.backoff.ms quorum.voters quota.window.num
-        quota.window.size.seconds socket.timeout.ms
-    """,
-    "delegation.": """
-        token.expiry.check.interval.ms token.expiry.time.ms token.master.key token.max.lifetime.ms token.secret.key
-    """,
-    "group.": """
-        consumer.assignors consumer.heartbeat.interval.ms consumer.max.heartbeat.interval.ms
-        consumer.max.session.timeout.ms consumer.max.size consumer.migration.policy consumer.min.heartbeat.interval.ms
-        consumer.min.session.timeout.ms consumer.session.timeout.ms coordinator.append.linger.ms
-        coordinator.rebalance.protocols coordinator.threads share.assignors share.delivery.count.limit
-        share.heartbeat.interval.ms share.max.groups share.max.heartbeat.interval.ms share.max.record.lock.duration.ms
-        share.max.session.timeout.ms share.max.share.sessions share.max.size share.min.heartbeat.interval.ms
-        share.min.record.lock.duration.ms share.min.session.timeout.ms share.partition.max.record.locks
-        share.record.lock.duration.ms share.session.timeout.ms streams.heartbeat.interval.ms
-        streams.max.heartbeat.interval.ms streams.max.session.timeout.ms streams.max.size streams.max.standby.replicas
-        streams.min.heartbeat.interval.ms streams.min.session.timeout.ms streams.num.standby.replicas
-        streams.session.timeout.ms
-    """,
-    "log.": """
-        cleaner.io.buffer.load.factor cleaner.io.buffer.size cleaner.io.max.bytes.per.second cleaner.threads
-        dir.failure.timeout.ms flush.scheduler.interval.ms flush.start.offset.checkpoint.interval.ms
-        local.retention.bytes local.retention.ms message.downconversion.enable message.format.version
-        message.timestamp.before.max.ms message.timestamp.difference.max.ms preallocate
-        roll.jitter.hours roll.jitter.ms
-    """,
-    "max.": """
-        connection.creation.rate connections.per.ip.overrides request.partition.size.limit
-    """,
-    "metadata.": """
-        log.dir log.max.record.bytes.between.snapshots log.max.snapshot.interval.ms log.segment.bytes log.segment.ms
-        max.idle.interval.ms max.retention.bytes max.retention.ms
-    """,
-    "metrics.": """
-        num.samples recording.level sample.window.ms
-    """,
-    "num.": """
-        io.threads network.threads recovery.threads.per.data.dir replica.alter.log.dirs.threads replica.fetchers
-    """,
-    "offsets.": """
-        commit.required.acks commit.timeout.ms load.buffer.size topic.compression.codec topic.replication.factor
-        topic.segment.bytes
-    """,
-    "password.": """
-        encoder.cipher.algorithm encoder.iterations encoder.key.length encoder.keyfactory.algorithm encoder.old.secret
-        encoder.secret
-    """,
-    "quota.": """
-        consumer.default producer.default window.num window.size.seconds
-    """,
-    "remote.": """
-        fetch.max.wait.ms list.offsets.request.timeout.ms log.index.file.cache.total.size.bytes
-        log.manager.copier.thread.pool.size log.manager.copy.max.bytes.per.second log.manager.copy.quota.window.num
-        log.manager.copy.quota.window.size.seconds log.manager.expiration.thread.pool.size
-        log.manager.fetch.max.bytes.per.second log.manager.fetch.quota.window.num
-        log.manager.fetch.quota.window.size.seconds log.manager.task.interval.ms log.manager.thread.pool.size
-        log.metadata.custom.metadata.max.bytes log.metadata.manager.class.name log.metadata.manager.class.path
-        log.metadata.manager.impl.prefix log.metadata.manager.listener.name log.reader.max.pending.tasks
-        log.reader.threads log.storage.manager.class.name log.storage.manager.class.path
-        log.storage.manager.impl.prefix log.storage.system.enable
-    """,
-    "replica.": """
-        fetch.backoff.ms fetch.max.bytes fetch.min.bytes fetch.response.max.bytes fetch.wait.max.ms
-        high.watermark.checkpoint.interval.ms lag.time.max.ms selector.class socket.receive.buffer.bytes
-        socket.timeout.ms
-    """,
-    "sasl.": """
-        client.callback.handler.class jaas.config kerberos.kinit.cmd kerberos.min.time.before.relogin
-        kerberos.principal.to.local.rules kerberos.service.name kerberos.ticket.renew.jitter
-        kerberos.ticket.renew.window.factor login.callback.handler.class login.class login.connect.timeout.ms
-        login.read.timeout.ms login.refresh.buffer.seconds login.refresh.min.period.seconds
-        login.refresh.window.factor login.refresh.window.jitter login.retry.backoff.max.ms login.retry.backoff.ms
-        mechanism.controller.protocol mechanism.inter.broker.protocol oauthbearer.assertion.algorithm
-        oauthbearer.assertion.claim.aud oauthbearer.assertion.claim.exp.seconds oauthbearer.assertion.claim.iss
-        oauthbearer.assertion.claim.jti.include oauthbearer.assertion.claim.nbf.seconds
-        oauthbearer.assertion.claim.sub oauthbearer.assertion.file oauthbearer.assertion.private.key.file
-        oauthbearer.assertion.private.key.passphrase oauthbearer.assertion.template.file
-        oauthbearer.client.credentials.client.id oauthbearer.client.credentials.client.secret
-        oauthbearer.clock.skew.seconds oauthbearer.expected.audience oauthbearer.expected.issuer
-        oauthbearer.jwks.endpoint.refresh.ms oauthbearer.jwks.endpoint.retry.backoff.max.ms
-        oauthbearer.jwks.endpoint.retry.backoff.ms oauthbearer.jwks.endpoint.url oauthbearer.jwt.retriever.class
-        oauthbearer.jwt.validator.class oauthbearer.scope oauthbearer.scope.claim.name oauthbearer.sub.claim.name
-        oauthbearer.token.endpoint.url server.callback.handler.class server.max.receive.size
-    """,
-    "share.": """
-        coordinator.append.linger.ms coordinator.load.buffer.size coordinator.snapshot.update.records.per.snapshot
-        coordinator.state.topic.compression.codec coordinator.state.topic.min.isr
-        coordinator.state.topic.num.partitions coordinator.state.topic.replication.factor
-        coordinator.state.topic.segment.bytes coordinator.threads coordinator.write.timeout.ms
-        fetch.purgatory.purge.interval.requests
-    """,
-    "socket.": """
-        connection.setup.timeout.max.ms connection.setup.timeout.ms listen.backlog.size receive.buffer.bytes
-        send.buffer.bytes
-    """,
-    "ssl.": """
-        allow.dn.changes allow.san.changes cipher.suites enabled.protocols endpoint.identification.algorithm
-        engine.factory.class keymanager.algorithm keystore.certificate.chain keystore.key keystore.password
-        principal.mapping.rules protocol provider secure.random.implementation trustmanager.algorithm
-        truststore.certificates truststore.password
-    """,
-    "transaction.": """
-        partition.verification.enable state.log.load.buffer.size state.log.min.isr state.log.replication.factor
-        state.log.segment.bytes two.phase.commit.enable
-    """,
-    "zookeeper.": """
-        connection.timeout.ms max.in.flight.requests metadata.migration.enable set.acl ssl.cipher.suites
-        ssl.client.enable ssl.crl.enable ssl.enabled.protocols ssl.endpoint.identification.algorithm
-        ssl.keystore.location ssl.keystore.password ssl.keystore.type ssl.ocsp.enable ssl.protocol
-        ssl.truststore.location ssl.truststore.password ssl.truststore.type sync.time.ms
-    """,
-    "": """
-        add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms advertised.host.name
-        advertised.port auto.include.jmx.reporter auto.leader.rebalance.enable background.threads
-        client.quota.callback.class connections.max.reauth.ms control.plane.listener.name
-        create.topic.policy.class.name default.replication.factor delete.records.purgatory.purge.interval.requests
-        delete.topic.enable early.start.listeners eligible.leader.replicas.enable
-        fetch.purgatory.purge.interval.requests initial.broker.registration.timeout.ms inter.broker.listener.name
-        inter.broker.protocol.version kafka.metrics.polling.interval.secs kafka.metrics.reporters
-        leader.imbalance.check.interval.seconds leader.imbalance.per.broker.percentage metric.reporters
-        min.insync.replicas principal.builder.class process.roles producer.id.expiration.ms
-        producer.purgatory.purge.interval.requests queued.max.requests replication.quota.window.num
-        replication.quota.window.size.seconds request.timeout.ms reserved.broker.max.id security.inter.broker.protocol
-        security.providers telemetry.max.bytes unclean.leader.election.enable
-    """,
-}
-WITHOUT_USE = frozenset(prefix + word for prefix, words in _NAMES.items() for word in words.split())
+from spark_klog.base.settings import nearest, words
+
+WITHOUT_USE = words(
+    """
+    add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms advertised.host.name
+    advertised.port alter.config.policy.class.name alter.log.dirs.replication.quota.window.num
+    alter.log.dirs.replication.quota.window.size.seconds auto.include.jmx.reporter auto.leader.rebalance.enable
+    background.threads broker.heartbeat.interval.ms broker.id.generation.enable broker.rack broker.session.timeout.ms
+    client.quota.callback.class compression.gzip.level compression.lz4.level compression.type compression.zstd.level
+    connections.max.reauth.ms control.plane.listener.name controlled.shutdown.enable controlled.shutdown.max.retries
+    controlled.shutdown.retry.backoff.ms controller.quorum.append.linger.ms controller.quorum.bootstrap.servers
+    controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms controller.quorum.fetch.timeout.ms
+    controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms controller.quorum.voters
+    controller.quota.window.num controller.quota.window.size.seconds controller.socket.timeout.ms
+    create.topic.policy.class.name default.replication.factor delegation.token.expiry.check.interval.ms
+    delegation.token.expiry.time.ms delegation.token.master.key delegation.token.max.lifetime.ms
+    delegation.token.secret.key delete.records.purgatory.purge.interval.requests delete.topic.enable
+    early.start.listeners eligible.leader.replicas.enable fetch.purgatory.purge.interval.requests
+    group.consumer.assignors group.consumer.heartbeat.interval.ms group.consumer.max.heartbeat.interval.ms
+    group.consumer.max.session.timeout.ms group.consumer.max.size group.consumer.migration.policy
+    group.consumer.min.heartbeat.interval.ms group.consumer.min.session.timeout.ms group.consumer.session.timeout.ms
+    group.coordinator.append.linger.ms group.coordinator.rebalance.protocols group.coordinator.threads
+    group.share.assignors group.share.delivery.count.limit group.share.heartbeat.interval.ms group.share.max.groups
+    group.share.max.heartbeat.interval.ms group.share.max.record.lock.duration.ms group.share.max.session.timeout.ms
+    group.share.max.share.sessions group.share.max.size group.share.min.heartbeat.interval.ms
+    group.share.min.record.lock.duration.ms group.share.min.session.timeout.ms group.share.partition.max.record.locks
+    group.share.record.lock.duration.ms group.share.session.timeout.ms group.streams.heartbeat.interval.ms
+    group.streams.max.heartbeat.interval.ms group.streams.max.session.timeout.ms group.streams.max.size
+    group.streams.max.standby.replicas group.streams.min.heartbeat.interval.ms group.streams.min.session.timeout.ms
+    group.streams.num.standby.replicas group.streams.session.timeout.ms initial.broker.registration.timeout.ms
+    inter.broker.listener.name inter.broker.protocol.version kafka.metrics.polling.interval.secs
+    kafka.metrics.reporters leader.imbalance.check.interval.seconds leader.imbalance.per.broker.percentage
+    log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
+    log.cleaner.threads log.dir.failure.timeout.ms log.flush.scheduler.interval.ms
+    log.flush.start.offset.checkpoint.interval.ms log.local.retention.bytes log.local.retention.ms
+    log.message.downconversion.enable log.message.format.version log.message.timestamp.before.max.ms
+    log.message.timestamp.difference.max.ms log.preallocate log.roll.jitter.hours log.roll.jitter.ms
+    max.connection.creation.rate max.connections.per.ip.overrides max.request.partition.size.limit metadata.log.dir
+    metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms metadata.log.segment.bytes
+    metadata.log.segment.ms metadata.max.idle.interval.ms metadata.max.retention.bytes metadata.max.retention.ms
+    metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms min.insync.replicas
+    num.io.threads num.network.threads num.recovery.threads.per.data.dir num.replica.alter.log.dirs.threads
+    num.replica.fetchers offsets.commit.required.acks offsets.commit.timeout.ms offsets.load.buffer.size
+    offsets.topic.compression.codec offsets.topic.replication.factor offsets.topic.segment.bytes
+    password.encoder.cipher.algorithm password.encoder.iterations password.encoder.key.length
+    password.encoder.keyfactory.algorithm password.encoder.old.secret password.encoder.secret principal.builder.class
+    process.roles producer.id.expiration.ms producer.purgatory.purge.interval.requests queued.max.requests
+    quota.consumer.default quota.producer.default quota.window.num quota.window.size.seconds remote.fetch.max.wait.ms
+    remote.list.offsets.request.timeout.ms remote.log.index.file.cache.total.size.bytes
+    remote.log.manager.copier.thread.pool.size remote.log.manager.copy.max.bytes.per.second
+    remote.log.manager.copy.quota.window.num remote.log.manager.copy.quota.window.size.seconds
+    remote.log.manager.expiration.thread.pool.size remote.log.manager.fetch.max.bytes.per.second
+    remote.log.manager.fetch.quota.window.num remote.log.manager.fetch.quota.window.size.seconds
+    remote.log.manager.task.interval.ms remote.log.manager.thread.pool.size
+    remote.log.metadata.custom.metadata.max.bytes remote.log.metadata.manager.class.name
+    remote.log.metadata.manager.class.path remote.log.metadata.manager.impl.prefix
+    remote.log.metadata.manager.listener.name remote.log.reader.max.pending.tasks remote.log.reader.threads
+    remote.log.storage.manager.class.name remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix
+    remote.log.storage.system.enable replica.fetch.backoff.ms replica.fetch.max.bytes replica.fetch.min.bytes
+    replica.fetch.response.max.bytes replica.fetch.wait.max.ms replica.high.watermark.checkpoint.interval.ms
+    replica.lag.time.max.ms replica.selector.class replica.socket.receive.buffer.bytes replica.socket.timeout.ms
+    replication.quota.window.num replication.quota.window.size.seconds request.timeout.ms reserved.broker.max.id
+    sasl.client.callback.handler.class sasl.jaas.config sasl.kerberos.kinit.cmd sasl.kerberos.min.time.before.relogin
+    sasl.kerberos.principal.to.local.rules sasl.kerberos.service.name sasl.kerberos.ticket.renew.jitter
+    sasl.kerberos.ticket.renew.window.factor sasl.login.callback.handler.class sasl.login.class
+    sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.refresh.buffer.seconds
+    sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor sasl.login.refresh.window.jitter
+    sasl.login.retry.backoff.max.ms sasl.login.retry.backoff.ms sasl.mechanism.controller.protocol
+    sasl.mechanism.inter.broker.protocol sasl.oauthbearer.assertion.algorithm sasl.oauthbearer.assertion.claim.aud
+    sasl.oauthbearer.assertion.claim.exp.seconds sasl.oauthbearer.assertion.claim.iss
+    sasl.oauthbearer.assertion.claim.jti.include sasl.oauthbearer.assertion.claim.nbf.seconds
+    sasl.oauthbearer.assertion.claim.sub sasl.oauthbearer.assertion.file sasl.oauthbearer.assertion.private.key.file
+    sasl.oauthbearer.assertion.private.key.passphrase sasl.oauthbearer.assertion.template.file
+    sasl.oauthbearer.client.credentials.client.id sasl.oauthbearer.client.credentials.client.secret
+    sasl.oauthbearer.clock.skew.seconds sasl.oauthbearer.expected.audience sasl.oauthbearer.expected.issuer
+    sasl.oauthbearer.jwks.endpoint.refresh.ms sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms sasl.oauthbearer.jwks.endpoint.url
+    sasl.oauthbearer.jwt.retriever.class sasl.oauthbearer.jwt.validator.class sasl.oauthbearer.scope
+    sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name sasl.oauthbearer.token.endpoint.url
+    sasl.server.callback.handler.class sasl.server.max.receive.size security.inter.broker.protocol security.providers
+    share.coordinator.append.linger.ms share.coordinator.load.buffer.size
+    share.coordinator.snapshot.update.records.per.snapshot share.coordinator.state.topic.compression.codec
+    share.coordinator.state.topic.min.isr share.coordinator.state.topic.num.partitions
+    share.coordinator.state.topic.replication.factor share.coordinator.state.topic.segment.bytes
+    share.coordinator.threads share.coordinator.write.timeout.ms share.fetch.purgatory.purge.interval.requests
+    socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms socket.listen.backlog.size
+    socket.receive.buffer.bytes socket.send.buffer.bytes ssl.allow.dn.changes ssl.allow.san.changes ssl.cipher.suites
+    ssl.enabled.protocols ssl.endpoint.identification.algorithm ssl.engine.factory.class ssl.keymanager.algorithm
+    ssl.keystore.certificate.chain ssl.keystore.key ssl.keystore.password ssl.principal.mapping.rules ssl.protocol
+    ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm ssl.truststore.certificates
+    ssl.truststore.password telemetry.max.bytes transaction.partition.verification.enable
+    transaction.state.log.load.buffer.size transaction.state.log.min.isr transaction.state.log.replication.factor
+    transaction.state.log.segment.bytes transaction.two.phase.commit.enable unclean.leader.election.enable
+    zookeeper.connection.timeout.ms zookeeper.max.in.flight.requests zookeeper.metadata.migration.enable
+    zookeeper.set.acl zookeeper.ssl.cipher.suites zookeeper.ssl.client.enable zookeeper.ssl.crl.enable
+    zookeeper.ssl.enabled.protocols zookeeper.ssl.endpoint.identification.algorithm zookeeper.ssl.keystore.location
+    zookeeper.ssl.keystore.password zookeeper.ssl.keystore.type zookeeper.ssl.ocsp.enable zookeeper.ssl.protocol
+    zookeeper.ssl.truststore.location zookeeper.ssl.truststore.password zookeeper.ssl.truststore.type
+    zookeeper.sync.time.ms
+    """
+)
 _SECRET = re.compile(r"password|secret|passphrase|jaas|private\.key|master\.key|keystore\.key", re.IGNORECASE)
 
 
 def advice(name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
     """Advice for an unknown name: the nearest of the `known` and `others`, ignoring case; else the `known` ones."""
-    from difflib import get_close_matches
-
     known = sorted(known)
-    by_lower = {one.lower(): one for one in (*known, *others)}
-    nearest = [by_lower[one] for one in get_close_matches(name.lower(), by_lower, n=3, cutoff=0.75)]
-    return f"did you mean {' or '.join(nearest)}?" if nearest else f"the known ones are {', '.join(known)}"
+    return nearest(name, (*known, *others), 0.75, 3) or f"the known ones are {', '.join(known)}"
 
 
 def without_secret(text: str) -> str:

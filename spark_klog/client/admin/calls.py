@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from spark_klog.base.interrupts import CallLock
+from spark_klog.base.settings import POSITIVE_INT, value_of
 from spark_klog.client.answers import answer_error, by_key, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import UNKNOWN_SECONDS
 from spark_klog.client.security import settings as security_settings
-from spark_klog.client.settings import ClientConfig, client_config, parse_value, setting_texts
+from spark_klog.client.settings import ClientConfig, client_config, setting_texts
 from spark_klog.errors import (
     AdminClosed,
     AuthenticationError,
@@ -70,7 +71,7 @@ def admin_config(settings: Mapping[str, Any]) -> AdminConfig:
     timeout = max(_DEFAULT_API_TIMEOUT_MS, client.request_timeout_ms)
     if _API_TIMEOUT in settings:
         text = setting_texts({_API_TIMEOUT: settings[_API_TIMEOUT]})[_API_TIMEOUT]
-        timeout = parse_value("positive int", _API_TIMEOUT, text)
+        timeout = value_of(POSITIVE_INT, _API_TIMEOUT, text)
         if timeout < client.request_timeout_ms:
             raise ConfigError(
                 f"{_API_TIMEOUT}={timeout} must be at least request.timeout.ms={client.request_timeout_ms}"

@@ -5,11 +5,23 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from spark_klog.base.settings import (
+    BOOLEAN,
+    INT,
+    POSITIVE_INT,
+    TEXT,
+    Kind,
+    choice,
+    items,
+    setting,
+    settings_of,
+    value_of,
+)
 from spark_klog.client.consumer.assignors import ASSIGNORS
-from spark_klog.client.settings import ClientConfig, client_config, parse_value, setting_texts, without_effect
+from spark_klog.client.settings import ClientConfig, client_config, setting_texts, without_effect
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
@@ -55,20 +67,31 @@ _PLACES = {
 }
 
 
-def parse_reset(name: str, text: str) -> ResetPolicy:
-    """Parse auto.offset.reset; `ConfigError`. `by_duration:` takes an ISO 8601 duration (KIP-1106)."""
-    text = text.strip()
+def _reset(text: str) -> ResetPolicy:
+    """auto.offset.reset; `by_duration:` takes an ISO 8601 duration (KIP-1106)."""
     if text.lower() in _PLACES:
         return _PLACES[text.lower()]
-    found = _DURATION.fullmatch(text)
-    parts = {unit: value for unit, value in found.groupdict().items() if value} if found else {}
+    match = _DURATION.fullmatch(text)
+    parts = {unit: value for unit, value in match.groupdict().items() if value} if match else {}
     if not parts:
-        raise ConfigError(f"{name}={text}: set earliest, latest, none, or by_duration: with a duration such as PT1H")
+        raise ValueError("earliest, latest, none, or by_duration: with a duration such as PT1H")
     return ResetPolicy(None, round(sum(_UNIT_MS[unit] * float(value) for unit, value in parts.items())))
 
 
-def _setting(name: str, default: Any, kind: str) -> Any:
-    return field(default=default, metadata={"name": name, "kind": kind})
+def _assignors(text: str) -> tuple[str, ...]:
+    """partition.assignment.strategy: assignors by name, or by their Java classes."""
+    names = tuple(_JAVAS.get(part.rpartition(".")[2], part) for part in items(text))
+    known = ", ".join(ASSIGNORS)
+    for name in names:
+        if name not in ASSIGNORS:
+            raise ConfigError(f"partition.assignment.strategy: {name!r} is unknown; set one or more of {known}")
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"one or more of {known}, each once")
+    return names
+
+
+RESET = Kind("reset", _reset)
+_PROTOCOL = choice("protocol", {"classic": "classic"}, "classic, groups of KIP-848 are not supported", any_case=True)
 
 
 @dataclass(frozen=True)
@@ -76,31 +99,29 @@ class ConsumerConfig:
     """Parsed settings. Times in ms, sizes in bytes; `client` has the settings that all clients share."""
 
     client: ClientConfig
-    group_id: str | None = _setting("group.id", None, "text")
-    group_instance_id: str | None = _setting("group.instance.id", None, "text")
-    assignors: tuple[str, ...] = field(
-        default=("range", "cooperative-sticky"), metadata={"name": "partition.assignment.strategy", "kind": "assignors"}
+    group_id: str | None = setting("group.id", None, TEXT)
+    group_instance_id: str | None = setting("group.instance.id", None, TEXT)
+    assignors: tuple[str, ...] = setting(
+        "partition.assignment.strategy", ("range", "cooperative-sticky"), Kind("assignors", _assignors)
     )
-    session_timeout_ms: int = _setting("session.timeout.ms", 45_000, "positive int")
-    heartbeat_interval_ms: int = _setting("heartbeat.interval.ms", 3_000, "positive int")
-    max_poll_interval_ms: int = _setting("max.poll.interval.ms", 300_000, "positive int")
-    enable_auto_commit: bool = _setting("enable.auto.commit", True, "boolean")
-    auto_commit_interval_ms: int = _setting("auto.commit.interval.ms", 5_000, "int")
-    auto_offset_reset: ResetPolicy = field(
-        default=_PLACES["latest"], metadata={"name": "auto.offset.reset", "kind": "reset"}
-    )
-    client_rack: str = _setting("client.rack", "", "rack")
-    default_api_timeout_ms: int = _setting("default.api.timeout.ms", 60_000, "positive int")
-    fetch_max_wait_ms: int = _setting("fetch.max.wait.ms", 500, "int")
-    fetch_min_bytes: int = _setting("fetch.min.bytes", 1, "int")
-    max_poll_records: int = _setting("max.poll.records", 500, "positive int")
+    session_timeout_ms: int = setting("session.timeout.ms", 45_000, POSITIVE_INT)
+    heartbeat_interval_ms: int = setting("heartbeat.interval.ms", 3_000, POSITIVE_INT)
+    max_poll_interval_ms: int = setting("max.poll.interval.ms", 300_000, POSITIVE_INT)
+    enable_auto_commit: bool = setting("enable.auto.commit", True, BOOLEAN)
+    auto_commit_interval_ms: int = setting("auto.commit.interval.ms", 5_000, INT)
+    auto_offset_reset: ResetPolicy = setting("auto.offset.reset", _PLACES["latest"], RESET)
+    client_rack: str = setting("client.rack", "", Kind("rack", str))
+    default_api_timeout_ms: int = setting("default.api.timeout.ms", 60_000, POSITIVE_INT)
+    fetch_max_wait_ms: int = setting("fetch.max.wait.ms", 500, INT)
+    fetch_min_bytes: int = setting("fetch.min.bytes", 1, INT)
+    max_poll_records: int = setting("max.poll.records", 500, POSITIVE_INT)
     #: Whether patterns leave out internal topics.
-    exclude_internal_topics: bool = _setting("exclude.internal.topics", True, "boolean")
+    exclude_internal_topics: bool = setting("exclude.internal.topics", True, BOOLEAN)
     #: Whether brokers with auto.create.topics.enable create missing topics. Off as in librdkafka, unlike in Java.
-    allow_auto_create_topics: bool = _setting("allow.auto.create.topics", False, "boolean")
+    allow_auto_create_topics: bool = setting("allow.auto.create.topics", False, BOOLEAN)
     #: Whether record batches with a wrong checksum are refused.
-    check_crcs: bool = _setting("check.crcs", True, "boolean")
-    group_protocol: str = _setting("group.protocol", "classic", "protocol")
+    check_crcs: bool = setting("check.crcs", True, BOOLEAN)
+    group_protocol: str = setting("group.protocol", "classic", _PROTOCOL)
 
     @property
     def is_cooperative(self) -> bool:
@@ -108,7 +129,7 @@ class ConsumerConfig:
         return self.assignors == ("cooperative-sticky",)
 
 
-_OWN = {item.metadata["name"]: item for item in fields(ConsumerConfig) if item.metadata}
+_OWN = settings_of(ConsumerConfig)
 
 
 def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
@@ -117,7 +138,9 @@ def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
     shared.setdefault("max.partition.fetch.bytes", str(_PARTITION_FETCH_BYTES))
     values: dict[str, Any] = {"client": client_config(shared)}
     for name, text in setting_texts({name: settings[name] for name in settings if name in _OWN}).items():
-        values[_OWN[name].name] = _parse(_OWN[name].metadata["kind"], name, text)
+        value = values[_OWN[name].name] = value_of(_OWN[name].metadata["kind"], name, text)
+        if value == "" and name in ("group.id", "group.instance.id"):
+            raise ConfigError(f"{name} is empty: set a name, or leave the setting out")
     config = ConsumerConfig(**values)
     ignored = without_effect(shared)
     if ignored:
@@ -133,32 +156,3 @@ def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
 def check_consumer_settings(settings: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for a bad value of a setting that only consumers have; other settings are not looked at."""
     consumer_config({name: settings[name] for name in ("bootstrap.servers", *_OWN) if name in settings})
-
-
-def _parse(kind: str, name: str, text: str) -> Any:
-    if kind == "reset":
-        return parse_reset(name, text)
-    if kind == "assignors":
-        return _parse_assignors(name, text)
-    if kind == "rack":
-        return text.strip()
-    if kind == "protocol":
-        if text.strip().lower() != "classic":
-            raise ConfigError(f"{name}={text}: set classic, groups of KIP-848 are not supported")
-        return "classic"
-    value = parse_value(kind, name, text)
-    if value == "":
-        raise ConfigError(f"{name} is empty: set a name, or leave the setting out")
-    return value
-
-
-def _parse_assignors(name: str, text: str) -> tuple[str, ...]:
-    """Parse assignors, given by name or as Java classes."""
-    wanted = [part.strip() for part in text.split(",") if part.strip()]
-    found = tuple(_JAVAS.get(part.rpartition(".")[2], part) for part in wanted)
-    for part in found:
-        if part not in ASSIGNORS:
-            raise ConfigError(f"{name}: {part!r} is unknown; set one or more of {', '.join(ASSIGNORS)}")
-    if not found or len(set(found)) < len(found):
-        raise ConfigError(f"{name}={text}: set one or more of {', '.join(ASSIGNORS)}, each once")
-    return found

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
 from collections.abc import Mapping
 from functools import cache
 
+from spark_klog.base.settings import BOOLEAN, choice, nearest, number, value_of
 from spark_klog.client.security.config import Settings, check_holds_no_secret
 from spark_klog.client.settings import check_names, client_config, is_known, named_cluster, without_effect
 from spark_klog.errors import ConfigError
 
-_TRUTH = {"true": True, "false": False}
-_COUNT = re.compile(r"\d{1,19}")
+_WORDING = "option {}={} must be {}"
 _DURATION = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
 _UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -25,20 +24,15 @@ def canonical(name: str) -> str:
 
 def boolean(own: dict[str, str], name: str, default: bool) -> bool:
     """Parse true or false."""
-    text = own.get(canonical(name), str(default)).lower()
-    if text not in _TRUTH:
-        raise ConfigError(f"option {name}={text} must be true or false")
-    return _TRUTH[text]
+    return bool(value_of(BOOLEAN, name, own.get(canonical(name), str(default)).lower(), _WORDING))
 
 
 def count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
     """Parse an integer of at least `smallest`; None if the option is not set."""
     text = own.get(canonical(name))
-    if text is None:
-        return None
-    if not _COUNT.fullmatch(text.strip()) or int(text) < smallest:
-        raise ConfigError(f"option {name}={text} must be an integer of at least {smallest}")
-    return int(text)
+    wanted = "an integer of at least {}"
+    kind = number("count", smallest, malformed=wanted, outside=wanted)
+    return None if text is None else int(value_of(kind, name, text, _WORDING))
 
 
 def milliseconds(own: dict[str, str], name: str, default: int) -> int:
@@ -52,12 +46,10 @@ def milliseconds(own: dict[str, str], name: str, default: int) -> int:
     return int(match[1]) * _UNIT_MS[match[2]]
 
 
-def choice(own: dict[str, str], name: str, choices: Mapping[str, str]) -> str:
-    """The value of the chosen word; the first choice is the default."""
-    text = own.get(canonical(name), next(iter(choices))).lower()
-    if text not in choices:
-        raise ConfigError(f"option {name}={text} must be one of {', '.join(choices)}")
-    return choices[text]
+def chosen(own: dict[str, str], name: str, values: Mapping[str, str]) -> str:
+    """The value of the chosen word; the first one is the default."""
+    kind = choice("choice", values, f"one of {', '.join(values)}", any_case=True)
+    return str(value_of(kind, name, own.get(canonical(name), next(iter(values))), _WORDING))
 
 
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
@@ -145,10 +137,9 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         else:
             if is_known(key):
                 raise ConfigError(f"unknown option {name!r}: write {PREFIX}{key}")
-            close = difflib.get_close_matches(key, [*_KNOWN_BY_KEY, "kafka.bootstrap.servers"], 1)
-            meant = _MEANT.get(key) or (_KNOWN_BY_KEY.get(close[0], close[0]) if close else None)
-            hint = f"; did you mean {meant}?" if meant else ""
-            raise ConfigError(f"unknown option {name!r}{hint}")
+            meant = _MEANT.get(key)
+            hint = f"did you mean {meant}?" if meant else nearest(key, [*_KNOWN, "kafka.bootstrap.servers"])
+            raise ConfigError(f"unknown option {name!r}{hint and '; ' + hint}")
     cluster = own.pop(_CLUSTER, None)
     if cluster is not None:
         settings = _with_cluster(cluster, settings)

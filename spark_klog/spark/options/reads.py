@@ -12,6 +12,7 @@ from typing import Any
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import topic_pattern
+from spark_klog.base.settings import items
 from spark_klog.client.places import (
     GroupSpec,
     OffsetSpec,
@@ -31,7 +32,7 @@ from spark_klog.spark.options.names import (
     TRIGGER,
     boolean,
     canonical,
-    choice,
+    chosen,
     count,
     milliseconds,
     split,
@@ -156,7 +157,7 @@ def _subscription(own: dict[str, str], default: Subscription | None) -> Subscrip
             raise ConfigError("option subscribePattern is empty")
         topic_pattern(f"option subscribePattern={text!r}", text)
         return Subscription(pattern=text)
-    topics = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    topics = tuple(dict.fromkeys(items(text)))
     if not topics:
         raise ConfigError(f"option subscribe={text!r} names no topic")
     return Subscription(topics=topics)
@@ -240,7 +241,7 @@ def _paths(settings: dict[str, str], own: dict[str, str], streaming: bool) -> tu
         if own.get(canonical(name), "").strip().lower() == "group":
             raise ConfigError(f"option {name}=group needs brokers: log directories have no offsets of groups")
     directory_config(settings)
-    paths = tuple(part.strip() for part in own["path"].split(",") if part.strip())
+    paths = tuple(items(own["path"]))
     if not paths:
         raise ConfigError(f"option path={without_user(own['path'])!r} names no directory")
     return paths
@@ -259,12 +260,12 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         if canonical(name) in own:
             hint = ": use subscribe, subscribePattern or assign" if name == "topic" else ""
             raise ConfigError(f"option {name} is for writing{hint}")
-    strict = choice(own, "startingOffsetsByTimestampStrategy", {"error": "error", "latest": "latest"}) == "error"
+    strict = chosen(own, "startingOffsetsByTimestampStrategy", {"error": "error", "latest": "latest"}) == "error"
     start_option, starting = _bound(settings, own, "starting", "latest" if streaming else "earliest", strict)
     end_option, ending = _bound(settings, own, "ending", "latest", False)
     _check_query(own, streaming, starting, start_option, ending, end_option)
     is_read = isinstance(starting, GroupSpec) or isinstance(ending, GroupSpec)
-    mode = choice(own, "badRecords", {"fail": "fail", "skip": "skip", "deadletter": "deadletter"})
+    mode = chosen(own, "badRecords", {"fail": "fail", "skip": "skip", "deadletter": "deadletter"})
     path = own.get("badrecordspath")
     if (mode == "deadletter") != (path is not None):
         raise ConfigError("options badRecords=deadletter and badRecordsPath require each other")
@@ -276,7 +277,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         starting_option=start_option,
         ending=ending,
         ending_option=end_option,
-        on_data_loss=choice(own, "failOnDataLoss", {"true": "fail", "false": "warn", "report": "report"}),
+        on_data_loss=chosen(own, "failOnDataLoss", {"true": "fail", "false": "warn", "report": "report"}),
         trigger=_trigger_limits(own),
         split=SplitLimits(
             count(own, "minPartitions"), count(own, "maxRecordsPerPartition"), count(own, "maxBytesPerPartition")

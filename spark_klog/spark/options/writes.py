@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spark_klog.base.names import check_topic_name
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options.names import PREFIX, SOURCE, SUBSCRIPTIONS, boolean, canonical, choice, count, split
+from spark_klog.spark.options.names import PREFIX, SOURCE, SUBSCRIPTIONS, boolean, canonical, chosen, count, split
 
 #: Spark's own options for a streaming write, which it passes to the sink, too.
 _CHECKPOINT = "checkpointlocation"
@@ -49,7 +49,7 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
     create = count(own, "createTopics")
     if create is not None and create > _MOST_PARTITIONS:
         raise ConfigError(f"option createTopics={create} must be at most {_MOST_PARTITIONS}, Kafka's limit")
-    guarantee = choice(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
+    guarantee = chosen(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
     is_exact = guarantee == "exactly-once"
     checkpoint = _checkpoint(options, settings, streaming) if is_exact else None
     return SinkOptions(settings, _topic(own), create, checkpoint, _id_prefix(own, is_exact))

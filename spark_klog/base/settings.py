@@ -1,0 +1,113 @@
+"""The table of settings: what clients, consumers, brokers, topics and Spark's options parse their settings with.
+
+A configuration is a frozen dataclass. `setting` makes a field of it with the name by which users know the setting, its
+default, and its `Kind`, which turns a text into the value. A kind raises `ValueError` with what to set instead;
+`value_of` puts that into a sentence with the name and the text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, field, fields
+from typing import Any, NamedTuple
+
+from spark_klog.errors import ConfigError
+
+INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+_TRUTH = {"true": True, "false": False}
+
+
+class Kind(NamedTuple):
+    """How a setting's text becomes its value. `name` is for the reference; `parse` gets a text without outer blanks."""
+
+    name: str
+    parse: Callable[[str], Any]
+
+
+def number(
+    name: str,
+    least: int,
+    most: int = INT64_MAX,
+    factor: int = 1,
+    *,
+    malformed: str = "a number from {} to {}",
+    outside: str = "a number from {} to {}",
+) -> Kind:
+    """Whole numbers from `least` to `most`, times `factor` unless negative; the texts are for errors."""
+
+    def parse(text: str) -> int:
+        if not _NUMBER.fullmatch(text):
+            raise ValueError(malformed.format(least, most))
+        value = int(text)
+        if not least <= value <= most:
+            raise ValueError(outside.format(least, most))
+        return value * factor if value > 0 else value
+
+    return Kind(name, parse)
+
+
+def choice(name: str, values: Mapping[str, Any], wanted: str | None = None, *, any_case: bool = False) -> Kind:
+    """The value of a word; `wanted` says in errors what to set, by default the words."""
+
+    def parse(text: str) -> Any:
+        word = text.lower() if any_case else text
+        if word not in values:
+            raise ValueError(any_of(list(values)) if wanted is None else wanted)
+        return values[word]
+
+    return Kind(name, parse)
+
+
+BOOLEAN = choice("boolean", _TRUTH, any_case=True)
+TEXT = Kind("text", str)
+INT, POSITIVE_INT = number("int", 0, INT32_MAX), number("positive int", 1, INT32_MAX)
+LONG, POSITIVE_LONG = number("long", 0), number("positive long", 1)
+
+
+def setting(name: str, default: Any, kind: Kind, *, broker: str = "") -> Any:
+    """A field of a configuration, for the setting that users call `name`; `broker` is a topic setting's other name."""
+    return field(default=default, metadata={"name": name, "kind": kind, "broker": broker})
+
+
+def settings_of(config: Any) -> dict[str, Field[Any]]:
+    """The fields of a configuration that are settings, by the names that users know."""
+    return {item.metadata["name"]: item for item in fields(config) if item.metadata}
+
+
+def value_of(kind: Kind, name: str, text: str, wording: str = "{}={}: set {}") -> Any:
+    """Parse a setting's text; `ConfigError` by `wording`: of the name, the text, and what to set instead."""
+    text = text.strip()
+    try:
+        return kind.parse(text)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(wording.format(name, text, error)) from None
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text with blanks between them."""
+    return frozenset(text.split())
+
+
+def items(text: str) -> list[str]:
+    """The parts of a text with commas between them."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def any_of(names: Sequence[str]) -> str:
+    """The names as English: a, b or c."""
+    return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1) -> str:
+    """A question for a misspelt name, such as "did you mean acks?"; "" if no known one is near. Ignores case.
+
+    `cutoff` is a ratio of `difflib`.
+    """
+    by_lower = {one.lower(): one for one in known}
+    close = [by_lower[one] for one in difflib.get_close_matches(name.lower(), by_lower, most, cutoff)]
+    return f"did you mean {' or '.join(close)}?" if close else ""
