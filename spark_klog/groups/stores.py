@@ -2,23 +2,24 @@
 
 kafka://HOST:PORT,HOST:PORT              the group's coordinator
 zookeeper://HOST:PORT,HOST:PORT/CHROOT   /consumers/GROUP/offsets/TOPIC/PARTITION
-PATH, file:///PATH, s3://..., ...        the same layout in files, see `directories.trees.opening.open_tree`
+PATH, file:///PATH, s3://..., ...        the same layout in files, see `trees.opening.open_tree`
 checkpoint:///PATH, checkpoint:URI       the checkpoint of a Spark query, read-only
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from spark_klog.base.addresses import local_path
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.offsets import GroupOffsets
 from spark_klog.errors import ConfigError
 from spark_klog.trees.checkpoint import checkpoint_offsets
-from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.tree import Tree
 
@@ -40,7 +41,7 @@ class OffsetStore(Protocol):
         """The cluster, if the store is the group's coordinator; None otherwise."""
 
     def fetch(self) -> dict[TopicPartition, int]:
-        """All offsets in the store; each is that of the next record to read."""
+        """All offsets; each is that of the next record to read."""
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write offsets; other partitions keep theirs."""
@@ -66,11 +67,8 @@ def open_store(address: str, group: str, settings: Mapping[str, str], writing: b
         rest = address[len(_CHECKPOINT) :]
         yield _CheckpointStore(rest[2:] if rest.startswith("//") else rest)
     else:
-        store = _TreeStore(address, group)
-        try:
+        with closing(TreeStore(address, group)) as store:
             yield store
-        finally:
-            store.close()
 
 
 class CoordinatorStore:
@@ -92,8 +90,8 @@ class CoordinatorStore:
         return [member.member_id for member in self._admin.describe_group(self._group).members]
 
 
-class _TreeStore:
-    """Offsets in ZooKeeper or in files. Only `commit` creates a local folder; `fetch` does not."""
+class TreeStore:
+    """Offsets in ZooKeeper or in files, which the first call opens. Only `commit` creates a local folder."""
 
     cluster = None
 
@@ -113,8 +111,9 @@ class _TreeStore:
         path = local_path(self._address)
         return path is not None and not Path(path).exists()
 
-    def fetch(self) -> dict[TopicPartition, int]:
-        return {} if self._is_missing() else self._open().fetch()
+    def fetch(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, int]:
+        """The offsets of these partitions, or all; partitions without one are left out."""
+        return {} if self._is_missing() else self._open().fetch(partitions)
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._open().commit(offsets)
@@ -125,6 +124,31 @@ class _TreeStore:
     def close(self) -> None:
         if self._tree is not None:
             self._tree.close()
+
+
+class ClusterStore:
+    """Offsets at the coordinator, over a connected cluster that the store closes. It has no list of members.
+
+    A coordinator refuses offsets of deleted topics as if the topics might appear soon. `commit` leaves them out: a
+    query's last offsets may name topics that were deleted since, or while the query was down.
+    """
+
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        self._cluster = cluster
+        self._offsets = GroupOffsets(cluster, group)
+
+    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        there = self._cluster.partitions({topic for topic, _ in offsets}, missing_ok=True)
+        left = {key: offset for key, offset in offsets.items() if key[1] in there.get(key[0], ())}
+        if left:
+            self._offsets.commit(left)
+
+    def fetch(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offsets of these partitions; partitions without one are left out."""
+        return self._offsets.fetch(partitions)
+
+    def close(self) -> None:
+        self._cluster.close()
 
 
 class _CheckpointStore:

@@ -12,9 +12,8 @@ from spark_klog.classic.group.streams import KafkaStream
 from spark_klog.classic.settings import connector_config
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import KlogError, RebalanceFailed
-from spark_klog.trees.consumers import STATIC, WHITE_LIST, Registration
+from spark_klog.trees.consumers import STATIC, WHITE_LIST, OffsetDirectory, Registration
 from spark_klog.trees.memory import MemoryTree
-from spark_klog.trees.offsets import OffsetDirectory
 from spark_klog.trees.paths import Endpoint, broker_payload, topic_payload
 
 _CONFIG = connector_config({"zookeeper.connect": "unused:1", "group.id": "g"})

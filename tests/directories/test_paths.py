@@ -11,8 +11,8 @@ import pytest
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.trees import paths
+from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.memory import MemoryTree
-from spark_klog.trees.offsets import OffsetDirectory
 
 TOPIC_ID = UUID(bytes=bytes(range(16)))
 
@@ -240,7 +240,7 @@ def test_the_room_loads_neither_kazoo_nor_pyarrow() -> None:
         "import importlib, sys\n"
         "for name in 'tree zookeeper files local_files opening memory'.split():\n"
         "    importlib.import_module('spark_klog.trees.' + name)\n"
-        "import spark_klog.trees.offsets, spark_klog.trees.paths\n"
+        "import spark_klog.trees.consumers, spark_klog.trees.paths\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not loaded & {'kazoo', 'pyarrow', 'pyspark'}, loaded\n"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import ConfigError, DirectoryError
-from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.tree import NodeExists, Tree
 from tests.support.trees import SECONDS, Background, Open, creator, skip_without_ephemerals
 from tests.support.waiting import wait_until

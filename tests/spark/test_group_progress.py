@@ -18,8 +18,9 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import Offsets, TopicPartition
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError
+from spark_klog.groups import stores as stores_of_groups
 from spark_klog.spark.options.reads import GroupOffsetsOptions
-from spark_klog.spark.progress import group_offsets, group_offsets as publisher
+from spark_klog.spark.progress import group_offsets
 from spark_klog.spark.progress.group_offsets import GroupProgress
 from spark_klog.trees.memory import MemoryTree
 from spark_klog.trees.tree import Tree
@@ -27,7 +28,7 @@ from spark_klog.trees.tree import Tree
 from .support import create_topic, wait_for
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
-COORDINATOR, ONE, OTHER = "the coordinator", "one", "other"
+COORDINATOR, ONE, OTHER = "the coordinator", "zookeeper://one", "zookeeper://other"
 
 
 class Stores:
@@ -117,15 +118,15 @@ class FakeGroupOffsets:
 
 
 def in_place(stores: Stores) -> Any:
-    return mock.patch.multiple(group_offsets, GroupOffsets=FakeGroupOffsets, open_tree=stores.open_tree)
+    return mock.patch.multiple(stores_of_groups, GroupOffsets=FakeGroupOffsets, open_tree=stores.open_tree)
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait long for stores that work, and retry soon after a failure."""
     monkeypatch.setattr(group_offsets, "_PATIENCE_SECONDS", 60.0)
-    monkeypatch.setattr(publisher, "_FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(publisher, "_LONGEST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(group_offsets, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(group_offsets, "_LONGEST_PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -252,7 +253,7 @@ def test_what_is_not_written_at_the_end_is_named(
     stores: Stores, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_offsets, "_PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(publisher, "_CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(group_offsets, "_CLOSE_SECONDS", 0.05)
     shown = progress(stores, True, ONE)
     hanging = stores.hanging[ONE] = threading.Event()
     shown.publish({A: 3, **{("many", number): 1 for number in range(12)}})

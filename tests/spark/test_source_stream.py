@@ -308,7 +308,7 @@ def test_group_offsets_in_a_folder(spark: SparkSession, servers: str, topic: str
 
     def group() -> Group:
         # Read with the package's own tree: tests/directories tests the format of the files.
-        from spark_klog.trees.offsets import OffsetDirectory
+        from spark_klog.trees.consumers import OffsetDirectory
         from spark_klog.trees.opening import open_tree
 
         shown = open_tree(str(tree))

@@ -40,7 +40,7 @@ from spark_klog.broker.metadata.registration import Registration
 from spark_klog.errors import ConfigError, DirectoryError
 from spark_klog.log.directory import new_cluster_id
 from spark_klog.trees import paths
-from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.paths import DeletionRequest
 from spark_klog.trees.tree import SESSION_SECONDS, Tree
 

@@ -20,8 +20,7 @@ from spark_klog.classic.settings import ConnectorConfig
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import GroupOffsets, numbers_by_topic
 from spark_klog.errors import KlogError, RebalanceFailed
-from spark_klog.trees.consumers import Registration
-from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.consumers import OffsetDirectory, Registration
 from spark_klog.trees.tree import Tree
 
 

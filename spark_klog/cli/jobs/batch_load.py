@@ -59,7 +59,7 @@ from spark_klog.load.tasks.spark_tasks import SparkRunner
 from spark_klog.load.values.event_time import UTC
 from spark_klog.load.values.schema import read_schema, schema_text
 from spark_klog.spark.options.names import PROTECTED
-from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.opening import open_tree
 
 

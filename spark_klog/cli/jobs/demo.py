@@ -35,7 +35,7 @@ from spark_klog.client import Admin
 from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
-from spark_klog.trees.offsets import OffsetDirectory
+from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.opening import open_tree
 
 OUT = Path("demo") / "out"

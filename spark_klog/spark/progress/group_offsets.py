@@ -8,17 +8,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
+from contextlib import closing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from spark_klog.base.addresses import without_user
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import GroupOffsets
 from spark_klog.client.places import Offsets, TopicPartition
+from spark_klog.groups.stores import ClusterStore, TreeStore
 from spark_klog.spark.options.reads import GroupOffsetsOptions
-from spark_klog.trees.offsets import OffsetDirectory
-from spark_klog.trees.opening import open_tree
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
@@ -27,24 +26,17 @@ _CLOSE_SECONDS = 2.0
 _NAMED = 10
 
 
-class Store(Protocol):
-    """A store of a group's offsets."""
-
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None: ...
-
-
 class Publisher:
-    """Writes the newest offsets to a store. `open_store` returns the store and a function that closes it.
+    """Writes the newest offsets to a store, which its thread opens and closes.
 
-    The thread calls both. After a failure it retries, with pauses that double up to a minute, and writes only the
-    newest of the offsets offered meanwhile. It logs one line when an outage starts and one when it ends.
+    After a failure it retries, with pauses that double up to a minute, and writes only the newest of the offsets
+    offered meanwhile. It logs one line when an outage starts and one when it ends.
     """
 
-    def __init__(self, name: str, group: str, open_store: Callable[[], tuple[Store, Callable[[], None]]]) -> None:
+    def __init__(self, name: str, group: str, open_store: Callable[[], TreeStore | ClusterStore]) -> None:
         self._name, self._group = without_user(name), group
         self._open_store = open_store
-        self._store: Store | None = None
-        self._close_store: Callable[[], None] | None = None
+        self._store: TreeStore | ClusterStore | None = None
         self._changed = threading.Condition()
         self._wanted: Offsets = {}
         self._published: Offsets = {}
@@ -105,15 +97,15 @@ class Publisher:
                     break
             try:
                 if self._store is None:
-                    self._store, self._close_store = self._open_store()
+                    self._store = self._open_store()
                 self._store.commit(rest)
             except Exception as error:  # no error of a store may fail the query
                 self._fail(error)
             else:
                 self._succeed(rest)
-        if self._close_store is not None:
-            self._close_store()
-            self._store = self._close_store = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
@@ -146,23 +138,6 @@ class Publisher:
 _PATIENCE_SECONDS = 15.0
 
 
-class _Coordinator:
-    """The group's offsets at its coordinator, which refuses those of deleted topics as if they might appear soon.
-
-    A query's last offsets may name some: of topics that were deleted since, and also while the query was down.
-    """
-
-    def __init__(self, cluster: Cluster, group: str) -> None:
-        self._cluster = cluster
-        self._offsets = GroupOffsets(cluster, group)
-
-    def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
-        there = self._cluster.partitions({topic for topic, _ in offsets}, missing_ok=True)
-        left = {key: offset for key, offset in offsets.items() if key[1] in there.get(key[0], ())}
-        if left:
-            self._offsets.commit(left)
-
-
 class GroupProgress:
     """Writes and reads the group's offsets in every store of the options.
 
@@ -180,12 +155,9 @@ class GroupProgress:
     def _names(self) -> list[str]:
         return [*(["the coordinator"] if self._options.coordinator else []), *self._options.trees]
 
-    def _open(self, name: str) -> tuple[Store, Callable[[], None]]:
-        if name in self._options.trees:
-            tree = open_tree(name)
-            return OffsetDirectory(tree, self._options.group), tree.close
-        cluster = self._connect()
-        return _Coordinator(cluster, self._options.group), cluster.close
+    def _open(self, name: str) -> TreeStore | ClusterStore:
+        group = self._options.group
+        return TreeStore(name, group) if name in self._options.trees else ClusterStore(self._connect(), group)
 
     def publish(self, offsets: Offsets) -> None:
         """Write the offsets that changed, if the options say so; after an outage the newest ones are written."""
@@ -214,12 +186,9 @@ class GroupProgress:
 
     def _fetch(self, name: str, partitions: Collection[TopicPartition]) -> Offsets:
         if name not in self._options.trees:
-            return GroupOffsets(self._cluster(), self._options.group).fetch(partitions)
-        tree = open_tree(name)
-        try:
-            return OffsetDirectory(tree, self._options.group).fetch(partitions)
-        finally:
-            tree.close()
+            return ClusterStore(self._cluster(), self._options.group).fetch(partitions)
+        with closing(TreeStore(name, self._options.group)) as store:
+            return store.fetch(partitions)
 
     def close(self) -> None:
         """Write the last offsets, if the stores answer soon, and close the stores."""
