@@ -33,7 +33,7 @@ from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.security import settings as security_settings
 from spark_klog.client.settings import LIBRDKAFKAS
 from spark_klog.error_codes import REMEDIES, ErrorCode, Remedy
-from spark_klog.groups import lag_metrics
+from spark_klog.groups import lag
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
@@ -53,7 +53,7 @@ _CLIENTS = ("client", "classic", "mirror", "spark", "groups", "cli", "load", "re
 #: Modules whose docstrings have a table of metrics, by what serves them.
 METRICS = {
     "klog broker --metrics HOST:PORT": metrics_page,
-    "klog groups lag --metrics HOST:PORT": lag_metrics,
+    "klog groups lag --metrics HOST:PORT": lag,
     "ProgressListener(metrics=...)": query_metrics,
 }
 #: Defaults beyond which nothing is limited.

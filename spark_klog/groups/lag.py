@@ -1,17 +1,45 @@
-"""The lag of a group in records and in time, for each store that keeps its offsets."""
+"""The lag of groups in records and in time, for each store that keeps their offsets, also as metrics for Prometheus.
+
+| metric | kind | labels | what |
+| --- | --- | --- | --- |
+| klog_group_lag_records | gauge | group, topic, partition, store | records after the group's offset |
+| klog_group_lag_lost_records | gauge | group, topic, partition, store | those of them that are deleted: never read |
+| klog_group_lag_seconds | gauge | group, topic, partition, store | age of the first of them; 0 if there is none |
+| klog_group_offset | gauge | group, topic, partition, store | the group's offset |
+| klog_group_members | gauge | group | members of the group |
+| klog_topic_latest_offset | gauge | topic, partition | the log end offset of partitions of these groups |
+| klog_group_lag_refreshed_timestamp_seconds | gauge | | when the figures were read |
+| klog_group_lag_refresh_seconds | gauge | | how long that took |
+| klog_group_lag_refresh_failures_total | counter | | refreshes that failed; the last figures stay |
+| klog_group_lag_left_out | gauge | what | groups beyond 1,000, series beyond 10,000: not shown |
+
+`store` is kafka (the coordinator), zookeeper or files. If the first unread record is deleted, its age counts on; if it
+was never seen, since the first look.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
 
 from spark_klog.base.clock import system_ms
+from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.client.offsets import list_offsets
 from spark_klog.groups.moves import existing
+from spark_klog.groups.stores import CoordinatorStore, OffsetStore
+from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
+
+_MAX_GROUPS, _MAX_SERIES = 1000, 10_000
+_LABELS = ("group", "topic", "partition", "store")
+_Store = TypeVar("_Store", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -30,13 +58,13 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class PartitionLag:
+class PartitionLag(Generic[_Store]):
     """A partition's latest offset (None if the cluster does not have the partition), and the lag for each store."""
 
     topic: str
     partition: int
     latest: int | None
-    stores: dict[str, Lag]
+    stores: dict[_Store, Lag]
 
 
 def owners_of(group: GroupDescription) -> dict[TopicPartition, str]:
@@ -50,9 +78,9 @@ def owners_of(group: GroupDescription) -> dict[TopicPartition, str]:
 
 
 def partition_lags(
-    cluster: Cluster, offsets: Mapping[str, Mapping[TopicPartition, int]], also: Collection[TopicPartition] = ()
-) -> list[PartitionLag]:
-    """The lag of all partitions that have an offset in a store (`offsets` is by the store's name) or are in `also`.
+    cluster: Cluster, offsets: Mapping[_Store, Mapping[TopicPartition, int]], also: Collection[TopicPartition] = ()
+) -> list[PartitionLag[_Store]]:
+    """The lag of all partitions that have an offset in a store (`offsets` is by store) or are in `also`.
 
     Raises what `Cluster.attempt` raises.
     """
@@ -89,3 +117,96 @@ def _lags(
             age = None if timestamp is None else max(0, now - timestamp)
             found[key] = Lag(offset, latest[key] - offset, lost, age)
     return found
+
+
+class LagMetrics:
+    """The lag of the given groups, or of all groups of the cluster if there are none. `page` is thread-safe.
+
+    `others` returns the open stores of a group besides its coordinator.
+    """
+
+    def __init__(
+        self, admin: Admin, groups: Sequence[str], others: Callable[[str], Sequence[OffsetStore]] = lambda _: ()
+    ) -> None:
+        self._admin, self._groups, self._others = admin, list(groups), others
+        self._lock = threading.Lock()
+        self._families: list[Family] = []
+        self._failures = 0
+        #: A group's offset in a partition, and the time (ms) of the first unread record, by labels.
+        self._unread: dict[Labels, tuple[int, float]] = {}
+
+    def refresh(self) -> None:
+        """Read the lag; raises what `Admin` and the stores raise, and then keeps the last figures."""
+        began = time.monotonic()
+        try:
+            families = self._read()
+        except Exception:
+            with self._lock:
+                self._failures += 1
+            raise
+        took = time.monotonic() - began
+        families.append(_gauge("klog_group_lag_refreshed_timestamp_seconds", "Time of the figures", time.time()))
+        families.append(_gauge("klog_group_lag_refresh_seconds", "Duration of the last refresh", took))
+        with self._lock:
+            self._families = families
+
+    def _read(self) -> list[Family]:
+        names = self._groups or [found.group for found in self._admin.list_groups()]
+        shown, groups_left_out = names[:_MAX_GROUPS], max(0, len(names) - _MAX_GROUPS)
+        described = self._admin.describe_groups(shown).check() if shown else {}
+        # One look-up of all groups' partitions: a partition that many groups read is asked about once.
+        stored: dict[tuple[str, str], Mapping[TopicPartition, int]] = {}
+        for group in shown:
+            for store in (CoordinatorStore(self._admin, group), *self._others(group)):
+                stored[group, store.kind] = store.fetch()
+        partitions = partition_lags(self._admin.cluster, stored)
+        lags = [
+            ((group, one.topic, str(one.partition), kind), lag)
+            for one in partitions
+            for (group, kind), lag in one.stores.items()
+        ]
+        latest = [((one.topic, str(one.partition)), one.latest) for one in partitions if one.latest is not None]
+        records = [(labels, lag.records) for labels, lag in lags if lag.records is not None]
+        lost = [(labels, lag.lost) for labels, lag in lags if lag.lost is not None]
+        members = [((group,), len(one.members)) for group, one in sorted(described.items())]
+        series_left_out = max(0, sum(len(offsets) for offsets in stored.values()) - _MAX_SERIES)
+        left_out = [(("groups",), groups_left_out), (("series",), series_left_out)]
+        offsets = [(labels, lag.offset) for labels, lag in lags]
+        return [
+            Family("klog_group_lag_records", GAUGE, "Records after the group's offset", _LABELS, records),
+            Family("klog_group_lag_lost_records", GAUGE, "Unread records that are deleted", _LABELS, lost),
+            Family("klog_group_lag_seconds", GAUGE, "Age of the oldest unread record", _LABELS, self._ages(lags)),
+            Family("klog_group_offset", GAUGE, "The group's offset", _LABELS, offsets),
+            Family("klog_topic_latest_offset", GAUGE, "Log end offset", ("topic", "partition"), latest),
+            Family("klog_group_members", GAUGE, "Members of the group", ("group",), members),
+            Family("klog_group_lag_left_out", GAUGE, "Groups and series that are not shown", ("what",), left_out),
+        ]
+
+    def _ages(self, lags: Sequence[tuple[Labels, Lag]]) -> list[tuple[Labels, float]]:
+        """Seconds since the first unread record was written: of a deleted record, counted on from the look before."""
+        now = system_ms()
+        ages: list[tuple[Labels, float]] = []
+        before, self._unread = self._unread, {}
+        for labels, lag in lags:
+            if lag.records and (lag.time_ms is not None or lag.lost):
+                written = now - (lag.time_ms or 0)
+                offset, known = before.get(labels, (lag.offset, written))
+                if lag.lost and offset == lag.offset:
+                    written = min(known, written)
+                self._unread[labels] = lag.offset, written
+                ages.append((labels, max(0.0, now - written) / 1000))
+            elif lag.time_ms is not None:
+                ages.append((labels, lag.time_ms / 1000))
+        return ages
+
+    def page(self) -> Iterator[str]:
+        """The page's lines."""
+        with self._lock:
+            families, failures = self._families, self._failures
+        text = "Refreshes that failed"
+        for family in (*families, Family("klog_group_lag_refresh_failures_total", COUNTER, text, (), [((), failures)])):
+            yield from lines(family._replace(samples=islice(family.samples, _MAX_SERIES)))
+
+
+def _gauge(name: str, text: str, value: float) -> Family:
+    return Family(name, GAUGE, text, (), [((), value)])

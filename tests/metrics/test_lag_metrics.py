@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
-from spark_klog.groups.lag_metrics import LagMetrics
+from spark_klog.groups.lag import LagMetrics
 from spark_klog.metrics.http import MetricsThread
 from spark_klog.spark.progress.listener import QueryMetrics, SourceProgress
 from tests.support.klog import klog, klog_command, klog_refusal
@@ -158,10 +158,10 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
         for target in panel["targets"]
         for name in re.findall(r"klog_\w+", target["expr"])
     }
-    from spark_klog.groups import lag_metrics
+    from spark_klog.groups import lag
     from spark_klog.spark.progress import listener as query_metrics
 
-    documented = set(re.findall(r"^\| (klog_\w+)", f"{lag_metrics.__doc__}\n{query_metrics.__doc__}", re.MULTILINE))
+    documented = set(re.findall(r"^\| (klog_\w+)", f"{lag.__doc__}\n{query_metrics.__doc__}", re.MULTILINE))
     assert asked <= documented
     assert {"klog_group_lag_records", "klog_group_lag_seconds", "klog_query_lag_seconds"} <= asked
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

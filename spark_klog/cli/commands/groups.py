@@ -29,8 +29,7 @@ from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import ConfigError, KlogError
-from spark_klog.groups.lag import Lag, PartitionLag, owners_of, partition_lags
-from spark_klog.groups.lag_metrics import LagMetrics
+from spark_klog.groups.lag import Lag, LagMetrics, PartitionLag, owners_of, partition_lags
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
 from spark_klog.metrics.http import LOOPBACK, MetricsThread
 from spark_klog.wire.listening import parse_listen
