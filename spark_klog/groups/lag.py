@@ -189,7 +189,7 @@ class LagMetrics:
         before, self._unread = self._unread, {}
         for labels, lag in lags:
             if lag.records and (lag.time_ms is not None or lag.lost):
-                written = now - (lag.time_ms or 0)
+                written: float = now - (lag.time_ms or 0)
                 offset, known = before.get(labels, (lag.offset, written))
                 if lag.lost and offset == lag.offset:
                     written = min(known, written)

@@ -173,7 +173,7 @@ def _read_group(sources: _GroupSources) -> tuple[GroupDescription, list[_Line]]:
     return described, [_partition_line(lag, owners) for lag in partition_lags(sources.admin.cluster, offsets, owners)]
 
 
-def _partition_line(lag: PartitionLag, owners: Mapping[TopicPartition, str]) -> _Line:
+def _partition_line(lag: PartitionLag[str], owners: Mapping[TopicPartition, str]) -> _Line:
     return {
         "topic": lag.topic,
         "partition": lag.partition,
