@@ -22,7 +22,7 @@ from reference_texts import CURES, SETTINGS
 import spark_klog
 from spark_klog import errors
 from spark_klog.base.settings import settings_of
-from spark_klog.broker.metrics import page as metrics_page
+from spark_klog.broker import metrics_page
 from spark_klog.broker.security.config import SECURITY_SETTINGS
 from spark_klog.broker.settings.config import BROKER_SETTINGS, PLACES
 from spark_klog.broker.settings.described_settings import DOCUMENTATION

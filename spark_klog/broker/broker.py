@@ -23,7 +23,7 @@ from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_int
 from spark_klog.broker.metadata.nodes import InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry, Topic
 from spark_klog.broker.metadata.topics_07 import Topics07
-from spark_klog.broker.metrics.counters import Metrics
+from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.registry_follower import RegistryFollower
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session

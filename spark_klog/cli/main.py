@@ -246,9 +246,9 @@ def broker(
 
 def _controlled(script: FaultScript, address: str, is_remote_allowed: bool) -> Callable[[str], None]:
     """Serve the script at an address; returns what prints both addresses when the broker is ready."""
-    from spark_klog.broker.faults.faulty_server import FaultControl
+    from spark_klog.broker.faults.control import serve_control
 
-    served = FaultControl(script, address, is_remote_allowed)
+    served = serve_control(script, address, is_remote_allowed)
 
     def ready(line: str) -> None:
         click.echo(line)

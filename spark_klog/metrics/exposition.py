@@ -1,4 +1,4 @@
-r"""Prometheus's text exposition format, version 0.0.4.
+r"""Prometheus's text exposition format, version 0.0.4, and its page at /metrics.
 
     # HELP klog_broker_bytes_in_total Bytes of records appended
     # TYPE klog_broker_bytes_in_total counter
@@ -10,11 +10,16 @@ NAME_bucket{le="BOUND"} (cumulative; the last bound is +Inf), NAME_sum and NAME_
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+from spark_klog.wire.http import Pages, Request, Response, refusal
+
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Lines of the page made before other work of the event loop gets its turn.
+_LINES_AT_ONCE = 500
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 Labels = tuple[str, ...]
 
@@ -59,3 +64,21 @@ def _line(name: str, pairs: list[str], value: float) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def metrics_page(page: Callable[[], Iterable[str]]) -> Pages:
+    """Serve the lines that `page` returns at /metrics."""
+
+    async def serve(request: Request) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            return refusal(405, "; the metrics are at /metrics", allow="GET, HEAD")
+        if request.path != "/metrics":
+            return refusal(404, "; the metrics are at /metrics")
+        parts = []
+        for number, text in enumerate(page(), 1):
+            parts.append(text)
+            if number % _LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return Response(200, _CONTENT_TYPE, "".join(parts).encode())
+
+    return serve

@@ -15,15 +15,15 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from spark_klog.broker import metrics_page
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.metrics import page as metrics_page
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, lines
-from spark_klog.metrics.http import status_of
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import encode_request
+from spark_klog.wire.http import Request, parse_head
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.kafka import HOST, free_port
@@ -262,13 +262,12 @@ def test_the_format_is_what_the_parser_reads() -> None:
 @pytest.mark.parametrize(
     ("head", "expected"),
     [
-        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", (200, True)),
-        (b"HEAD /metrics?x HTTP/1.0\r\n\r\n", (200, False)),
-        (b"GET /other HTTP/1.1\r\n\r\n", (404, True)),
-        (b"PUT /metrics HTTP/1.1\r\n\r\n", (405, True)),
-        (b"GET /metrics\r\n\r\n", (400, True)),
-        (b"\r\n\r\n", (400, True)),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", ("GET", "/metrics", {"host": "x"})),
+        (b"HEAD /metrics?x HTTP/1.0\r\n\r\n", ("HEAD", "/metrics", {})),
+        (b"GET /metrics\r\n\r\n", None),
+        (b"\r\n\r\n", None),
     ],
 )
-def test_the_head_of_a_request(head: bytes, expected: tuple[int, bool]) -> None:
-    assert status_of(head) == expected
+def test_the_head_of_a_request(head: bytes, expected: tuple[str, str, dict[str, str]] | None) -> None:
+    found = parse_head(head, reader=None)  # type: ignore[arg-type]
+    assert found == (expected and Request(*expected, reader=None))  # type: ignore[arg-type]

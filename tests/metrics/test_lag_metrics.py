@@ -18,8 +18,9 @@ from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.groups.lag import LagMetrics
-from spark_klog.metrics.http import MetricsThread
+from spark_klog.metrics.exposition import metrics_page
 from spark_klog.spark.progress.listener import QueryMetrics, SourceProgress
+from spark_klog.wire.http import HttpThread
 from tests.support.klog import klog, klog_command, klog_refusal
 from tests.support.samples import Samples, parsed, scrape
 from tests.support.topics import make_topic
@@ -199,11 +200,11 @@ def test_lag_of_a_query_in_seconds() -> None:
 
 
 def test_a_port_in_use_is_named() -> None:
-    served = MetricsThread("0", list)
+    served = HttpThread("0", metrics_page(list))
     try:
         assert scrape(served.address) == {}
         with pytest.raises(ConfigError, match="choose another --metrics"):
-            MetricsThread(served.address, list)
+            HttpThread(served.address, metrics_page(list))
     finally:
         served.close()
     with pytest.raises(ConnectionRefusedError):

@@ -1,10 +1,22 @@
-"""Control of the fault script by the process that started the broker: JSON lines on stdin, each answered on stdout.
+"""Control of the fault script. When a change is answered, it applies to all further requests.
+
+The process that started the broker writes JSON lines to stdin, each answered on stdout. The first line comes before the
+broker serves; it is answered by the line that says that the broker is ready.
 
     {"add": [FAULT, ...]}    {"clear": true}    {"fired": true}
     -> {"fired": [[FAULT, times fired], ...]}   or {"error": "why the line was not obeyed"}
 
-When the answer is written, the change applies to all further requests. The first line comes before the broker serves;
-it is answered by the line that says that the broker is ready.
+Test suites in any language use HTTP. Errors are {"error": "why"} with a status from 400 on.
+
+    GET    /faults        -> {"faults": [{"id": 1, "fault": FAULT, "fired": 0}, ...]}
+    POST   /faults        {"faults": [FAULT, ...]} -> 201 {"ids": [1, ...]}
+    DELETE /faults        forgets all; DELETE /faults/ID one -> {"removed": 2}
+
+    {"do": {"kind": "ErrorAnswer", "code": "NOT_LEADER_OR_FOLLOWER"}, "api": "Produce", "topic": "orders", "count": 2}
+
+Pages of other sites must not reach it through a browser: the Host header must name this server, a request with an
+Origin header is refused, and POST takes application/json only. A body has at most 1 MiB, a script at most 10,000
+faults.
 """
 
 from __future__ import annotations
@@ -16,8 +28,14 @@ from typing import Any
 
 from spark_klog.broker.faults.script import Fault, FaultScript
 from spark_klog.errors import ConfigError
+from spark_klog.wire.http import LOOPBACK, HttpThread, Request, Response
+from spark_klog.wire.listening import is_loopback, is_own_host, parse_listen
 
 _READ_BYTES = 65536
+_OPTION = "--control"
+_PATH = "/faults"
+_MAX_BODY = 1024 * 1024
+_MAX_FAULTS = 10_000
 
 
 def lines_of(descriptor: int) -> Iterator[bytes]:
@@ -70,3 +88,71 @@ def follow(script: FaultScript, lines: Iterator[bytes], answer: Callable[[str], 
     """Carry out lines until they end."""
     for line in lines:
         answer(obey(script, line))
+
+
+def serve_control(script: FaultScript, address: str, is_remote_allowed: bool = False) -> HttpThread:
+    """Serve a script at http://ADDRESS/faults; `address` is as in `HttpThread`. `ConfigError`.
+
+    A host that is not loopback needs `is_remote_allowed`, as everybody who reaches the port may change the script.
+    """
+    host, _ = parse_listen(address, _OPTION, LOOPBACK)
+    if not is_remote_allowed and not is_loopback(host):
+        raise ConfigError(
+            f"{_OPTION} {address} is not a loopback address, and everybody who reaches it may break the broker's "
+            "answers: give --allow-remote-control if that is what you want"
+        )
+
+    async def pages(request: Request) -> Response:
+        try:
+            if not is_own_host(request.headers.get("host", ""), host):
+                raise _Refused(403, "the Host header names another server")
+            if "origin" in request.headers:
+                raise _Refused(403, "requests of web pages are refused")
+            status, answer = await _change(script, request)
+        except _Refused as refused:
+            status, answer = refused.status, {"error": str(refused)}
+        except (ConfigError, ValueError, TypeError) as error:
+            status, answer = 400, {"error": str(error)}
+        return Response(status, "application/json", json.dumps(answer).encode() + b"\n")
+
+    return HttpThread(address, pages, _OPTION)
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+async def _change(script: FaultScript, request: Request) -> tuple[int, dict[str, Any]]:
+    """Carry out a request; return the status and the answer."""
+    path = request.path.rstrip("/")
+    number = path.removeprefix(f"{_PATH}/")
+    if request.method == "DELETE" and path != _PATH and number.isdecimal():
+        if not script.remove(int(number)):
+            raise _Refused(404, f"there is no fault {number}")
+        return 200, {"removed": 1}
+    if path != _PATH:
+        raise _Refused(404, f"{path or '/'} is unknown; the faults are at {_PATH}, one of them at {_PATH}/ID")
+    if request.method == "GET":
+        return 200, {"faults": [{"id": id, "fault": one.to_json(), "fired": n} for id, one, n in script.listed()]}
+    if request.method == "DELETE":
+        return 200, {"removed": script.clear()}
+    if request.method != "POST":
+        raise _Refused(405, f"{request.method} is not supported: GET, POST and DELETE are")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise _Refused(415, "the Content-Type must be application/json")
+    size = request.headers.get("content-length", "")
+    if not size.isdecimal():
+        raise _Refused(411, "a Content-Length is required")
+    if int(size) > _MAX_BODY:
+        raise _Refused(413, f"the body has more than {_MAX_BODY:,} bytes")
+    body = json.loads(await request.body(int(size)))
+    if not isinstance(body, dict) or not isinstance(body.get("faults"), list) or len(body) != 1:
+        raise ConfigError('the body must be {"faults": [FAULT, ...]}')
+    if not all(isinstance(values, dict) for values in body["faults"]):
+        raise ConfigError("each fault must be an object")
+    faults = [Fault.from_json(values) for values in body["faults"]]
+    if len(script.listed()) + len(faults) > _MAX_FAULTS:
+        raise ConfigError(f"a script has at most {_MAX_FAULTS:,} faults: remove some")
+    return 201, {"ids": script.add(faults)}

@@ -199,13 +199,14 @@ class Server:
 
 
 async def _serve_metrics(server: Server, listening: socket.socket) -> asyncio.Server:
-    from spark_klog.broker.metrics.page import page
-    from spark_klog.metrics.http import MetricsServer
+    from spark_klog.broker.metrics_page import page
+    from spark_klog.metrics.exposition import metrics_page
+    from spark_klog.wire.http import HttpServer
 
     broker = server.broker
     broker.metrics.is_read = True
     _log.info("metrics at http://%s/metrics", host_and_port(*listening.getsockname()[:2]))
-    return await MetricsServer(lambda: page(broker, len(server.connections))).listen(listening)
+    return await HttpServer(metrics_page(lambda: page(broker, len(server.connections)))).listen(listening)
 
 
 async def _serve(

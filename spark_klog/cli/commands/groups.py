@@ -31,7 +31,8 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.groups.lag import Lag, LagMetrics, PartitionLag, owners_of, partition_lags
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
-from spark_klog.metrics.http import LOOPBACK, MetricsThread
+from spark_klog.metrics.exposition import metrics_page
+from spark_klog.wire.http import LOOPBACK, HttpThread
 from spark_klog.wire.listening import parse_listen
 
 _log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def serve_lag(
 
         metrics = LagMetrics(admin, groups, others)
         metrics.refresh()
-        served = stack.enter_context(closing(MetricsThread(address, metrics.page)))
+        served = stack.enter_context(closing(HttpThread(address, metrics_page(metrics.page))))
         click.echo(f"metrics at http://{served.address}/metrics")
         is_failing = False
         while True:

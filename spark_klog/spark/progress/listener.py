@@ -51,10 +51,10 @@ from pyspark.sql.types import LongType
 
 from spark_klog.client.places import Offsets, from_json, start_in
 from spark_klog.errors import ConfigError
-from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
-from spark_klog.metrics.http import MetricsThread
+from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines, metrics_page
 from spark_klog.spark.options.names import LOST, RECORD_BYTES
 from spark_klog.trees.checkpoint import START_OF
+from spark_klog.wire.http import HttpThread
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,8 @@ class ProgressListener(StreamingQueryListener):
         #: Names of the running queries by id: the event of a query's end has no name.
         self._names: dict[str, str] = {}
         self._metrics = QueryMetrics()
-        self._server = MetricsThread(metrics, self._metrics.page, "metrics") if metrics is not None else None
+        page = metrics_page(self._metrics.page)
+        self._server = HttpThread(metrics, page, "metrics") if metrics is not None else None
 
     @property
     def metrics_address(self) -> str | None:

@@ -41,14 +41,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from spark_klog import __version__
-from spark_klog.broker.fetches import Purgatory
-from spark_klog.broker.groups.coordinator import GroupCoordinator
-from spark_klog.broker.metrics.counters import LATENCY_BOUNDS, Metrics
+from spark_klog.broker.broker import Broker
+from spark_klog.broker.metrics import LATENCY_BOUNDS
 from spark_klog.errors import ErrorCode
-from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, Labels, lines
 from spark_klog.records import kernels
@@ -60,23 +57,7 @@ _PREFIX = "klog_broker_"
 Sample = tuple[Labels, float | Histogram]
 
 
-class MeasuredBroker(Protocol):
-    """The parts of a broker that the page reads."""
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
-    def logs(self) -> LogDirectory: ...
-
-    @property
-    def purgatory(self) -> Purgatory: ...
-
-    @property
-    def coordinator(self) -> GroupCoordinator: ...
-
-
-def page(broker: MeasuredBroker, connections: int) -> Iterator[str]:
+def page(broker: Broker, connections: int) -> Iterator[str]:
     """The page in parts of one or more lines: the caller may do other work between two."""
     left_out: dict[str, int] = {}
     for family in _families(broker, connections):
@@ -97,7 +78,7 @@ def _labelled(items: Iterable[tuple[str, float]]) -> Iterator[Sample]:
         yield (label,), value
 
 
-def _families(broker: MeasuredBroker, connections: int) -> Iterator[Family]:
+def _families(broker: Broker, connections: int) -> Iterator[Family]:
     metrics = broker.metrics
     build = (__version__, kernels.load().name, platform.python_version())
     yield _family("build_info", GAUGE, "Versions in use", ("version", "kernel", "python"), [(build, 1)])
@@ -119,7 +100,7 @@ def _families(broker: MeasuredBroker, connections: int) -> Iterator[Family]:
     yield from _process()
 
 
-def _traffic(broker: MeasuredBroker) -> Iterator[Family]:
+def _traffic(broker: Broker) -> Iterator[Family]:
     metrics = broker.metrics
     for name, text, of_log in (
         ("bytes_in_total", "Bytes of records appended", lambda log: log.appended_bytes),
@@ -135,14 +116,14 @@ def _traffic(broker: MeasuredBroker) -> Iterator[Family]:
         yield _family(name, COUNTER, text, ("topic",), _labelled(list(counters.items())))
 
 
-def _by_topic(broker: MeasuredBroker, of_log: Callable[[PartitionLog], int]) -> Iterator[Sample]:
+def _by_topic(broker: Broker, of_log: Callable[[PartitionLog], int]) -> Iterator[Sample]:
     sums: dict[str, int] = {}
     for (topic, _), log in broker.logs.logs.items():
         sums[topic] = sums.get(topic, 0) + of_log(log)
     return _labelled(sums.items())
 
 
-def _requests(broker: MeasuredBroker) -> Iterator[Family]:
+def _requests(broker: Broker) -> Iterator[Family]:
     apis = sorted(broker.metrics.apis.items())
     requests: list[Sample] = [((name,), api.requests) for name, api in apis]
     yield _family("requests_total", COUNTER, "Requests", ("api",), requests)
@@ -159,7 +140,7 @@ def _code_name(code: int) -> str:
     return ErrorCode(code).name if code in ErrorCode._value2member_map_ else str(code)
 
 
-def _logs(broker: MeasuredBroker) -> Iterator[Family]:
+def _logs(broker: Broker) -> Iterator[Family]:
     logs = sorted(broker.logs.logs.items())
     for name, text, of_log in (
         ("log_size_bytes", "Bytes of .log files", lambda log: log.size),
@@ -171,7 +152,7 @@ def _logs(broker: MeasuredBroker) -> Iterator[Family]:
         yield _family(name, GAUGE, text, ("topic", "partition"), samples)
 
 
-def _lags(broker: MeasuredBroker) -> Iterator[Sample]:
+def _lags(broker: Broker) -> Iterator[Sample]:
     for group in () if broker.coordinator.is_loading else sorted(broker.coordinator.offsets.groups):
         for topic, partition, committed in broker.coordinator.offsets.all(group):
             log = broker.logs.get(topic, partition)

@@ -1,4 +1,4 @@
-"""Counters of the broker, from which `page` makes Prometheus metrics.
+"""Counters of the broker, from which `metrics_page` makes Prometheus metrics.
 
 Counters are plain numbers, used in one event loop. Requests and fetched records are counted only if metrics are served
 (`is_read`). Values that the logs keep themselves (appended bytes, offsets, sizes) are read from them for each page.

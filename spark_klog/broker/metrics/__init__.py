@@ -1,1 +1,0 @@
-"""The broker's counters, and the page that Prometheus reads."""

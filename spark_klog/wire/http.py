@@ -1,0 +1,144 @@
+"""HTTP/1.1 server of small pages, in an event loop or in a thread of its own: one request per connection.
+
+A request's head has at most 8 KiB; it must arrive within 5 seconds, and its body within another 5. At most 16
+connections are served at a time, further ones get status 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import NamedTuple
+
+from spark_klog.wire.listening import bind, parse_listen
+
+_log = logging.getLogger(__name__)
+#: The host of an address that is a port alone.
+LOOPBACK = "127.0.0.1"
+TEXT = "text/plain; charset=utf-8"
+_MAX_HEAD = 8 * 1024
+_RECEIVE_SECONDS, _SEND_SECONDS, _CLOSE_SECONDS = 5.0, 30.0, 5.0
+_MAX_CONNECTIONS = 16
+
+
+class Request(NamedTuple):
+    """A request's head: the path without its query, and headers by their names in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    reader: asyncio.StreamReader
+
+    async def body(self, size: int) -> bytes:
+        """Read a body of `size` bytes."""
+        return await asyncio.wait_for(self.reader.readexactly(size), _RECEIVE_SECONDS)
+
+
+class Response(NamedTuple):
+    """A response; `allow` has the methods that a 405 names."""
+
+    status: int
+    content_type: str
+    body: bytes
+    allow: str = ""
+
+
+Pages = Callable[[Request], Awaitable[Response]]
+
+
+def refusal(status: int, advice: str = "", allow: str = "") -> Response:
+    """A refusal in plain text."""
+    return Response(status, TEXT, f"{status} {HTTPStatus(status).phrase}{advice}\n".encode(), allow)
+
+
+def parse_head(head: bytes, reader: asyncio.StreamReader) -> Request | None:
+    """The request that a head begins, which ends with an empty line; None if it is malformed."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return None
+    named = (line.partition(":") for line in lines if line)
+    headers = {name.strip().lower(): value.strip() for name, _, value in named}
+    return Request(words[0], words[1].partition("?")[0], headers, reader)
+
+
+class HttpServer:
+    """Serves what `pages` answers."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self._open = 0
+
+    async def listen(self, listener: socket.socket) -> asyncio.Server:
+        return await asyncio.start_server(self._connected, sock=listener, limit=_MAX_HEAD)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            method, response = await self._answer(reader)
+            allow = f"Allow: {response.allow}\r\n" if response.allow else ""
+            head = (
+                f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}\r\n"
+                f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
+                f"Cache-Control: no-store\r\n{allow}Connection: close\r\n\r\n"
+            )
+            writer.write(head.encode("ascii") + (b"" if method == "HEAD" else response.body))
+            writer.transport.set_write_buffer_limits(0)
+            await asyncio.wait_for(writer.drain(), _SEND_SECONDS)
+        except (OSError, EOFError, asyncio.TimeoutError) as error:
+            _log.debug("an HTTP client disconnected: %r", error)
+        finally:
+            self._open -= 1
+            writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Response]:
+        if self._open > _MAX_CONNECTIONS:
+            return "", refusal(503)
+        try:
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _RECEIVE_SECONDS)
+        except asyncio.LimitOverrunError:
+            return "", refusal(431)
+        request = parse_head(head, reader)
+        return ("", refusal(400)) if request is None else (request.method, await self._pages(request))
+
+
+class HttpThread:
+    """Serves pages at http://ADDRESS in a thread until `close`. The thread calls `pages`.
+
+    `address` is HOST:PORT, or a port of 127.0.0.1; port 0 picks a free one. Raises `ConfigError`, which names `option`,
+    if the address is malformed or in use.
+    """
+
+    def __init__(self, address: str, pages: Pages, option: str = "--metrics") -> None:
+        host, port = parse_listen(address, option, LOOPBACK)
+        self._listener = bind(host, port, option)
+        host, port = self._listener.getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._pages = pages
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"klog-{option.lstrip('-')}", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await HttpServer(self._pages).listen(self._listener)
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+
+    def close(self) -> None:
+        """Stop listening. May be called twice."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(_CLOSE_SECONDS)
