@@ -5,38 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from spark_klog.base.clock import system_ms
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import check_names, named_cluster, parse_bootstrap
 from spark_klog.errors import ConfigError
-
-
-def parse_time(option: str, text: str) -> int:
-    """Parse an option's time to ms since the epoch, in UTC if it names no zone; `ConfigError` for anything else."""
-    from spark_klog.client.places import TimeSpec, parse_offsets, parse_timestamp
-
-    try:
-        if text.strip().isdecimal():
-            spec: object = parse_timestamp(option, text, strict=False)
-        else:
-            spec = parse_offsets(option, text, system_ms, zone=timezone.utc)
-    except ConfigError:
-        spec = None
-    if not isinstance(spec, TimeSpec) or spec.everywhere is None:
-        raise ConfigError(
-            f"{option} {text} must be an ISO time (2026-11-21T10:00:00Z), ms since the epoch, or a time before now "
-            "(-10m; ms, s, m, h, d, w)"
-        )
-    return spec.everywhere
 
 
 def parse_topics(before: str, texts: Sequence[str]) -> dict[str, set[int] | None]:

@@ -1,4 +1,4 @@
-"""Parse the options that say where a query starts and ends; read and write the offsets of a checkpoint.
+"""Places in partitions: what people write for where a query, a command or a load starts and ends.
 
 "earliest", "latest"                         for all partitions
 {"topic":{"0":23,"1":-2}}                    one offset per partition; -2 is earliest, -1 latest
@@ -6,39 +6,25 @@
 "-10m", "2026-11-21T10:00:00Z"               a time: relative (ms, s, m, h, d, w) or ISO 8601 with its zone
 "-1000"                                      so many offsets before the end of each partition
 "group"                                      the committed offsets of the group kafka.group.id
-
-A checkpoint stores {"topic":{"0":42}}: the end of a micro-batch. It adds the start of the micro-batch if that is not
-the end of the one before, nor offset 0 of a new partition, as the text of a name:
-
-{"topic":{"0":42},"start of query {\\"topic\\":{\\"0\\":23}}":{}}
-                                 the query's first micro-batch: Spark asks for the initial offset again after a
-                                 restart, and "latest" would then differ. Counts only if no micro-batch came before
-{"topic":{"0":42},"start of micro-batch {\\"topic\\":{\\"0\\":23}}":{}}
-                                 topics that were created again, and partitions that come back
-
-No topic can have such a name, and without partitions it means nothing to Spark's own Kafka connector, which can go on
-from the same checkpoint. Checkpoints written before say {"start of topic":{"0":23}}.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import datetime, tzinfo
+from datetime import datetime, timezone, tzinfo
 from typing import Any
 
-from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.base.clock import system_ms
+from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-from spark_klog.trees.checkpoint import START_OF, from_json as from_json, to_json as to_json
 
 TopicPartition = tuple[str, int]
 Offsets = dict[TopicPartition, int]
 Each = tuple[tuple[TopicPartition, int], ...]
 
-#: How the names begin that hold a start as JSON.
-_QUERY, _MICRO_BATCH = START_OF + "query ", START_OF + "micro-batch "
 _WORDS = {"earliest": EARLIEST, "latest": LATEST}
 _RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
 _RECORDS_BEFORE_END = re.compile(r"-(\d{1,18})")
@@ -125,45 +111,79 @@ def _by_partition(option: str, text: str, smallest: int, what: str) -> Each:
     return tuple(sorted(each.items()))
 
 
-def parse_offsets(
-    option: str, text: str, now: Callable[[], int], group: str | None = None, zone: tzinfo | None = None
-) -> Spec:
-    """Parse every form but timestamps; `now` returns the time in ms. `ConfigError` for anything else.
+def parse_place(
+    text: str, zone: tzinfo | None = timezone.utc, now: Callable[[], int] = system_ms
+) -> OffsetSpec | TimeSpec | BeforeEndSpec | None:
+    """Parse earliest, latest, a number of offsets before the end, or a time; None for anything else.
 
-    `zone` is that of an ISO time that names none. Without it such a time is refused: Spark does not tell a Python
-    source the session's zone, which filters use.
+    `zone` is that of an ISO time that names none: None for such a time, if `zone` is None. `now` returns ms.
     """
     word = text.strip().lower()
     if word in _WORDS:
         return OffsetSpec(_WORDS[word])
+    if relative := _RELATIVE_TIME.fullmatch(word):
+        return TimeSpec(max(0, now() - int(relative[1]) * _UNIT_MS[relative[2]]))
+    if (before := _RECORDS_BEFORE_END.fullmatch(word)) and int(before[1]):
+        return BeforeEndSpec(int(before[1]))
+    if not _ISO_TIME.fullmatch(word):
+        return None
+    try:
+        time = datetime.fromisoformat(re.sub(r"(?<=\d)[zZ]$", "+00:00", text.strip()))
+    except ValueError:
+        return None
+    if time.tzinfo is None:
+        if zone is None:
+            return None
+        time = time.replace(tzinfo=zone)
+    # At least 0: negative times have special meanings in ListOffsets.
+    return TimeSpec(max(0, round(time.timestamp() * 1000)))
+
+
+def parse_time(option: str, text: str, zone: tzinfo = timezone.utc) -> int:
+    """Parse an ISO time, in `zone` unless it names its own, ms since the epoch, or a time before now, to ms.
+
+    `ConfigError` for anything else.
+    """
+    if re.fullmatch(r"\d{1,19}", text.strip()) and int(text) <= _INT64_MAX:
+        return int(text)
+    place = parse_place(text, zone)
+    if not isinstance(place, TimeSpec) or place.everywhere is None:
+        raise ConfigError(
+            f"{option} {text} must be an ISO time (2026-11-21T10:00:00Z), ms since the epoch, or a time before now "
+            "(-10m; ms, s, m, h, d, w)"
+        )
+    return place.everywhere
+
+
+def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | None = None) -> Spec:
+    """Parse every form but timestamps, for an option of Spark; `now` returns ms. `ConfigError` for anything else.
+
+    An ISO time without a zone is refused: Spark does not tell a Python source the session's zone, which filters use.
+    """
+    word = text.strip().lower()
     if word == "group":
         if group is None:
             raise ConfigError(f"option {option}=group needs kafka.group.id, the group whose offsets to use")
         return GroupSpec(group)
     if word.startswith("{"):
-        return OffsetSpec(each=_by_partition(option, text, EARLIEST, "offset"))
-    if relative := _RELATIVE_TIME.fullmatch(word):
-        return TimeSpec(max(0, now() - int(relative[1]) * _UNIT_MS[relative[2]]))
-    if (before := _RECORDS_BEFORE_END.fullmatch(word)) and int(before[1]):
-        return BeforeEndSpec(int(before[1]))
-    try:
-        if not _ISO_TIME.fullmatch(word):
-            raise ValueError
-        time = datetime.fromisoformat(re.sub(r"(?<=\d)[zZ]$", "+00:00", text.strip()))
-    except ValueError:
+        return offsets_by_partition(option, text)
+    place = parse_place(text, None, now)
+    if place is None and parse_place(text) is not None:
+        raise ConfigError(
+            f"option {option}={text!r} names no time zone: append Z for UTC or an offset like +01:00; "
+            "spark.sql.session.timeZone does not reach a source in Python"
+        )
+    if place is None:
         raise ConfigError(
             f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), '
             "offsets before the end (-1000), an ISO time with its zone, or group"
-        ) from None
-    if time.tzinfo is None:
-        if zone is None:
-            raise ConfigError(
-                f"option {option}={text!r} names no time zone: append Z for UTC or an offset like +01:00; "
-                "spark.sql.session.timeZone does not reach a source in Python"
-            )
-        time = time.replace(tzinfo=zone)
-    # At least 0: negative times have special meanings in ListOffsets.
-    return TimeSpec(max(0, round(time.timestamp() * 1000)))
+        )
+    return place
+
+
+def offsets_by_partition(option: str, text: str) -> OffsetSpec:
+    """Parse {"topic":{"0":23}}; `ConfigError` for anything else."""
+    return OffsetSpec(each=_by_partition(option, text, EARLIEST, "offset"))
 
 
 def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
@@ -190,44 +210,3 @@ def parse_assign(text: str) -> dict[str, list[int]]:
             raise ConfigError(f"option assign: topic {topic} must have a list of partitions")
         result[topic] = sorted(set(partitions))
     return result
-
-
-def with_start(
-    end: Mapping[TopicPartition, int],
-    start: Mapping[TopicPartition, int],
-    before: Mapping[TopicPartition, int],
-    *,
-    is_first: bool,
-) -> dict[str, dict[str, int]]:
-    """The checkpoint's entry for a micro-batch from `start` to `end`, after one that ended at `before`.
-
-    It is never empty: an empty entry means that the query has no micro-batch yet.
-    """
-    begun = to_json({key: offset for key, offset in start.items() if key in end and offset != before.get(key, 0)})
-    value = to_json(end)
-    if begun:
-        value[(_QUERY if is_first else _MICRO_BATCH) + json.dumps(begun, separators=(",", ":"))] = {}
-    return value or {START_OF: {}}
-
-
-def start_in(
-    value: Mapping[str, Mapping[str, int]], before: Mapping[TopicPartition, int], *, is_first: bool
-) -> Offsets:
-    """The start of a micro-batch, from its entry and the end of the one before; missing partitions start at 0.
-
-    `DecodeError` if the entry's start is malformed.
-    """
-    start = dict(before)
-    for name, partitions in value.items():
-        if name.startswith(_MICRO_BATCH) or (is_first and name.startswith(_QUERY)):
-            start |= _decoded(name)
-        elif name.startswith(START_OF) and not name.startswith(_QUERY):
-            start |= from_json({name.removeprefix(START_OF): partitions})
-    return start
-
-
-def _decoded(name: str) -> Offsets:
-    try:
-        return from_json(json.loads(name.split(" ", 3)[3]))
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        raise DecodeError(f"the checkpoint's entry {name[:200]!r} is not JSON with offsets by topic") from None

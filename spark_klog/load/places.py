@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from spark_klog.base.clock import system_ms
+from spark_klog.client import places
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
-from spark_klog.client.places import TimeSpec, parse_offsets
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.history import last_committed, read_manifest
 from spark_klog.load.journal.model import Manifest, Progress, run_name
@@ -61,21 +61,11 @@ def parse_run(option: str, text: str) -> AtRun:
 
 
 def parse_time(option: str, text: str, zone: tzinfo = timezone.utc) -> AtTime:
-    """Parse an ISO time, in `zone` unless it names its own, or a time before now (-1h).
-
-    `ConfigError`, also for a time to come.
-    """
-    try:
-        spec = parse_offsets(option, text, system_ms, zone=zone)
-    except ConfigError:
-        spec = None
-    if not isinstance(spec, TimeSpec) or spec.everywhere is None:
-        raise ConfigError(
-            f"{option} {text} must be an ISO time (2026-11-21T10:00:00Z) or a time before now (-1h; ms, s, m, h, d, w)"
-        )
-    if spec.everywhere > system_ms():
+    """Parse a time that is not to come, as `client.places.parse_time` does; `ConfigError`."""
+    time = places.parse_time(option, text, zone)
+    if time > system_ms():
         raise ConfigError(f"{option} {text} is in the future")
-    return AtTime(spec.everywhere)
+    return AtTime(time)
 
 
 def read_offsets(option: str, path: Path) -> AtOffsets:

@@ -4,8 +4,17 @@
     commits/N    exists if micro-batch N is done
 
 The line of a source klog or kafka is {"TOPIC":{"PARTITION":OFFSET}}; other sources have other lines, "-" for none.
-klog adds a name that begins with "start of " if a micro-batch does not start at the end of the previous one, see
-client/places.py.
+klog adds the start of a micro-batch, as the text of a name, if it is neither the end of the one before nor offset 0 of
+a new partition:
+
+{"topic":{"0":42},"start of query {\\"topic\\":{\\"0\\":23}}":{}}
+                                 the query's first micro-batch: Spark asks for the initial offset again after a
+                                 restart, and "latest" would then differ. Counts only if no micro-batch came before
+{"topic":{"0":42},"start of micro-batch {\\"topic\\":{\\"0\\":23}}":{}}
+                                 topics that were created again, and partitions that come back
+
+No topic can have such a name, and without partitions it means nothing to Spark's own Kafka connector, which can go on
+from the same checkpoint. Checkpoints written before say {"start of topic":{"0":23}}.
 """
 
 from __future__ import annotations
@@ -20,6 +29,8 @@ from spark_klog.files import open_folder
 
 #: Prefix of keys that do not name a topic; topic names contain no blanks.
 START_OF = "start of "
+#: How the names begin that hold a start as JSON.
+_QUERY, _MICRO_BATCH = START_OF + "query ", START_OF + "micro-batch "
 _VERSION = "v1"
 _INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
@@ -115,3 +126,44 @@ def _is_partition(name: str) -> bool:
 
 def _is_offset(value: object) -> bool:
     return type(value) is int and 0 <= value <= _INT64_MAX
+
+
+def with_start(
+    end: Mapping[tuple[str, int], int],
+    start: Mapping[tuple[str, int], int],
+    before: Mapping[tuple[str, int], int],
+    *,
+    is_first: bool,
+) -> dict[str, dict[str, int]]:
+    """The checkpoint's entry for a micro-batch from `start` to `end`, after one that ended at `before`.
+
+    It is never empty: an empty entry means that the query has no micro-batch yet.
+    """
+    begun = to_json({key: offset for key, offset in start.items() if key in end and offset != before.get(key, 0)})
+    value = to_json(end)
+    if begun:
+        value[(_QUERY if is_first else _MICRO_BATCH) + json.dumps(begun, separators=(",", ":"))] = {}
+    return value or {START_OF: {}}
+
+
+def start_in(
+    value: Mapping[str, Mapping[str, int]], before: Mapping[tuple[str, int], int], *, is_first: bool
+) -> dict[tuple[str, int], int]:
+    """The start of a micro-batch, from its entry and the end of the one before; missing partitions start at 0.
+
+    `DecodeError` if the entry's start is malformed.
+    """
+    start = dict(before)
+    for name, partitions in value.items():
+        if name.startswith(_MICRO_BATCH) or (is_first and name.startswith(_QUERY)):
+            start |= _decoded(name)
+        elif name.startswith(START_OF) and not name.startswith(_QUERY):
+            start |= from_json({name.removeprefix(START_OF): partitions})
+    return start
+
+
+def _decoded(name: str) -> dict[tuple[str, int], int]:
+    try:
+        return from_json(json.loads(name.split(" ", 3)[3]))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise DecodeError(f"the checkpoint's entry {name[:200]!r} is not JSON with offsets by topic") from None

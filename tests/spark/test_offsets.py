@@ -16,16 +16,14 @@ from spark_klog.client.places import (
     OffsetSpec,
     Spec,
     TimeSpec,
-    from_json,
     parse_assign,
     parse_offsets,
+    parse_place,
     parse_timestamp,
     parse_timestamps,
-    start_in,
-    to_json,
-    with_start,
 )
 from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.trees.checkpoint import from_json, start_in, to_json, with_start
 
 NOW = 1_700_000_000_000
 NOON = 1_795_262_400_000  # 2026-11-21T12:00:00Z
@@ -76,7 +74,7 @@ def test_a_time_without_a_zone(text: str) -> None:
     with pytest.raises(ConfigError, match=r"names no time zone: append Z for UTC or an offset like \+01:00"):
         parse(text)
     there = datetime.fromisoformat(text).replace(tzinfo=ZoneInfo("America/New_York"))
-    found = parse_offsets("--from", text, lambda: NOW, zone=ZoneInfo("America/New_York"))
+    found = parse_place(text, ZoneInfo("America/New_York"))
     assert found == TimeSpec(int(there.timestamp() * 1000))
 
 
@@ -222,7 +220,7 @@ def test_iso_times(moment: datetime, minutes: int) -> None:
     """The same moment in any time zone; microseconds become milliseconds."""
     exact = (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) / timedelta(milliseconds=1)
     there = moment.astimezone(timezone(timedelta(minutes=minutes)))
-    local = parse_offsets("x", there.replace(tzinfo=None).isoformat(), lambda: NOW, zone=there.tzinfo)
+    local = parse_place(there.replace(tzinfo=None).isoformat(), there.tzinfo)
     for spec in (parse(moment.isoformat()), parse(there.isoformat()), local):
         assert isinstance(spec, TimeSpec)
         assert spec.everywhere is not None

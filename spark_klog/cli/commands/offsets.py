@@ -23,7 +23,6 @@ from spark_klog.cli.clusters import (
     client_settings,
     cluster_settings,
     command_config_option,
-    parse_time,
     parse_topics,
     partitions_of,
     quiet_client,
@@ -32,6 +31,7 @@ from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import cell, print_json, print_table
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.places import offsets_by_partition, parse_time
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.groups.moves import (
     Change,
@@ -303,18 +303,16 @@ def set_(
 
 
 def _parse_file(path: Path, group: str) -> dict[TopicPartition, int]:
-    from spark_klog.client.places import OffsetSpec, parse_offsets
-
     try:
         text = path.read_text()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
     if text.lstrip().startswith("/"):
         return parse_export(text, group, str(path))
-    spec = parse_offsets("--from-file", text, lambda: 0)
-    if not isinstance(spec, OffsetSpec) or not spec.each or any(offset < 0 for _, offset in spec.each):
+    each = offsets_by_partition("--from-file", text).each
+    if any(offset < 0 for _, offset in each):
         raise ConfigError(f'{path} must have an offset of at least 0 for each partition: {{"TOPIC":{{"0":23}}}}')
-    return dict(spec.each)
+    return dict(each)
 
 
 @contextmanager

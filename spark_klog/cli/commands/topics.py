@@ -10,12 +10,13 @@ from uuid import UUID
 import click
 
 from spark_klog.broker.settings.config import parse_settings
-from spark_klog.cli.clusters import cluster_options, connected, parse_time, parse_topics, partitions_of, quiet_client
+from spark_klog.cli.clusters import cluster_options, connected, parse_topics, partitions_of, quiet_client
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import cell, print_json, print_table, say
 from spark_klog.client import Admin
 from spark_klog.client.admin.configs import ConfigResource
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.client.places import parse_time
 from spark_klog.errors import ErrorCode, ProtocolError
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import EARLIEST, LATEST

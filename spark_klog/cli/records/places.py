@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.clock import system_ms
-from spark_klog.client import Consumer
+from spark_klog.client import Consumer, places as client_places
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, high_watermarks, list_offsets
-from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, parse_offsets
+from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
@@ -40,12 +40,8 @@ def parse_place(option: str, text: str) -> Place:
     word = text.strip().lower()
     if word.isdecimal() and int(word) <= _LARGEST_OFFSET:
         return int(word)
-    try:
-        spec = parse_offsets(option, _OTHER_NAMES.get(word, text), system_ms, zone=timezone.utc)
-    except ConfigError:
-        spec = None
-    if isinstance(spec, TimeSpec | BeforeEndSpec) or (isinstance(spec, OffsetSpec) and not spec.each):
-        return spec
+    if (place := client_places.parse_place(_OTHER_NAMES.get(word, text))) is not None:
+        return place
     if found := _TIMES_OF_KCAT.fullmatch(word):
         time = datetime.fromtimestamp(int(found[1]) / 1000, timezone.utc).isoformat(timespec="milliseconds")
         raise ConfigError(f"{option} {text}: klog takes times as {time.replace('+00:00', 'Z')}, or -1h")

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import high_watermarks, list_offsets, offsets_of_led
-from spark_klog.client.places import Offsets, TopicPartition, from_json, start_in, to_json, with_start
+from spark_klog.client.places import Offsets, TopicPartition
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
@@ -46,6 +46,7 @@ from spark_klog.spark.versions import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from spark_klog.trees.checkpoint import from_json, start_in, to_json, with_start
 
 _log = logging.getLogger(__name__)
 #: How long to wait for leaders that are moving before a micro-batch leaves their partitions out.
