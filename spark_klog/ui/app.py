@@ -1,39 +1,154 @@
-"""The routes of `klog ui`: static files, views as JSON, live views and searches as events, exports, changes."""
+"""The server of `klog ui`: static files, views as JSON, live views and searches as events, exports, changes.
+
+A live view sends itself again and again, a search its steps, as server-sent events:
+
+    event: NAME
+    data: JSON
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from spark_klog import __version__
 from spark_klog.client import Admin, Consumer
 from spark_klog.errors import ConfigError, KlogError
-from spark_klog.ui import changes, groups, overview, queries
-from spark_klog.ui.export import FORMS, MAX_RECORDS as MAX_EXPORTED, Render, export
+from spark_klog.trees.paths import host_and_port
+from spark_klog.ui import changes, views
 from spark_klog.ui.guard import Guard, OutageWatch, RequestRefused, Session
-from spark_klog.ui.messages import MAX_COUNT, View, page
-from spark_klog.ui.search import FIELDS, MAX_MATCHES, MAX_RECORDS, Search, search
-from spark_klog.ui.streams import Streams
+from spark_klog.ui.messages import (
+    FIELDS,
+    FORMS,
+    MAX_COUNT,
+    MAX_EXPORTED,
+    MAX_MATCHES,
+    MAX_SEARCHED,
+    Render,
+    Search,
+    View,
+    export,
+    page,
+    search,
+)
+from spark_klog.wire.listening import bind, is_loopback, parse_listen
 
+_MAX_STREAMS = 32
+_EVENT_STREAM = "text/event-stream"
 _STATIC = Path(__file__).parent / "static"
 #: Seconds between two looks of a live view.
 _LIVE_SECONDS = 2.0
 _MESSAGES_SECONDS = 1.0
 #: What a command file for another program's consumer must not do here: join its group, and commit for it.
 _GROUP_SETTINGS = ("group.id", "group.instance.id")
-
 #: Views that need no broker.
 _WITHOUT_BROKERS = ("session", "loads")
+_OPTION = "--listen"
+_MAX_CONNECTIONS = 200
+_CLOSE_SECONDS = 3
+_THREAD_SECONDS = 0.5
+#: Time of a call, unless the settings say otherwise: a view should say soon that a broker is away.
+_TIMEOUTS = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
+
+
+def event(name: str, data: Any) -> bytes:
+    """Encode an event."""
+    return f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
+
+
+def _events(steps: Iterator[dict[str, Any]]) -> Iterator[bytes]:
+    with closing(steps):  # type: ignore[type-var]
+        try:
+            for step in steps:
+                for name, data in step.items():
+                    yield event(name, data)
+        except (KlogError, OSError) as error:
+            yield event("trouble", {"error": str(error)})
+
+
+class Streams:
+    """Starts streams, at most 32 at a time. A stream that its reader leaves ends with it."""
+
+    def __init__(self) -> None:
+        self._places = threading.BoundedSemaphore(_MAX_STREAMS)
+        self._is_closing = asyncio.Event()
+
+    def close(self) -> None:
+        """End all streams soon."""
+        self._is_closing.set()
+
+    def repeat(self, look: Callable[[], Any], seconds: float) -> StreamingResponse:
+        """Send what `look` returns every `seconds` seconds, as event `view`; an error as event `trouble`."""
+        self._take_place()
+
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                while not self._is_closing.is_set():
+                    try:
+                        yield event("view", await run_in_threadpool(look))
+                    except (KlogError, OSError) as error:
+                        yield event("trouble", {"error": str(error)})
+                    try:
+                        await asyncio.wait_for(self._is_closing.wait(), seconds)
+                    except asyncio.TimeoutError:
+                        pass
+            finally:
+                self._places.release()
+
+        return StreamingResponse(events(), media_type=_EVENT_STREAM)
+
+    def steps(self, steps: Iterator[dict[str, Any]]) -> StreamingResponse:
+        """Send each step, {NAME: DATA}, as an event NAME; an error as event `trouble`."""
+        return self._pieces(_events(steps), _EVENT_STREAM)
+
+    def download(self, work: Iterator[bytes], name: str, media_type: str) -> StreamingResponse:
+        """Send the pieces of a file."""
+        saved_as = f"attachment; filename*=UTF-8''{quote(name, safe='')}"
+        return self._pieces(work, media_type, {"Content-Disposition": saved_as})
+
+    def _pieces(
+        self, work: Iterator[bytes], media_type: str, headers: Mapping[str, str] | None = None
+    ) -> StreamingResponse:
+        """Send pieces; each is made in a thread."""
+        self._take_place()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            try:
+                while not self._is_closing.is_set():
+                    piece = await run_in_threadpool(next, work, None)
+                    if piece is None:
+                        return
+                    yield piece
+            finally:
+                await asyncio.shield(run_in_threadpool(work.close))  # type: ignore[attr-defined]
+                self._places.release()
+
+        return StreamingResponse(pieces(), media_type=media_type, headers=headers)
+
+    def _take_place(self) -> None:
+        if not self._places.acquire(blocking=False):
+            raise RequestRefused(503, f"there are {_MAX_STREAMS} live views, searches and exports already: close some")
 
 
 class Sources(NamedTuple):
@@ -66,18 +181,18 @@ class Pages:
 
     def routes(self) -> list[Route]:
         """All routes of the API."""
-        views = {
+        looks = {
             "session": self._about,
-            "overview": lambda _: overview.overview(self._admin),
-            "topic": lambda asked: overview.topic(self._admin, _name(asked)),
+            "overview": lambda _: views.overview(self._admin),
+            "topic": lambda asked: views.topic(self._admin, _name(asked)),
             "messages": self._messages,
-            "readers": lambda asked: groups.readers(self._admin, _name(asked)),
-            "groups": lambda _: groups.groups(self._admin),
+            "readers": lambda asked: views.readers(self._admin, _name(asked)),
+            "groups": lambda _: views.groups(self._admin),
             "group": self._group,
-            "queries": lambda _: queries.queries(self._admin, self._sources.checkpoints),
-            "loads": lambda _: queries.loads(self._sources.loads),
+            "queries": lambda _: views.queries(self._admin, self._sources.checkpoints),
+            "loads": lambda _: views.loads(self._sources.loads),
         }
-        views |= {name: self._checked(look) for name, look in views.items() if name not in _WITHOUT_BROKERS}
+        looks |= {name: self._checked(look) for name, look in looks.items() if name not in _WITHOUT_BROKERS}
         made: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "topics/create": partial(changes.create_topic, self._admin),
             "topics/delete": partial(changes.delete_topic, self._admin),
@@ -86,8 +201,8 @@ class Pages:
             "groups/move": partial(changes.move_group, self._admin),
         }
         return [
-            *(Route(f"/api/{name}", _view(look)) for name, look in views.items()),
-            *(Route(f"/api/live/{name}", self._live(look, name)) for name, look in views.items() if name != "session"),
+            *(Route(f"/api/{name}", _view(look)) for name, look in looks.items()),
+            *(Route(f"/api/live/{name}", self._live(look, name)) for name, look in looks.items() if name != "session"),
             Route("/api/outage", self._outage),
             Route("/api/search", self._search),
             Route("/api/export", self._export),
@@ -126,7 +241,7 @@ class Pages:
 
     def _group(self, asked: Request) -> dict[str, Any]:
         sources = self._sources
-        return groups.group(self._admin, _name(asked), sources.stores, sources.checkpoints, sources.settings)
+        return views.group(self._admin, _name(asked), sources.stores, sources.checkpoints, sources.settings)
 
     def _checked(self, look: Callable[[Request], Any]) -> Callable[[Request], Any]:
         def checked(asked: Request) -> Any:
@@ -149,7 +264,7 @@ class Pages:
             asked.query_params.get("in", ",".join(FIELDS)).split(","),
             _number(asked, "partition"),
             asked.query_params.get("ignoreCase") == "true",
-            _number(asked, "records", most=MAX_RECORDS) or 1_000_000,
+            _number(asked, "records", most=MAX_SEARCHED) or 1_000_000,
             _number(asked, "matches", most=MAX_MATCHES) or 100,
         )
         return self._streams.steps(search(self._admin, self._new_consumer, wanted))
@@ -214,17 +329,87 @@ async def _failed(_: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, status)
 
 
-def make_app(
-    admin: Admin, watch: OutageWatch, sources: Sources, host: str, allows_changes: bool, streams: Streams
-) -> Starlette:
-    """The application; `host` is the name that it listens on."""
-    pages = Pages(admin, watch, sources, Session(allows_changes), streams)
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, streams: Streams, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._streams, self._ready = streams, ready
 
-    async def index(_: Request) -> Response:
-        return FileResponse(_STATIC / "index.html")
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets)  # type: ignore[arg-type]
+        self._ready()
 
-    return Starlette(
-        routes=[Route("/", index), *pages.routes(), Mount("/static", StaticFiles(directory=_STATIC))],
-        middleware=[Middleware(Guard, host=host)],
-        exception_handlers={KlogError: _failed, RequestRefused: _failed, OSError: _failed, TypeError: _failed},
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._streams.close()
+        # what is cancelled because the server ends is no error
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        super().handle_exit(sig, frame)
+
+
+def serve(
+    sources: Sources, listen: str, allows_changes: bool, is_remote_allowed: bool, ready: Callable[[str], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM; call `ready` with the page's address once it is served.
+
+    `listen` is HOST:PORT, or a port of 127.0.0.1. Raises `ConfigError` if it is not a loopback address and
+    `is_remote_allowed` is not set, or if it is in use; `ConnectionFailed` and the like if no broker answers.
+    """
+    host, port = parse_listen(listen, _OPTION, "127.0.0.1")
+    if not is_remote_allowed and not is_loopback(host):
+        raise ConfigError(
+            f"{_OPTION} {listen} is not a loopback address, and everybody who reaches it sees all records: give "
+            "--allow-remote if that is what you want"
+        )
+    timeouts = {} if sources.settings.keys() & _TIMEOUTS.keys() else _TIMEOUTS
+    with bind(host, port, _OPTION) as listener, Admin({**sources.settings, **timeouts}) as admin:
+        admin.describe_cluster()
+        address = host_and_port(*listener.getsockname()[:2])
+        with OutageWatch(sources.settings) as watch:
+            streams = Streams()
+            app = Starlette(
+                routes=[
+                    Route("/", lambda _: FileResponse(_STATIC / "index.html")),
+                    *Pages(admin, watch, sources, Session(allows_changes), streams).routes(),
+                    Mount("/static", StaticFiles(directory=_STATIC)),
+                ],
+                middleware=[Middleware(Guard, host=host)],
+                exception_handlers=dict.fromkeys((KlogError, RequestRefused, OSError, TypeError), _failed),
+            )
+            asyncio.run(_run(app, streams, listener, lambda: ready(f"http://{address}/")))
+        _leave_calls()
+
+
+def _leave_calls() -> None:
+    """End the process if requests, whose answers nobody waits for, are still asking brokers.
+
+    Python waits for their threads, and they try for a minute to reach a broker that is away.
+    """
+    others = [one for one in threading.enumerate() if one is not threading.current_thread() and not one.daemon]
+    for each in others:
+        each.join(_THREAD_SECONDS)
+    if any(each.is_alive() for each in others):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+async def _run(app: Starlette, streams: Streams, listener: object, ready: Callable[[], None]) -> None:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
+    server = _Server(config, streams, ready)
+    # Uvicorn sends itself the signals again that have ended it, for programs that wait for them; this one has ended.
+    kept = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        await server.serve(sockets=[listener])  # type: ignore[list-item]
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    if not server.started:
+        raise ConfigError(f"the page's server did not start (process {os.getpid()}); --log-level DEBUG says more")

@@ -98,11 +98,7 @@ def move_group(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
                 f"group {group} has {len(members)} members, which commit their own offsets: stop them first"
             )
         store.commit({(one.topic, one.partition): one.new for one in changes if one.new is not None})
-    rows = [
-        {"topic": one.topic, "partition": one.partition, "old": one.old, "new": one.new, "note": one.note}
-        for one in changes
-    ]
-    return {"group": group, "dryRun": is_dry, "changes": rows}
+    return {"group": group, "dryRun": is_dry, "changes": [one._asdict() for one in changes]}
 
 
 def _target(body: Mapping[str, Any]) -> Target:

@@ -1,27 +1,58 @@
-"""Messages of a topic page by page, the newest or the oldest first."""
+"""Messages of a topic: page by page, by a search for text, or as a file.
+
+A file has lines of JSON, as `klog consume --json` prints them, or CSV:
+
+    topic,partition,offset,timestamp,keyEncoding,key,valueEncoding,value,headers
+
+A key or value of CSV is text (encoding utf-8) or base64; its encoding is empty if it is null. The headers are JSON. The
+records of a partition are in the order of their offsets, partitions are mixed as they are read.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
-from spark_klog.errors import ConfigError, RequestTimedOut
+from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 #: Bytes shown of a key, a value or a header.
 _MAX_SHOWN = 64 * 1024
 _MAX_HEADERS = 100
+MAX_COUNT = 500
+#: Windows tried for a page: compaction and transactions' markers leave offsets without records.
+_ROUNDS, _GROWTH = 4, 8
+_PAGE_SECONDS, _SEARCH_SECONDS, _EXPORT_SECONDS = 20.0, 120.0, 600.0
+_PROGRESS_SECONDS = 0.25
+#: Bytes of records read for a page.
+_MAX_BYTES = 64 * 1024 * 1024
+#: What a search looks into.
+FIELDS = ("key", "value", "headers")
+MAX_SEARCHED, MAX_MATCHES, MAX_EXPORTED = 10_000_000, 1000, 1_000_000
+_COLUMNS = (
+    "topic", "partition", "offset", "timestamp", "keyEncoding", "key", "valueEncoding", "value", "headers",
+)  # fmt: skip
+#: Media types of exports by the name of the form.
+FORMS = {"jsonl": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
+#: Makes a consumer that is in no group.
+NewConsumer = Callable[[], Consumer]
+#: Renders a batch of records.
+Render = Callable[[pa.RecordBatch], bytes | memoryview]
 
 
-def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Each record of an Arrow batch with headers."""
     for row in batch.to_pylist():
         time: datetime | None = row["timestamp"]
@@ -32,14 +63,14 @@ def rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
             "offset": row["offset"],
             "timestamp": None if time is None else round(time.timestamp() * 1000),
             "timestampType": row["timestampType"],
-            "key": shown(row["key"]),
-            "value": shown(row["value"]),
-            "headers": [{"key": one["key"], "value": shown(one["value"])} for one in headers[:_MAX_HEADERS]],
+            "key": _shown(row["key"]),
+            "value": _shown(row["value"]),
+            "headers": [{"key": one["key"], "value": _shown(one["value"])} for one in headers[:_MAX_HEADERS]],
             "headerCount": len(headers),
         }
 
 
-def shown(data: bytes | None) -> dict[str, Any] | None:
+def _shown(data: bytes | None) -> dict[str, Any] | None:
     """{"size", "text" or "base64"}, of the first 64 KiB; None for null."""
     if data is None:
         return None
@@ -53,17 +84,7 @@ def shown(data: bytes | None) -> dict[str, Any] | None:
     return {"size": len(data), "base64": b64encode(part).decode()}
 
 
-#: Makes a consumer that is in no group.
-NewConsumer = Callable[[], Consumer]
-MAX_COUNT = 500
-#: Windows tried for a page: compaction and transactions' markers leave offsets without records.
-_ROUNDS, _GROWTH = 4, 8
-_SECONDS = 20.0
-#: Bytes of records read for a page.
-_MAX_BYTES = 64 * 1024 * 1024
-
-
-def partition_ranges(
+def _bounds(
     admin: Admin, topic: str, partition: int | None
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """(first, end) offsets of a topic's partitions, or of one; `ConfigError` if it has no such partition."""
@@ -101,9 +122,9 @@ class Place(NamedTuple):
     note: str | None
 
 
-def place_of(admin: Admin, view: View) -> Place:
+def _place_of(admin: Admin, view: View) -> Place:
     """Look up where a view begins; `ConfigError` if the topic has no such partition."""
-    first, end = partition_ranges(admin, view.topic, view.partition)
+    first, end = _bounds(admin, view.topic, view.partition)
     edge, note = (first if view.is_oldest_first else end), None
     after = 0 if view.is_oldest_first else 1  # the newest first, the edge is after the message
     if view.reached is not None:
@@ -128,7 +149,7 @@ def page(admin: Admin, new_consumer: NewConsumer, view: View, count: int) -> dic
     `before` of the answer (`after`, if the oldest are first) is where the next page goes on, None if there is nothing
     more; `note` says that what was asked for does not exist, None if it does.
     """
-    first, end, edge, note = place_of(admin, view)
+    first, end, edge, note = _place_of(admin, view)
     is_newest_first = not view.is_oldest_first
     limit = first if is_newest_first else end
     each = max(10, -(-2 * count // max(1, len(edge))))
@@ -221,9 +242,9 @@ def _read(
     """The records of ranges [start, stop); and False if they were more bytes than the limit, where it stopped."""
     found: list[dict[str, Any]] = []
     size = 0
-    for batch in batches_of(new_consumer, ranges, _SECONDS):
+    for batch in batches_of(new_consumer, ranges, _PAGE_SECONDS):
         size += batch.nbytes
-        found += rows(batch)
+        found += _rows(batch)
         if size > _MAX_BYTES:
             return found, False
     return found, True
@@ -233,21 +254,186 @@ def batches_of(
     new_consumer: NewConsumer, ranges: Mapping[TopicPartition, tuple[int, int]], seconds: float
 ) -> Iterator[pa.RecordBatch]:
     """Read ranges [start, stop), each batch of one partition; `RequestTimedOut` if that takes more than `seconds`."""
+    deadline = time.monotonic() + seconds
+    for batch, left in _polled(new_consumer, ranges):
+        if batch is not None:
+            yield batch
+        if left and time.monotonic() >= deadline:
+            (topic, number), count = next(iter(left.items()))
+            raise RequestTimedOut(
+                f"{count} offsets of {topic}-{number} could not be read within {seconds:.0f} s; choose fewer, or one "
+                "partition"
+            )
+
+
+def _polled(
+    new_consumer: NewConsumer, ranges: Mapping[TopicPartition, tuple[int, int]]
+) -> Iterator[tuple[pa.RecordBatch | None, dict[TopicPartition, int]]]:
+    """Read ranges [start, stop): what each poll brings, and the offsets left by partition, before the first one too."""
     if not ranges:
         return
-    stops = {key: stop for key, (_, stop) in ranges.items()}
-    deadline = time.monotonic() + seconds
+    left = {key: stop - start for key, (start, stop) in ranges.items()}
+    yield None, left
     with new_consumer() as consumer:
         consumer.assign([(*key, start) for key, (start, _) in ranges.items()])
-        while stops and time.monotonic() < deadline:
+        while left:
             batch = consumer.poll_arrow(0.1)
             if batch is not None:
                 stop = ranges[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()][1]
-                yield batch.slice(0, int(batch.column("offset").to_numpy().searchsorted(stop)))
-            done = [key for key, stop in stops.items() if consumer.position(*key) >= stop]
-            consumer.pause(done)
-            for key in done:
-                del stops[key]
-        for (topic, number), stop in stops.items():
-            left = f"{stop - consumer.position(topic, number)} offsets of {topic}-{number}"
-            raise RequestTimedOut(f"{left} could not be read within {seconds:.0f} s; choose fewer, or one partition")
+                batch = batch.slice(0, int(batch.column("offset").to_numpy().searchsorted(stop)))
+            now_left = {key: ranges[key][1] - consumer.position(*key) for key in left}
+            consumer.pause([key for key, count in now_left.items() if count <= 0])
+            left = {key: count for key, count in now_left.items() if count > 0}
+            yield batch, left
+
+
+class Search(NamedTuple):
+    """What to look for: the newest `records` of a topic or partition, at most `matches` of them are found."""
+
+    topic: str
+    text: str
+    fields: Collection[str]
+    partition: int | None = None
+    ignores_case: bool = False
+    records: int = 1_000_000
+    matches: int = 100
+
+
+def search(admin: Admin, new_consumer: NewConsumer, wanted: Search) -> Iterator[dict[str, Any]]:
+    """Yield {"progress": ...} several times a second, {"match": RECORD} as they are found, at last {"done": ...}.
+
+    `ConfigError` for an empty text or unknown fields.
+    """
+    if not wanted.text or not wanted.fields or set(wanted.fields) - set(FIELDS):
+        raise ConfigError(f"a search needs a text and fields of {', '.join(FIELDS)}")
+    first, end = _bounds(admin, wanted.topic, wanted.partition)
+    start = _newest(first, end, wanted.records)
+    ranges = {key: (start[key], end[key]) for key in end if start[key] < end[key]}
+    counts = {"scanned": 0, "total": sum(stop - begin for begin, stop in ranges.values()), "found": 0}
+    reason = "end"
+    began = last = time.monotonic()
+    yield {"progress": dict(counts)}
+    for batch, left in _polled(new_consumer, ranges):
+        now = time.monotonic()
+        if batch is not None:
+            counts["scanned"] += len(batch)
+            for row in _rows(_matching(batch, wanted).slice(0, wanted.matches - counts["found"])):
+                counts["found"] += 1
+                yield {"match": row}
+        if counts["found"] >= wanted.matches or now > began + _SEARCH_SECONDS:
+            reason = "matches" if counts["found"] >= wanted.matches else "time"
+            break
+        if left and now > last + _PROGRESS_SECONDS:
+            last = now
+            yield {"progress": dict(counts)}
+    yield {"done": {**counts, "reason": reason, "ms": round((time.monotonic() - began) * 1000)}}
+
+
+def _newest(
+    first: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], records: int
+) -> dict[TopicPartition, int]:
+    """Where to start in each partition to read at most `records`, which the partitions share."""
+    start, left = {}, records
+    sizes = sorted((end[key] - first[key], key) for key in end)
+    for number, (size, key) in enumerate(sizes):
+        share = min(size, left // (len(sizes) - number))
+        start[key] = end[key] - share
+        left -= share
+    return start
+
+
+def _matching(batch: pa.RecordBatch, wanted: Search) -> pa.RecordBatch:
+    pattern, ignores_case = wanted.text.encode(), wanted.ignores_case
+    mask = None
+    for field in wanted.fields:
+        column = batch.column(field)
+        if field == "headers":
+            matched = _headers_match(column, pattern, ignores_case)
+        else:
+            matched = pc.fill_null(pc.match_substring(column, pattern, ignore_case=ignores_case), False)
+        mask = matched if mask is None else pc.or_(mask, matched)
+    return batch.filter(mask)
+
+
+def _headers_match(headers: pa.ListArray, pattern: bytes, ignores_case: bool) -> pa.BooleanArray:
+    """Which records have a header with the text in its key or value."""
+    entries = headers.flatten()
+    hit = pc.or_(
+        *(
+            pc.fill_null(pc.match_substring(pc.struct_field(entries, name), pattern, ignore_case=ignores_case), False)
+            for name in ("key", "value")
+        )
+    )
+    parents = pc.unique(pc.list_parent_indices(headers).filter(hit))
+    return pc.is_in(pa.array(range(len(headers)), pa.int64()), value_set=parents.cast(pa.int64()))
+
+
+def export(
+    admin: Admin, new_consumer: NewConsumer, view: View, form: str, records: int, json_lines: Render
+) -> Iterator[bytes]:
+    """The pieces of a file with at most `records` messages; an error that ends it early is its last line.
+
+    `ConfigError` for an unknown form, and what `_place_of` raises, before the first piece.
+    """
+    if form not in FORMS:
+        raise ConfigError(f"format={form[:50]!r} must be {' or '.join(FORMS)}")
+    return _pieces(new_consumer, _ranges(_place_of(admin, view), view.is_oldest_first, records), form, json_lines)
+
+
+def _ranges(place: Place, is_oldest_first: bool, records: int) -> dict[TopicPartition, tuple[int, int]]:
+    """[start, stop) of each partition at the view's edge: at most `records` offsets, which the partitions share."""
+    if is_oldest_first:
+        shares = {key: place.end[key] - start for key, start in _newest(place.edge, place.end, records).items()}
+        ranges = {key: (place.edge[key], place.edge[key] + share) for key, share in shares.items()}
+    else:
+        ranges = {key: (start, place.edge[key]) for key, start in _newest(place.first, place.edge, records).items()}
+    return {key: (start, stop) for key, (start, stop) in ranges.items() if start < stop}
+
+
+def _pieces(
+    new_consumer: NewConsumer, ranges: dict[TopicPartition, tuple[int, int]], form: str, json_lines: Render
+) -> Iterator[bytes]:
+    if form == "csv":
+        yield _csv_lines([_COLUMNS])
+    try:
+        for batch in batches_of(new_consumer, ranges, _EXPORT_SECONDS):
+            if len(batch):
+                yield _csv_lines(map(_csv_cells, batch.to_pylist())) if form == "csv" else bytes(json_lines(batch))
+    except (KlogError, OSError) as error:
+        text = f"the export ended early: {error}"
+        yield _csv_lines([[text]]) if form == "csv" else json.dumps({"error": text}).encode() + b"\n"
+
+
+def _csv_cells(row: dict[str, Any]) -> list[Any]:
+    time = row["timestamp"]
+    headers = [[one["key"], _json_value(one["value"])] for one in row["headers"] or ()]
+    return [
+        row["topic"],
+        row["partition"],
+        row["offset"],
+        "" if time is None else round(time.timestamp() * 1000),
+        *_encoded(row["key"]),
+        *_encoded(row["value"]),
+        json.dumps(headers, ensure_ascii=False),
+    ]
+
+
+def _encoded(data: bytes | None) -> tuple[str, str]:
+    """(encoding, text)"""
+    if data is None:
+        return "", ""
+    try:
+        return "utf-8", data.decode()
+    except UnicodeDecodeError:
+        return "base64", b64encode(data).decode()
+
+
+def _json_value(data: bytes | None) -> object:
+    encoding, text = _encoded(data)
+    return {"base64": text} if encoding == "base64" else text if encoding else None
+
+
+def _csv_lines(rows: Any) -> bytes:
+    out = io.StringIO()
+    csv.writer(out).writerows(rows)
+    return out.getvalue().encode()

@@ -18,7 +18,7 @@ from spark_klog.spark.write.decision_log import checkpoint_folder
 from spark_klog.trees.checkpoint import checkpoint_offsets
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.switching import checkpoint_state
-from spark_klog.ui import queries
+from spark_klog.ui import views
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_what_is_shown_of_a_load_and_a_checkpoint(monkeypatch: pytest.MonkeyPatc
     shown = [json.dumps(audit.status_json(audit.status(bucket)))]
     shown.append(json.dumps(audit.loaded_json(Loaded([], [], 0, [], [], {}), bucket)))
     monkeypatch.setattr(audit, "open_load", checkpoint_state)
-    shown.append(json.dumps(queries.loads([bucket])))
-    shown.append(json.dumps(queries.queries(MagicMock(), [bucket])))
+    shown.append(json.dumps(views.loads([bucket])))
+    shown.append(json.dumps(views.queries(MagicMock(), [bucket])))
     with pytest.raises(ConfigError) as caught:
         checkpoint_state(bucket)
     shown.append(str(caught.value))

@@ -22,8 +22,7 @@ import spark_klog.client as klog_client
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import RequestTimedOut
 from spark_klog.ui import messages
-from spark_klog.ui.export import export
-from spark_klog.ui.messages import View
+from spark_klog.ui.messages import View, export
 from tests.support.klog import klog_command, klog_lines, klog_refusal
 from tests.support.topics import make_topic
 from tests.ui.support import Page, serving
@@ -191,10 +190,10 @@ def test_what_is_not_read_in_time_is_an_error(cluster: EmbeddedCluster, topic: s
         def new_consumer() -> klog_client.Consumer:
             return klog_client.Consumer({"bootstrap.servers": servers})
 
-        with mock.patch("spark_klog.ui.export._SECONDS", 0.0):
+        with mock.patch("spark_klog.ui.messages._EXPORT_SECONDS", 0.0):
             pieces = list(export(admin, new_consumer, View(topic), "jsonl", 100, lambda _: b""))
         assert f"the export ended early: {late}" in json.loads(pieces[-1])["error"]
-        with mock.patch("spark_klog.ui.messages._SECONDS", 0.0), pytest.raises(RequestTimedOut, match=late):
+        with mock.patch("spark_klog.ui.messages._PAGE_SECONDS", 0.0), pytest.raises(RequestTimedOut, match=late):
             messages.page(admin, new_consumer, View(topic), 10)
 
 

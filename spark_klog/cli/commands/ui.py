@@ -64,8 +64,7 @@ def ui(
     """
     try:
         from spark_klog.cli.records.json_lines import json_lines
-        from spark_klog.ui.app import Sources
-        from spark_klog.ui.server import serve
+        from spark_klog.ui.app import Sources, serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):
             raise

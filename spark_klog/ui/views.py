@@ -1,0 +1,321 @@
+"""Views of a cluster as JSON: its topics, its groups, Spark queries from their checkpoints, loads from their audits.
+
+Each takes a few requests, however many topics there are. Of groups the offsets at the coordinator, in ZooKeeper and in
+checkpoints stand side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from spark_klog.base.addresses import without_user
+from spark_klog.client import Admin
+from spark_klog.client.admin.configs import ConfigResource
+from spark_klog.client.admin.groups import GroupDescription, GroupListing
+from spark_klog.client.admin.topics import TopicDescription
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.offsets import list_offsets
+from spark_klog.errors import KlogError, ProtocolError
+from spark_klog.groups.lag import owners_of, partition_lags
+from spark_klog.groups.moves import existing
+from spark_klog.groups.stores import open_store
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.trees.switching import checkpoint_state
+
+#: Topics shown; the page says how many there are.
+_MAX_TOPICS = 10_000
+
+
+def overview(admin: Admin) -> dict[str, Any]:
+    """Brokers, and for each topic its partitions, records (offsets between the first and the last) and bytes."""
+    described = admin.describe_cluster()
+    listed = admin.list_topics(include_internal=True)
+    names = [topic.name for topic in listed[:_MAX_TOPICS]]
+    found = admin.describe_topics(names) if names else {}
+    topics = {name: topic for name, topic in found.items() if isinstance(topic, TopicDescription)}
+    led = [
+        (name, one.partition) for name, topic in topics.items() for one in topic.partitions if one.leader is not None
+    ]
+    first, end = _ends(admin, led)
+    sizes, logs = _sizes(admin)
+    rows = []
+    for name, topic in topics.items():
+        keys = [(name, one.partition) for one in topic.partitions]
+        rows.append(
+            {
+                "name": name,
+                "internal": topic.is_internal,
+                "partitions": len(keys),
+                "offline": sum(one.leader is None for one in topic.partitions),
+                "records": sum(end[key] - first[key] for key in keys if key in end),
+                "latest": sum(end[key] for key in keys if key in end),
+                "bytes": None if sizes is None else sum(sizes.get(key, 0) for key in keys),
+            }
+        )
+    return {
+        "clusterId": described.cluster_id,
+        "brokers": [
+            {
+                "id": broker.node,
+                "host": broker.host,
+                "port": broker.port,
+                "rack": broker.rack,
+                "controller": broker.node == described.controller,
+                "leads": sum(one.leader == broker.node for topic in topics.values() for one in topic.partitions),
+                "bytes": logs.get(broker.node),
+            }
+            for broker in described.brokers
+        ],
+        "topics": rows,
+        "topicCount": len(listed),
+    }
+
+
+def _ends(
+    admin: Admin, partitions: Iterable[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """The first and the end offset of each partition."""
+    wanted = list(partitions)
+    with admin.exclusive() as cluster:
+        first, end = (list_offsets(cluster, dict.fromkeys(wanted, place)) for place in (EARLIEST, LATEST))
+    return first, end
+
+
+def _sizes(admin: Admin) -> tuple[dict[TopicPartition, int] | None, dict[int, int]]:
+    """Bytes of each partition (the largest copy; None if no broker tells) and of each broker. Best effort."""
+    try:
+        answered = admin.describe_log_dirs()
+    except KlogError:  # before Kafka 1.0, or not allowed
+        return None, {}
+    sizes: dict[TopicPartition, int] = {}
+    brokers: dict[int, int] = {}
+    for node, directories in answered.items():
+        if isinstance(directories, KlogError):
+            continue
+        brokers[node] = 0
+        for directory in directories.values():
+            for key, replica in directory.replicas.items():
+                sizes[key] = max(sizes.get(key, 0), replica.size)
+                brokers[node] += replica.size
+    return (sizes if brokers else None), brokers
+
+
+def topic(admin: Admin, name: str) -> dict[str, Any]:
+    """A topic's partitions and settings; `ProtocolError` if it does not exist."""
+    found = admin.describe_topic(name)
+    led = [(name, one.partition) for one in found.partitions if one.leader is not None]
+    first, end = _ends(admin, led)
+    sizes = _sizes(admin)[0] or {}
+    settings, error = _settings(admin, name)
+    return {
+        "name": name,
+        "id": None if found.topic_id is None else str(found.topic_id),
+        "internal": found.is_internal,
+        "settings": settings,
+        "settingsError": error,
+        "partitions": [
+            {
+                "partition": one.partition,
+                "leader": one.leader,
+                "replicas": list(one.replicas),
+                "inSync": list(one.in_sync),
+                "earliest": first.get((name, one.partition)),
+                "latest": end.get((name, one.partition)),
+                "bytes": sizes.get((name, one.partition)),
+            }
+            for one in found.partitions
+        ],
+    }
+
+
+def _settings(admin: Admin, name: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The topic's settings, those that differ from the defaults first; or none, and why the broker refuses them."""
+    try:
+        found = admin.describe_configs([("topic", name)])[ConfigResource("topic", name)]
+    except KlogError as error:  # before Kafka 0.11
+        return [], str(error)
+    if isinstance(found, KlogError):
+        return [], str(found)
+    rows = [
+        {"name": one.name, "value": one.value, "source": one.source, "default": one.is_default}
+        for one in found.values()
+    ]
+    return sorted(rows, key=lambda row: (bool(row["default"]), str(row["name"]))), None
+
+
+#: Groups whose members and offsets are looked up: a request a group.
+_MAX_GROUPS = 1000
+
+
+class _Group(NamedTuple):
+    """A listed group; its members and offsets, each None if they are not looked up, or the broker refuses."""
+
+    listed: GroupListing
+    described: GroupDescription | None
+    offsets: Mapping[TopicPartition, int] | None
+
+
+def groups(admin: Admin) -> list[dict[str, Any]]:
+    """All groups, with the number of members and the lag in records (None: unknown)."""
+    found = _all(admin)
+    latest = _latest(admin, found)
+    return [
+        {
+            "group": one.listed.group,
+            "state": one.listed.state,
+            "protocolType": one.listed.protocol_type,
+            "coordinator": one.listed.coordinator,
+            "members": None if one.described is None else len(one.described.members),
+            "lag": _lag(one.offsets, latest),
+        }
+        for one in found
+    ]
+
+
+def readers(admin: Admin, topic: str) -> list[dict[str, Any]]:
+    """The groups that have offsets of a topic, or members that read it; members and lag are of this topic."""
+    rows = []
+    found = _all(admin)
+    latest = _latest(admin, found, topic)
+    for one in found:
+        members = () if one.described is None else one.described.members
+        reading = [member for member in members if topic in (member.assignment or {})]
+        offsets = {key: offset for key, offset in (one.offsets or {}).items() if key[0] == topic}
+        if reading or offsets:
+            row = {"group": one.listed.group, "state": one.listed.state}
+            rows.append({**row, "members": len(reading), "lag": _lag(offsets or None, latest)})
+    return rows
+
+
+def _all(admin: Admin) -> list[_Group]:
+    listed = admin.list_groups()
+    names = [one.group for one in listed[:_MAX_GROUPS]]
+    described = admin.describe_groups(names).successes if names else {}
+    offsets: dict[str, Mapping[TopicPartition, int]] = {}
+    for name in names:
+        try:
+            offsets[name] = {key: found.offset for key, found in admin.list_group_offsets(name).items()}
+        except ProtocolError:  # not allowed
+            continue
+    return [_Group(one, described.get(one.group), offsets.get(one.group)) for one in listed]
+
+
+def _latest(admin: Admin, found: Iterable[_Group], topic: str | None = None) -> dict[TopicPartition, int]:
+    """The end offset of each partition that a group has an offset of, if the cluster has it."""
+    keys = {key for one in found for key in one.offsets or () if topic in (None, key[0])}
+    with admin.exclusive() as cluster:
+        return list_offsets(cluster, dict.fromkeys(existing(cluster, keys), LATEST))
+
+
+def _lag(offsets: Mapping[TopicPartition, int] | None, latest: Mapping[TopicPartition, int]) -> int | None:
+    known = [max(0, latest[key] - offset) for key, offset in (offsets or {}).items() if key in latest]
+    return sum(known) if known else None
+
+
+def group(
+    admin: Admin, name: str, stores: Sequence[str], checkpoints: Sequence[str], settings: Mapping[str, str]
+) -> dict[str, Any]:
+    """A group, and its offsets in each place that has some; a place that can't be read has its error instead."""
+    described = admin.describe_group(name)
+    owners = owners_of(described)
+    offsets: dict[str, Mapping[TopicPartition, int]] = {
+        "kafka": {key: found.offset for key, found in admin.list_group_offsets(name).items()}
+    }
+    errors: dict[str, str] = {}
+    topics = {topic for topic, _ in (*offsets["kafka"], *owners)}
+    for label, address in [*((one, one) for one in stores), *((one, f"checkpoint:{one}") for one in checkpoints)]:
+        try:
+            with open_store(address, name, settings) as store:
+                found = store.fetch()
+        except (KlogError, OSError) as error:
+            errors[without_user(label)] = str(error)
+            continue
+        # a checkpoint does not know its group: it is of interest if it reads the same topics
+        if label in stores or not topics or topics & {topic for topic, _ in found}:
+            offsets[without_user(label)] = found
+    with admin.exclusive() as cluster:
+        lags = partition_lags(cluster, offsets, owners)
+    return {
+        "group": name,
+        "state": described.state,
+        "protocolType": described.protocol_type,
+        "protocol": described.protocol,
+        "coordinator": described.coordinator,
+        "members": [
+            {
+                "member": member.member_id,
+                "instance": member.instance_id,
+                "client": member.client_id,
+                "host": member.host,
+                "assignment": member.assignment,
+            }
+            for member in described.members
+        ],
+        "places": list(offsets),
+        "errors": errors,
+        "partitions": [
+            {
+                "topic": lag.topic,
+                "partition": lag.partition,
+                "latest": lag.latest,
+                "member": owners.get((lag.topic, lag.partition)),
+                "offsets": {
+                    place: {"offset": one.offset, "lag": one.records, "lost": one.lost, "lagMs": one.time_ms}
+                    for place, one in lag.stores.items()
+                },
+            }
+            for lag in lags
+        ],
+    }
+
+
+def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
+    """What each checkpoint holds, and how far its planned end is behind; or the error that it can't be read by."""
+    found: list[dict[str, Any]] = []
+    for address in checkpoints:
+        try:
+            state = checkpoint_state(address)
+            keys = {key for source in state.sources for key in source.offsets or {}}
+            with admin.exclusive() as cluster:
+                latest = list_offsets(cluster, dict.fromkeys(existing(cluster, keys), LATEST))
+        except (KlogError, OSError) as error:
+            found.append({"checkpoint": without_user(address), "error": str(error)})
+            continue
+        partitions = [
+            {
+                "source": source.number,
+                "topic": topic,
+                "partition": partition,
+                "offset": offset,
+                "latest": latest.get((topic, partition)),
+            }
+            for source in state.sources
+            for (topic, partition), offset in sorted((source.offsets or {}).items())
+        ]
+        found.append(
+            {
+                "checkpoint": without_user(address),
+                "query": state.query,
+                "planned": state.planned,
+                "done": state.done,
+                "stateful": state.is_stateful,
+                "partitions": partitions,
+            }
+        )
+    return found
+
+
+def loads(outputs: Sequence[str]) -> list[dict[str, Any]]:
+    """The status of each load, as `klog load status --json` prints it; or its error."""
+    if not outputs:
+        return []
+    from spark_klog.load.audit import status, status_json
+
+    found: list[dict[str, Any]] = []
+    for output in outputs:
+        try:
+            found.append(status_json(status(output)))
+        except (KlogError, OSError) as error:
+            found.append({"output": without_user(output), "error": str(error)})
+    return found
