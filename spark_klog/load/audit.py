@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,53 +23,8 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.read.ranges import RETENTION
 
 _BAR = 40
-
-
-def bars(hours: dict[str, dict[str, int]]) -> Iterator[str]:
-    """A line for each hour of each topic; the longest bar is the topic's largest hour."""
-    for topic, each in hours.items():
-        yield topic
-        most = max(each.values(), default=1)
-        for hour in _every_hour(sorted(each)) if each else ():
-            count = each.get(hour.strftime("%Y-%m-%dT%H"), 0)
-            yield f"  {hour:%Y-%m-%dT%H}  {'#' * -(-count * _BAR // most):<{_BAR}}  {count:,}"
-
-
-def plot_hours(hours: dict[str, dict[str, int]], path: Path) -> None:
-    """Draw the records of each topic by hour as a PNG; `ConfigError` without matplotlib or without records."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'spark-klog[demo]'") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    if not hours:
-        raise ConfigError("there is nothing to plot: the load has no records")
-    figure, axes = pyplot.subplots(figsize=(10, 4), layout="constrained")
-    for topic, each in hours.items():
-        times = _every_hour(sorted(each))
-        axes.step(times, [each.get(time.strftime("%Y-%m-%dT%H"), 0) for time in times], where="post", label=topic)
-    axes.set_ylabel("records an hour")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    figure.autofmt_xdate()
-    figure.savefig(path, format="png")
-    pyplot.close(figure)
-
-
 _MOST_HOURS = 24 * 366
-
-
-def _every_hour(names: Sequence[str]) -> list[datetime]:
-    """The hours from the first to the last, also those without records, unless there are too many to draw."""
-    found = [datetime.strptime(name, "%Y-%m-%dT%H").replace(tzinfo=timezone.utc) for name in names]
-    count = int((found[-1] - found[0]).total_seconds()) // 3600 + 1
-    if count > _MOST_HOURS:
-        return found
-    return [datetime.fromtimestamp(found[0].timestamp() + 3600 * index, timezone.utc) for index in range(count)]
-
-
+_HOUR = "%Y-%m-%dT%H"
 _HOUR_MS = 3_600_000
 Key = tuple[str, int]
 
@@ -129,7 +84,7 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
                 loaded += max(0, min(after, until) - max(first, begin))
                 loaded -= sum(max(0, min(after, end) - max(first, at)) for at, end in holes.get(key, ()))
             if in_log:
-                name = datetime.fromtimestamp(hour * 3600, timezone.utc).strftime("%Y-%m-%dT%H")
+                name = datetime.fromtimestamp(hour * 3600, timezone.utc).strftime(_HOUR)
                 found.append(HourOfTopic(topic, name, in_log, loaded))
         start = end
     lag = {key: max(0, high[key] - max(low[key], known.get(key, (0, 0))[1])) for key in keys}
@@ -144,30 +99,14 @@ def _at(cluster: Cluster, keys: Sequence[Key], time: int, high: Mapping[Key, int
 COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
 
 
-def partition_json(item: PartitionAudit) -> dict[str, Any]:
-    """A partition's line of a run: offsets [from, until) of those to `planned`, times in ms since the epoch."""
-    return {
-        "topic": item.topic,
-        "partition": item.partition,
-        "from": item.start,
-        "until": item.until,
-        "planned": item.planned,
-        "records": item.records,
-        "bytes": item.bytes,
-        "gaps": item.gaps,
-        "unexplained": item.unexplained,
-        "bad": item.bad,
-        "min_time": item.min_time,
-        "max_time": item.max_time,
-        "lag": item.lag,
-        "error": item.error,
-    }
-
-
 def loaded_json(loaded: Loaded, output: str) -> dict[str, Any]:
-    """What a call of `load` has done."""
+    """What a call of `load` has done; a line of each partition has its offsets [from, until) of those to `planned`."""
     return {
-        "partitions": [partition_json(item) for item in loaded.partitions],
+        "partitions": [
+            {"from" if name == "start" else name: value for name, value in vars(item).items() if name != "log_end"}
+            | {"unexplained": item.unexplained, "lag": item.lag}
+            for item in loaded.partitions
+        ],
         "runs": [run_name(number) for number in loaded.runs],
         "files": loaded.files,
         "bad": loaded.bad,
@@ -177,29 +116,23 @@ def loaded_json(loaded: Loaded, output: str) -> dict[str, Any]:
     }
 
 
-def table_rows(partitions: Iterable[PartitionAudit]) -> list[tuple[str, ...]]:
+def table_rows(partitions: Sequence[PartitionAudit]) -> list[tuple[str, ...]]:
     """Lines of `COLUMNS`, and one with the sums."""
-    items = list(partitions)
     rows = [
         (
             item.topic,
             str(item.partition),
-            f"{item.start:,}",
-            f"{item.until:,}",
-            f"{item.records:,}",
-            f"{item.bytes:,}",
+            *(f"{count:,}" for count in (item.start, item.until, item.records, item.bytes)),
             _gaps_text(item.gaps),
-            f"{item.bad:,}",
-            f"{item.lag:,}",
+            *(f"{count:,}" for count in (item.bad, item.lag)),
         )
-        for item in items
+        for item in partitions
     ]
-    gaps: Counter[str] = Counter()
-    for item in items:
-        gaps.update(item.gaps)
-    sums = (f"{sum(getattr(item, name) for item in items):,}" for name in ("records", "bytes"))
-    ends = (f"{sum(getattr(item, name) for item in items):,}" for name in ("bad", "lag"))
-    return [*rows, ("all", "", "", "", *sums, _gaps_text(gaps), *ends)]
+    gaps = sum((Counter(item.gaps) for item in partitions), Counter())
+    records, size, bad, lag = (
+        f"{sum(getattr(item, name) for item in partitions):,}" for name in ("records", "bytes", "bad", "lag")
+    )
+    return [*rows, ("all", "", "", "", records, size, _gaps_text(gaps), bad, lag)]
 
 
 def _gaps_text(gaps: dict[str, int] | Counter[str]) -> str:
@@ -238,13 +171,12 @@ def status(output: str) -> Status:
     files that are missing or have another size.
     """
     store, _ = open_load(output)
-    runs, findings, all_runs = [], [], []
+    findings, all_runs = [], []
     hours: dict[str, Counter[str]] = defaultdict(Counter)
     totals: dict[tuple[str, int], dict[str, Any]] = {}
     number = 0
     for manifest in manifests(store):
         number = manifest.run
-        runs.append(_run_json(manifest))
         all_runs.append(manifest)
         for topic, each in manifest.hours.items():
             hours[topic].update(each)
@@ -252,7 +184,7 @@ def status(output: str) -> Status:
             hours[gone.topic].subtract(gone.hours)
             _take_back(totals[gone.topic, gone.partition], gone)
         for item in manifest.partitions:
-            findings += _follow(totals, item, manifest)
+            findings += _count_in(totals, item, manifest)
         for loss in manifest.lost:
             what = f"[{loss['start']}, {loss['end']}) lost before run {run_name(number)}: {loss['cause']}"
             findings.append(Finding(loss["topic"], loss["partition"], what))
@@ -267,10 +199,19 @@ def status(output: str) -> Status:
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted((+each).items())) for topic, each in sorted(hours.items())}
     idle = read_idle(store, number)
-    for item in idle.partitions if idle else ():
-        _add_idle(totals, item)
+    for item in idle.partitions if idle else ():  # they may have partitions without records, and have the lag
+        new = {**_nothing(item), "until": item.until, "incarnation": 0, "topic_id": ""}
+        totals.setdefault((item.topic, item.partition), new)["lag"] = item.lag
     partitions = [totals[key] for key in sorted(totals)]
-    return Status(without_user(output), runs, partitions, found, findings, unfinished, idle.finished if idle else "")
+    return Status(
+        without_user(output),
+        [_run_json(one) for one in all_runs],
+        partitions,
+        found,
+        findings,
+        unfinished,
+        idle.finished if idle else "",
+    )
 
 
 def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int, int], list[tuple[int, int]]]:
@@ -292,12 +233,6 @@ def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int, int], list[tuple[in
             if at < end:
                 found[topic, partition, incarnation].append((at, end))
     return found
-
-
-def _add_idle(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit) -> None:
-    """Take what a run without anything new has found: partitions without records, and the lag."""
-    new = {**_nothing(item), "until": item.until, "incarnation": 0, "topic_id": ""}
-    totals.setdefault((item.topic, item.partition), new)["lag"] = item.lag
 
 
 def _nothing(item: PartitionAudit) -> dict[str, Any]:
@@ -327,7 +262,7 @@ def _run_json(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _follow(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit, manifest: Manifest) -> list[Finding]:
+def _count_in(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit, manifest: Manifest) -> list[Finding]:
     """Add a run's partition to the totals; what is missing between it and the run before, and in it."""
     key = item.topic, item.partition
     before = totals.get(key)
@@ -392,12 +327,46 @@ def _missing_files(store: Store, runs: Sequence[Manifest]) -> list[Finding]:
 
 
 def status_json(found: Status) -> dict[str, Any]:
-    return {
-        "output": found.output,
-        "runs": found.runs,
-        "partitions": found.partitions,
-        "hours": found.hours,
-        "missing": [item.__dict__ for item in found.findings],
-        "unfinished": found.unfinished,
-        "idle": found.idle,
-    }
+    """The fields of a status, with `findings` as `missing`."""
+    line = dict(vars(found))
+    return line | {"missing": [vars(item) for item in line.pop("findings")]}
+
+
+def bars(hours: dict[str, dict[str, int]]) -> Iterator[str]:
+    """A line for each hour of each topic; the longest bar is the topic's largest hour."""
+    for topic, each in hours.items():
+        yield topic
+        most = max(each.values(), default=1)
+        for hour, count in _every_hour(each):
+            yield f"  {hour:{_HOUR}}  {'#' * -(-count * _BAR // most):<{_BAR}}  {count:,}"
+
+
+def plot_hours(hours: dict[str, dict[str, int]], path: Path) -> None:
+    """Draw the records of each topic by hour as a PNG; `ConfigError` without matplotlib or without records."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("a plot needs matplotlib: pip install 'spark-klog[demo]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    if not hours:
+        raise ConfigError("there is nothing to plot: the load has no records")
+    figure, axes = pyplot.subplots(figsize=(10, 4), layout="constrained")
+    for topic, each in hours.items():
+        axes.step(*zip(*_every_hour(each), strict=True), where="post", label=topic)
+    axes.set_ylabel("records an hour")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.autofmt_xdate()
+    figure.savefig(path, format="png")
+    pyplot.close(figure)
+
+
+def _every_hour(counts: Mapping[str, int]) -> list[tuple[datetime, int]]:
+    """Records by hour from the first to the last, also hours without any, unless there are too many to draw."""
+    hours = [datetime.strptime(name, _HOUR).replace(tzinfo=timezone.utc) for name in sorted(counts)]
+    span = (hours[-1] - hours[0]) // timedelta(hours=1) if hours else 0
+    if hours and span < _MOST_HOURS:
+        hours = [hours[0] + timedelta(hours=index) for index in range(span + 1)]
+    return [(hour, counts.get(hour.strftime(_HOUR), 0)) for hour in hours]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.ranges import MOST_RANGES
@@ -120,10 +119,7 @@ def find_extent(cluster: Cluster, topics: list[str], progress: Mapping[Key, Prog
         start[key] = first
         lost += loss
     if lost and fail_on_loss:
-        raise DataLossError(
-            f"records can't be loaded: {'; '.join(map(str, lost))}; {LOSS_ADVICE}",
-            lost[0].cause,
-        )
+        raise DataLossError(f"records can't be loaded: {'; '.join(map(str, lost))}; {LOSS_ADVICE}", lost[0].cause)
     end = {key: max(high[key], item.offset) for key, item in start.items()}
     return Extent(start, end, low, high, lost)
 
@@ -194,7 +190,3 @@ def _together(ranges: list[OffsetRange], cores: int) -> list[list[OffsetRange]]:
             room = most - (item.end - item.start)
         tasks[-1].append(item)
     return [[item] for item in ranges if item.end - item.start > _SMALL] + tasks
-
-
-def lost_json(lost: list[Lost]) -> list[dict[str, Any]]:
-    return [item._asdict() for item in lost]

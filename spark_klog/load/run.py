@@ -1,20 +1,18 @@
 """A load's run from start to end: finish what a killed run has left, plan, give the tasks to Spark, commit.
 
-Load offsets again that a load has: which ranges of earlier runs a new run replaces.
-
-A range is replaced as a whole, so that no record is in two files: a run begins where the range begins that has the
-asked offset, and ends where one ends.
+A run may load again offsets that the load has. It replaces ranges of earlier runs as a whole, so that no record is in
+two files: it begins where the range begins that has the asked offset, and ends where one ends.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
@@ -46,7 +44,6 @@ from spark_klog.load.journal.model import (
     PartitionAudit,
     Plan,
     Progress,
-    Range,
     RangeResult,
     offsets_json,
     plan_path,
@@ -63,7 +60,6 @@ from spark_klog.load.planning import (
     bounded,
     check_names,
     find_extent,
-    lost_json,
     make_tasks,
     partitions_of,
 )
@@ -75,122 +71,8 @@ from spark_klog.spark.options.names import PREFIX
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
 
-
-def begin_at(
-    extent: Extent,
-    cluster: Cluster,
-    store: Store,
-    progress: Mapping[Key, Progress],
-    place: Place,
-    fail_on_loss: bool,
-) -> Extent:
-    """The extent from `place` on: partitions that the load has are loaded again from there, new ones begin there.
-
-    `ConfigError` if it would skip offsets, and as of `resolve`; `DataLossError` if the log no longer has the offsets
-    and `fail_on_loss`, else what it has is loaded again, and earlier files stay.
-    """
-    ids = {key: item.topic_id for key, item in extent.start.items()}
-    asked = resolve(cluster, store, place, ids, extent.log_end)
-    changed = {item[:2] for item in extent.lost}
-    starts = dict(extent.start)
-    lost: list[Lost] = []
-    known = {
-        key: offset
-        for key, offset in asked.items()
-        if key in progress and key not in changed and offset < extent.start[key].offset
-    }
-    ranges = ranges_of_runs(store, {key: extent.start[key] for key in known})
-    again = {}
-    for key, offset in sorted(asked.items()):
-        now, low = starts[key], extent.log_start[key]
-        if key in known:
-            old = [item for item in ranges[key] if item.until > offset]
-            begin = min(offset, old[0].start) if old else offset
-            if begin < low:
-                lost.append(Lost(*key, begin, low, low, extent.log_end[key], RETENTION))
-                old = [item for item in old if item.start >= low]
-                begin = old[0].start if old else now.offset
-            starts[key], again[key] = replace(now, offset=begin), old
-        elif key not in progress:
-            if offset < low:
-                lost.append(Lost(*key, offset, low, low, extent.log_end[key], RETENTION))
-            starts[key] = replace(now, offset=max(offset, low))
-        elif isinstance(place, AtOffsets) and key not in changed and offset > now.offset:
-            raise ConfigError(
-                f"{place.file}: {key[0]}-{key[1]}: the load goes on at {now.offset}, so that {offset} would skip "
-                "offsets: use another --output"
-            )
-    if lost and fail_on_loss:
-        raise DataLossError(
-            f"records can't be loaded again: {'; '.join(map(str, lost))}; --fail-on-data-loss false loads what the log "
-            "still has, and keeps the files of the other records",
-            lost[0].cause,
-        )
-    return replace(extent, start=starts, again=again)
-
-
-def end_at(extent: Extent, cluster: Cluster, store: Store, place: Place) -> Extent:
-    """The extent up to `place`; partitions of which it says nothing end at the log's end. Errors as of `resolve`."""
-    ids = {key: item.topic_id for key, item in extent.start.items()}
-    asked = resolve(cluster, store, place, ids, extent.log_end)
-    end = {key: max(extent.start[key].offset, min(until, asked.get(key, until))) for key, until in extent.end.items()}
-    return replace(extent, end=end)
-
-
-def whole_ranges(extent: Extent) -> Extent:
-    """Move ends that lie inside a range of an earlier run to its end; keep only the ranges that are replaced."""
-    end = dict(extent.end)
-    again = {}
-    for key, old in extent.again.items():
-        for item in old:
-            if item.start < end[key] < item.until:
-                end[key] = item.until
-        again[key] = [item for item in old if item.until <= end[key]]
-    return replace(extent, end=end, again=again)
-
-
-def ranges_of_runs(store: Store, wanted: Mapping[Key, Progress]) -> dict[Key, list[RangeResult]]:
-    """The ranges of all runs, of those partitions and incarnations, in the order of offsets; `LoadError`."""
-    found: dict[Key, dict[tuple[int, int], RangeResult]] = {key: {} for key in wanted}
-    if not wanted:
-        return {}
-    for manifest in manifests(store):
-        for gone in manifest.replaced:
-            found.get((gone.topic, gone.partition), {}).pop((gone.start, gone.until), None)
-        progress = manifest.progress()
-        bounds = {
-            (item.topic, item.partition): (item.start, item.until)
-            for item in manifest.partitions
-            if (key := (item.topic, item.partition)) in wanted
-            and progress[key].incarnation == wanted[key].incarnation
-            and item.until > item.start
-        }
-        for result in _results(store, manifest) if bounds else ():
-            key = result.topic, result.partition
-            first, last = bounds.get(key, (0, 0))
-            if first <= result.start < result.until <= last:
-                found[key][result.start, result.until] = result
-    return {key: [each[place] for place in sorted(each)] for key, each in found.items()}
-
-
-def _results(store: Store, manifest: Manifest) -> list[RangeResult]:
-    """The results of a run's tasks, with the files that the run has."""
-    committed: dict[Key, list[FileEntry]] = defaultdict(list)
-    for item in manifest.files:
-        committed[item.topic, item.partition].append(item)
-    found = [
-        item
-        for number in complete_tasks(store, manifest.run)
-        for item in task_results(store, manifest.run, number) or ()
-    ]
-    # In an object store two attempts may have ended at once: each has written a file of offsets, the last one stays.
-    return [
-        replace(
-            item,
-            files=[file for file in committed[item.topic, item.partition] if item.start <= file.first < item.until],
-        )
-        for item in found
-    ]
+if TYPE_CHECKING:
+    from spark_klog.load.tasks.spark_tasks import SparkRunner
 
 
 _log = logging.getLogger(__name__)
@@ -232,26 +114,8 @@ class LoadOptions:
     until: Place | None = None
 
 
-class Runner(Protocol):
-    """Runs the tasks: by Spark, which starts when it is first needed."""
-
-    def cores(self) -> int:
-        """How many tasks run at once."""
-
-    def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
-        """Run all tasks; raises if one failed for good."""
-
-
-class Follower(Protocol):
-    """Shows the progress of a run."""
-
-    def follow(self, total: int, done: Callable[[], int]) -> AbstractContextManager[None]:
-        """A context in which tasks run; `done` counts the offsets of `total` that are loaded."""
-
-
-class NoFollower:
-    def follow(self, total: int, done: Callable[[], int]) -> AbstractContextManager[None]:
-        return nullcontext()
+#: Shows the progress of a run: a context in which tasks run, of the offsets to load and what counts those that are.
+Follow = Callable[[int, Callable[[], int]], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -277,29 +141,27 @@ class Loaded:
         return [item for item in self.partitions if item.error]
 
 
-def load(options: LoadOptions, runner: Runner, follower: Follower | None = None) -> Loaded:
+def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _total, _done: nullcontext()) -> Loaded:
     """Load what is new in the topics; first the rest of a run that was killed, as it was planned.
 
     Other partitions are loaded if some fail: see `Loaded.failed`. `ConfigError`, `LoadError`, `DataLossError`, errors
     as of `Cluster.connect`.
     """
-    follower = follower or NoFollower()
     store = open_store(options.output)
     with Cluster.connect(options.client) as cluster:
         # Before anything is written.
         check_names(store, partitions_of(cluster, options.topics), options.settings.extension)
         with locked(store):
-            asked = options.settings
-            is_new = check_output(store, cluster.cluster_id, asked.to_json()) is None
-            return _Run(options, store, cluster, runner, follower).all(is_new)
+            is_new = check_output(store, cluster.cluster_id, options.settings.to_json()) is None
+            return _Run(options, store, cluster, runner, follow).all(is_new)
 
 
 class _Run:
     def __init__(
-        self, options: LoadOptions, store: Store, cluster: Cluster, runner: Runner, follower: Follower
+        self, options: LoadOptions, store: Store, cluster: Cluster, runner: SparkRunner, follow: Follow
     ) -> None:
         self._options, self._store, self._cluster = options, store, cluster
-        self._runner, self._follower = runner, follower
+        self._runner, self._follow = runner, follow
         # Here, so that a setting that is refused is refused before anything is written.
         self._source = source_options(
             {
@@ -354,17 +216,20 @@ class _Run:
         options, cluster = self._options, self._cluster
         extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
         if options.start is not None and is_again:
-            extent = begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
+            extent = _begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
         if options.until is not None:
-            extent = end_at(extent, cluster, self._store, options.until)
-        return whole_ranges(bounded(extent, cluster, limits))
+            extent = _end_at(extent, cluster, self._store, options.until)
+        return _whole_ranges(bounded(extent, cluster, limits))
 
     def _plan(self, number: int, extent: Extent, progress: Mapping[Key, Progress], asked: str) -> Plan:
         tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
         settings = self._options.settings.to_json()
         moved = {item[:2] for item in extent.lost}
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
-        lost, replaces = lost_json(extent.lost), [item for each in extent.again.values() for item in each]
+        lost, replaces = (
+            [item._asdict() for item in extent.lost],
+            [item for each in extent.again.values() for item in each],
+        )
         plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
         if read_plan(self._store, number) is not None:  # in an object store, before this one removes that run's files
             raise self._begun_by_another(number)
@@ -395,7 +260,7 @@ class _Run:
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
         if todo:
             total = sum(item.end - item.start for ranges in plan.tasks for item in ranges)
-            with self._follower.follow(total, lambda: self._done(plan)), self._time.watched(plan.run):
+            with self._follow(total, lambda: self._done(plan)), self._time.watched(plan.run):
                 self._runner.run(todo, self._job(plan))
             results = self._results(plan)
             missing = sorted(todo.keys() - results.keys())
@@ -474,30 +339,142 @@ class _Run:
             [rows[key] for key in sorted(rows)],
             sum(len(item.files) for item in committed),
             [name for item in committed for name in item.dead_letters],
-            lost_json(extent.lost),
+            [item._asdict() for item in extent.lost],
             {key: item.offset for key, item in {**extent.start, **progress}.items() if key in extent.start},
         )
 
 
 def _joined(first: PartitionAudit, second: PartitionAudit) -> PartitionAudit:
     """Merge two runs' lines of one partition."""
-    gaps = {cause: first.gaps.get(cause, 0) + second.gaps.get(cause, 0) for cause in first.gaps.keys() | second.gaps}
     times = [item for item in (first.min_time, first.max_time, second.min_time, second.max_time) if item is not None]
-    return PartitionAudit(
-        first.topic,
-        first.partition,
-        first.start,
-        second.until,
-        second.planned,
-        first.records + second.records,
-        first.bytes + second.bytes,
-        min(times, default=None),
-        max(times, default=None),
-        gaps,
-        first.bad + second.bad,
-        second.log_end,
-        second.error or first.error,
+    return replace(
+        second,
+        start=first.start,
+        records=first.records + second.records,
+        bytes=first.bytes + second.bytes,
+        min_time=min(times, default=None),
+        max_time=max(times, default=None),
+        gaps=dict(Counter(first.gaps) + Counter(second.gaps)),
+        bad=first.bad + second.bad,
+        error=second.error or first.error,
     )
+
+
+def _begin_at(
+    extent: Extent,
+    cluster: Cluster,
+    store: Store,
+    progress: Mapping[Key, Progress],
+    place: Place,
+    fail_on_loss: bool,
+) -> Extent:
+    """The extent from `place` on: partitions that the load has are loaded again from there, new ones begin there.
+
+    `ConfigError` if it would skip offsets, and as of `resolve`; `DataLossError` if the log no longer has the offsets
+    and `fail_on_loss`, else what it has is loaded again, and earlier files stay.
+    """
+    ids = {key: item.topic_id for key, item in extent.start.items()}
+    asked = resolve(cluster, store, place, ids, extent.log_end)
+    changed = {item[:2] for item in extent.lost}
+    starts = dict(extent.start)
+    lost: list[Lost] = []
+    known = {
+        key: offset
+        for key, offset in asked.items()
+        if key in progress and key not in changed and offset < extent.start[key].offset
+    }
+    ranges = _ranges_of_runs(store, {key: extent.start[key] for key in known})
+    again = {}
+    for key, offset in sorted(asked.items()):
+        now, low = starts[key], extent.log_start[key]
+        if key in known:
+            old = [item for item in ranges[key] if item.until > offset]
+            begin = min(offset, old[0].start) if old else offset
+            if begin < low:
+                lost.append(Lost(*key, begin, low, low, extent.log_end[key], RETENTION))
+                old = [item for item in old if item.start >= low]
+                begin = old[0].start if old else now.offset
+            starts[key], again[key] = replace(now, offset=begin), old
+        elif key not in progress:
+            if offset < low:
+                lost.append(Lost(*key, offset, low, low, extent.log_end[key], RETENTION))
+            starts[key] = replace(now, offset=max(offset, low))
+        elif isinstance(place, AtOffsets) and key not in changed and offset > now.offset:
+            raise ConfigError(
+                f"{place.file}: {key[0]}-{key[1]}: the load goes on at {now.offset}, so that {offset} would skip "
+                "offsets: use another --output"
+            )
+    if lost and fail_on_loss:
+        raise DataLossError(
+            f"records can't be loaded again: {'; '.join(map(str, lost))}; --fail-on-data-loss false loads what the log "
+            "still has, and keeps the files of the other records",
+            lost[0].cause,
+        )
+    return replace(extent, start=starts, again=again)
+
+
+def _end_at(extent: Extent, cluster: Cluster, store: Store, place: Place) -> Extent:
+    """The extent up to `place`; partitions of which it says nothing end at the log's end. Errors as of `resolve`."""
+    ids = {key: item.topic_id for key, item in extent.start.items()}
+    asked = resolve(cluster, store, place, ids, extent.log_end)
+    end = {key: max(extent.start[key].offset, min(until, asked.get(key, until))) for key, until in extent.end.items()}
+    return replace(extent, end=end)
+
+
+def _whole_ranges(extent: Extent) -> Extent:
+    """Move ends that lie inside a range of an earlier run to its end; keep only the ranges that are replaced."""
+    end = dict(extent.end)
+    again = {}
+    for key, old in extent.again.items():
+        for item in old:
+            if item.start < end[key] < item.until:
+                end[key] = item.until
+        again[key] = [item for item in old if item.until <= end[key]]
+    return replace(extent, end=end, again=again)
+
+
+def _ranges_of_runs(store: Store, wanted: Mapping[Key, Progress]) -> dict[Key, list[RangeResult]]:
+    """The ranges of all runs, of those partitions and incarnations, in the order of offsets; `LoadError`."""
+    found: dict[Key, dict[tuple[int, int], RangeResult]] = {key: {} for key in wanted}
+    if not wanted:
+        return {}
+    for manifest in manifests(store):
+        for gone in manifest.replaced:
+            found.get((gone.topic, gone.partition), {}).pop((gone.start, gone.until), None)
+        progress = manifest.progress()
+        bounds = {
+            (item.topic, item.partition): (item.start, item.until)
+            for item in manifest.partitions
+            if (key := (item.topic, item.partition)) in wanted
+            and progress[key].incarnation == wanted[key].incarnation
+            and item.until > item.start
+        }
+        for result in _results_of(store, manifest) if bounds else ():
+            key = result.topic, result.partition
+            first, last = bounds.get(key, (0, 0))
+            if first <= result.start < result.until <= last:
+                found[key][result.start, result.until] = result
+    return {key: [each[place] for place in sorted(each)] for key, each in found.items()}
+
+
+def _results_of(store: Store, manifest: Manifest) -> list[RangeResult]:
+    """The results of a run's tasks, with the files that the run has."""
+    committed: dict[Key, list[FileEntry]] = defaultdict(list)
+    for item in manifest.files:
+        committed[item.topic, item.partition].append(item)
+    found = [
+        item
+        for number in complete_tasks(store, manifest.run)
+        for item in task_results(store, manifest.run, number) or ()
+    ]
+    # In an object store two attempts may have ended at once: each has written a file of offsets, the last one stays.
+    return [
+        replace(
+            item,
+            files=[file for file in committed[item.topic, item.partition] if item.start <= file.first < item.until],
+        )
+        for item in found
+    ]
 
 
 def _now() -> str:

@@ -10,8 +10,7 @@ import pyarrow as pa
 from spark_klog.base.settings import any_of
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
-from spark_klog.load.values.event_time import UTC, check_field, check_zone
-from spark_klog.load.values.schema import parse_schema
+from spark_klog.load.values import UTC, check_field, check_zone, parse_schema
 
 PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
 #: Formats that tasks write themselves, with their codecs. The first is the default.

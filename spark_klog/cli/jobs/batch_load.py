@@ -25,10 +25,10 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from rich.console import Console
 from rich.table import Table
 
 from spark_klog.base.addresses import without_user
@@ -37,12 +37,12 @@ from spark_klog.cli.jobs.running import (
     DONE_WITH_BAD,
     FAILED,
     NOTHING_NEW,
-    Bar,
     add_cluster_options,
     check_cluster_options,
     client_settings,
     complain,
     exit_code,
+    progress_bar,
     spark_session,
 )
 from spark_klog.cli.output import console
@@ -56,8 +56,7 @@ from spark_klog.load.planning import Limits
 from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
 from spark_klog.load.tasks.spark_tasks import SparkRunner
-from spark_klog.load.values.event_time import UTC
-from spark_klog.load.values.schema import read_schema, schema_text
+from spark_klog.load.values import UTC, read_schema, schema_text
 from spark_klog.spark.options.names import PROTECTED
 from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.opening import open_tree
@@ -131,7 +130,7 @@ def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
         _until(options.until, options.time_zone),
     )
     try:
-        loaded = load(asked, runner, Bar(Console(stderr=True, quiet=options.json)))
+        loaded = load(asked, runner, partial(progress_bar, options.json))
         if options.group:
             place = GroupPlace(options.group, options.zookeeper, options.offsets_path)
             publish_offsets(client, place, loaded.offsets)

@@ -24,12 +24,12 @@ from spark_klog.cli.jobs.running import (
     DONE,
     FAILED,
     NOTHING_NEW,
-    Bar,
     add_cluster_options,
     check_cluster_options,
     client_settings,
     complain,
     exit_code,
+    progress_bar,
     spark_session,
 )
 from spark_klog.restore.plan import RestoreOptions, plan_restore, restored_offsets
@@ -69,7 +69,7 @@ def _restore(options: argparse.Namespace) -> int:
         partitions = [list(each) for _, each in groupby(parts, key=attrgetter("topic", "partition"))]
         spark = spark_session("klog restore")
         try:
-            with Bar(Console(stderr=True, quiet=options.json)).follow(total, done):
+            with progress_bar(options.json, total, done):
                 tasks = spark.sparkContext.parallelize(partitions, len(partitions))
                 found = tasks.map(partial(restore_partition, client, options.load)).collect()
         finally:

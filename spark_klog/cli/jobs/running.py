@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +15,11 @@ from spark_klog.cli.clusters import cluster_settings
 from spark_klog.cli.output import INTERRUPTED
 from spark_klog.errors import KlogError
 from spark_klog.load.tasks.spark_tasks import cause_of
+from spark_klog.load.tasks.time_limit import beside
 
 #: Exit codes. 2 is for arguments that can't be read or exclude each other.
 DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
+_LOOK_SECONDS = 0.5
 
 
 def spark_session(name: str) -> Any:
@@ -76,34 +77,23 @@ def exit_code(job: str, work: Callable[[], int]) -> int:
     return FAILED
 
 
-class Bar:
-    """A progress bar on stderr, if that is a terminal."""
+@contextmanager
+def progress_bar(is_quiet: bool, total: int, done: Callable[[], int]) -> Iterator[None]:
+    """Show on stderr how many of `total` offsets are done for the duration of the block, if that is a terminal."""
+    console = Console(stderr=True)
+    if is_quiet or not console.is_terminal:
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("offsets"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("offsets", total=total)
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    @contextmanager
-    def follow(self, total: int, done: Callable[[], int]) -> Iterator[None]:
-        """Show how many of `total` offsets are done for the duration of the block."""
-        if self._console.quiet or not self._console.is_terminal:
-            yield
-            return
-        columns = (SpinnerColumn(), TextColumn("offsets"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        ended = threading.Event()
-        with Progress(*columns, console=self._console) as progress:
-            bar = progress.add_task("offsets", total=total)
-
-            def watch() -> None:
-                while not ended.wait(0.5):
-                    try:
-                        progress.update(bar, completed=done())
-                    except KlogError:  # the job itself says what is wrong
-                        return
-
-            thread = threading.Thread(target=watch, daemon=True)
-            thread.start()
+        def look() -> float | None:
             try:
-                yield
-            finally:
-                ended.set()
-                thread.join()
+                progress.update(bar, completed=done())
+            except KlogError:  # the job itself says what is wrong
+                return None
+            return _LOOK_SECONDS
+
+        with beside(look, _LOOK_SECONDS):
+            yield

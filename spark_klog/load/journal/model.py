@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from spark_klog.errors import LoadError
 
@@ -284,9 +285,6 @@ def offsets_json(progress: dict[tuple[str, int], Progress]) -> dict[str, dict[st
     return found
 
 
-_NESTED: dict[tuple[type, str], Any] = {}
-
-
 def from_json(kind: type[_T], value: Any, where: str) -> _T:
     """A dataclass of this module from its JSON; `LoadError` names the file `where` and what is wrong in it."""
     try:
@@ -301,81 +299,44 @@ def _build(kind: Any, value: Any) -> Any:
         raise TypeError(f"no JSON object for {kind.__name__}")
     if value.get("version", VERSION) != VERSION:
         raise ValueError(f"version {value['version']}, this is version {VERSION}")
-    shape = _shape(kind)
-    if unknown := value.keys() - shape.names:
+    required, readers = _fields(kind)
+    if unknown := value.keys() - readers.keys():
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-    if missing := [name for name in shape.required if name not in value]:
+    if missing := [name for name in required if name not in value]:
         raise ValueError(f"without {', '.join(missing)}")
-    made = dict(value)
-    for name, inner in shape.nested:
-        if name in value:
-            made[name] = _nested(name, inner, value[name])
-    _check(shape, made)
-    return kind(**made)
+    return kind(**{name: readers[name](name, item) for name, item in value.items()})
 
 
-class _Shape(NamedTuple):
-    """The fields of a dataclass, with those that must be there, those that hold dataclasses, and numbers and texts."""
-
-    names: frozenset[str]
-    required: tuple[str, ...]
-    nested: tuple[tuple[str, Any], ...]
-    numbers: tuple[str, ...]
-    times: tuple[str, ...]
-    texts: tuple[str, ...]
+_Reader = Callable[[str, Any], Any]
 
 
 @cache
-def _shape(kind: Any) -> _Shape:
-    types = {item.name: str(item.type) for item in fields(kind)}
-
-    def of(*annotations: str) -> tuple[str, ...]:
-        return tuple(name for name, annotation in types.items() if annotation in annotations)
-
-    return _Shape(
-        frozenset(types),
-        tuple(item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING),
-        tuple((name, _NESTED[kind, name]) for name in types if (kind, name) in _NESTED),
-        of("int"),
-        of("int | None"),
-        of("str"),
-    )
+def _fields(kind: Any) -> tuple[list[str], dict[str, _Reader]]:
+    """The fields of a dataclass that must be there, and what reads each of them."""
+    required = [item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING]
+    return required, {name: _reader(hint) for name, hint in get_type_hints(kind).items()}
 
 
-def _check(shape: _Shape, made: dict[str, Any]) -> None:
-    """Refuse numbers and strings of another type, and negative numbers: a person may have edited them."""
-    for name in shape.numbers:
-        value = made.get(name, 0)
-        if type(value) is not int or (value < 0 and "time" not in name):
+def _reader(hint: Any) -> _Reader:
+    """Reads JSON of a type; refuses other types and negative numbers: a person may have edited them."""
+    if is_dataclass(hint):
+        return lambda _, value: _build(hint, value)
+    if get_origin(hint) in (list, dict):
+        container, read = get_origin(hint), _reader(get_args(hint)[-1])
+
+        def read_all(name: str, value: Any) -> Any:
+            if not isinstance(value, container):
+                raise ValueError(f"{name}: {value!r}")
+            if container is list:
+                return [read(name, item) for item in value]
+            return {key: read(name, item) for key, item in value.items()}
+
+        return read_all
+    kinds = () if hint is Any else get_args(hint) or (hint,)
+
+    def checked(name: str, value: Any) -> Any:
+        if kinds and (type(value) not in kinds or (type(value) is int and value < 0 and "time" not in name)):
             raise ValueError(f"{name}: {value!r}")
-    for name in shape.times:
-        value = made.get(name)
-        if value is not None and type(value) is not int:
-            raise ValueError(f"{name}: {value!r}")
-    for name in shape.texts:
-        value = made.get(name, "")
-        if not isinstance(value, str):
-            raise ValueError(f"{name}: {value!r}")
+        return value
 
-
-def _nested(name: str, inner: Any, value: Any) -> Any:
-    if name == "tasks":
-        return [[_build(inner, item) for item in ranges] for ranges in value]
-    if name in ("offsets", "starts"):
-        return {topic: {key: _build(inner, item) for key, item in each.items()} for topic, each in value.items()}
-    return [_build(inner, item) for item in value]
-
-
-_NESTED.update(
-    {
-        (Plan, "tasks"): Range,
-        (Plan, "starts"): Progress,
-        (Plan, "replaces"): RangeResult,
-        (RangeResult, "files"): FileEntry,
-        (Idle, "partitions"): PartitionAudit,
-        (Manifest, "files"): FileEntry,
-        (Manifest, "partitions"): PartitionAudit,
-        (Manifest, "offsets"): Progress,
-        (Manifest, "replaced"): RangeResult,
-    }
-)
+    return checked

@@ -37,9 +37,7 @@ from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.load.settings import LOSS_ADVICE, WriteSettings
 from spark_klog.load.tasks.time_limit import TaskTime
 from spark_klog.load.tasks.writers import HOUR_US, FinishedFile, RangeWriter, time_text
-from spark_klog.load.values.event_time import dated, field_times, local_times
-from spark_klog.load.values.parser import JsonParser
-from spark_klog.load.values.schema import parse_schema
+from spark_klog.load.values import JsonParser, dated, field_times, local_times, parse_schema
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import AbortedTransactions
@@ -88,11 +86,10 @@ class Values:
         bad = [(row, f"timestamp {times[row]} ms does not fit into microseconds") for row in _rows(~good)]
         values = None
         if self._parser is not None:
-            found = self._parser.parse(batch["value"].filter(pa.array(good)) if bad else batch["value"])
-            values = found.column
-            if found.bad:
+            values, unparsed = self._parser.parse(batch["value"].filter(pa.array(good)) if bad else batch["value"])
+            if unparsed:
                 rows = _rows(good)
-                bad = sorted([*bad, *((rows[row], reason) for row, reason in found.bad)])
+                bad = sorted([*bad, *((rows[row], reason) for row, reason in unparsed)])
         if bad:
             good[[row for row, _ in bad]] = False
             self._keep(batch.take(pa.array([row for row, _ in bad])), [reason for _, reason in bad])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from spark_klog.errors import LoadError
@@ -21,6 +21,28 @@ _log = logging.getLogger(__name__)
 _BEGUN, _OVER = "time/begun", "time/over"
 #: Seconds between two looks at a file.
 _INTERVAL_S = 0.2
+
+
+@contextmanager
+def beside(look: Callable[[], float | None], pause: float) -> Iterator[None]:
+    """Call `look` in a thread for the duration of the block, after `pause` seconds.
+
+    It returns the seconds until the next call, None to end.
+    """
+    ended = threading.Event()
+
+    def work() -> None:
+        seconds: float | None = pause
+        while seconds is not None and not ended.wait(seconds):
+            seconds = look()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class TimeLimit:
@@ -45,35 +67,32 @@ class TimeLimit:
             return
         folder = run_path(run, "time")
         self._store.remove(folder)
-        ended = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(run, self._left, ended), daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
-            self._store.remove(folder)
+        #: When the time is over, a reading of `time.monotonic`; None before a task has begun.
+        end: float | None = None
+        seconds = self._left
 
-    def _watch(self, run: int, seconds: float, ended: threading.Event) -> None:
-        begun: float | None = None
-        pause = _INTERVAL_S
-        while not ended.wait(pause):
+        def look() -> float | None:
+            nonlocal end
             try:
-                if begun is None and self._store.size(run_path(run, _BEGUN)) is not None:
-                    begun = time.monotonic()
-                if begun is not None and self._left_of(seconds, begun) <= 0:
+                if end is None and self._store.size(run_path(run, _BEGUN)) is not None:
+                    end = time.monotonic() + seconds
+                if end is None:
+                    return _INTERVAL_S
+                self._left = end - time.monotonic()
+                if self._left <= 0:
                     self._store.write(run_path(run, _OVER), b"")
-                    return
+                    return None
             except LoadError as error:
                 _log.warning("the tasks can't be told that --max-time is over, trying again: %s", error)
-            pause = _INTERVAL_S if begun is None else max(_INTERVAL_S / 10, min(_INTERVAL_S, self._left or 0))
-        if begun is not None:
-            self._left_of(seconds, begun)
+            return _INTERVAL_S if end is None else max(_INTERVAL_S / 10, min(_INTERVAL_S, self._left or 0))
 
-    def _left_of(self, seconds: float, begun: float) -> float:
-        self._left = seconds - (time.monotonic() - begun)
-        return self._left
+        try:
+            with beside(look, _INTERVAL_S):
+                yield
+        finally:
+            if end is not None:
+                self._left = end - time.monotonic()
+            self._store.remove(folder)
 
 
 class TaskTime:

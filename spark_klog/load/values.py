@@ -1,0 +1,400 @@
+"""Values of records in JSON: their schema, how they are parsed in bulk, and the time that picks a file's folder.
+
+A schema is Spark's DDL: `user_id bigint, at timestamp, tags array<string>, place struct<lat: double>`.
+
+Arrow parses; if it fails, Python's own parser of JSON finds the values that can't be of the schema, much faster than
+Arrow's errors. It is the stricter one in nothing: what it finds is bad for Arrow, too. Some of what is bad it does not
+find.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from spark_klog.errors import ConfigError
+
+UTC = "UTC"
+#: Years 1 to 9999, as Python has them.
+FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+_DAY_US = 86_400_000_000
+_TYPES = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "date": pa.date32(),
+}
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|([A-Za-z0-9_]+)|([<>(),:]))")
+_DEEPEST = 32
+_MOST_DIGITS = 38
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_NUMBER = re.compile(r"[-+.0-9]")
+#: Longer integers are of no type; Python is slow to read them.
+_LONGEST_INTEGER = 400
+_NAMES: dict[type, str] = {str: "a string", dict: "an object", list: "an array", bool: "a boolean"}
+#: What is parsed at once.
+_MOST_BYTES = 64 * 1024 * 1024
+#: Values that do not all parse are looked at one by one when they are so many; more are halved.
+_SIFTED = 1024
+_BEGIN, _END = b'{"v":', b"}"
+
+
+def check_zone(name: str) -> None:
+    """`ConfigError` if there is no such time zone."""
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        raise ConfigError(
+            f"time zone {name!r} does not exist: name one of the tz database, as Europe/Berlin or UTC"
+        ) from None
+
+
+def check_field(kind: pa.DataType, path: str) -> None:
+    """`ConfigError` unless a schema has the field, and it is a timestamp, a date or a bigint."""
+    found = kind
+    for name in path.split("."):
+        index = found.get_field_index(name) if pa.types.is_struct(found) else -1
+        if index < 0:
+            raise ConfigError(f"event time {path!r}: the schema has no field {name!r}")
+        found = found.field(index).type
+    if not (pa.types.is_timestamp(found) or pa.types.is_date(found) or pa.types.is_int64(found)):
+        raise ConfigError(f"event time {path!r} must be a timestamp, a date, or ms since the epoch as a bigint")
+
+
+def field_times(values: pa.Array, path: str, otherwise: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The times of a field in microseconds; those of records that have none are `otherwise`."""
+    column = pc.struct_field(values, path.split("."))
+    if pa.types.is_int64(column.type):
+        most = LAST_US // 1000
+        column = pc.multiply(
+            pc.max_element_wise(pc.min_element_wise(column, most, skip_nulls=False), -most, skip_nulls=False), 1000
+        )
+    else:
+        column = column.cast(pa.timestamp("us")).cast(pa.int64())
+    found = pc.coalesce(column, pa.array(otherwise))
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
+
+
+def dated(times: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The times (microseconds); those that have no date are the first or last one that has."""
+    return np.clip(times, FIRST_US, LAST_US)
+
+
+def local_times(times: NDArray[np.int64], zone: str) -> NDArray[np.int64]:
+    """Convert times (microseconds) to the local times of a zone, as if those were UTC. All of them have a date."""
+    if zone == UTC:
+        return dated(times)
+    clipped = np.clip(times, FIRST_US + _DAY_US, LAST_US - _DAY_US)
+    local = pc.local_timestamp(pa.array(clipped).cast(pa.timestamp("us", tz=zone)))
+    return np.asarray(local.cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64)
+
+
+def read_schema(text: str) -> pa.DataType:
+    """Parse a schema, or the file that has it, to a struct type; `ConfigError` for one that can't be parsed."""
+    path = Path(text)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):  # a schema may be longer than a file's name
+        is_file = False
+    if is_file:
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--schema {text} can't be read: {error}") from None
+    elif text.strip() and not any(mark in text.strip() for mark in " \t\n:`"):
+        raise ConfigError(f"--schema {text} is neither a file nor DDL: write 'user_id bigint, at timestamp'")
+    return parse_schema(text)
+
+
+def parse_schema(text: str) -> pa.DataType:
+    """Parse a schema to a struct type; `ConfigError`."""
+    parser = _Parser(text)
+    fields = parser.fields("", 0)
+    parser.expect_end()
+    return pa.struct(fields)
+
+
+def schema_text(kind: pa.DataType) -> str:
+    """A schema as text that `parse_schema` takes; equal for equal schemas."""
+    return ", ".join(f"{_quoted(field.name)} {_type_text(field.type)}" for field in kind)
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_]+", name) else "`" + name.replace("`", "``") + "`"
+
+
+def _type_text(kind: pa.DataType) -> str:
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{_quoted(field.name)}: {_type_text(field.type)}' for field in kind)}>"
+    if pa.types.is_list(kind):
+        return f"array<{_type_text(kind.value_type)}>"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return next(name for name, known in _TYPES.items() if known == kind)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text, self._at = text, 0
+
+    def _fail(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"schema {self._text.strip()[:200]!r}: {what} at character {self._at + 1}; write Spark's DDL, as "
+            "'user_id bigint, at timestamp, tags array<string>'"
+        )
+
+    def _peek(self) -> str:
+        found = _TOKEN.match(self._text, self._at)
+        return found[0].strip() if found else ""
+
+    def _next(self) -> str:
+        found = _TOKEN.match(self._text, self._at)
+        if found is None:
+            raise self._fail("a name or a type is missing")
+        self._at = found.end()
+        return found[0].strip()
+
+    def _expect(self, token: str) -> None:
+        if self._peek() != token:
+            raise self._fail(f"{token!r} is missing")
+        self._next()
+
+    def expect_end(self) -> None:
+        if self._text[self._at :].strip():
+            raise self._fail("unexpected text")
+
+    def fields(self, end: str, depth: int) -> list[pa.Field]:
+        """Fields up to the token `end`, which is left."""
+        found: dict[str, pa.Field] = {}
+        while True:
+            name = self._next()
+            if name.startswith("`"):
+                name = name[1:-1].replace("``", "`")
+            elif not re.fullmatch(r"\w+", name):
+                raise self._fail(f"{name!r} is not a name")
+            if name in found:
+                raise self._fail(f"field {name} is there twice")
+            if self._peek() == ":":
+                self._next()
+            found[name] = pa.field(name, self._type(depth + 1))
+            if self._peek() != ",":
+                break
+            self._next()
+        if self._peek() != end:
+            raise self._fail("unexpected text")
+        return list(found.values())
+
+    def _type(self, depth: int) -> pa.DataType:
+        if depth > _DEEPEST:
+            raise self._fail(f"more than {_DEEPEST} levels of types")
+        name = self._next().lower()
+        if name == "array":
+            self._expect("<")
+            kind = pa.list_(self._type(depth + 1))
+            self._expect(">")
+            return kind
+        if name == "struct":
+            self._expect("<")
+            fields = self.fields(">", depth)
+            self._expect(">")
+            return pa.struct(fields)
+        if name in ("decimal", "numeric"):
+            return self._decimal()
+        if name not in _TYPES:
+            raise self._fail(f"unknown type {name!r}; the types are {', '.join(_TYPES)}, decimal, array, struct")
+        return _TYPES[name]
+
+    def _decimal(self) -> pa.DataType:
+        precision, scale = 10, 0
+        if self._peek() == "(":
+            self._next()
+            precision = self._number()
+            if self._peek() == ",":
+                self._next()
+                scale = self._number()
+            self._expect(")")
+        if not 1 <= precision <= _MOST_DIGITS or scale > precision:
+            raise self._fail(f"decimal({precision},{scale}) can't be")
+        return pa.decimal128(precision, scale)
+
+    def _number(self) -> int:
+        word = self._next()
+        if not word.isdecimal() or len(word) > 3:
+            raise self._fail(f"{word!r} is not a number of digits")
+        return int(word)
+
+
+def _integer(text: str) -> float:
+    return int(text) if len(text) <= _LONGEST_INTEGER else math.inf
+
+
+def why_bad(row: bytes, kind: pa.DataType) -> str:
+    """Explain why a value is not JSON of a type; "" if that is not certain."""
+    try:
+        value = json.loads(str(row, "utf-8"), strict=False, parse_int=_integer)
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 ({error.reason} at byte {error.start})"
+    except json.JSONDecodeError as error:
+        if b"Inf" in row or b"NaN" in row:  # Arrow reads Inf and -NaN, too
+            return ""
+        return f"no JSON: {error.msg} at character {error.pos}"
+    except RecursionError:
+        return ""
+    return _why(value, kind, "")
+
+
+def _why(value: Any, kind: pa.DataType, path: str) -> str:
+    if value is None:
+        return ""
+    wanted = _wanted(value, kind)
+    if wanted:
+        where = f"field {path[1:]}" if path else "the value"
+        return f"{where} must be {wanted}, not {_NAMES.get(type(value), 'a number')}"
+    if pa.types.is_struct(kind):
+        for field in kind:
+            if found := _why(value.get(field.name), field.type, f"{path}.{field.name}"):
+                return found
+    elif pa.types.is_list(kind):
+        for item in value:
+            if found := _why(item, kind.value_type, path):
+                return found
+    return ""
+
+
+def _wanted(value: Any, kind: pa.DataType) -> str:
+    """Name what a type requires in place of a value; "" if the value may be of the type."""
+    is_text = isinstance(value, str)
+    if pa.types.is_struct(kind):
+        return "" if isinstance(value, dict) else "an object"
+    if pa.types.is_list(kind):
+        return "" if isinstance(value, list) else "an array"
+    if pa.types.is_boolean(kind):
+        return "" if isinstance(value, bool) else "a boolean"
+    if pa.types.is_integer(kind):
+        is_one = isinstance(value, int) and not isinstance(value, bool)
+        bits = kind.bit_width - 1
+        return "" if is_one and -(1 << bits) <= value < 1 << bits else f"an integer of {bits + 1} bits"
+    if pa.types.is_floating(kind):
+        return "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number"
+    if pa.types.is_string(kind):
+        return "" if is_text else "a string"
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return f"a {'date' if pa.types.is_date(kind) else 'timestamp'}" if is_text and not _DATE.match(value) else ""
+    return "a decimal" if is_text and not _NUMBER.match(value) else ""
+
+
+class Parsed(NamedTuple):
+    """A column of values, and (row, reason) of the rows that are not in it."""
+
+    column: pa.Array
+    bad: list[tuple[int, str]]
+
+
+class JsonParser:
+    """Parses JSON objects by a struct type. Fields that it has not are ignored, missing ones are null.
+
+    A value that is null, or the JSON `null`, is null.
+    """
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        # Arrow parses dates from numbers only.
+        self._read = _without_dates(kind)
+        self._schema = pa.schema([pa.field("v", self._read)])
+
+    def parse(self, values: pa.Array) -> Parsed:
+        """Parse a binary column. A value parses as a whole or is bad."""
+        rows = [b"null" if value is None else value for value in values.to_pylist()]
+        columns: list[pa.Array] = []
+        bad: list[tuple[int, str]] = []
+        waiting: list[tuple[Sequence[int], bool]] = [(range(len(rows)), False)]
+        while waiting:
+            numbers, is_sifted = waiting.pop()
+            if not numbers:
+                continue
+            part = [rows[number] for number in numbers]
+            found: pa.Array | str = "too many bytes"
+            if len(numbers) == 1 or sum(map(len, part)) <= _MOST_BYTES:
+                found = self._parse(part)
+            if not isinstance(found, str):
+                columns.append(found)
+            elif len(numbers) == 1:
+                bad.append((numbers[0], found))
+            elif not is_sifted and len(numbers) <= _SIFTED:
+                reasons = [(number, why_bad(row, self._kind)) for number, row in zip(numbers, part, strict=True)]
+                bad += [item for item in reasons if item[1]]
+                waiting.append(([number for number, reason in reasons if not reason], True))
+            else:
+                middle = len(numbers) // 2
+                waiting += [(numbers[middle:], is_sifted), (numbers[:middle], is_sifted)]
+        return Parsed(pa.concat_arrays(columns) if columns else pa.array([], self._kind), sorted(bad))
+
+    def _parse(self, rows: list[bytes]) -> pa.Array | str:
+        """Parse rows into a column, or return why Arrow can't.
+
+        Each row is wrapped in an object of its own: Arrow would accept several values in a line, and crashes on a
+        `null` outside of an object.
+        """
+        from pyarrow import json
+
+        data = b"\n".join([_BEGIN + row + _END for row in rows])
+        try:
+            data.decode()  # Arrow accepts other bytes in strings
+            table = json.read_json(
+                pa.BufferReader(data),
+                read_options=json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+                parse_options=json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"),
+            )
+            if len(table) != len(rows):
+                return "more than one value"
+            column = table["v"].combine_chunks()
+            if isinstance(column, pa.ChunkedArray):  # before pyarrow 23
+                column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], self._read)
+            found = column.cast(self._kind)
+            return found if _is_dated(found) else "a time before the year 1 or after 9999"
+        except UnicodeDecodeError as error:
+            return f"not UTF-8 ({error.reason} at byte {error.start - len(_BEGIN)})"
+        except (pa.ArrowException, ValueError) as error:
+            return str(error).partition(" in row ")[0].replace("Column(/v", "Column(")
+
+
+def _without_dates(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _without_dates(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_without_dates(kind.value_type))
+    return pa.string() if pa.types.is_date(kind) else kind
+
+
+def _is_dated(column: pa.Array) -> bool:
+    """Whether Python, and so a reader of the files, has all times of a column."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return all(_is_dated(field) for field in column.flatten())
+    if pa.types.is_list(kind):
+        return _is_dated(column.flatten())
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return True
+    times = pc.min_max(column.cast(pa.timestamp("us")).cast(pa.int64())).as_py()
+    return times["min"] is None or FIRST_US <= times["min"] <= times["max"] <= LAST_US
