@@ -1,15 +1,13 @@
-"""Options, connection and log level of the commands that talk to a cluster."""
+"""Options and connection of the commands that talk to a cluster."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
@@ -84,14 +82,6 @@ def cluster_options(function: _F) -> _F:
     ):
         function = option(function)
     return function
-
-
-def quiet_client(ctx: click.Context) -> None:
-    """Log only the client's warnings, unless the user chose a level: retries that succeed interest nobody."""
-    if ctx.find_root().get_parameter_source("log_level") is ParameterSource.DEFAULT:
-        logging.getLogger("spark_klog.client").setLevel(logging.WARNING)
-        # files for --command-config are often shared with producers and consumers
-        logging.getLogger("spark_klog.client.admin.calls").setLevel(logging.ERROR)
 
 
 def chosen_cluster() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import platform
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from spark_klog import __version__
 from spark_klog.cli.foreign import FOREIGN_COMMANDS, CommandGroup
@@ -148,9 +150,15 @@ def _print_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> No
     type=click.Choice(LEVELS, case_sensitive=False),
     help="Level of the log on stderr.",
 )
-def main(log_level: str) -> None:
+@click.pass_context
+def main(ctx: click.Context, log_level: str) -> None:
     """The Kafka commit log for PySpark."""
     log_to_stderr(log_level, TEXT)
+    if ctx.get_parameter_source("log_level") is ParameterSource.DEFAULT:
+        # retries that succeed interest nobody
+        logging.getLogger("spark_klog.client").setLevel(logging.WARNING)
+        # files for --command-config are often shared with producers and consumers
+        logging.getLogger("spark_klog.client.admin.calls").setLevel(logging.ERROR)
 
 
 main.add_command(version)

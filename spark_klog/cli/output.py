@@ -1,8 +1,7 @@
-"""Output of the commands: tables for people, lines of JSON for machines.
+"""Output of the commands: tables for people, lines of JSON for machines; progress and the log on stderr.
 
-Log to stderr, as lines of text or of JSON.
-
-A line of JSON has time (ISO 8601, UTC, in ms), level, logger, message, and with an error exception (its traceback).
+A line of the log is text, or JSON: time (ISO 8601, UTC, in ms), level, logger, message, and with an error exception
+(its traceback).
 
 Names of clients, users and groups come from outside. A line break in one would forge a line of the log, and an escape
 sequence would act on the reader's terminal: control characters are written as Python escapes, in text as in JSON, and
@@ -24,9 +23,8 @@ import click
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
     from rich.table import Table
-
 
 #: Work that is done sooner shows no bar.
 _BAR_AFTER = 1.0
@@ -53,21 +51,17 @@ class Counter:
         self._records += records
         self._bytes += size
         if self._bar is None and self._shows_bar and time.monotonic() - self._began > _BAR_AFTER:
-            self._start()
+            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+            self._bar = progress(MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+            self._task = self._bar.add_task("records", total=self._total)
+            self._bar.start()
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._records)
 
     def forget(self) -> None:
         """Count from 0: what was counted is not written after all."""
         self._records = self._bytes = 0
-
-    def _start(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        bar = Progress(MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), console=Console(stderr=True))
-        self._bar, self._task = bar, bar.add_task("records", total=self._total)
-        bar.start()
 
     def __enter__(self) -> Counter:
         return self
@@ -82,6 +76,17 @@ class Counter:
                 f"{self._records:,} records, {self._bytes:,} bytes in {seconds:.2f} s ({per_second:,.0f} records/s)",
                 err=True,
             )
+
+
+def progress(*columns: ProgressColumn, is_quiet: bool = False) -> Progress:
+    """A progress bar on stderr, if that is a terminal; it disappears when it ends."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    made = Console(stderr=True)
+    is_quiet = is_quiet or not made.is_terminal
+    # rich would otherwise redirect stdout to the console, which is stderr
+    return Progress(*columns, console=made, disable=is_quiet, transient=True, redirect_stdout=False)
 
 
 TEXT, JSON = "text", "json"
@@ -148,10 +153,14 @@ def say(as_json: bool, line: Mapping[str, Any], text: str) -> None:
     click.echo(json.dumps(line) if as_json else text)
 
 
-def print_json(lines: Iterable[Mapping[str, Any]]) -> None:
-    """Print each line as JSON."""
-    for line in lines:
-        click.echo(json.dumps(line))
+def print_lines(as_json: bool, lines: Iterable[Mapping[str, Any]], columns: Mapping[str, str] | Sequence[str]) -> None:
+    """Print each line as JSON, or all as a table. `columns` are names of fields, or fields by the heads of columns."""
+    if as_json:
+        for line in lines:
+            click.echo(json.dumps(line))
+        return
+    fields = list(columns.values() if isinstance(columns, Mapping) else columns)
+    print_table(list(columns), [[cell(line[field]) for field in fields] for line in lines])
 
 
 def cell(value: object) -> str:

@@ -21,10 +21,9 @@ from spark_klog.cli.clusters import (
     cluster_options,
     cluster_settings,
     connected,
-    quiet_client,
 )
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import cell, console, escaped, print_json, print_table, table
+from spark_klog.cli.output import cell, console, escaped, print_lines, print_table, table
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember
 from spark_klog.client.cluster import TopicPartition
@@ -93,10 +92,8 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
 
 
 @click.group(cls=CommandGroup)
-@click.pass_context
-def groups(ctx: click.Context) -> None:
+def groups() -> None:
     """List and describe groups, and show their lag."""
-    quiet_client(ctx)
 
 
 def _stores_options(function: _F) -> _F:
@@ -122,21 +119,9 @@ def list_(servers: str | None, command_config: Path | None, as_json: bool) -> No
     """List all groups, including those that only have offsets."""
     with connected(servers, command_config) as admin:
         found = admin.list_groups()
-    lines = [
-        {
-            "group": one.group,
-            "state": one.state,
-            "protocolType": one.protocol_type,
-            "coordinator": one.coordinator,
-        }
-        for one in found
-    ]
-    if as_json:
-        print_json(lines)
-    else:
-        columns = ("group", "state", "type", "coordinator")
-        rows = [[one.group, one.state, one.protocol_type or "-", str(one.coordinator)] for one in found]
-        print_table(columns, rows)
+    fields = {"group": "group", "state": "state", "type": "protocolType", "coordinator": "coordinator"}
+    values = ((one.group, one.state, one.protocol_type or ("" if as_json else None), one.coordinator) for one in found)
+    print_lines(as_json, [dict(zip(fields.values(), each, strict=True)) for each in values], fields)
 
 
 class _GroupSources(NamedTuple):
@@ -248,7 +233,7 @@ def describe(
             "coordinator": described.coordinator,
             "members": [_member_line(member) for member in described.members],
         }
-        print_json([head | {"partitions": lines}])
+        click.echo(json.dumps(head | {"partitions": lines}))
         return
     parts = [
         group,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client
-from spark_klog.cli.output import print_json, print_table, say
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings
+from spark_klog.cli.output import print_table, say
 from spark_klog.client.cluster import Cluster
 
 
@@ -32,9 +32,7 @@ Examples:
     "--hours", default=24, show_default=True, type=click.IntRange(1, 24 * 31), help="How many to compare with the log."
 )
 @cluster_options
-@click.pass_context
 def status_command(
-    ctx: click.Context,
     output: str,
     plot: Path | None,
     with_bars: bool,
@@ -50,7 +48,6 @@ def status_command(
     """
     from spark_klog.load.audit import bars, compare, plot_hours, status, status_json
 
-    quiet_client(ctx)
     settings = cluster_settings(servers, command_config)
     found = status(output)
     if plot is not None:
@@ -69,7 +66,7 @@ def status_command(
                 ],
                 "gone": [f"{topic}-{number}" for topic, number in compared.gone],
             }
-        print_json([line])
+        click.echo(json.dumps(line))
     else:
         names = ("records", "files", "bad", "lag")
         runs = [(run["run"], run["finished"], *(f"{run[name]:,}" for name in names)) for run in found.runs]
@@ -135,10 +132,7 @@ def files_command(output: str, topic: str | None, as_json: bool) -> None:
     if topic is not None and not found:
         click.echo(f"klog: the load has no files of topic {topic}", err=True)
     for item in found:
-        if as_json:
-            print_json([item.__dict__])
-        else:
-            click.echo(item.path)
+        say(as_json, vars(item), item.path)
 
 
 @load.command(
@@ -171,9 +165,7 @@ Examples:
 @click.option("--topic", required=True, help="Where to send the records to.")
 @click.option("--from-topic", "source", help="Only the dead letters of this topic of the load.")
 @cluster_options
-@click.pass_context
 def replay_command(
-    ctx: click.Context,
     output: str,
     topic: str,
     source: str | None,
@@ -189,7 +181,6 @@ def replay_command(
     """
     from spark_klog.restore.replay import replay
 
-    quiet_client(ctx)
     settings = cluster_settings(servers, command_config)
     settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
     found = replay(output, settings, topic, source)

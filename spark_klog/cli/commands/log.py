@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from spark_klog.cli.output import os_error_text
+from spark_klog.cli.output import os_error_text, progress, say
 from spark_klog.errors import ConfigError, DataDirectoryError, DecodeError
 from spark_klog.log.files.partition_files import SUFFIX_07
 from spark_klog.log.segments.segment import LOG
@@ -47,13 +46,13 @@ def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
     Retention counts from the upgrade, since the records have no timestamps. Before Apache Kafka serves NEW, create the
     topics there with the same numbers of partitions, and upgrade with --no-topic-ids.
     """
-    with _progress(as_json) as progress:
-        task = progress.add_task("", total=old_logs_size(old))
+    with _progress(as_json) as bar:
+        task = bar.add_task("", total=old_logs_size(old))
         sizes: dict[str, int] = {}
 
         def done(partition: str, size: int) -> None:
             sizes[partition] = size
-            progress.update(task, description=partition, completed=sum(sizes.values()))
+            bar.update(task, description=partition, completed=sum(sizes.values()))
 
         try:
             results = upgrade_logs(old, new, done, topic_ids=not no_topic_ids)
@@ -69,7 +68,7 @@ def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
         else:
             fields, state = {"partition": result.partition, "error": str(result.error)}, "failed"
             text = f"{result.partition}: {result.error}"
-        _say({"state": state} | fields if as_json else text, state == "failed" and not as_json)
+        click.echo(json.dumps({"state": state} | fields) if as_json else text, err=state == "failed" and not as_json)
     if not all(isinstance(result, Upgraded) for result in results):
         sys.exit(1)
 
@@ -92,11 +91,11 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
     incomplete record batch.
     """
     sound: dict[Path, str] = {}
-    with _progress(as_json) as progress:
+    with _progress(as_json) as bar:
         for path in paths:
             files = log_files(path)
             total = sum(file.stat().st_size for file in files)
-            task = progress.add_task(path.name, total=total)
+            task = bar.add_task(path.name, total=total)
             sound[path] = f"{path}: no problem in {len(files):,} log files, {total:,} bytes"
             before, current = 0, (path, 0)
 
@@ -105,13 +104,13 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
                 if file != current[0]:
                     before += current[1]
                 current = file, size
-                progress.update(task, completed=before + size)  # noqa: B023
+                bar.update(task, completed=before + size)  # noqa: B023
 
             for finding in verify_logs(path, done):
                 sound.pop(path, None)
                 where = "" if finding.position is None else f"position {finding.position}: "
                 fields = asdict(finding) | {"file": str(finding.file)}
-                _say(fields if as_json else f"{finding.file}: {where}{finding.what}", not as_json)
+                click.echo(json.dumps(fields) if as_json else f"{finding.file}: {where}{finding.what}", err=not as_json)
     for line in () if as_json else sound.values():
         click.echo(line)
     if len(sound) < len(set(paths)):
@@ -133,17 +132,12 @@ def repair(folder: Path, as_json: bool) -> None:
     itself.
     """
     found = repair_log(folder.absolute())  # "." has no name
-    kept = [str(path) for path in found.kept] if found else []
-    if as_json:
-        _say({"endOffset": found.end_offset, "reason": found.reason, "kept": kept} if found else {}, False)
-    elif found is None:
-        _say(f"{folder} is not damaged: nothing was changed", False)
-    else:
-        _say("\n".join([f"{folder} now ends at offset {found.end_offset}; {found.reason}", *kept]), False)
-
-
-def _say(line: dict[str, object] | str, err: bool) -> None:
-    click.echo(line if isinstance(line, str) else json.dumps(line), err=err)
+    if found is None:
+        say(as_json, {}, f"{folder} is not damaged: nothing was changed")
+        return
+    kept = [str(path) for path in found.kept]
+    text = "\n".join([f"{folder} now ends at offset {found.end_offset}; {found.reason}", *kept])
+    say(as_json, {"endOffset": found.end_offset, "reason": found.reason, "kept": kept}, text)
 
 
 @log.command(
@@ -168,9 +162,9 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
     """
     damaged = 0
     files = [file for path in paths for file in _files_to_dump(path)]
-    with _progress(as_json or sys.stdout.isatty()) as progress:
+    with _progress(as_json or sys.stdout.isatty()) as bar:
         for path in files:
-            task = progress.add_task(path.name, total=path.stat().st_size)
+            task = bar.add_task(path.name, total=path.stat().st_size)
             for found in dump_index(path) if path.suffix in INDEX_SUFFIXES else dump_file(path):
                 reason = found.reason if isinstance(found, Damage) else _print(found, batches)
                 if isinstance(found, Padding) and path.suffix not in INDEX_SUFFIXES:
@@ -178,7 +172,7 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
                 if reason:
                     damaged += 1
                     click.echo(f"{path}: position {found.position}, {found.size} bytes: {reason}", err=True)
-                progress.update(task, completed=found.position + found.size)
+                bar.update(task, completed=found.position + found.size)
     if damaged:
         sys.exit(1)
 
@@ -196,13 +190,9 @@ def _files_to_dump(path: Path) -> list[Path]:
     return found
 
 
-def _progress(quiet: bool) -> Progress:
-    """A progress bar on stderr, if that is a terminal."""
-    console = Console(stderr=True)
+def _progress(is_quiet: bool) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    quiet = quiet or not console.is_terminal
-    # rich would otherwise redirect stdout to the console, which is stderr.
-    return Progress(*columns, console=console, disable=quiet, transient=True, redirect_stdout=False)
+    return progress(*columns, is_quiet=is_quiet)
 
 
 def _print(found: Dumped | IndexEntry | Padding, batches: bool) -> str | None:

@@ -15,7 +15,7 @@ from types import FrameType
 import click
 
 from spark_klog.base.names import topic_pattern
-from spark_klog.cli.clusters import client_settings, cluster_settings, quiet_client
+from spark_klog.cli.clusters import client_settings, cluster_settings
 from spark_klog.cli.output import console, say
 from spark_klog.client.settings import parse_bootstrap
 from spark_klog.errors import ConfigError
@@ -89,9 +89,7 @@ Examples:
 )
 @click.option("--until-end", is_flag=True, help="Stop at the offsets that the source has now.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON after each commit.")
-@click.pass_context
 def mirror(
-    ctx: click.Context,
     source: str,
     target: str,
     topics: str,
@@ -114,7 +112,6 @@ def mirror(
     Record batches are copied as they are. Progress is kept at the target, in the topic klog-mirror.NAME.internal: a
     mirror that was stopped or killed goes on where it was.
     """
-    quiet_client(ctx)
     settings = MirrorSettings(
         side_settings("--from", source),
         side_settings("--to", target),

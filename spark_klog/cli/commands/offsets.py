@@ -1,10 +1,8 @@
 """`klog offsets`: show, set and copy the offsets of groups, in any store.
 
-The text files of Kafka's ExportZkOffsets and ImportZkOffsets (0.7 to 1.1): a line a partition.
+The text files of Kafka's ExportZkOffsets and ImportZkOffsets (0.7 to 1.1) have a line a partition:
 
     /consumers/GROUP/offsets/TOPIC/PARTITION:OFFSET
-
-No I/O.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ from spark_klog.cli.clusters import (
     command_config_option,
     parse_topics,
     partitions_of,
-    quiet_client,
 )
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import cell, print_json, print_table
+from spark_klog.cli.output import print_lines
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.places import offsets_by_partition, parse_time
@@ -85,8 +82,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 @click.group(cls=CommandGroup)
-@click.pass_context
-def offsets(ctx: click.Context) -> None:
+def offsets() -> None:
     """Show, set and copy the offsets of groups.
 
     \b
@@ -96,7 +92,6 @@ def offsets(ctx: click.Context) -> None:
       file:///PATH, s3://..., ...    the same as plain files
       checkpoint:///PATH             the checkpoint of a Spark query (read only)
     """
-    quiet_client(ctx)
 
 
 _group_option = click.option("--group", required=True, help="Name of the group.")
@@ -193,7 +188,7 @@ def show(
             click.echo(text)
         return
     lines = [{"topic": topic, "partition": partition, "offset": offset} for (topic, partition), offset in found]
-    _print(as_json, ("topic", "partition", "offset"), lines)
+    print_lines(as_json, lines, ("topic", "partition", "offset"))
 
 
 @offsets.command(
@@ -356,13 +351,6 @@ def _apply(store: OffsetStore, changes: Iterable[Change], dry_run: bool, as_json
     if not dry_run:
         store.commit(written)
     lines = [change._asdict() | {"written": not dry_run and change.new is not None} for change in changes]
-    _print(as_json, ("topic", "partition", "old", "new", "note"), lines)
+    print_lines(as_json, lines, ("topic", "partition", "old", "new", "note"))
     if dry_run and not as_json:
         click.echo("nothing was written", err=True)
-
-
-def _print(as_json: bool, columns: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> None:
-    if as_json:
-        print_json(lines)
-    else:
-        print_table(columns, [[cell(line[column]) for column in columns] for line in lines])

@@ -10,9 +10,9 @@ from uuid import UUID
 import click
 
 from spark_klog.broker.settings.config import parse_settings
-from spark_klog.cli.clusters import cluster_options, connected, parse_topics, partitions_of, quiet_client
+from spark_klog.cli.clusters import cluster_options, connected, parse_topics, partitions_of
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import cell, print_json, print_table, say
+from spark_klog.cli.output import print_lines, say
 from spark_klog.client import Admin
 from spark_klog.client.admin.configs import ConfigResource
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
@@ -27,10 +27,8 @@ _INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 @click.group(cls=CommandGroup)
-@click.pass_context
-def topics(ctx: click.Context) -> None:
+def topics() -> None:
     """Create, list, describe, alter and delete topics; offsets of their partitions."""
-    quiet_client(ctx)
 
 
 @topics.command(
@@ -85,10 +83,7 @@ def list_(internal_too: bool, servers: str | None, command_config: Path | None, 
     with connected(servers, command_config) as admin:
         found = admin.list_topics(include_internal=internal_too)
     lines = [{"name": one.name, "partitions": one.partitions, "internal": one.is_internal} for one in found]
-    if as_json:
-        print_json(lines)
-    else:
-        print_table(("topic", "partitions"), [(str(line["name"]), str(line["partitions"])) for line in lines])
+    print_lines(as_json, lines, {"topic": "name", "partitions": "partitions"})
 
 
 @topics.command(
@@ -108,14 +103,12 @@ def describe(names: tuple[str, ...], servers: str | None, command_config: Path |
     """
     with connected(servers, command_config) as admin:
         described = _describe(admin, names)
-    if as_json:
-        print_json(described)
-        return
     for topic in described:
         differing = [f"{name}={value}" for name, value in topic["settings"].items()]
-        click.echo("  ".join([topic["name"], topic["id"] or "no id", *differing]))
-        columns = ("partition", "leader", "replicas", "inSync", "earliest", "latest")
-        print_table(columns, [[cell(entry[column]) for column in columns] for entry in topic["partitions"]])
+        say(as_json, topic, "  ".join([topic["name"], topic["id"] or "no id", *differing]))
+        if not as_json:
+            columns = ("partition", "leader", "replicas", "inSync", "earliest", "latest")
+            print_lines(False, topic["partitions"], columns)
 
 
 @topics.command(

@@ -11,7 +11,6 @@ from spark_klog.cli.clusters import (
     chosen_cluster,
     cluster_settings,
     command_config_option,
-    quiet_client,
 )
 from spark_klog.errors import ConfigError
 
@@ -44,9 +43,7 @@ Examples:
     help=f"HOST:PORT[,...]; the default is bootstrap.servers of --command-config, or else {DEFAULT_SERVERS}.",
 )
 @command_config_option
-@click.pass_context
 def ui(
-    ctx: click.Context,
     listen: str,
     allow_changes: bool,
     allow_remote: bool,
@@ -69,7 +66,6 @@ def ui(
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):
             raise
         raise ConfigError("klog ui needs Starlette and Uvicorn: pip install 'spark-klog[ui]'") from None
-    quiet_client(ctx)
     settings = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
     stores = [*([f"zookeeper://{zookeeper}"] if zookeeper else []), *([offsets_path] if offsets_path else [])]
     config = None if command_config is None else command_config.absolute()

@@ -10,7 +10,7 @@ import click
 from spark_klog.broker.security.config import ANONYMOUS
 from spark_klog.broker.security.mechanisms import HASHES, MAX_ITERATIONS, MIN_ITERATIONS, make_credential
 from spark_klog.broker.security.users_file import check_user_name, read_users, remove_user, set_credentials
-from spark_klog.cli.output import print_json
+from spark_klog.cli.output import say
 from spark_klog.errors import ConfigError
 
 _file = click.option(
@@ -79,24 +79,12 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON per user.")
 def list_users(path: Path, as_json: bool) -> None:
     """List names, mechanisms and rules, without credentials."""
-    listed = sorted(read_users(path).items())
-    if as_json:
-        print_json(
-            {
-                "name": name,
-                "mechanisms": [*user.credentials],
-                "admin": user.admin,
-                "read": [*user.read],
-                "write": [*user.write],
-            }
-            for name, user in listed
-        )
-        return
-    for name, user in listed:
+    for name, user in sorted(read_users(path).items()):
+        rules = {"admin": user.admin, "read": [*user.read], "write": [*user.write]}
         parts = [name, ",".join(user.credentials) or "-"]
         parts += ["admin"] if user.admin else []
-        parts += [f"{key}={','.join(rules)}" for key, rules in (("read", user.read), ("write", user.write)) if rules]
-        click.echo("\t".join(parts))
+        parts += [f"{key}={','.join(named)}" for key in ("read", "write") if (named := getattr(user, key))]
+        say(as_json, {"name": name, "mechanisms": [*user.credentials], **rules}, "\t".join(parts))
 
 
 @users.command(

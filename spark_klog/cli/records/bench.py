@@ -7,25 +7,22 @@ import math
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client, set_settings
-from spark_klog.cli.output import print_table
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
+from spark_klog.cli.output import print_table, progress
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
 from spark_klog.protocol.tables.records import LATEST
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 #: Settings that would make the producer transactional, or the consumer a member of another program's group.
 _NOT_OURS = ("transactional.id", "group.id", "group.instance.id")
@@ -76,9 +73,7 @@ Examples:
     help="A producer setting; repeatable. Those of connections are for all.",
 )
 @cluster_options
-@click.pass_context
 def bench(
-    ctx: click.Context,
     records: int,
     size: int,
     topic: str | None,
@@ -100,7 +95,6 @@ def bench(
     Then N records are written and read as Arrow batches. Values are random hexadecimal digits, which codecs shrink to
     about half. MB are 1,000,000 bytes of values. The topic is deleted at the end, and after Ctrl-C.
     """
-    quiet_client(ctx)
     if existing and topic is None:
         raise click.UsageError("--existing needs --topic")
     if existing and keep:
@@ -120,10 +114,11 @@ def bench(
         raise click.UsageError("--set transactional.id: klog bench writes without transactions")
     name = topic or f"klog-bench-{secrets.token_hex(4)}"
     signal.signal(signal.SIGTERM, _stop)
+    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn())
     with Producer(own) as producer, Admin(shared) as admin:
         # in this order: the topic is deleted while the connections are there, and nothing of the producer follows
-        with _topic(admin, name, existing, keep, partitions, replication_factor), _progress() as progress:
-            found = _measure(admin, producer, shared, name, records, size, probes, progress)
+        with _topic(admin, name, existing, keep, partitions, replication_factor), progress(*columns) as bars:
+            found = _measure(admin, producer, shared, name, records, size, probes, bars)
     head = {
         "topic": name,
         "partitions": found.partitions,
@@ -192,17 +187,6 @@ def _delete(admin: Admin, name: str) -> None:
         click.echo(f"klog: topic {name} is left, delete it by `klog topics delete {name}`: {error}", err=True)
 
 
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """Bars on a terminal's stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as made:
-        yield made
-
-
 def _measure(
     admin: Admin,
     producer: Producer,
@@ -211,7 +195,7 @@ def _measure(
     records: int,
     size: int,
     probes: int,
-    progress: Progress,
+    bars: Progress,
 ) -> _Found:
     reading = {**settings, "enable.auto.commit": "false", "auto.offset.reset": "earliest"}
     numbers = list(admin.cluster.partitions([topic])[topic])
@@ -219,18 +203,18 @@ def _measure(
     with Consumer(reading) as consumer:
         first = (topic, numbers[0])
         consumer.assign([(*first, list_offsets(admin.cluster, {first: LATEST})[first])])
-        latencies = _probe(producer, consumer, topic, numbers[0], size, probes, progress)
+        latencies = _probe(producer, consumer, topic, numbers[0], size, probes, bars)
         starts = list_offsets(admin.cluster, latest)
-        produced = _produce(producer, topic, records, size, progress)
-        consumed = _consume(consumer, starts, records, progress)
+        produced = _produce(producer, topic, records, size, bars)
+        consumed = _consume(consumer, starts, records, bars)
     return _Found(len(numbers), produced, consumed, latencies)
 
 
 def _probe(
-    producer: Producer, consumer: Consumer, topic: str, partition: int, size: int, count: int, progress: Progress
+    producer: Producer, consumer: Consumer, topic: str, partition: int, size: int, count: int, bars: Progress
 ) -> dict[str, list[float]]:
     """Send records one at a time; seconds until each is acknowledged, and until the consumer has it."""
-    bar = progress.add_task("latency", total=count, visible=count > 0)
+    bar = bars.add_task("latency", total=count, visible=count > 0)
     acknowledged: list[float] = []
     delivered: list[float] = []
     value, run = _value(size), secrets.token_hex(8)
@@ -249,8 +233,8 @@ def _probe(
         delivery.result(_MISSING_SECONDS)
         producer.flush()  # after it the callback was called
         acknowledged.append(confirmed[0] - began)
-        progress.advance(bar)
-    progress.update(bar, total=len(delivered))
+        bars.advance(bar)
+    bars.update(bar, total=len(delivered))
     return {"acknowledged": acknowledged, "delivered": delivered}
 
 
@@ -264,11 +248,11 @@ def _await(consumer: Consumer, key: bytes) -> None:
     raise KlogError(f"a record was written and did not come back within {_MISSING_SECONDS:.0f} s")
 
 
-def _produce(producer: Producer, topic: str, records: int, size: int, progress: Progress) -> float:
+def _produce(producer: Producer, topic: str, records: int, size: int, bars: Progress) -> float:
     """Write the records, and return the seconds until all are acknowledged."""
     import pyarrow as pa
 
-    bar = progress.add_task("produce", total=records)
+    bar = bars.add_task("produce", total=records)
     rows = max(1, min(records, _CHUNK_BYTES // size))
     table = pa.table({"value": pa.array([_value(size) for _ in range(rows)], pa.large_binary())})
     began, left = time.perf_counter(), records
@@ -276,14 +260,14 @@ def _produce(producer: Producer, topic: str, records: int, size: int, progress: 
         count = min(rows, left)
         producer.send_arrow(table.slice(0, count), topic)
         left -= count
-        progress.advance(bar, count)
+        bars.advance(bar, count)
     producer.flush()
     return time.perf_counter() - began
 
 
-def _consume(consumer: Consumer, starts: dict[tuple[str, int], int], records: int, progress: Progress) -> float:
+def _consume(consumer: Consumer, starts: dict[tuple[str, int], int], records: int, bars: Progress) -> float:
     """Read the records, and return the seconds; `KlogError` if some do not come."""
-    bar = progress.add_task("consume", total=records)
+    bar = bars.add_task("consume", total=records)
     began = time.perf_counter()
     consumer.assign([(*key, start) for key, start in starts.items()])
     left, deadline = records, time.monotonic() + _MISSING_SECONDS
@@ -292,7 +276,7 @@ def _consume(consumer: Consumer, starts: dict[tuple[str, int], int], records: in
         if batch is not None:
             left -= batch.num_rows
             deadline = time.monotonic() + _MISSING_SECONDS
-            progress.update(bar, completed=records - left)
+            bars.update(bar, completed=records - left)
         elif time.monotonic() > deadline:
             raise KlogError(f"{left:,} of {records:,} records did not come back within {_MISSING_SECONDS:.0f} s")
     return time.perf_counter() - began

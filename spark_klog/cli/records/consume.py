@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.base.names import topic_pattern
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client, set_settings
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
 from spark_klog.cli.records.form import milliseconds
@@ -244,9 +244,7 @@ Examples:
 @click.option("--set", "-X", "settings", multiple=True, metavar="NAME=VALUE", help="A consumer setting; repeatable.")
 @click.option("--stats/--quiet", "-v/-q", "shows_stats", default=None, help="Say how many; default: on a terminal.")
 @cluster_options
-@click.pass_context
 def consume(
-    ctx: click.Context,
     topics: tuple[str, ...],
     partitions: tuple[int, ...],
     begin: str | None,
@@ -274,7 +272,6 @@ def consume(
     """
     from spark_klog.cli.records.consume import Where
 
-    quiet_client(ctx)
     if follow and (until is not None or exits):
         raise click.UsageError("give only one of --follow and --until")
     if group is not None and (partitions or until is not None):

@@ -13,7 +13,7 @@ from types import FrameType
 
 import click
 
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, quiet_client, set_settings
+from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import INTERRUPTED, Counter
 from spark_klog.cli.records.form import unescape
@@ -67,9 +67,7 @@ Examples:
 @click.option("--set", "-X", "settings", multiple=True, metavar="NAME=VALUE", help="A producer setting; repeatable.")
 @click.option("--stats/--quiet", "-v/-q", "shows_stats", default=None, help="Say how many; default: on a terminal.")
 @cluster_options
-@click.pass_context
 def produce(
-    ctx: click.Context,
     topic: str,
     files: tuple[Path, ...],
     lines: bool,
@@ -92,7 +90,6 @@ def produce(
     With --json each line is a record as `klog consume --json` prints it. Lines are sent as they come. A line that can't
     be a record ends the command with its number; the lines before it are written, except in a transaction.
     """
-    quiet_client(ctx)
     if lines and not files:
         raise click.UsageError("--lines needs files")
     if key is not None and key_separator is not None:
