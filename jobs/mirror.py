@@ -29,7 +29,7 @@ from functools import partial
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from spark_klog.cli.commands.mirror import pattern, side_settings
+from spark_klog.cli.commands.mirror import mirror_settings
 from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW, complain, spark_session
 from spark_klog.client import Admin
 from spark_klog.errors import KlogError
@@ -94,17 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopped = threading.Event()
     spark, records = None, 0
     try:
-        settings = MirrorSettings(
-            side_settings("--from", options.source),
-            side_settings("--to", options.target),
-            name=options.name,
-            topics=pattern("--topics", options.topics),
-            exclude=None if options.exclude is None else pattern("--exclude", options.exclude),
-            prefix=options.prefix,
-            exactly_once=options.exactly_once,
-            recreated=options.recreated,
-            copy_again=frozenset(options.copy_again),
-        )
+        of_job = ("tasks", "every", "json")
+        settings = mirror_settings(**{name: value for name, value in vars(options).items() if name not in of_job})
         prepare(settings, options.tasks)  # report wrong settings before Spark starts
         spark = spark_session("klog mirror")
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from spark_klog.client.producer.transactions import NEVER_COMMITTED
 from spark_klog.errors import KlogError, ProducerFenced, ProtocolError, is_retriable
-from spark_klog.mirror.ownership import Ownership
 from spark_klog.mirror.session import Session, Totals
 from spark_klog.mirror.settings import MirrorSettings
+from spark_klog.mirror.target import Ownership
 
 _log = logging.getLogger(__name__)
 #: Seconds before the first attempt after a failure, and the most; each pause is twice the last.

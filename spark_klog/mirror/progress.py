@@ -1,11 +1,11 @@
 """Where a mirror keeps its offsets: a compacted topic of the target, `klog-mirror.NAME.internal`.
 
-It has a record for each run of offsets (see offset_map.py), and what else is noted of topics (see beginnings.py). Where
-new partitions begin is written before their records. The record of a run is written after the records that it tells
-of; with exactly-once it is part of their transaction, so that both are there or neither. Each partition of the topic
-belongs to one process of the mirror (a slot): no other's open transaction hides what it has committed.
+It has a record for each run of offsets (see offset_map.py), and notes on topics and the mirror. Where new partitions
+begin is written before their records. The record of a run is written after the records that it tells of; with
+exactly-once it is part of their transaction, so that both are there or neither. Each partition of the topic belongs to
+one process of the mirror (a slot): no other's open transaction hides what it has committed.
 
-A mirror's notes on its topics, in its own topic beside the offsets (see progress.py).
+A note begins as each record of the topic, with the fields of an offset sync:
 
     key     topic STRING (INT16 length, UTF-8), partition INT32: the kind
     value   INT64 -1, INT64 -1, then by kind
@@ -16,8 +16,6 @@ A mirror's notes on its topics, in its own topic beside the offsets (see progres
                                 -2: the process that has begun last, JSON: its id, how long to wait for it, ...
                                 -3: the id of the last process that has ended in order, UTF-8
                                 -4: clusters by prefix, JSON: where the target's topics with that prefix come from
-
-The first fields are those of an offset sync, as of each record of the topic (see offset_map.py). No I/O.
 """
 
 from __future__ import annotations
@@ -25,13 +23,13 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from struct import Struct, error as StructError
 from uuid import UUID
 
 from spark_klog.base.clock import system_ms
-from spark_klog.client import Admin, Consumer
+from spark_klog.client import Admin, Consumer, ConsumerRecord
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError, RequestTimedOut
@@ -43,6 +41,11 @@ _TOPIC, _COPY = -1, -2
 _PREFIX, _OWNER, _RELEASE, _ORIGINS = -1, -2, -3, -4
 _UNKNOWN = UUID(int=0)
 _NO_OFFSETS = Struct(">qq").pack(-1, -1)
+_READ_COMMITTED = 1
+_SECONDS = 60.0
+_MOST_COPIES = 3
+#: Records of a batch: less than half a megabyte, whatever the topics' names.
+_ROWS = 1_500
 
 
 @dataclass(frozen=True)
@@ -81,47 +84,30 @@ class Progress:
 
     def load(self, key: bytes, value: bytes) -> None:
         """Take in a record, in the order of the topic; `DecodeError` if it is not a mirror's."""
-        topic, partition = decode_key(key)
-        if partition >= 0:
-            self.maps.setdefault((topic, partition), PartitionMap()).load(decode_run(value))
+        topic, kind = decode_key(key)
+        if kind >= 0:
+            self.maps.setdefault((topic, kind), PartitionMap()).load(decode_run(value))
             return
         rest = value[len(_NO_OFFSETS) :]
         try:
-            if topic:
-                self._load_id(topic, partition, UUID(bytes=rest))
-            else:
-                self._load_note(partition, rest)
+            if topic and kind == _COPY:
+                self.copy_ids[topic] = UUID(bytes=rest)
+            elif topic:
+                topic_id = UUID(bytes=rest)
+                self.forget(topic)
+                self.topic_ids.pop(topic, None)
+                if topic_id != _UNKNOWN:
+                    self.topic_ids[topic] = topic_id
+            elif kind == _PREFIX:
+                self.prefix = rest.decode()
+            elif kind == _OWNER:
+                self.owners.append(Owner(**json.loads(rest)))
+            elif kind == _RELEASE:
+                self.released = rest.decode()
+            elif kind == _ORIGINS:
+                self.origins = dict(json.loads(rest))
         except (ValueError, TypeError, StructError) as error:
             raise DecodeError(f"not a record of a mirror's topics: {error}") from None
-
-    def _load_id(self, topic: str, kind: int, found: UUID) -> None:
-        if kind == _COPY:
-            self.copy_ids[topic] = found
-            return
-        self.forget(topic)
-        self.topic_ids.pop(topic, None)
-        if found != _UNKNOWN:
-            self.topic_ids[topic] = found
-
-    def _load_note(self, kind: int, rest: bytes) -> None:
-        if kind == _PREFIX:
-            self.prefix = rest.decode()
-        elif kind == _OWNER:
-            self.owners.append(Owner(**json.loads(rest)))
-        elif kind == _RELEASE:
-            self.released = rest.decode()
-        elif kind == _ORIGINS:
-            self.origins = dict(json.loads(rest))
-
-    def load_note(self, key: bytes, value: bytes) -> None:
-        """Take in a record only if it is of no topic."""
-        if decode_key(key)[0] == "":
-            self.load(key, value)
-
-    def load_owner(self, key: bytes, value: bytes) -> None:
-        """Take in a record only if it tells of a process."""
-        if decode_key(key) == ("", _OWNER):
-            self.load(key, value)
 
     def forget(self, topic: str) -> None:
         """Drop a topic's map of offsets."""
@@ -137,45 +123,35 @@ class Progress:
             )
 
 
+# The records of notes: (key, value).
+
+
 def topic_record(topic: str, topic_id: UUID | None) -> tuple[bytes, bytes]:
-    """The record of a topic's id: (key, value)."""
     return encode_key((topic, _TOPIC)), _NO_OFFSETS + (topic_id or _UNKNOWN).bytes
 
 
 def copy_record(topic: str, topic_id: UUID) -> tuple[bytes, bytes]:
-    """The record of the id of a topic's copy: (key, value)."""
     return encode_key((topic, _COPY)), _NO_OFFSETS + topic_id.bytes
 
 
 def prefix_record(prefix: str) -> tuple[bytes, bytes]:
-    """The record of the prefix: (key, value)."""
     return _note(_PREFIX, prefix)
 
 
 def owner_record(owner: Owner) -> tuple[bytes, bytes]:
-    """The record of the process that begins: (key, value)."""
     return _note(_OWNER, json.dumps(asdict(owner)))
 
 
 def release_record(owner: Owner) -> tuple[bytes, bytes]:
-    """The record of the process that has ended: (key, value)."""
     return _note(_RELEASE, owner.id)
 
 
 def origins_record(origins: dict[str, str]) -> tuple[bytes, bytes]:
-    """The record of the clusters by prefix: (key, value)."""
     return _note(_ORIGINS, json.dumps(origins))
 
 
 def _note(kind: int, text: str) -> tuple[bytes, bytes]:
     return encode_key(("", kind)), _NO_OFFSETS + text.encode()
-
-
-_READ_COMMITTED = 1
-_SECONDS = 60.0
-_MOST_COPIES = 3
-#: Records of a batch: less than half a megabyte, whatever the topics' names.
-_ROWS = 1_500
 
 
 def progress_topic(name: str) -> str:
@@ -234,17 +210,14 @@ class ProgressReader:
     def load(self, *, notes_only: bool = False) -> Progress:
         """What is noted of the slot's partitions now. `DecodeError` if the topic holds other records.
 
-        With `notes_only` without the maps of offsets, which may be large.
+        With `notes_only` without the maps of offsets, which may be large, and other records of topics.
         """
-        load = self.progress.load_note if notes_only else self.progress.load
         key = self._key
         end = list_offsets(self._admin.cluster, {key: LATEST}, _READ_COMMITTED)[key]
         until = time.monotonic() + _SECONDS
         while self._consumer.position(*key) < end:
             records = self._consumer.poll(1.0)
-            for record in records:
-                if record.key is not None and record.value is not None:
-                    load(record.key, record.value)
+            self._take_in(records, lambda key: key[0] == "" or not notes_only)
             if records:
                 until = time.monotonic() + _SECONDS
             elif time.monotonic() > until:
@@ -254,9 +227,12 @@ class ProgressReader:
     def look(self) -> None:
         """Take in which process has begun since, without waiting; the mirror's own records come back, too."""
         while records := self._consumer.poll(0.0):
-            for record in records:
-                if record.key is not None and record.value is not None:
-                    self.progress.load_owner(record.key, record.value)
+            self._take_in(records, lambda key: key == ("", _OWNER))
+
+    def _take_in(self, records: Iterable[ConsumerRecord], is_wanted: Callable[[TopicPartition], bool]) -> None:
+        for record in records:
+            if record.key is not None and record.value is not None and is_wanted(decode_key(record.key)):
+                self.progress.load(record.key, record.value)
 
 
 def progress_batches(rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytearray, int]]:

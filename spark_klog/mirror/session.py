@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
-from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import Committed, high_watermarks, list_offsets, offsets_of_led
 from spark_klog.client.producer.receipts import Receipt
@@ -40,7 +39,6 @@ from spark_klog.errors import (
 )
 from spark_klog.mirror.batches import OutBatch, Span, out_batches
 from spark_klog.mirror.offset_map import PartitionMap, encode_run
-from spark_klog.mirror.ownership import LOOK_SECONDS, Ownership
 from spark_klog.mirror.progress import (
     ProgressReader,
     copy_record,
@@ -52,11 +50,23 @@ from spark_klog.mirror.progress import (
     topic_record,
 )
 from spark_klog.mirror.settings import MirrorSettings, check_name
-from spark_klog.mirror.target import Target
+from spark_klog.mirror.target import LOOK_SECONDS, Ownership, Target
 from spark_klog.mirror.topics import MirroredTopics
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _log = logging.getLogger(__name__)
+#: Seconds that the loop waits for one side while the other may have work.
+_SHORT, _LONG = 0.02, 0.5
+#: Seconds between two looks at the source's ends.
+_LAG_SECONDS = 2.0
+#: Seconds after which a topic that is missing at the source counts as deleted if the mirror is to stop at the end.
+_GONE_SECONDS = 10.0
+#: Bytes of batches that wait for their turn before nothing more is taken from the source.
+_MOST_WAITING = 16 * 1024 * 1024
+#: A commit comes earlier after this many batches, so that what is noted of them stays small.
+_MOST_NOTED = 20_000
+#: The most milliseconds that an answer of a leader may take which others do not wait for.
+_LOOK_MS = 5000
 
 
 class GroupTranslation:
@@ -97,15 +107,15 @@ class GroupTranslation:
 
     def _translated(self, group: str, maps: Mapping[TopicPartition, PartitionMap]) -> dict[TopicPartition, Committed]:
         committed = self._source.list_group_offsets(group, list(maps)) if maps else {}
-        found = {
+        translated = {
             (self._settings.prefix + key[0], key[1]): maps[key].translate(item.offset)
             for key, item in committed.items()
         }
-        before = [key for key, offset in found.items() if offset is None]
+        before = [key for key, offset in translated.items() if offset is None]
         starts = list_offsets(self._target.cluster, dict.fromkeys(before, EARLIEST)) if before else {}
         return {
             key: Committed(starts[key] if offset is None else offset, metadata=item.metadata)
-            for (key, offset), item in zip(found.items(), committed.values(), strict=True)
+            for (key, offset), item in zip(translated.items(), committed.values(), strict=True)
         }
 
 
@@ -151,23 +161,13 @@ class Totals:
     restarts: int = 0
 
     def as_dict(self) -> dict[str, int | None]:
-        """The counts by name, for JSON."""
         return asdict(self)
 
 
-#: The most milliseconds that an answer of a leader may take which others do not wait for.
-_LOOK_MS = 5000
-
-
-class Bounds(NamedTuple):
-    """A partition's offsets: its first one, and that after its last one."""
-
-    start: int
-    end: int
-
-
-def find_bounds(cluster: Cluster, keys: Collection[TopicPartition], *, waits: bool) -> dict[TopicPartition, Bounds]:
-    """The bounds of partitions, whose leaders are those in the last metadata.
+def _find_bounds(
+    cluster: Cluster, keys: Collection[TopicPartition], *, waits: bool
+) -> dict[TopicPartition, tuple[int, int]]:
+    """The first offsets and the ends of partitions, whose leaders are those in the last metadata.
 
     Without `waits`, a partition whose leader is missing or does not answer now is left out; else the call retries until
     default.api.timeout.ms, and raises what `list_offsets` raises.
@@ -179,19 +179,7 @@ def find_bounds(cluster: Cluster, keys: Collection[TopicPartition], *, waits: bo
         with cluster.within(_LOOK_MS):
             starts, _ = offsets_of_led(cluster, dict.fromkeys(keys, EARLIEST))
             ends, _ = offsets_of_led(cluster, dict.fromkeys(starts, LATEST))
-    return {key: Bounds(starts[key], end) for key, end in ends.items()}
-
-
-def ends_now(cluster: Cluster, keys: Collection[TopicPartition]) -> tuple[dict[TopicPartition, int], bool]:
-    """The ends of the partitions whose leaders answer now, and whether the cluster does not know a topic any more.
-
-    Each leader is asked once: a topic that is deleted just now must not hold up the others.
-    """
-    with cluster.within(_LOOK_MS):
-        found, failed = offsets_of_led(cluster, dict.fromkeys(keys, LATEST))
-    names = {topic for topic, _ in failed}
-    told = cluster.metadata(names) if names else {}  # with the leaders to ask the next time
-    return found, any(name not in told or told[name]["error_code"] in UNKNOWN_TOPIC for name in names)
+    return {key: (starts[key], end) for key, end in ends.items()}
 
 
 class Waiting:
@@ -205,42 +193,29 @@ class Waiting:
     def __bool__(self) -> bool:
         return bool(self._items)
 
-    def add(self, key: TopicPartition, item: OutBatch | int) -> None:
+    def append(self, key: TopicPartition, item: OutBatch | int) -> None:
         """Add a batch, or the source's offset before which nothing more is to be copied."""
         self._items.setdefault(key, deque()).append(item)
         self.size += _size(item)
 
     @property
     def next_size(self) -> int:
-        """Bytes of what `take` returns."""
+        """Bytes of what `pop_next` returns; 0 if nothing waits."""
         return next((_size(items[0]) for items in self._items.values()), 0)
 
-    def take(self) -> tuple[TopicPartition, OutBatch | int] | None:
-        """The next item of the partition whose turn it is; None if nothing waits."""
-        for key, items in self._items.items():
-            item = items.popleft()
-            self.size -= _size(item)
-            del self._items[key]
-            if items:
-                self._items[key] = items
-            return key, item
-        return None
+    def pop_next(self) -> tuple[TopicPartition, OutBatch | int]:
+        """The next item of the partition whose turn it is."""
+        key = next(iter(self._items))
+        items = self._items.pop(key)
+        item = items.popleft()
+        self.size -= _size(item)
+        if items:
+            self._items[key] = items
+        return key, item
 
 
 def _size(item: OutBatch | int) -> int:
     return 0 if isinstance(item, int) else len(item.data)
-
-
-#: Seconds that the loop waits for one side while the other may have work.
-_SHORT, _LONG = 0.02, 0.5
-#: Seconds between two looks at the source's ends.
-_LAG_SECONDS = 2.0
-#: Seconds after which a topic that is missing at the source counts as deleted if the mirror is to stop at the end.
-_GONE_SECONDS = 10.0
-#: Bytes of batches that wait for their turn before nothing more is taken from the source.
-_MOST_WAITING = 16 * 1024 * 1024
-#: A commit comes earlier after this many batches, so that what is noted of them stays small.
-_MOST_NOTED = 20_000
 
 
 def _remedy(topic: str) -> str:
@@ -382,7 +357,7 @@ class Session:
         self._check_copies(found)
         recreated = self._recreated({topic for topic, _ in found})
         new = [key for key in found if key not in self._positions or key[0] in recreated]
-        bounds = find_bounds(self._source_admin.cluster, new, waits=self._must_find)
+        bounds = _find_bounds(self._source_admin.cluster, new, waits=self._must_find)
         self._leave_out({key for key in new if key not in bounds})
         found = [key for key in found if key not in self._left_out]
         new = list(bounds)
@@ -431,8 +406,13 @@ class Session:
         for topic in sorted(again & {topic for topic, _ in new}):
             if any(end for key, end in ends.items() if key[0] == topic):  # retention may have emptied it since
                 _log.warning("%s is not copied again: its copy has, or had, records; delete it first", topic)
-            else:
-                self._copy_again(topic)
+            elif any(key[0] == topic for key in self._maps):
+                _log.warning("%s is copied again from its beginning", topic)
+                self._progress.forget(topic)
+                self._progress.topic_ids.pop(topic, None)
+                self._progress.copy_ids.pop(topic, None)
+                self._target.send_progress([topic_record(topic, None)])
+                self._target.commit()
         for topic in sorted({topic for topic, _ in keys} & known.keys() & now.keys()):
             if known[topic] != now[topic]:
                 raise DataLossError(
@@ -445,15 +425,6 @@ class Session:
                     f"the copy of {key[0]}-{key[1]} ends at offset {end} at the target, but was written up to "
                     f"{self._maps[key].downstream}: it was created again or truncated. {_remedy(key[0])}"
                 )
-
-    def _copy_again(self, topic: str) -> None:
-        if any(key[0] == topic for key in self._maps):
-            _log.warning("%s is copied again from its beginning", topic)
-            self._progress.forget(topic)
-            self._progress.topic_ids.pop(topic, None)
-            self._progress.copy_ids.pop(topic, None)
-            self._target.send_progress([topic_record(topic, None)])
-            self._target.commit()
 
     def _recreated(self, topics: Set[str]) -> list[str]:
         """The topics that were deleted and created again; `DataLossError` unless the new ones are to be mirrored."""
@@ -505,7 +476,7 @@ class Session:
         if keys:
             self._refresh_at = time.monotonic() + _LAG_SECONDS
 
-    def _begin(self, bounds: Mapping[TopicPartition, Bounds]) -> None:
+    def _begin(self, bounds: Mapping[TopicPartition, tuple[int, int]]) -> None:
         """Find where to begin with new partitions."""
         for key, (start, end) in bounds.items():
             known = self._maps.setdefault(key, PartitionMap())
@@ -569,7 +540,10 @@ class Session:
                 raise
             return
         if chunk is not None:
-            self._take(chunk)
+            key = chunk.topic, chunk.partition
+            for batch in out_batches(chunk, self._limit):
+                self._waiting.append(key, batch)
+            self._waiting.append(key, chunk.following)
         elif not is_idle:
             wait_until_ready(connections, min(seconds, _SHORT))
 
@@ -591,20 +565,11 @@ class Session:
             self._target.flush()
             self._commit()
 
-    def _take(self, chunk: Chunk) -> None:
-        key = chunk.topic, chunk.partition
-        for batch in out_batches(chunk, self._limit):
-            self._waiting.add(key, batch)
-        self._waiting.add(key, chunk.following)
-
     def _queue(self) -> None:
         """Queue batches for the target, as many as it takes without waiting."""
         totals = self.totals
-        while self._noted_count < _MOST_NOTED and self._target.has_room(self._waiting.next_size):
-            taken = self._waiting.take()
-            if taken is None:
-                return
-            key, batch = taken
+        while self._waiting and self._noted_count < _MOST_NOTED and self._target.has_room(self._waiting.next_size):
+            key, batch = self._waiting.pop_next()
             if isinstance(batch, int):
                 self._note(key, _Noted(None, (), batch))
                 continue
@@ -624,14 +589,14 @@ class Session:
         if self._target.is_transactional or self._noted_count >= _MOST_NOTED:
             self._target.flush()
         for key, noted in self._noted.items():
-            self._take_confirmed(key, noted)
+            self._note_confirmed(key, noted)
         if changes := self._changes():
             self._target.send_progress(changes)
         if self._target.is_transactional:
             self._target.commit()
         self._commit_at = time.monotonic() + self._settings.commit_seconds
 
-    def _take_confirmed(self, key: TopicPartition, noted: deque[_Noted]) -> None:
+    def _note_confirmed(self, key: TopicPartition, noted: deque[_Noted]) -> None:
         known = self._maps[key]
         while noted and (noted[0].receipt is None or noted[0].receipt.done.is_set()):
             receipt, spans, following = noted.popleft()
@@ -650,9 +615,13 @@ class Session:
         return list_offsets(self._source_admin.cluster, dict.fromkeys(keys, LATEST))
 
     def _look_at_lag(self) -> None:
-        """Ask for the source's ends, and look for topics if one is not known there any more."""
-        found, has_unknown = ends_now(self._source_admin.cluster, self._assigned)
-        if has_unknown:
+        """Look up the ends at the leaders that answer now; look for topics soon if one is not known any more."""
+        cluster = self._source_admin.cluster
+        with cluster.within(_LOOK_MS):  # each leader once: a topic that is deleted just now must not hold up the others
+            found, failed = offsets_of_led(cluster, dict.fromkeys(self._assigned, LATEST))
+        names = {topic for topic, _ in failed}
+        known = cluster.metadata(names) if names else {}  # with the leaders to ask the next time
+        if any(name not in known or known[name]["error_code"] in UNKNOWN_TOPIC for name in names):
             self._refresh_at = 0.0
         self._seen_ends |= found
         ends = {key: self._seen_ends.get(key, 0) for key in self._assigned}

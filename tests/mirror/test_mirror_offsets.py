@@ -128,7 +128,7 @@ def test_progress_ends_before_the_first_record_that_is_not_confirmed() -> None:
     for receipt, (offset, count) in zip([None, *receipts], [(0, 0), (10, 3), (13, 2)], strict=True):
         if receipt is not None:
             receipt.confirm(offset, -1, (0, count))
-        session._take_confirmed(key, noted)
+        session._note_confirmed(key, noted)
         places.append((session._maps[key].position, session._maps[key].downstream, len(noted)))
     assert places == [(None, 0, 3), (3, 13, 2), (7, 15, 0)]
 

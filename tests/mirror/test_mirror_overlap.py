@@ -12,7 +12,7 @@ import pytest
 from spark_klog.client import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError, MirrorFenced, ProducerFenced
-from spark_klog.mirror import ownership
+from spark_klog.mirror import target as target_module
 from spark_klog.mirror.mirror import Mirror
 from spark_klog.mirror.progress import Owner
 from spark_klog.mirror.settings import MirrorSettings
@@ -89,7 +89,7 @@ def test_two_that_begin_at_the_same_moment(
     make_topic(cluster.bootstrap_servers, topic, 1)
     sides = {"bootstrap.servers": cluster.bootstrap_servers}, {"bootstrap.servers": target.bootstrap_servers}
     settings = MirrorSettings(*sides, name=topic, topics=re.compile(topic), commit_seconds=0.3)
-    real = ownership.owner_record
+    real = target_module.owner_record
     others: list[Any] = []
 
     def owner_record(owner: Owner) -> tuple[bytes, bytes]:
@@ -99,7 +99,7 @@ def test_two_that_begin_at_the_same_moment(
             others[0].wait_for(1)
         return real(owner)
 
-    monkeypatch.setattr(ownership, "owner_record", owner_record)
+    monkeypatch.setattr(target_module, "owner_record", owner_record)
     with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
         producer.send(topic, b"0").result(SECONDS)
         later = _Process(settings)

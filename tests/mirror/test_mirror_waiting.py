@@ -20,15 +20,14 @@ def test_each_partition_keeps_its_order(steps: list[tuple[str, int, int]]) -> No
     expected: dict[int, list[OutBatch | int]] = defaultdict(list)
     for what, partition, size in steps:
         if what == "take":
-            taken = waiting.take()
-            if taken is None:
+            if not waiting:
                 assert not any(expected.values())
                 continue
-            (topic, number), item = taken
+            (topic, number), item = waiting.pop_next()
             assert (topic, item) == ("clicks", expected[number].pop(0))
         else:
             item = size if what == "offset" else OutBatch(bytearray(size), 1, size, (), True)
-            waiting.add(("clicks", partition), item)
+            waiting.append(("clicks", partition), item)
             expected[partition].append(item)
         left = [one for items in expected.values() for one in items]
         assert waiting.size == sum(len(one.data) for one in left if not isinstance(one, int))
@@ -39,8 +38,8 @@ def test_a_batch_of_each_partition_in_turn() -> None:
     waiting = Waiting()
     for partition, offsets in ((0, (1, 2, 3)), (1, (4,)), (2, (5, 6))):
         for offset in offsets:
-            waiting.add(("clicks", partition), offset)
+            waiting.append(("clicks", partition), offset)
     taken = []
-    while (found := waiting.take()) is not None:
-        taken.append(found[1])
+    while waiting:
+        taken.append(waiting.pop_next()[1])
     assert taken == [1, 4, 5, 2, 6, 3]

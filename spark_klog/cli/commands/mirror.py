@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -25,7 +25,6 @@ from spark_klog.mirror.settings import MirrorSettings
 
 #: Objects between two collections of cyclic garbage, which a mirror hardly makes; by default 700.
 _COLLECTED_AFTER = 20_000
-_EARLIEST, _LATEST = "earliest", "latest"
 
 
 @click.command(
@@ -54,9 +53,9 @@ Examples:
 @click.option("--groups", metavar="PATTERN", help="Translate the offsets of these consumer groups.")
 @click.option(
     "--start",
-    default=_EARLIEST,
+    default="earliest",
     show_default=True,
-    type=click.Choice([_EARLIEST, _LATEST]),
+    type=click.Choice(["earliest", "latest"]),
     help="Where a new mirror begins.",
 )
 @click.option(
@@ -75,6 +74,7 @@ Examples:
 @click.option("--replication-factor", type=click.IntRange(1), help="Of new topics. Default: as at the source.")
 @click.option(
     "--commit-interval",
+    "commit_seconds",
     default=1.0,
     show_default=True,
     type=click.FloatRange(0.01),
@@ -82,6 +82,7 @@ Examples:
 )
 @click.option(
     "--refresh-interval",
+    "refresh_seconds",
     default=30.0,
     show_default=True,
     type=click.FloatRange(0.1),
@@ -89,58 +90,47 @@ Examples:
 )
 @click.option("--until-end", is_flag=True, help="Stop at the offsets that the source has now.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON after each commit.")
-def mirror(
-    source: str,
-    target: str,
-    topics: str,
-    exclude: str | None,
-    prefix: str,
-    name: str | None,
-    exactly_once: bool,
-    groups: str | None,
-    start: str,
-    recreated: str,
-    copy_again: tuple[str, ...],
-    replication_factor: int | None,
-    commit_interval: float,
-    refresh_interval: float,
-    until_end: bool,
-    as_json: bool,
-) -> None:
+def mirror(until_end: bool, as_json: bool, **options: Any) -> None:
     """Copy topics of a cluster into another, with their partitions, until SIGTERM or Ctrl-C.
 
     Record batches are copied as they are. Progress is kept at the target, in the topic klog-mirror.NAME.internal: a
     mirror that was stopped or killed goes on where it was.
     """
-    settings = MirrorSettings(
-        side_settings("--from", source),
-        side_settings("--to", target),
-        name=name,
-        topics=pattern("--topics", topics),
-        exclude=None if exclude is None else pattern("--exclude", exclude),
-        prefix=prefix,
-        exactly_once=exactly_once,
-        groups=None if groups is None else pattern("--groups", groups),
-        start="latest" if start == _LATEST else "earliest",
-        recreated="begin" if recreated == "begin" else "fail",
-        copy_again=frozenset(copy_again),
-        commit_seconds=commit_interval,
-        refresh_seconds=refresh_interval,
-        replication_factor=replication_factor,
-    )
+    settings = mirror_settings(**options)
     gc.freeze()  # modules and classes stay: no collection has to look at them
     gc.set_threshold(_COLLECTED_AFTER)
     running = Mirror(settings)
-    with _stopping(running), _Shown(as_json) as shown:
-        running.run(until_end=until_end, on_progress=shown.update)
-    shown.finish(running.totals)
+    screen = console()
+    status = screen.status("connecting")  # a line that is renewed
+
+    def show(totals: Totals) -> None:
+        if as_json:
+            say(True, totals.as_dict(), "")
+        else:
+            status.update(_text(totals))
+
+    with _stopping(running), nullcontext() if as_json or not screen.is_terminal else status:
+        running.run(until_end=until_end, on_progress=show)
+    if not as_json:
+        click.echo(_text(running.totals))
 
 
-def side_settings(option: str, value: str) -> dict[str, str]:
+def mirror_settings(
+    source: str, target: str, topics: str, exclude: str | None, groups: str | None = None, **others: Any
+) -> MirrorSettings:
+    """The settings that options name; `others` are fields of `MirrorSettings`. `ConfigError`."""
+    patterns = (("--topics", topics), ("--exclude", exclude), ("--groups", groups))
+    found: dict[str, Any] = {
+        option[2:]: topic_pattern(f"{option}: {text!r}", text) for option, text in patterns if text is not None
+    }
+    sides = _side_settings("--from", source), _side_settings("--to", target)
+    return MirrorSettings(*sides, **found, **others | {"copy_again": frozenset(others["copy_again"])})
+
+
+def _side_settings(option: str, value: str) -> dict[str, str]:
     """The client settings of a side: those of a properties file, an address, or a named cluster. `ConfigError`."""
-    path = Path(value)
-    if path.is_file():
-        settings = client_settings(path)
+    if Path(value).is_file():
+        settings = client_settings(Path(value))
         if "bootstrap.servers" not in settings:
             raise ConfigError(f"{option}: {value} does not set bootstrap.servers")
         return settings
@@ -153,11 +143,6 @@ def side_settings(option: str, value: str) -> dict[str, str]:
             ) from None
     parse_bootstrap(value, option)
     return {"bootstrap.servers": value}
-
-
-def pattern(option: str, text: str) -> re.Pattern[str]:
-    """Compile an option's pattern; `ConfigError`."""
-    return topic_pattern(f"{option}: {text!r}", text)
 
 
 @contextmanager
@@ -178,33 +163,6 @@ def _stopping(mirror: Mirror) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class _Shown:
-    """Progress: a line of JSON after each commit, or a line that is renewed on a terminal."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._as_json = as_json
-        self._status = None if as_json else console().status("connecting")
-
-    def __enter__(self) -> _Shown:
-        if self._status is not None and self._status.console.is_terminal:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def update(self, totals: Totals) -> None:
-        if self._as_json:
-            say(True, totals.as_dict(), "")
-        elif self._status is not None:
-            self._status.update(_text(totals))
-
-    def finish(self, totals: Totals) -> None:
-        if not self._as_json:
-            say(False, {}, _text(totals))
 
 
 def _text(totals: Totals) -> str:
