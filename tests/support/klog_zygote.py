@@ -20,7 +20,7 @@ _PRELOADED = [
     "rich.table",
     "spark_klog.cli.main",
     *(f"spark_klog.cli.commands.{name}" for name in ("groups", "log", "mirror", "offsets", "topics", "users")),
-    *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form", "json_lines")),
+    *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form")),
     "spark_klog.client.admin.admin",
     "spark_klog.columns.decode",
     "spark_klog.client.consumer.consumer",

@@ -120,11 +120,9 @@ def mirror_settings(
 ) -> MirrorSettings:
     """The settings that options name; `others` are fields of `MirrorSettings`. `ConfigError`."""
     patterns = (("--topics", topics), ("--exclude", exclude), ("--groups", groups))
-    found: dict[str, Any] = {
-        option[2:]: topic_pattern(f"{option}: {text!r}", text) for option, text in patterns if text is not None
-    }
-    sides = _side_settings("--from", source), _side_settings("--to", target)
-    return MirrorSettings(*sides, **found, **others | {"copy_again": frozenset(others["copy_again"])})
+    found = {option[2:]: topic_pattern(f"{option}: {text!r}", text) for option, text in patterns if text is not None}
+    sides = {"source": _side_settings("--from", source), "target": _side_settings("--to", target)}
+    return MirrorSettings(**{**sides, **found, **others, "copy_again": frozenset(others["copy_again"])})
 
 
 def _side_settings(option: str, value: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ def ui(
     log-in: whoever has an account on this machine can open it, and sees what this command may read.
     """
     try:
-        from spark_klog.cli.records.json_lines import json_lines
+        from spark_klog.cli.records.form import json_lines
         from spark_klog.ui.app import Sources, serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):

@@ -1,11 +1,4 @@
-"""`klog consume`: print records of topics.
-
-Filters of `klog consume --where`: FIELD OPERATOR VALUE.
-
-Fields: key, value, topic, partition, offset, timestamp (ms or ISO), header.NAME (the last one of that name), and .a.b.0
-for a field within a value of JSON. Operators: = != < <= > >= and ~ !~ for regular expressions, which need to match
-anywhere. A record that does not have the field (a null key, no such header, no JSON) matches no filter.
-"""
+"""`klog consume`: print records of topics."""
 
 from __future__ import annotations
 
@@ -19,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import click
 import pyarrow as pa
@@ -29,7 +22,7 @@ from spark_klog.base.names import topic_pattern
 from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
-from spark_klog.cli.records.form import milliseconds
+from spark_klog.cli.records.form import Form, json_lines, milliseconds
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.client import Admin, Consumer, RebalanceListener
 from spark_klog.client.cluster import TopicPartition
@@ -37,10 +30,6 @@ from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, WokenUp
 from spark_klog.protocol.tables.records import LATEST
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _FILTER = re.compile(
     r"\s*(?P<field>key|value|topic|partition|offset|timestamp|header\.[^=!<>~]+?|\.[^=!<>~]+?)\s*"
@@ -58,10 +47,337 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _ARROW = {"=": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 _NUMBERS = ("partition", "offset", "timestamp")
 _MISSING = object()
+_POLL_SECONDS = 0.5
+#: What a command file for another program's consumer must not do here: join its group, and commit for it.
+_GROUP_SETTINGS = ("group.id", "group.instance.id")
+#: What --set can't do, as an option of the command does it.
+_OF_OPTIONS = {"group.id": "--group", "group.instance.id": "--group", "auto.offset.reset": "--from"}
+
+
+@click.command(
+    cls=RecordsCommand,
+    epilog="""\b
+Examples:
+  klog consume clicks                              all records, their values a line each
+  klog consume clicks --from -10 --follow          the last ten of each partition, and what comes
+  klog consume clicks --from -1h --json | jq .key  those of the last hour, as JSON
+  klog consume clicks -f '%o %k=%s\\n' -p 0 -n 5    offset, key and value of five records
+  klog consume clicks --where '.user.id=42' --where 'header.trace~^ab'
+""",
+)
+@click.argument("topics", nargs=-1, required=True)
+@click.option("--partition", "-p", "partitions", multiple=True, type=click.IntRange(0), help="Only this; repeatable.")
+@click.option(
+    "--from",
+    "-o",
+    "begin",
+    metavar="PLACE",
+    help="earliest (the default), latest, an offset, -10 (records before each end), -1h, or an ISO time (UTC without a "
+    "zone).",
+)
+@click.option("--until", metavar="PLACE", help="The same words; by default the ends at the start of the command.")
+@click.option("--follow", "-F", is_flag=True, help="Wait for more records, until Ctrl-C.")
+@click.option("--count", "-n", "-c", type=click.IntRange(1), metavar="N", help="Stop after N records.")
+@click.option("--where", multiple=True, metavar="FILTER", help="FIELD OPERATOR VALUE, see the examples; repeatable.")
+@click.option("--format", "-f", "form", metavar="FORMAT", help=r"%s %S %k %K %t %p %o %T %h %% \n \t \x00, as in kcat.")
+@click.option("--key-separator", "-K", metavar="TEXT", help="Print the key and this before each value.")
+@click.option("--delimiter", "-D", metavar="TEXT", help=r"Print this after each value.  [default: \n]")
+@click.option("--null", "-Z", "shows_null", is_flag=True, help="Print NULL for a null key or value.")
+@click.option("--group", "-G", metavar="GROUP", help="Read as a member of this group, and commit what was printed.")
+@click.option("--isolation", type=click.Choice(["read_committed", "read_uncommitted"]), help="As of Kafka's consumer.")
+@click.option("--set", "-X", "settings", multiple=True, metavar="NAME=VALUE", help="A consumer setting; repeatable.")
+@click.option("--stats/--quiet", "-v/-q", "shows_stats", default=None, help="Say how many; default: on a terminal.")
+@cluster_options
+def consume(
+    topics: tuple[str, ...],
+    partitions: tuple[int, ...],
+    begin: str | None,
+    until: str | None,
+    follow: bool,
+    count: int | None,
+    where: tuple[str, ...],
+    form: str | None,
+    key_separator: str | None,
+    delimiter: str | None,
+    shows_null: bool,
+    group: str | None,
+    isolation: str | None,
+    settings: tuple[str, ...],
+    shows_stats: bool | None,
+    servers: str | None,
+    command_config: Path | None,
+    as_json: bool,
+) -> None:
+    """Print the records of TOPICS: names, or patterns that begin with ^.
+
+    Reads up to the ends of the partitions, or further with --follow. Bytes go to a pipe or file as they are; on a
+    terminal control characters and bytes that are not UTF-8 are escaped.
+    """
+    if follow and until is not None:
+        raise click.UsageError("give only one of --follow and --until")
+    if group is not None and (partitions or until is not None):
+        raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
+    filters = [Where(text) for text in where]
+    printer = _Printer(form, key_separator, delimiter, shows_null, as_json)
+    chosen = {"bootstrap.servers": DEFAULT_SERVERS, "auto.offset.reset": "earliest"}
+    own = set_settings(settings, servers)
+    _check_own(own, group)
+    chosen |= cluster_settings(servers, command_config) | own
+    if isolation is not None:
+        chosen["isolation.level"] = isolation
+    # a mistyped argument must not wait for a broker
+    check_consumer_settings(chosen)
+    for text in topics:
+        _pattern(text)
+    if group is None:
+        place, stop = parse_place("--from", begin or "earliest"), parse_place("--until", until or "latest")
+        check_until(stop)
+    elif begin not in (None, "earliest", "latest"):
+        raise click.UsageError("with --group, --from is earliest or latest, for partitions without an offset")
+    with Admin(chosen) as admin:
+        reading: _Group | _Partitions
+        if group is not None:
+            if not follow:
+                _keys(admin, topics, ())  # refuses missing topics, which a member could only wait for
+            reading = _Group(admin, chosen, group, _names(admin, topics), begin, follow)
+        else:
+            reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), place, stop, follow)
+        counter = Counter(shows_stats, reading.total if count is None and not filters else count)
+        needs_headers = printer.needs_headers or any(each.needs_headers for each in filters)
+        with counter, Consumer(reading.settings, include_headers=needs_headers) as consumer, _signals(consumer):
+            reading.start(consumer)
+            _copy(consumer, reading, filters, count, printer, counter)
+
+
+def _check_own(own: dict[str, str], group: str | None) -> None:
+    """Refuse settings of --set that would have no effect."""
+    for name in own:
+        if (name == "group.id" and own[name] == group) or (name != "group.id" and group is not None):
+            continue
+        if option := _OF_OPTIONS.get(name):
+            raise click.UsageError(f"--set {name}={own[name]} has no effect here: use {option}")
+
+
+class _Printer:
+    """Prints Arrow batches of records to stdout."""
+
+    def __init__(
+        self, form: str | None, key_separator: str | None, delimiter: str | None, shows_null: bool, as_json: bool
+    ) -> None:
+        if (form is not None or as_json) and (key_separator is not None or delimiter is not None):
+            raise click.UsageError("--key-separator and --delimiter need neither --format nor --json")
+        if form is not None and as_json:
+            raise click.UsageError("give only one of --format and --json")
+        self._out: BinaryIO = sys.stdout.buffer
+        self.needs_headers = as_json
+        self._render: Callable[[pa.RecordBatch], bytes | memoryview] = partial(json_lines, ascii=self._out.isatty())
+        if not as_json:
+            option = "--format"
+            if form is None:
+                before = "" if key_separator is None else "%k" + key_separator.replace("%", "%%")
+                after = r"\n" if delimiter is None else delimiter
+                form, option = before + "%s" + after.replace("%", "%%"), "--key-separator, --delimiter"
+            null = b"NULL" if shows_null else b""
+            made = Form(form, option=option, null=null, is_terminal=self._out.isatty())
+            self.needs_headers = made.has_headers
+            self._render = made.render
+
+    def print(self, batch: pa.RecordBatch) -> int:
+        """Return the number of bytes."""
+        data = self._render(batch)
+        self._out.write(data)
+        self._out.flush()
+        return len(data)
+
+
+class _Partitions:
+    """Reads ranges of partitions, without a group."""
+
+    def __init__(
+        self,
+        admin: Admin,
+        settings: dict[str, str],
+        keys: list[TopicPartition],
+        begin: Place,
+        until: Place,
+        follow: bool,
+    ) -> None:
+        self.settings: dict[str, Any] = {name: text for name, text in settings.items() if name not in _GROUP_SETTINGS}
+        # retention may delete records that are still to be read
+        self.settings |= {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
+        found, warnings = ranges(admin.cluster, self.settings, keys, begin, until)
+        for warning in warnings:
+            click.echo(f"klog: {warning}", err=True)
+        self._starts = [(*key, start) for key, (start, end) in found.items() if follow or start < end]
+        self._stops = {} if follow else {key: end for key, (start, end) in found.items() if start < end}
+        #: Offsets to read, of which compaction and transactions may have taken some; None if there is no end.
+        self.total = None if follow else sum(end - start for start, end in found.values() if start < end)
+        self._follows = follow
+
+    def start(self, consumer: Consumer) -> None:
+        consumer.assign(self._starts)
+
+    def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The records of a batch before the partition's stop."""
+        stop = self._stops.get((batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()))
+        offsets = batch.column("offset")
+        if stop is None or offsets[-1].as_py() < stop:
+            return batch
+        return batch.filter([offset < stop for offset in offsets.to_pylist()])
+
+    def is_done(self, consumer: Consumer) -> bool:
+        """Whether all partitions are read up to their stops; those that are get no more fetches."""
+        read = [key for key, stop in self._stops.items() if consumer.position(*key) >= stop]
+        for key in read:
+            del self._stops[key]
+        consumer.pause(read)
+        return not self._follows and not self._stops
+
+
+class _Joining(RebalanceListener):
+    has_joined = False
+
+    def on_assigned(self, partitions: list[TopicPartition]) -> None:
+        self.has_joined = True
+
+
+class _Group:
+    """Reads as a member of a group."""
+
+    total = None
+
+    def __init__(
+        self,
+        admin: Admin,
+        settings: dict[str, str],
+        group: str,
+        names: list[str],
+        begin: str | None,
+        follow: bool,
+    ) -> None:
+        self._admin, self._names, self._follows = admin, names, follow
+        self.settings: dict[str, Any] = {**settings, "group.id": group}
+        if begin is not None:
+            self.settings["auto.offset.reset"] = begin
+        self._ends: dict[TopicPartition, int] = {}
+        self._joining = _Joining()
+
+    def start(self, consumer: Consumer) -> None:
+        consumer.subscribe(self._names, self._joining)
+
+    def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """All records: where the others of the group stop is not known."""
+        return batch
+
+    def is_done(self, consumer: Consumer) -> bool:
+        """Whether all of this member's partitions are read up to where they ended when it got them."""
+        if self._follows:
+            return False
+        mine = consumer.assignment()
+        if not mine:
+            if not self._joining.has_joined:
+                return False
+            click.echo("klog: the group's other members have all partitions", err=True)
+            return True
+        if new := [key for key in mine if key not in self._ends]:
+            self._ends |= list_offsets(self._admin.cluster, dict.fromkeys(new, LATEST))
+        return all(consumer.position(*key) >= self._ends[key] for key in mine)
+
+
+def _copy(
+    consumer: Consumer,
+    reading: _Group | _Partitions,
+    filters: list[Where],
+    count: int | None,
+    printer: _Printer,
+    counter: Counter,
+) -> None:
+    """Print records until the reading is done, or `count` are printed, or a signal stops it."""
+    left = sys.maxsize if count is None else count
+    try:
+        while left and not reading.is_done(consumer):
+            batch = consumer.poll_arrow(_POLL_SECONDS)
+            if batch is None:
+                continue
+            found = apply(filters, reading.cut(batch))
+            if found.num_rows >= left:
+                found = found.slice(0, left)
+                last = {name: found.column(name)[-1].as_py() for name in ("topic", "partition", "offset")}
+                consumer.seek(last["topic"], last["partition"], last["offset"] + 1)  # what is committed
+            size = printer.print(found) if found.num_rows else 0
+            left -= found.num_rows
+            counter.add(found.num_rows, size)
+    except WokenUp:
+        pass
+
+
+@contextmanager
+def _signals(consumer: Consumer) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the reading between two batches, so that what is committed was printed."""
+
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # the second one ends a write to a pipe that nobody reads
+        consumer.wakeup()
+
+    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
+    """The pattern that begins with ^, None for a name; `ConfigError` if it is malformed."""
+    if not text.startswith("^"):
+        return None
+    return topic_pattern(text, text)
+
+
+def _names(admin: Admin, topics: tuple[str, ...]) -> list[str]:
+    """The topics that names and patterns select; `ConfigError` if a pattern selects none."""
+    found: dict[str, None] = {}
+    for text in topics:
+        pattern = _pattern(text)
+        if pattern is None:
+            found[text] = None
+            continue
+        matching = [topic.name for topic in admin.list_topics() if pattern.search(topic.name)]
+        if not matching:
+            raise ConfigError(f"no topic matches {text}; `klog topics list` shows them")
+        found |= dict.fromkeys(matching)
+    return list(found)
+
+
+def _keys(admin: Admin, topics: tuple[str, ...], partitions: tuple[int, ...]) -> list[TopicPartition]:
+    """The partitions to read; `ProtocolError` or `ConfigError` for one that does not exist."""
+    keys = []
+    try:
+        there = admin.cluster.partitions(_names(admin, topics))
+    except ProtocolError as error:
+        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise ConfigError(f"{error}; `klog topics list` shows the topics") from None
+        raise
+    for topic, numbers in there.items():
+        if missing := sorted(set(partitions).difference(numbers)):
+            raise ConfigError(
+                f"topic {topic} has no partition {', '.join(map(str, missing))}, only {_span(list(numbers))}"
+            )
+        keys += [(topic, number) for number in sorted(partitions or numbers)]
+    return keys
+
+
+def _span(numbers: list[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else str(numbers[0]) if numbers else "none"
 
 
 class Where:
-    """One filter. `ConfigError` for one that can't be parsed."""
+    """A filter of --where, FIELD OPERATOR VALUE. `ConfigError` for one that can't be parsed.
+
+    Fields: key, value, topic, partition, offset, timestamp (ms or ISO), header.NAME (the last one of that name), and
+    .a.b.0 for a field within a value of JSON. Operators: = != < <= > >= and ~ !~ for regular expressions, which need
+    to match anywhere. A record that does not have the field (a null key, no such header, no JSON) matches no filter.
+    """
 
     def __init__(self, text: str) -> None:
         found = _FILTER.fullmatch(text)
@@ -81,7 +397,6 @@ class Where:
 
     @property
     def needs_headers(self) -> bool:
-        """Whether the batches must have the column headers."""
         return self._field.startswith("header.")
 
     def _compiled(self) -> re.Pattern[str]:
@@ -94,7 +409,6 @@ class Where:
 
     def _whole_number(self) -> int:
         if self._field == "timestamp" and not self._text.strip().isdecimal():
-            from spark_klog.cli.records.places import parse_place
             from spark_klog.client.places import TimeSpec
 
             place = parse_place("--where timestamp", self._text)
@@ -195,343 +509,7 @@ def _within(value: bytes | None, path: list[str]) -> Any:
 
 
 def apply(filters: list[Where], batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The records that match all filters."""
     for each in filters:
         if batch.num_rows:
             batch = batch.filter(each.mask(batch))
     return batch
-
-
-_POLL_SECONDS = 0.5
-#: What a command file for another program's consumer must not do here: join its group, and commit for it.
-_GROUP_SETTINGS = ("group.id", "group.instance.id")
-#: What --set can't do, as an option of the command does it.
-_OF_OPTIONS = {"group.id": "--group", "group.instance.id": "--group", "auto.offset.reset": "--from"}
-
-
-@click.command(
-    cls=RecordsCommand,
-    epilog="""\b
-Examples:
-  klog consume clicks                              all records, their values a line each
-  klog consume clicks --from -10 --follow          the last ten of each partition, and what comes
-  klog consume clicks --from -1h --json | jq .key  those of the last hour, as JSON
-  klog consume clicks -f '%o %k=%s\\n' -p 0 -n 5    offset, key and value of five records
-  klog consume clicks --where '.user.id=42' --where 'header.trace~^ab'
-""",
-)
-@click.argument("topics", nargs=-1, required=True)
-@click.option("--partition", "-p", "partitions", multiple=True, type=click.IntRange(0), help="Only this; repeatable.")
-@click.option(
-    "--from",
-    "-o",
-    "begin",
-    metavar="PLACE",
-    help="earliest (the default), latest, an offset, -10 (records before each end), -1h, or an ISO time (UTC without a "
-    "zone).",
-)
-@click.option("--until", metavar="PLACE", help="The same words; by default the ends at the start of the command.")
-@click.option("--follow", "-F", is_flag=True, help="Wait for more records, until Ctrl-C.")
-@click.option("--exit", "-e", "exits", is_flag=True, hidden=True, help="The default; for fingers that know kcat.")
-@click.option("--count", "-n", "-c", type=click.IntRange(1), metavar="N", help="Stop after N records.")
-@click.option("--where", multiple=True, metavar="FILTER", help="FIELD OPERATOR VALUE, see the examples; repeatable.")
-@click.option("--format", "-f", "form", metavar="FORMAT", help=r"%s %S %k %K %t %p %o %T %h %% \n \t \x00, as in kcat.")
-@click.option("--key-separator", "-K", metavar="TEXT", help="Print the key and this before each value.")
-@click.option("--delimiter", "-D", metavar="TEXT", help=r"Print this after each value.  [default: \n]")
-@click.option("--null", "-Z", "shows_null", is_flag=True, help="Print NULL for a null key or value.")
-@click.option("--group", "-G", metavar="GROUP", help="Read as a member of this group, and commit what was printed.")
-@click.option("--isolation", type=click.Choice(["read_committed", "read_uncommitted"]), help="As of Kafka's consumer.")
-@click.option("--set", "-X", "settings", multiple=True, metavar="NAME=VALUE", help="A consumer setting; repeatable.")
-@click.option("--stats/--quiet", "-v/-q", "shows_stats", default=None, help="Say how many; default: on a terminal.")
-@cluster_options
-def consume(
-    topics: tuple[str, ...],
-    partitions: tuple[int, ...],
-    begin: str | None,
-    until: str | None,
-    follow: bool,
-    exits: bool,
-    count: int | None,
-    where: tuple[str, ...],
-    form: str | None,
-    key_separator: str | None,
-    delimiter: str | None,
-    shows_null: bool,
-    group: str | None,
-    isolation: str | None,
-    settings: tuple[str, ...],
-    shows_stats: bool | None,
-    servers: str | None,
-    command_config: Path | None,
-    as_json: bool,
-) -> None:
-    """Print the records of TOPICS: names, or patterns that begin with ^.
-
-    Reads up to the ends of the partitions, or further with --follow. Bytes go to a pipe or file as they are; on a
-    terminal control characters and bytes that are not UTF-8 are escaped.
-    """
-    from spark_klog.cli.records.consume import Where
-
-    if follow and (until is not None or exits):
-        raise click.UsageError("give only one of --follow and --until")
-    if group is not None and (partitions or until is not None):
-        raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
-    filters = [Where(text) for text in where]
-    printer = _Printer(form, key_separator, delimiter, shows_null, as_json)
-    chosen = {"bootstrap.servers": DEFAULT_SERVERS, "auto.offset.reset": "earliest"}
-    own = set_settings(settings, servers)
-    _check_own(own, group)
-    chosen |= cluster_settings(servers, command_config) | own
-    if isolation is not None:
-        chosen["isolation.level"] = isolation
-    # a mistyped argument must not wait for a broker
-    check_consumer_settings(chosen)
-    for text in topics:
-        _pattern(text)
-    if group is None:
-        place, stop = parse_place("--from", begin or "earliest"), parse_place("--until", until or "latest")
-        check_until(stop)
-    elif begin not in (None, "earliest", "latest"):
-        raise click.UsageError("with --group, --from is earliest or latest, for partitions without an offset")
-    with Admin(chosen) as admin:
-        reading: _Group | _Partitions
-        if group is not None:
-            if not follow:
-                _keys(admin, topics, ())  # refuses missing topics, which a member could only wait for
-            reading = _Group(admin, chosen, group, _names(admin, topics), begin, follow)
-        else:
-            reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), place, stop, follow)
-        counter = Counter(shows_stats, reading.total if count is None and not filters else count)
-        needs_headers = printer.needs_headers or any(each.needs_headers for each in filters)
-        with counter, Consumer(reading.settings, include_headers=needs_headers) as consumer, _signals(consumer):
-            reading.start(consumer)
-            _copy(consumer, reading, filters, count, printer, counter)
-
-
-def _check_own(own: dict[str, str], group: str | None) -> None:
-    """Refuse settings of --set that would have no effect."""
-    for name in own:
-        if (name == "group.id" and own[name] == group) or (name != "group.id" and group is not None):
-            continue
-        if option := _OF_OPTIONS.get(name):
-            raise click.UsageError(f"--set {name}={own[name]} has no effect here: use {option}")
-
-
-class _Printer:
-    """Prints Arrow batches of records to stdout."""
-
-    def __init__(
-        self, form: str | None, key_separator: str | None, delimiter: str | None, shows_null: bool, as_json: bool
-    ) -> None:
-        from spark_klog.cli.records.form import Form
-        from spark_klog.cli.records.json_lines import json_lines
-
-        if (form is not None or as_json) and (key_separator is not None or delimiter is not None):
-            raise click.UsageError("--key-separator and --delimiter need neither --format nor --json")
-        if form is not None and as_json:
-            raise click.UsageError("give only one of --format and --json")
-        self._out: BinaryIO = sys.stdout.buffer
-        self.needs_headers = as_json
-        self._render: Callable[[pa.RecordBatch], bytes | memoryview] = partial(json_lines, ascii=self._out.isatty())
-        if not as_json:
-            option = "--format"
-            if form is None:
-                before = "" if key_separator is None else "%k" + key_separator.replace("%", "%%")
-                after = r"\n" if delimiter is None else delimiter
-                form, option = before + "%s" + after.replace("%", "%%"), "--key-separator, --delimiter"
-            null = b"NULL" if shows_null else b""
-            made = Form(form, option=option, null=null, is_terminal=self._out.isatty())
-            self.needs_headers = made.has_headers
-            self._render = made.render
-
-    def print(self, batch: pa.RecordBatch) -> int:
-        """Print the records; return the bytes."""
-        data = self._render(batch)
-        self._out.write(data)
-        self._out.flush()
-        return len(data)
-
-
-class _Partitions:
-    """Reads ranges of partitions, without a group."""
-
-    def __init__(
-        self,
-        admin: Admin,
-        settings: dict[str, str],
-        keys: list[TopicPartition],
-        begin: Place,
-        until: Place,
-        follow: bool,
-    ) -> None:
-        self.settings: dict[str, Any] = {name: text for name, text in settings.items() if name not in _GROUP_SETTINGS}
-        # retention may delete records that are still to be read
-        self.settings |= {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
-        found, warnings = ranges(admin.cluster, self.settings, keys, begin, until)
-        for warning in warnings:
-            click.echo(f"klog: {warning}", err=True)
-        self._starts = [(*key, start) for key, (start, end) in found.items() if follow or start < end]
-        self._stops = {} if follow else {key: end for key, (start, end) in found.items() if start < end}
-        #: Offsets to read, of which compaction and transactions may have taken some; None if there is no end.
-        self.total = None if follow else sum(end - start for start, end in found.values() if start < end)
-        self._follows = follow
-
-    def start(self, consumer: Consumer) -> None:
-        """Begin to read."""
-        consumer.assign(self._starts)
-
-    def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The records of a batch before the partition's stop."""
-        stop = self._stops.get((batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()))
-        offsets = batch.column("offset")
-        if stop is None or offsets[-1].as_py() < stop:
-            return batch
-        return batch.filter([offset < stop for offset in offsets.to_pylist()])
-
-    def is_done(self, consumer: Consumer) -> bool:
-        """Whether all partitions are read up to their stops; those that are get no more fetches."""
-        read = [key for key, stop in self._stops.items() if consumer.position(*key) >= stop]
-        for key in read:
-            del self._stops[key]
-        consumer.pause(read)
-        return not self._follows and not self._stops
-
-
-class _Joining(RebalanceListener):
-    has_joined = False
-
-    def on_assigned(self, partitions: list[TopicPartition]) -> None:
-        self.has_joined = True
-
-
-class _Group:
-    """Reads as a member of a group."""
-
-    total = None
-
-    def __init__(
-        self,
-        admin: Admin,
-        settings: dict[str, str],
-        group: str,
-        names: list[str],
-        begin: str | None,
-        follow: bool,
-    ) -> None:
-        self._admin, self._names, self._follows = admin, names, follow
-        self.settings: dict[str, Any] = {**settings, "group.id": group}
-        if begin is not None:
-            self.settings["auto.offset.reset"] = begin
-        self._ends: dict[TopicPartition, int] = {}
-        self._joining = _Joining()
-
-    def start(self, consumer: Consumer) -> None:
-        """Join the group."""
-        consumer.subscribe(self._names, self._joining)
-
-    def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """All records: where the others of the group stop is not known."""
-        return batch
-
-    def is_done(self, consumer: Consumer) -> bool:
-        """Whether all of this member's partitions are read up to where they ended when it got them."""
-        if self._follows:
-            return False
-        mine = consumer.assignment()
-        if not mine:
-            if not self._joining.has_joined:
-                return False
-            click.echo("klog: the group's other members have all partitions", err=True)
-            return True
-        if new := [key for key in mine if key not in self._ends]:
-            self._ends |= list_offsets(self._admin.cluster, dict.fromkeys(new, LATEST))
-        return all(consumer.position(*key) >= self._ends[key] for key in mine)
-
-
-def _copy(
-    consumer: Consumer,
-    reading: _Group | _Partitions,
-    filters: list[Where],
-    count: int | None,
-    printer: _Printer,
-    counter: Counter,
-) -> None:
-    """Print records until the reading is done, or `count` are printed, or a signal stops it."""
-    from spark_klog.cli.records.consume import apply
-
-    left = sys.maxsize if count is None else count
-    try:
-        while left and not reading.is_done(consumer):
-            batch = consumer.poll_arrow(_POLL_SECONDS)
-            if batch is None:
-                continue
-            found = apply(filters, reading.cut(batch))
-            if found.num_rows >= left:
-                found = found.slice(0, left)
-                last = {name: found.column(name)[-1].as_py() for name in ("topic", "partition", "offset")}
-                consumer.seek(last["topic"], last["partition"], last["offset"] + 1)  # what is committed
-            size = printer.print(found) if found.num_rows else 0
-            left -= found.num_rows
-            counter.add(found.num_rows, size)
-    except WokenUp:
-        pass
-
-
-@contextmanager
-def _signals(consumer: Consumer) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the reading between two batches, so that what is committed was printed."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # the second one ends a write to a pipe that nobody reads
-        consumer.wakeup()
-
-    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
-
-
-def _pattern(text: str) -> re.Pattern[str] | None:
-    """The pattern that begins with ^, None for a name; `ConfigError` if it is malformed."""
-    if not text.startswith("^"):
-        return None
-    return topic_pattern(text, text)
-
-
-def _names(admin: Admin, topics: tuple[str, ...]) -> list[str]:
-    """The topics that names and patterns select; `ConfigError` if a pattern selects none."""
-    found: dict[str, None] = {}
-    for text in topics:
-        pattern = _pattern(text)
-        if pattern is None:
-            found[text] = None
-            continue
-        matching = [topic.name for topic in admin.list_topics() if pattern.search(topic.name)]
-        if not matching:
-            raise ConfigError(f"no topic matches {text}; `klog topics list` shows them")
-        found |= dict.fromkeys(matching)
-    return list(found)
-
-
-def _keys(admin: Admin, topics: tuple[str, ...], partitions: tuple[int, ...]) -> list[TopicPartition]:
-    """The partitions to read; `ProtocolError` or `ConfigError` for one that does not exist."""
-    keys = []
-    try:
-        there = admin.cluster.partitions(_names(admin, topics))
-    except ProtocolError as error:
-        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise ConfigError(f"{error}; `klog topics list` shows the topics") from None
-        raise
-    for topic, numbers in there.items():
-        if missing := sorted(set(partitions).difference(numbers)):
-            raise ConfigError(
-                f"topic {topic} has no partition {', '.join(map(str, missing))}, only {_span(list(numbers))}"
-            )
-        keys += [(topic, number) for number in sorted(partitions or numbers)]
-    return keys
-
-
-def _span(numbers: list[int]) -> str:
-    return f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else str(numbers[0]) if numbers else "none"

@@ -16,8 +16,7 @@ import click
 from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import INTERRUPTED, Counter
-from spark_klog.cli.records.form import unescape
-from spark_klog.cli.records.json_lines import parse_record
+from spark_klog.cli.records.form import parse_record, unescape
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.waiting import Waker
