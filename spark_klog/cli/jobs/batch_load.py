@@ -23,12 +23,12 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import click
 from rich.table import Table
 
 from spark_klog.base.addresses import without_user
@@ -45,61 +45,23 @@ from spark_klog.cli.jobs.running import (
     progress_bar,
     spark_session,
 )
-from spark_klog.cli.output import console
-from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import GroupOffsets
+from spark_klog.cli.output import console, say
 from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError
+from spark_klog.groups.stores import open_store
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
-from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
+from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
 from spark_klog.load.tasks.spark_tasks import SparkRunner
 from spark_klog.load.values import UTC, read_schema, schema_text
 from spark_klog.spark.options.names import PROTECTED
-from spark_klog.trees.consumers import OffsetDirectory
-from spark_klog.trees.opening import open_tree
-
-
-@dataclass(frozen=True)
-class GroupPlace:
-    """A group, and where its offsets are kept: ZooKeeper, a tree of files, or else the coordinator."""
-
-    group: str
-    zookeeper: str | None = None
-    offsets_path: str | None = None
-
-
-def publish_offsets(settings: Mapping[str, str], place: GroupPlace, offsets: Mapping[tuple[str, int], int]) -> None:
-    """Write where each partition's next run begins; errors as of the store."""
-    if place.zookeeper is None and place.offsets_path is None:
-        with Cluster.connect(settings) as cluster:
-            GroupOffsets(cluster, place.group).commit(offsets)
-        return
-    tree = open_tree(place.offsets_path or f"zookeeper://{place.zookeeper}")
-    try:
-        OffsetDirectory(tree, place.group).commit(offsets)
-    finally:
-        tree.close()
-
 
 _log = logging.getLogger(__name__)
 _JOB = "batch_load"
 _BEFORE_NOW = re.compile(r"-[0-9]+[a-z]*")
 _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
-
-
-def _table(loaded: Loaded) -> Table:
-    table = Table(title="loaded", title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("topic", "gaps") else "right", overflow="fold")
-    *rows, sums = table_rows(loaded.partitions)
-    for row in rows:
-        table.add_row(*row)
-    table.add_section()
-    table.add_row(*sums)
-    return table
 
 
 def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
@@ -132,14 +94,24 @@ def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
     try:
         loaded = load(asked, runner, partial(progress_bar, options.json))
         if options.group:
-            place = GroupPlace(options.group, options.zookeeper, options.offsets_path)
-            publish_offsets(client, place, loaded.offsets)
+            zookeeper = f"zookeeper://{options.zookeeper}" if options.zookeeper else None
+            address = options.offsets_path or zookeeper or f"kafka://{client['bootstrap.servers']}"
+            with open_store(address, options.group, client, writing=True) as store:
+                store.commit(loaded.offsets)
     finally:
         runner.stop()
     if options.json:
-        sys.stdout.write(json.dumps(loaded_json(loaded, options.output)) + "\n")
+        click.echo(json.dumps(loaded_json(loaded, options.output)))
     else:
-        console().print(_table(loaded))
+        table = Table(title="loaded", title_justify="left")
+        for name in COLUMNS:
+            table.add_column(name, justify="left" if name in ("topic", "gaps") else "right", overflow="fold")
+        *rows, sums = table_rows(loaded.partitions)
+        for row in rows:
+            table.add_row(*row)
+        table.add_section()
+        table.add_row(*sums)
+        console().print(table)
     for item in loaded.failed:
         complain(_JOB, f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
     if loaded.failed:
@@ -206,10 +178,8 @@ def _load_table(options: argparse.Namespace, client: dict[str, str]) -> int:
         records = sum(item["numInputRows"] for item in query.recentProgress)
     finally:
         spark.stop()
-    if options.json:
-        sys.stdout.write(json.dumps({"records": records, "output": without_user(options.output)}) + "\n")
-    else:
-        console().print(f"loaded {records:,} records into {without_user(options.output)}")
+    output = without_user(options.output)
+    say(options.json, {"records": records, "output": output}, f"loaded {records:,} records into {output}")
     return DONE if records else NOTHING_NEW
 
 

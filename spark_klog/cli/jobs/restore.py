@@ -11,14 +11,11 @@ Exit codes: 0 done, 1 failed (also of single partitions; the others are restored
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-
-from rich.console import Console
 
 from spark_klog.cli.jobs.running import (
     DONE,
@@ -32,6 +29,7 @@ from spark_klog.cli.jobs.running import (
     progress_bar,
     spark_session,
 )
+from spark_klog.cli.output import say
 from spark_klog.restore.plan import RestoreOptions, plan_restore, restored_offsets
 from spark_klog.restore.restore import Restored, progress_of, restore_partition
 
@@ -76,11 +74,8 @@ def _restore(options: argparse.Namespace) -> int:
             spark.stop()
     records = sum(item.records for item in found)
     failed = [item for item in found if item.error]
-    if options.json:
-        lines = [item.__dict__ for item in found]
-        sys.stdout.write(json.dumps({"records": records, "partitions": lines}) + "\n")
-    else:
-        Console().print(f"restored {records:,} records of {len(found):,} partitions")
+    line = {"records": records, "partitions": [vars(item) for item in found]}
+    say(options.json, line, f"restored {records:,} records of {len(found):,} partitions")
     for item in failed:
         complain(_JOB, f"{item.topic}-{item.partition} is not complete: {item.error}")
     if failed:
