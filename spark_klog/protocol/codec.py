@@ -8,18 +8,33 @@ of a missing field, and rejects names that are not in the table. A value that do
     request header   INT16 api key, INT16 version, INT32 correlation id, nullable STRING client id
                      [flexible versions: tagged fields]
     response header  INT32 correlation id [flexible: tagged fields; ApiVersions never has them]
+
+A table's version becomes the source of one Python function at its first use, as `dataclasses` does it: a walk through
+the table for each message would cost several times the reads and writes themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct as packing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
-from struct import error as StructError
+from struct import Struct as Packing, error as StructError
 from typing import Any
+from uuid import UUID
 
 from spark_klog.errors import DecodeError, EncodeError
 from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type, Versioned
-from spark_klog.wire.primitives import TAG_BYTES, Buffer, Reader, Writer
+from spark_klog.wire.primitives import (
+    MAX_STRING,
+    TAG_BYTES,
+    AllowanceExceeded,
+    Buffer,
+    Reader,
+    Writer,
+    append_uvarint,
+    utf8,
+)
 
 Message = dict[str, Any]
 Decode = Callable[[Reader], Any]
@@ -28,209 +43,451 @@ Encode = Callable[[Writer, Any], None]
 _API_VERSIONS_KEY = 18
 #: Text for people, and its longest form in characters.
 _ERROR_MESSAGE, _MESSAGE_LENGTH = "error_message", 1000
-#: The INT8 before a struct that may be null.
-_STRUCT_MARKERS = _NULL, _PRESENT = -1, 1
-_COMPACTABLE = {
-    Primitive.STRING: "nullable_string",
-    Primitive.BYTES: "nullable_bytes",
-    Primitive.RECORDS: "nullable_bytes",
+_FORMATS = {
+    Primitive.BOOLEAN: "?",
+    Primitive.INT8: "b",
+    Primitive.INT16: "h",
+    Primitive.INT32: "i",
+    Primitive.INT64: "q",
+    Primitive.FLOAT64: "d",
+    Primitive.UUID: "16s",
 }
+#: Format of the length before a value, if it is not compact.
+_LENGTHS = {Primitive.STRING: "h", Primitive.BYTES: "i", Primitive.RECORDS: "i"}
+_VIEWS = (Primitive.BYTES, Primitive.RECORDS)
 #: Memory of decoded values in bytes: rough upper estimates.
 _DICT_BYTES, _FIELD_BYTES, _VALUE_BYTES, _VIEW_BYTES = 120, 50, 150, 240
+#: A copy of shorter bytes is cheaper than a part of their own.
+_COPIED_BYTES = 4096
 
 
 def _decoded_bytes(kind: Primitive | Struct) -> int:
     """Memory of an array's element in bytes, without the content of its own arrays."""
     if isinstance(kind, Struct):
-        views = sum(field.type in (Primitive.BYTES, Primitive.RECORDS) for field in kind.fields)
+        views = sum(field.type in _VIEWS for field in kind.fields)
         return _DICT_BYTES + _FIELD_BYTES * len(kind.fields) + _VIEW_BYTES * views
-    return _VIEW_BYTES if kind in (Primitive.BYTES, Primitive.RECORDS) else _VALUE_BYTES
-
-
-def _method(kind: Primitive, flexible: bool) -> str:
-    name = _COMPACTABLE.get(kind, kind.value)
-    return f"compact_{name}" if flexible and kind in _COMPACTABLE else name
-
-
-@cache
-def _decoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool) -> Decode:
-    if isinstance(kind, Struct):
-        decode_present = _struct_decoder(kind, version, flexible)
-        if not nullable:
-            return decode_present
-
-        def decode_struct_or_null(reader: Reader) -> Message | None:
-            marker = reader.int8()
-            if marker not in _STRUCT_MARKERS:
-                raise DecodeError(f"{name} begins with {marker}, which is neither null nor present")
-            return decode_present(reader) if marker == _PRESENT else None
-
-        return decode_struct_or_null
-    if isinstance(kind, Array):
-        element = _decoder(kind.element, version, flexible, name, False)
-        cost = _decoded_bytes(kind.element)
-
-        def decode_array(reader: Reader) -> list[Any] | None:
-            count = reader.count(flexible)
-            if count < 0:
-                if nullable:
-                    return None
-                raise DecodeError(f"array {name} is null, which version {version} does not allow")
-            reader.spend(count * cost)
-            return [element(reader) for _ in range(count)]
-
-        return decode_array
-    method: Decode = getattr(Reader, _method(kind, flexible))
-    if kind not in _COMPACTABLE or nullable or kind is Primitive.RECORDS:
-        return method
-
-    def decode_value(reader: Reader) -> Any:
-        value = method(reader)
-        if value is None:
-            raise DecodeError(f"{name} is null, which version {version} does not allow")
-        return value
-
-    return decode_value
+    return _VIEW_BYTES if kind in _VIEWS else _VALUE_BYTES
 
 
 def _is_nullable(field: Field, version: int) -> bool:
     return field.nullable is not None and version in field.nullable
 
 
-@cache
-def _struct_decoder(struct: Struct, version: int, flexible: bool) -> Decode:
-    absent: list[tuple[str, Any]] = []
-    present: list[tuple[str, Decode]] = []
-    tagged: dict[int, tuple[str, Decode]] = {}
-    for field in struct.fields:
-        if version not in field.versions:
-            absent.append((field.name, field.default))
-            continue
-        decode = _decoder(field.type, version, flexible, field.name, _is_nullable(field, version))
-        if field.tag is None:
-            present.append((field.name, decode))
-        else:
-            absent.append((field.name, field.default))
-            tagged[field.tag] = (field.name, decode)
+class _Source:
+    """Source of one function. Values of fixed size that follow each other are read or written together: the run."""
 
-    def decode_struct(reader: Reader) -> Message:
-        message: Message = dict(absent)
-        for name, decode in present:
-            message[name] = decode(reader)
-        if flexible:
-            for _ in range(reader.uvarint()):
-                reader.spend(TAG_BYTES)
-                tag = reader.uvarint()
-                body = reader.take(reader.uvarint())
-                if tag in tagged:
-                    name, decode = tagged[tag]
-                    field = Reader(body, reader.allowance)
-                    message[name] = decode(field)
-                    reader.allowance = field.allowance
-                    if field.remaining:
-                        raise DecodeError(f"tagged field {name}: {field.remaining} bytes left over")
-        return message
+    def __init__(self, version: int, flexible: bool) -> None:
+        self.version, self.flexible = version, flexible
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+        self._depth = 1
+        self._variables = 0
 
-    return decode_struct
+    def variable(self) -> str:
+        self._variables += 1
+        return f"v{self._variables}"
 
+    def constant(self, value: Any) -> str:
+        """A name for a value that the function uses."""
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
 
-@cache
-def _encoder(kind: Type, version: int, flexible: bool, name: str, nullable: bool) -> Encode:
-    if isinstance(kind, Struct):
-        encode_present = _struct_encoder(kind, version, flexible)
-        if not nullable:
-            return encode_present
+    def add(self, *lines: str) -> None:
+        self.lines += ["    " * self._depth + line for line in lines]
 
-        def encode_struct_or_null(writer: Writer, value: Any) -> None:
-            writer.int8(_NULL if value is None else _PRESENT)
-            if value is not None:
-                encode_present(writer, value)
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        self.add(head)
+        self._depth += 1
+        yield
+        self._depth -= 1
 
-        return encode_struct_or_null
-    if isinstance(kind, Array):
-        element = _encoder(kind.element, version, flexible, name, False)
-
-        def encode_array(writer: Writer, values: Any) -> None:
-            if values is None:
-                if not nullable:
-                    raise ValueError(f"array {name} must not be null in version {version}")
-                writer.count(-1, flexible)
-                return
-            writer.count(len(values), flexible)
-            for value in values:
-                element(writer, value)
-
-        return encode_array
-    method: Encode = getattr(Writer, _method(kind, flexible))
-    if name == _ERROR_MESSAGE:
-        return lambda writer, text: method(writer, _cut(text))
-    if kind not in _COMPACTABLE or nullable or kind is Primitive.RECORDS:
-        return method
-
-    def encode_value(writer: Writer, value: Any) -> None:
-        if value is None:
-            raise ValueError(f"{name} must not be null in version {version}")
-        method(writer, value)
-
-    return encode_value
+    def function(self, head: str, shared: dict[str, Any], what: str) -> Any:
+        source = "\n".join([head, *self.lines])
+        names = {**shared, **self.names}
+        exec(compile(source, f"<{what} v{self.version}>", "exec"), names)
+        return names["function"]
 
 
-def _cut(text: str | None) -> str | None:
-    return text if text is None or len(text) <= _MESSAGE_LENGTH else text[: _MESSAGE_LENGTH - 3] + "..."
+class _DecoderSource(_Source):
+    """The function's variables: `buffer`, the position `at`, its `end`, and the reader's `allowance`."""
 
+    def __init__(self, version: int, flexible: bool) -> None:
+        super().__init__(version, flexible)
+        self._run: list[tuple[str, str]] = []
+        self.add("buffer, at, end, allowance = reader.buffer, reader.position, reader.end, reader.allowance")
 
-@cache
-def _struct_encoder(struct: Struct, version: int, flexible: bool) -> Encode:
-    names = frozenset(field.name for field in struct.fields)
-    plain: list[tuple[str, Encode, Any]] = []
-    tagged: list[tuple[int, str, Encode, tuple[Any, ...]]] = []
-    for field in sorted(struct.fields, key=lambda field: -1 if field.tag is None else field.tag):
-        if version in field.versions:
-            encode = _encoder(field.type, version, flexible, field.name, _is_nullable(field, version))
-            if field.tag is None:
-                plain.append((field.name, encode, field.default))
+    def end_run(self) -> None:
+        if self._run:
+            run = Packing(">" + "".join(form for form, _ in self._run))
+            self.add(f"{', '.join(name for _, name in self._run)}, = {self.constant(run.unpack_from)}(buffer, at)")
+            self.add(f"at += {run.size}")
+            self._run = []
+
+    def fixed(self, form: str) -> str:
+        self._run.append((form, name := self.variable()))
+        return name
+
+    def length(self, form: str) -> str:
+        """Read the length of what follows, -1 for null."""
+        if not self.flexible:
+            name = self.fixed(form)
+            self.end_run()
+            return name
+        self.end_run()
+        name = self.variable()
+        self.add(f"{name} = buffer[at]", "at += 1")
+        with self.block(f"if {name} > 127:"):
+            self.add("reader.position = at - 1", f"{name} = reader.uvarint()", "at = reader.position")
+        self.add(f"{name} -= 1")
+        return name
+
+    def null(self, name: str, what: str, nullable: bool) -> None:
+        reason = f"{what} is null, which version {self.version} does not allow"
+        self.add(f"{name} = None" if nullable else f"raise DecodeError({reason!r})")
+
+    def value(self, kind: Type, what: str, nullable: bool) -> str:
+        """Read a value; returns its variable, which is set at the end of the run."""
+        if isinstance(kind, Struct):
+            return self.nullable_struct(kind, what) if nullable else self.struct(kind)
+        if isinstance(kind, Array):
+            return self.array(kind.element, what, nullable)
+        if kind is Primitive.UUID:
+            name = self.fixed(_FORMATS[kind])
+            self.end_run()
+            self.add(f"{name} = UUID(bytes={name})")
+            return name
+        if kind in _FORMATS:
+            return self.fixed(_FORMATS[kind])
+        size, name = self.length(_LENGTHS[kind]), self.variable()
+        is_text = kind is Primitive.STRING
+        with self.block(f"if 0 <= {size} <= end - at" + (f" and {size} <= {MAX_STRING}:" if is_text else ":")):
+            self.add(
+                f"{name} = str(buffer[at : at + {size}], 'utf-8')" if is_text else f"{name} = buffer[at : at + {size}]"
+            )
+            self.add(f"at += {size}")
+        with self.block(f"elif {size} == -1:"):
+            self.null(name, what, nullable or kind is Primitive.RECORDS)
+        with self.block("else:"):  # both raise
+            self.add("reader.position = at", f"reader.{'text' if is_text else 'take'}({size})")
+        return name
+
+    def nullable_struct(self, kind: Struct, what: str) -> str:
+        marker, name = self.fixed("b"), self.variable()
+        self.end_run()
+        with self.block(f"if {marker} == 1:"):
+            self.add(f"{name} = {self.struct(kind)}")
+        with self.block(f"elif {marker} == -1:"):
+            self.add(f"{name} = None")
+        with self.block("else:"):
+            self.add(f"raise DecodeError(f'{what} begins with {{{marker}}}, which is neither null nor present')")
+        return name
+
+    def array(self, kind: Primitive | Struct, what: str, nullable: bool) -> str:
+        count, name = self.length("i"), self.variable()
+        with self.block(f"if 0 <= {count} <= end - at:"):
+            self.add(f"allowance -= {count} * {_decoded_bytes(kind)}")
+            with self.block("if allowance < 0:"):
+                self.add("raise exceeded(at)")
+            if kind in _FORMATS and kind is not Primitive.UUID:
+                assert isinstance(kind, Primitive)
+                form = _FORMATS[kind]
+                self.add(f"{name} = list(unpack_from(f'>{{{count}}}{form}', buffer, at))")
+                self.add(f"at += {count} * {Packing(form).size}")
             else:
+                self.add(f"{name} = []")
+                with self.block(f"for _ in range({count}):"):
+                    element = self.value(kind, what, nullable=False)
+                    self.end_run()
+                    self.add(f"{name}.append({element})")
+        with self.block(f"elif {count} == -1:"):
+            self.null(name, f"array {what}", nullable)
+        with self.block("else:"):
+            self.add(f"raise too_many({count}, at, end)")
+        return name
+
+    def struct(self, kind: Struct) -> str:
+        values: list[tuple[str, str]] = []
+        tagged: dict[int, tuple[str, Decode]] = {}
+        for field in kind.fields:
+            is_there, nullable = self.version in field.versions, _is_nullable(field, self.version)
+            if is_there and field.tag is None:
+                values.append((field.name, self.value(field.type, field.name, nullable)))
+                continue
+            values.append((field.name, self.constant(field.default)))
+            if is_there and field.tag is not None:
+                decode = _decoder(field.type, self.version, self.flexible, field.name, nullable)
+                tagged[field.tag] = field.name, decode
+        self.end_run()
+        name = self.variable()
+        self.add(f"{name} = {{{', '.join(f'{field!r}: {value}' for field, value in values)}}}")
+        if self.flexible:
+            self.tags(f"{name}.update(read_tags(reader, {self.constant(tagged)}))")
+        return name
+
+    def tags(self, read: str) -> None:
+        """Read tagged fields, of which there mostly are none."""
+        with self.block("if buffer[at]:"):
+            self.add("reader.position, reader.allowance = at, allowance", read)
+            self.add("at, allowance = reader.position, reader.allowance")
+        with self.block("else:"):
+            self.add("at += 1")
+
+    def decoder(self, result: str, what: str) -> Decode:
+        self.end_run()
+        self.add("reader.position, reader.allowance = at, allowance", f"return {result}")
+        decode: Decode = self.function("def function(reader):", _DECODER_NAMES, what)
+        return decode
+
+
+def _too_many(count: int, at: int, end: int) -> DecodeError:
+    return DecodeError(f"array of {count} elements at position {at}, {end - at} bytes are left")
+
+
+def _exceeded(at: int) -> AllowanceExceeded:
+    return AllowanceExceeded(f"its elements would take more memory than allowed, at position {at}")
+
+
+def _read_tags(reader: Reader, known: dict[int, tuple[str, Decode]]) -> Message:
+    """Read tagged fields; those that are not `known` are skipped."""
+    fields: Message = {}
+    for _ in range(reader.uvarint()):
+        reader.spend(TAG_BYTES)
+        tag = reader.uvarint()
+        body = reader.take(reader.uvarint())
+        if tag in known:
+            name, decode = known[tag]
+            field = Reader(body, reader.allowance)
+            fields[name] = decode(field)
+            reader.allowance = field.allowance
+            if field.remaining:
+                raise DecodeError(f"tagged field {name}: {field.remaining} bytes left over")
+    return fields
+
+
+_DECODER_NAMES = {
+    "DecodeError": DecodeError,
+    "UUID": UUID,
+    "unpack_from": packing.unpack_from,
+    "exceeded": _exceeded,
+    "too_many": _too_many,
+    "read_tags": _read_tags,
+}
+
+
+@cache
+def _decoder(kind: Type, version: int, flexible: bool, what: str, nullable: bool = False) -> Decode:
+    source = _DecoderSource(version, flexible)
+    return source.decoder(source.value(kind, what, nullable), what)
+
+
+@cache
+def _request_decoder(api: Api, version: int) -> Decode:
+    """A decoder of (client id, message)."""
+    source = _DecoderSource(version, flexible=False)  # the header's string is never compact
+    client_id = source.value(Primitive.STRING, "client id", nullable=True)
+    source.flexible = version >= api.flexible
+    if source.flexible:
+        source.tags("read_tags(reader, {})")
+    return source.decoder(f"{client_id}, {source.struct(api.request)}", f"{api.name} request")
+
+
+class _EncoderSource(_Source):
+    """The function's variables: the writer's buffer `data`, which a spliced part replaces."""
+
+    def __init__(self, version: int, flexible: bool) -> None:
+        super().__init__(version, flexible)
+        self._run: list[tuple[str, str, str]] = []
+        self.add("data = writer.current")
+
+    def end_run(self) -> None:
+        if self._run:
+            forms, paths, values = zip(*self._run, strict=True)
+            with self.block("try:"):
+                self.add(f"data += {self.constant(Packing('>' + ''.join(forms)).pack)}({', '.join(values)})")
+            with self.block("except StructError:"):
+                self.add(f"raise unfit({paths}, {forms}, ({', '.join(values)},)) from None")
+            self._run = []
+
+    def length(self, form: str, value: str, path: str) -> None:
+        """Write the length of what follows, -1 for null."""
+        if not self.flexible:
+            self._run.append((form, path, value))
+            self.end_run()
+            return
+        self.end_run()
+        with self.block(f"if {value} < 127:"):
+            self.add(f"data.append({value} + 1)")
+        with self.block("else:"):
+            self.add(f"append_uvarint(data, {value} + 1)")
+
+    @contextmanager
+    def unless_null(self, value: str, path: str, nullable: bool, *when_null: str) -> Iterator[None]:
+        reason = f"{path} must not be null in version {self.version}"
+        with self.block(f"if {value} is None:"):
+            self.add(*(when_null if nullable else [f"raise ValueError({reason!r})"]))
+        with self.block("else:"):
+            yield
+
+    def value(self, kind: Type, value: str, path: str, nullable: bool) -> None:
+        """Write what the expression `value` has."""
+        if kind in _FORMATS:
+            assert isinstance(kind, Primitive)
+            self._run.append((_FORMATS[kind], path, f"{value}.bytes" if kind is Primitive.UUID else value))
+            return
+        name = self.variable()
+        self.add(f"{name} = {value}")
+        if isinstance(kind, Struct):
+            if not nullable:
+                self.struct(kind, name, path)
+                return
+            self.end_run()
+            with self.unless_null(name, path, nullable, "data.append(255)"):
+                self.add("data.append(1)")
+                self.struct(kind, name, path)
+        elif isinstance(kind, Array):
+            self.array(kind.element, name, path, nullable)
+        elif kind is Primitive.STRING:
+            self.text(name, path, nullable)
+        else:
+            self.bytes(name, path, nullable or kind is Primitive.RECORDS)
+
+    def text(self, name: str, path: str, nullable: bool) -> None:
+        size = self.variable()
+        with self.unless_null(name, path, nullable, f"{name}, {size} = b'', -1"):
+            if path.rpartition(" ")[2] == _ERROR_MESSAGE:
+                self.add(f"{name} = cut({name})")
+            with self.block("try:"):
+                self.add(f"{name} = {name}.encode()", f"{size} = len({name})")
+            with self.block("except UnicodeEncodeError:"):
+                self.add(f"raise wrong_text({path!r}, {name}) from None")
+            with self.block(f"if {size} > {MAX_STRING}:"):
+                self.add(f"raise wrong_text({path!r}, {name}.decode())")
+        self.length("h", size, path)
+        self.add(f"data += {name}")
+
+    def bytes(self, name: str, path: str, nullable: bool) -> None:
+        size = self.variable()
+        with self.unless_null(name, path, nullable, f"{name}, {size} = b'', -1"):
+            self.add(f"{size} = len({name})")
+        self.length("i", size, path)
+        with self.block(f"if {size} < {_COPIED_BYTES} and isinstance({name}, (bytes, bytearray, memoryview)):"):
+            self.add(f"data += {name}")
+        with self.block("else:"):
+            self.add(f"writer.splice({name})", "data = writer.current")
+
+    def array(self, kind: Primitive | Struct, name: str, path: str, nullable: bool) -> None:
+        size = self.variable()
+        with self.unless_null(name, path, nullable, f"{name}, {size} = (), -1"):
+            self.add(f"{size} = len({name})")
+        self.length("i", size, path)
+        element = self.variable()
+        with self.block(f"for {element} in {name}:"):
+            self.value(kind, element, path, nullable=False)
+            self.end_run()
+
+    def struct(self, kind: Struct, name: str, path: str) -> None:
+        names = frozenset(field.name for field in kind.fields)
+        with self.block(f"if not {name}.keys() <= {self.constant(names)}:"):
+            self.add(f"raise ValueError(f'no such fields: {{sorted({name}.keys() - {self.constant(names)})}}')")
+        get = self.variable()
+        self.add(f"{get} = {name}.get")
+        tagged: list[tuple[int, str, Encode, tuple[Any, ...]]] = []
+        for field in kind.fields:
+            if self.version not in field.versions:
+                continue
+            inner, nullable = f"{path}: {field.name}" if path else field.name, _is_nullable(field, self.version)
+            if field.tag is None:
+                default = self.constant(field.default)
+                self.value(field.type, f"{get}({field.name!r}, {default})", inner, nullable)
+            else:
+                encode = _encoder(field.type, self.version, self.flexible, inner, nullable)
                 left_out = (field.default, []) if isinstance(field.type, Array) else (field.default,)
                 tagged.append((field.tag, field.name, encode, left_out))
+        self.end_run()
+        if self.flexible:
+            self.add(f"write_tags(data, {name}, {self.constant(sorted(tagged))})" if tagged else "data.append(0)")
 
-    def encode_struct(writer: Writer, message: Message) -> None:
-        if not message.keys() <= names:
-            raise ValueError(f"no such fields: {sorted(message.keys() - names)}")
+    def encoder(self, what: str) -> Encode:
+        self.end_run()
+        encode: Encode = self.function("def function(writer, value):", _ENCODER_NAMES, what)
+        return encode
+
+
+def _unfit(paths: tuple[str, ...], forms: tuple[str, ...], values: tuple[Any, ...]) -> EncodeError:
+    """The error of the first value that its format can't hold."""
+    for path, form, value in zip(paths, forms, values, strict=True):
         try:
-            for name, encode, default in plain:
-                encode(writer, message.get(name, default))
-            if flexible:
-                given = [entry for entry in tagged if message.get(entry[1], entry[3][0]) not in entry[3]]
-                writer.uvarint(len(given))
-                for tag, name, encode, _ in given:
-                    body = Writer()
-                    encode(body, message[name])
-                    writer.uvarint(tag)
-                    writer.uvarint(len(body))
-                    writer.raw(body.to_bytes())
-        except (StructError, EncodeError) as error:
-            raise EncodeError(f"{name}: {error}") from None
+            packing.pack(">" + form, value)
+        except StructError as error:
+            return EncodeError(f"{path}: {error}")
+    raise AssertionError(paths)
 
-    return encode_struct
+
+def _wrong_text(path: str, text: str) -> EncodeError:
+    try:
+        utf8(text)
+    except EncodeError as error:
+        return EncodeError(f"{path}: {error}")
+    raise AssertionError(path)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MESSAGE_LENGTH else text[: _MESSAGE_LENGTH - 3] + "..."
+
+
+def _write_tags(data: bytearray, message: Message, fields: list[tuple[int, str, Encode, tuple[Any, ...]]]) -> None:
+    """Write the tagged fields that differ from their default."""
+    given = [field for field in fields if message.get(field[1], field[3][0]) not in field[3]]
+    append_uvarint(data, len(given))
+    for tag, name, encode, _ in given:
+        body = Writer()
+        encode(body, message[name])
+        append_uvarint(data, tag)
+        append_uvarint(data, len(body))
+        data += body.to_bytes()
+
+
+_ENCODER_NAMES = {
+    "StructError": StructError,
+    "append_uvarint": append_uvarint,
+    "cut": _cut,
+    "unfit": _unfit,
+    "write_tags": _write_tags,
+    "wrong_text": _wrong_text,
+}
+
+
+@cache
+def _encoder(kind: Type, version: int, flexible: bool, what: str, nullable: bool = False) -> Encode:
+    source = _EncoderSource(version, flexible)
+    source.value(kind, "value", what, nullable)
+    return source.encoder(what)
+
+
+_REQUEST_HEADER = Packing(">hhi")
 
 
 def encode_request(api: Api, version: int, correlation_id: int, client_id: str | None, message: Message) -> Writer:
     """Encode a request with its header, without the frame's size. `EncodeError` names the field that does not fit."""
     writer = Writer()
-    writer.int16(api.key)
-    writer.int16(version)
-    writer.int32(correlation_id)
+    writer.raw(_REQUEST_HEADER.pack(api.key, version, correlation_id))
     writer.nullable_string(client_id)
     flexible = version >= api.flexible
     if flexible:
         writer.uvarint(0)
-    _encode(f"{api.name} v{version} request", writer, _struct_encoder(api.request, version, flexible), message)
+    try:
+        _encoder(api.request, version, flexible, "")(writer, message)
+    except EncodeError as error:
+        raise EncodeError(f"{api.name} v{version} request: {error}") from None
     return writer
 
 
 def decode_request_header(reader: Reader) -> tuple[int, int, int]:
     """(api key, version, correlation id): the part that is the same in all versions."""
-    return reader.int16(), reader.int16(), reader.int32()
+    key, version, correlation_id = _REQUEST_HEADER.unpack(reader.take(_REQUEST_HEADER.size))
+    return key, version, correlation_id
 
 
 def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, Message]:
@@ -241,12 +498,10 @@ def decode_request(api: Api, version: int, reader: Reader) -> tuple[str | None, 
     Ignores bytes after the message, as Kafka does: in a Metadata request for all topics librdkafka 2.x writes null as
     INT32 0, although the varint has one byte.
     """
-    client_id = reader.nullable_string()
-    flexible = version >= api.flexible
-    if flexible:
-        reader.skip_tags()
-    decode = _struct_decoder(api.request, version, flexible)
-    return client_id, _decode(f"{api.name} v{version} request", reader, decode)
+    try:
+        return _request_decoder(api, version)(reader)  # type: ignore[no-any-return]
+    except _UNREADABLE as error:
+        raise _unreadable(f"{api.name} v{version} request", reader, error) from None
 
 
 def encode_response(api: Api, version: int, correlation_id: int, message: Message) -> Writer:
@@ -256,7 +511,10 @@ def encode_response(api: Api, version: int, correlation_id: int, message: Messag
     flexible = version >= api.flexible
     if flexible and api.key != _API_VERSIONS_KEY:
         writer.uvarint(0)
-    _encode(f"{api.name} v{version} response", writer, _struct_encoder(api.response, version, flexible), message)
+    try:
+        _encoder(api.response, version, flexible, "")(writer, message)
+    except EncodeError as error:
+        raise EncodeError(f"{api.name} v{version} response: {error}") from None
     return writer
 
 
@@ -267,7 +525,7 @@ def decode_response(api: Api, version: int, data: Buffer) -> tuple[int, Message]
     flexible = version >= api.flexible
     if flexible and api.key != _API_VERSIONS_KEY:
         reader.skip_tags()
-    message = _decode(f"{api.name} v{version} response", reader, _struct_decoder(api.response, version, flexible))
+    message = _decoded(f"{api.name} v{version} response", reader, _decoder(api.response, version, flexible, ""))
     if reader.remaining:
         raise DecodeError(f"{api.name} v{version} response: {reader.remaining} bytes left over")
     return correlation_id, message
@@ -277,8 +535,10 @@ def encode_versioned(table: Versioned, version: int, message: Message) -> bytes:
     """Encode the version and the message; `EncodeError`."""
     writer = Writer()
     writer.int16(version)
-    encode = _struct_encoder(table.fields, version, version >= table.flexible)
-    _encode(f"{table.name} v{version}", writer, encode, message)
+    try:
+        _encoder(table.fields, version, version >= table.flexible, "")(writer, message)
+    except EncodeError as error:
+        raise EncodeError(f"{table.name} v{version}: {error}") from None
     return writer.to_bytes()
 
 
@@ -288,20 +548,24 @@ def decode_versioned(table: Versioned, data: Buffer) -> Message:
     version = reader.int16()
     if version not in table.versions:
         raise DecodeError(f"{table.name} has unknown version {version}")
-    decode = _struct_decoder(table.fields, version, version >= table.flexible)
-    return _decode(f"{table.name} v{version}", reader, decode)
+    decode = _decoder(table.fields, version, version >= table.flexible, "")
+    return _decoded(f"{table.name} v{version}", reader, decode)
 
 
-def _decode(what: str, reader: Reader, decode: Decode) -> Message:
+def _decoded(what: str, reader: Reader, decode: Decode) -> Message:
     try:
-        message: Message = decode(reader)
-    except DecodeError as error:
-        raise type(error)(f"{what}: {error}") from None
-    return message
+        return decode(reader)  # type: ignore[no-any-return]
+    except _UNREADABLE as error:
+        raise _unreadable(what, reader, error) from None
 
 
-def _encode(what: str, writer: Writer, encode: Encode, message: Message) -> None:
-    try:
-        encode(writer, message)
-    except EncodeError as error:
-        raise EncodeError(f"{what}: {error}") from None
+#: What decoding raises; the latter three where the bytes end too early, or a string is no UTF-8.
+_UNREADABLE = (DecodeError, StructError, IndexError, UnicodeDecodeError)
+
+
+def _unreadable(what: str, reader: Reader, error: Exception) -> DecodeError:
+    if isinstance(error, DecodeError):
+        return type(error)(f"{what}: {error}")
+    if isinstance(error, UnicodeDecodeError):
+        return DecodeError(f"{what}: a string is not UTF-8: {error.reason}")
+    return DecodeError(f"{what}: cut off after {reader.end} bytes")

@@ -173,19 +173,19 @@ class Writer:
     Strings that are too long raise `EncodeError`, numbers beyond their type `struct.error`.
     """
 
-    __slots__ = ("_current", "_parts")
+    __slots__ = ("_parts", "current")
 
     def __init__(self) -> None:
         self._parts: list[Sized] = []
-        self._current = bytearray()
+        self.current = bytearray()
 
     @property
     def parts(self) -> list[Sized]:
         """The written parts in order: bytearrays, and the arguments of `splice`."""
-        return [*self._parts, self._current] if self._current else list(self._parts)
+        return [*self._parts, self.current] if self.current else list(self._parts)
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self._parts) + len(self._current)
+        return sum(len(part) for part in self._parts) + len(self.current)
 
     def to_bytes(self) -> bytes:
         """All parts joined; TypeError if a spliced part is not bytes."""
@@ -193,60 +193,60 @@ class Writer:
 
     def splice(self, part: Sized) -> None:
         """Append `part` without copying it."""
-        self._parts += [self._current, part]
-        self._current = bytearray()
+        self._parts += [self.current, part]
+        self.current = bytearray()
 
     def raw(self, data: Buffer) -> None:
-        self._current += data
+        self.current += data
 
     def int8(self, value: int) -> None:
-        self._current += _INT8.pack(value)
+        self.current += _INT8.pack(value)
 
     def int16(self, value: int) -> None:
-        self._current += _INT16.pack(value)
+        self.current += _INT16.pack(value)
 
     def int32(self, value: int) -> None:
-        self._current += _INT32.pack(value)
+        self.current += _INT32.pack(value)
 
     def int64(self, value: int) -> None:
-        self._current += _INT64.pack(value)
+        self.current += _INT64.pack(value)
 
     def uint32(self, value: int) -> None:
-        self._current += _UINT32.pack(value)
+        self.current += _UINT32.pack(value)
 
     def float64(self, value: float) -> None:
-        self._current += _FLOAT64.pack(value)
+        self.current += _FLOAT64.pack(value)
 
     def boolean(self, value: bool) -> None:
-        self._current += b"\x01" if value else b"\x00"
+        self.current += b"\x01" if value else b"\x00"
 
     def uuid(self, value: UUID) -> None:
-        self._current += value.bytes
+        self.current += value.bytes
 
     def uvarint(self, value: int) -> None:
-        append_uvarint(self._current, value)
+        append_uvarint(self.current, value)
 
     def varint(self, value: int) -> None:
-        append_uvarint(self._current, (value << 1) ^ (value >> 31))
+        append_uvarint(self.current, (value << 1) ^ (value >> 31))
 
     def varlong(self, value: int) -> None:
-        append_varlong(self._current, value)
+        append_varlong(self.current, value)
 
     def nullable_string(self, value: str | None) -> None:
         if value is None:
             self.int16(-1)
             return
-        data = _utf8(value)
+        data = utf8(value)
         self.int16(len(data))
-        self._current += data
+        self.current += data
 
     def compact_nullable_string(self, value: str | None) -> None:
         if value is None:
             self.uvarint(0)
             return
-        data = _utf8(value)
+        data = utf8(value)
         self.uvarint(len(data) + 1)
-        self._current += data
+        self.current += data
 
     def nullable_bytes(self, value: Sized | None) -> None:
         self.int32(-1 if value is None else len(value))
@@ -260,7 +260,7 @@ class Writer:
 
     def _bytes(self, value: Sized) -> None:
         if isinstance(value, (bytes, bytearray, memoryview)) and len(value) < 4096:
-            self._current += value
+            self.current += value
         else:
             self.splice(value)
 
@@ -272,7 +272,7 @@ class Writer:
             self.int32(count)
 
 
-def _utf8(text: str) -> bytes:
+def utf8(text: str) -> bytes:
     """The bytes of a STRING; `EncodeError`."""
     try:
         data = text.encode()

@@ -87,7 +87,7 @@ FAULTS = (
     Fault(
         "protocol-memory-of-tags-forgotten",  # what a tagged field takes does not count for what follows
         "spark_klog/protocol/codec.py",
-        "                    reader.allowance = field.allowance\n",
+        "            reader.allowance = field.allowance\n",
         "",
         ("tests/protocol", "tests/broker/test_hostile_requests.py"),
     ),
