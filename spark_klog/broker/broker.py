@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 from uuid import UUID
 
 from spark_klog.base.names import check_topic_name
@@ -58,8 +58,7 @@ _DELETION_POLL_SECONDS = 0.01
 _RENEWAL_SECONDS, _RENEWAL_POLL_SECONDS = 5.0, 0.02
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A request's context, which a handler gets beside its message."""
 
     version: int
@@ -207,8 +206,12 @@ class Broker:
         A broker can stand still between any two steps, and a topic be deleted and created again meanwhile.
         """
         is_current = self.registry.holds()
-        self.follower.drop_gone()
-        return is_current and self.logs.serves(log) and log.topic in self.registry.topics and self._is_of_topic(log)
+        if self.registry.topics is not self.follower.seen:
+            self.follower.drop_gone()
+        topic = self.registry.topics.get(log.topic)
+        if topic is None or not is_current or self.logs.logs.get((log.topic, log.partition)) is not log:
+            return False
+        return log.topic_id is None or log.topic_id == topic.topic_id
 
     async def confirms(self, log: PartitionLog) -> bool:
         """Whether what has been appended to `log` may be acknowledged: the topic is still there."""
@@ -222,10 +225,13 @@ class Broker:
         `epoch` is the leader epoch that the client knows (KIP-320).
         """
         await self.turns.take()
-        if not await self.is_current(for_reading=for_reading):
+        if (self._lapsed_at is not None or not self.registry.holds()) and not await self.is_current(
+            for_reading=for_reading
+        ):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        self.follower.drop_gone()
-        log = self.logs.get(topic, partition)
+        if self.registry.topics is not self.follower.seen:
+            self.follower.drop_gone()
+        log = self.logs.logs.get((topic, partition))
         if log is not None and self.registry.leads(topic, partition) and self._is_of_topic(log):
             if epoch == ANY_EPOCH or epoch == log.leader_epoch:
                 return log

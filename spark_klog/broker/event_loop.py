@@ -94,6 +94,10 @@ class Turns:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_due = False
 
+    def begin(self) -> None:
+        """Begin a turn: of work that is no task, or not yet."""
+        self._ends.set(perf_counter() + _TURN_SECONDS)
+
     async def take(self, *, before_long_step: bool = False) -> None:
         """Let others run if this task's turn has lasted long enough, or the next step takes a turn by itself."""
         now, ends = perf_counter(), self._ends.get()
@@ -137,16 +141,19 @@ def repeated(keys: Iterable[K]) -> dict[K, None]:
     return {key: None for key, count in Counter(keys).items() if count > 1}
 
 
-def has_many_elements(message: Any) -> bool:
+def has_many_elements(message: dict[str, Any]) -> bool:
     """Whether a response takes long to encode, judged by the lists in its first two levels."""
-    lists = [value for value in message.values() if isinstance(value, list)]
-    count = sum(map(len, lists))
-    for entries in lists:
-        for entry in entries:
-            if count > _MANY:
-                return True
-            if isinstance(entry, dict):
-                count += sum(len(value) for value in entry.values() if isinstance(value, list))
+    count = 0
+    for value in message.values():
+        if isinstance(value, list):
+            count += len(value)
+            for entry in value:
+                if count > _MANY:
+                    return True
+                if isinstance(entry, dict):
+                    for inner in entry.values():
+                        if isinstance(inner, list):
+                            count += len(inner)
     return count > _MANY
 
 

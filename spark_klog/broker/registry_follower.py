@@ -47,7 +47,7 @@ class RegistryFollower:
         #: Why the last reading of the tree failed.
         self._failure: str | None = None
         #: The topics as they were when `drop_gone` was last called.
-        self._seen: Mapping[str, Topic] = registry.topics
+        self.seen: Mapping[str, Topic] = registry.topics
 
     def start(self) -> None:
         """Read the tree and create the logs; blocks during the requests to the tree."""
@@ -150,8 +150,8 @@ class RegistryFollower:
     def drop_gone(self) -> None:
         """Drop the topics that are gone. The registry changes in a thread: call this before new state gets a name."""
         now = self._registry.topics
-        if now is not self._seen:
-            before, self._seen = self._seen, now
+        if now is not self.seen:
+            before, self.seen = self.seen, now
             for name, topic in before.items():
                 if name not in now or now[name].topic_id != topic.topic_id:
                     self._drop(topic)
@@ -159,7 +159,7 @@ class RegistryFollower:
     def current_id(self, name: str) -> UUID | None:
         """The id of the topic of that name, None if there is none. An earlier topic of the name has been dropped."""
         self.drop_gone()
-        topic = self._seen.get(name)
+        topic = self.seen.get(name)
         return None if topic is None else topic.topic_id
 
     def _work(self) -> bool:

@@ -179,13 +179,9 @@ def is_full(active: Segment, size: int, timestamp: int, config: LogConfig, now_m
     limit = config.segment_index_bytes
     if active.offset_index.is_full(limit) or active.time_index.is_full(limit):
         return True
-    return _age(active, timestamp, now_ms) > config.segment_ms
-
-
-def _age(active: Segment, timestamp: int, now_ms: int) -> int:
-    """The age of a segment as in Kafka: by timestamps if the records have them, else by the clock."""
+    # the age as in Kafka: by timestamps if the records have them, else by the clock
     first = active.first_timestamp()
-    return timestamp - first if first >= 0 and timestamp >= 0 else now_ms - active.made_ms
+    return (timestamp - first if first >= 0 and timestamp >= 0 else now_ms - active.made_ms) > config.segment_ms
 
 
 _Result = TypeVar("_Result")
@@ -314,7 +310,7 @@ class ReadableLog:
     @property
     def has_many_unflushed(self) -> bool:
         """Whether flush.messages requires a flush."""
-        return self.end_offset - self.recovery_point >= self.config.flush_messages
+        return self.end_offset - self.flushed.recovery_point >= self.config.flush_messages
 
     def waits_to_roll(self, size: int, timestamp: int) -> bool:
         """Whether an append of `size` bytes with this largest timestamp (ms) needs a roll and a flush before it."""
@@ -387,7 +383,7 @@ class PartitionLog(ReadableLog):
         self.directory = directory
         self.files = files
         self._now_ms = now_ms
-        self._kernel = kernels.load()
+        self.kernel = kernels.load()
         is_new_folder = files.make_folder(directory)
         self._defaults = config
         self._overrides = read_overrides(files, directory)
@@ -455,19 +451,30 @@ class PartitionLog(ReadableLog):
         """Append complete record batches; assigns their offsets, in place if possible (`records` must be writable).
 
         Batches `of_client` with producer ids are checked as log/producer_state.py says; if all are duplicates, the
-        result is
-        that of their first append.
+        result is that of their first append.
 
         `CorruptBatchError` for a wrong CRC, `DecodeError` for incomplete batches, `BatchTooLarge`, `ProducerRefused`,
         `LogRetired`, OSError. Nothing is appended then, except if the flush for flush.messages could not begin, or
         failed: then the state of the disk is unknown, and the log rejects appends until it is reopened. Without
         `flushes` the caller does that flush, see `has_many_unflushed`.
         """
-        self._check_takes()
-        first = self.end_offset
-        append_time = self._now_ms() if self.config.message_timestamp_type == LOG_APPEND_TIME else None
+        appended = self.append_unflushed(records, of_client=of_client, rolls=True)
+        assert appended is not None
+        if flushes and self.has_many_unflushed:
+            self.flush()
+        return appended
+
+    def append_unflushed(self, records: memoryview, *, of_client: bool, rolls: bool) -> Appended | None:
+        """As `append`, but leaves flushes to the caller.
+
+        Without `rolls` also the one before a roll: if that is due, nothing is appended, and the result is None.
+        """
+        if self.failure is not None or not self.is_open:
+            self._check_takes()
+        first, now_ms = self.end_offset, self._now_ms()
+        append_time = now_ms if self.config.message_timestamp_type == LOG_APPEND_TIME else None
         try:
-            data, run = assigned(self._kernel, records, self._segments[-1], first, self.leader_epoch, append_time)
+            data, run = assigned(self.kernel, records, self._segments[-1], first, self._epochs.latest, append_time)
         except DecodeError as error:
             raise type(error)(f"produced to {self.directory.name}: {error}") from None
         if run.largest > self.config.max_message_bytes:
@@ -475,32 +482,32 @@ class PartitionLog(ReadableLog):
                 f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
                 f"{self.config.max_message_bytes}"
             )
-        producers = headers_at(data, run.producers)
-        known = check_batches(self.producers, data, run.producers, producers, of_client=of_client)
+        producers = headers_at(data, run.producers) if run.producers else []
+        known = (
+            check_batches(self.producers, data, run.producers, producers, of_client=of_client) if producers else None
+        )
         if known is not None:
             return Appended(*known[:2], _NONE if append_time is None else known.timestamp)
         if run.next_offset - 1 - first > MAX_RELATIVE:
             raise DecodeError(f"produced to {self.directory.name}: {run.next_offset - first} offsets at once")
-        if self._is_full(len(data), run):
+        active = self._segments[-1]
+        is_far = active.size > 0 and run.next_offset - 1 - active.base_offset > MAX_RELATIVE
+        if is_far or is_full(active, len(data), run.state.max_timestamp, self.config, now_ms):
+            if not rolls and self.flushed.snapshot_at != first:
+                return None
             self._roll()
-            run = run_in(data, self._segments[-1])
+            active = self._segments[-1]
+            run = run_in(data, active)
         if self.start_offset == self.end_offset:
             self._epochs.begin(first)
-        active = self._segments[-1]
-        if any(header.is_control for header in producers):
+        if producers and any(header.is_control for header in producers):
             active.transaction_index.prepare()
         active.append(data, run)
         self.end_offset = run.next_offset
         self.appended_bytes += len(data)
-        self._note_producers(data, run, producers)
-        if flushes and self.has_many_unflushed:
-            self.flush()
-        return Appended(first, self.end_offset - 1, _NONE if append_time is None else append_time)
-
-    def _is_full(self, size: int, run: BatchRun) -> bool:
-        active = self._segments[-1]
-        is_far = active.size > 0 and run.next_offset - 1 - active.base_offset > MAX_RELATIVE
-        return is_far or is_full(active, size, run.state.max_timestamp, self.config, self._now_ms())
+        if producers:
+            self._note_producers(data, run, producers)
+        return Appended(first, run.next_offset - 1, _NONE if append_time is None else append_time)
 
     def _roll(self) -> None:
         """Flush, then start a new segment. After an OSError there is no new segment."""

@@ -218,6 +218,13 @@ class Kernel(Protocol):
         not match its offsets.
         """
 
+    def plain_produced(self, data: Buffer, limit: int) -> int | None:
+        """A fast path for data that are one plain batch of magic 2, in which `check_produced` finds nothing wrong.
+
+        Returns its largest timestamp (ms). None for anything else, as for a batch with a codec, a transactional flag,
+        or more records than fit into `limit` bytes; in the reference kernel always. Does not check the checksum.
+        """
+
     def ordered_batches(self, data: Buffer, log_end: int) -> OrderedBatches | None:
         """A fast path for data whose whole batches are of magic 2, each after the end of the one before it.
 

@@ -278,7 +278,7 @@ def test_the_client_that_has_read_nothing_for_longest_is_dropped() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def drop_response(self, reason: str) -> None:
+        def drop(self, reason: str) -> None:
             dropped.append(self.name)
 
     memory = ResponseMemory(30)

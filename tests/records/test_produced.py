@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from spark_klog.errors import CorruptBatchError, DecodeError
+from spark_klog.records import kernels
 from spark_klog.records.reading.produced import check_produced
 from tests.support.available_kernels import KERNELS
 from tests.support.batches import make_batch
@@ -54,7 +55,7 @@ def test_batches_of_other_clients_pass(codec: int, count: int) -> None:
         other.append(number, NOW - number, b"key", None if number % 2 else b"value", headers)
     builder.close()
     for data in (builder.buffer(), bytes(other.build())):
-        assert not check_produced(data, is_one=True)
+        assert not check_produced(data, kernels.load(), is_one=True).is_transactional
 
 
 LIES: list[dict[str, Any]] = [
@@ -76,9 +77,9 @@ LIES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("lie", LIES, ids=str)
 def test_lies_are_refused(lie: dict[str, Any]) -> None:
     good = _batch(3)
-    assert not check_produced(lying(good))
+    assert not check_produced(lying(good), kernels.load()).is_transactional
     with pytest.raises(DecodeError) as refused:
-        check_produced(lying(good, **lie))
+        check_produced(lying(good, **lie), kernels.load())
     assert not isinstance(refused.value, CorruptBatchError)
 
 
@@ -87,15 +88,15 @@ def test_the_count_of_a_compressed_batch_is_bounded(codec: str) -> None:
     """A hundred bytes can't move the log's end by 2^31 records."""
     good = _batch(1, codec)
     with pytest.raises(DecodeError):
-        check_produced(lying(good, count=INT32_MAX, last_offset_delta=INT32_MAX - 1))
+        check_produced(lying(good, count=INT32_MAX, last_offset_delta=INT32_MAX - 1), kernels.load())
     limit = 100_000
     with pytest.raises(DecodeError):
-        check_produced(lying(good, count=limit, last_offset_delta=limit - 1), limit=limit)
+        check_produced(lying(good, count=limit, last_offset_delta=limit - 1), kernels.load(), limit=limit)
 
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_what_compresses_well_passes(codec: str) -> None:
-    assert not check_produced(_batch(3000, codec, size=2000))
+    assert not check_produced(_batch(3000, codec, size=2000), kernels.load()).is_transactional
 
 
 @settings(max_examples=60)
@@ -114,7 +115,7 @@ def test_only_batches_that_decode_pass(count: int, told: int, delta: int, positi
     data[min(position, len(data) - 1)] = value
     data = lying(data, count=told, last_offset_delta=delta)
     try:
-        check_produced(data, is_one=True)
+        check_produced(data, kernels.load(), is_one=True)
     except DecodeError:
         return
     assert (told, delta) == (count, count - 1)
@@ -129,11 +130,11 @@ def test_a_damaged_batch_is_corrupt_whatever_it_says() -> None:
         bad = bytearray(good)
         bad[position] ^= 0x81 if position == 27 else 0x21
         with pytest.raises(CorruptBatchError):
-            check_produced(bad)
+            check_produced(bad, kernels.load())
 
 
 def test_one_batch_a_partition() -> None:
     good = _batch(3)
-    assert not check_produced(good + good)
+    assert not check_produced(good + good, kernels.load()).is_transactional
     with pytest.raises(DecodeError, match="more than one"):
-        check_produced(good + good, is_one=True)
+        check_produced(good + good, kernels.load(), is_one=True)

@@ -106,21 +106,24 @@ async def _append(
             async with broker.decompressing:
                 records = memoryview(await asyncio.to_thread(up_convert, records, renumber=True, limit=limit))
         is_one = request.version >= _FIRST_MAGIC_2
-        is_transactional = check_produced(records, is_one=is_one, limit=limit)
+        produced = check_produced(records, log.kernel, is_one=is_one, limit=limit)
         if log.config.compacts:
             await _check_keys(broker, records, limit)
-        verified = await _verified(broker, log, records, transactional_id) if is_transactional else []
-        timestamp = _timestamp(records)
-        _check_timestamp(log, timestamp)
-        await broker.flushes.make_room(log, len(records), timestamp)
-        # no await between these checks and the append: the topic could be deleted, or the transaction end
-        if not broker.serves(log):
-            raise LogRetired(errno.ESTALE, _RETIRED, str(log.directory))
-        for header, verification in verified:
-            _check_transaction(request, log, header, verification)
-        appended = log.append(records, of_client=True, flushes=False)
-        await broker.flushes.flush_many(log)
-        if not await broker.confirms(log):
+        verified = await _verified(broker, log, records, transactional_id) if produced.is_transactional else []
+        if produced.timestamp > log.config.message_timestamp_after_max_ms:
+            _check_timestamp(log, produced.timestamp)
+        while appended is None:
+            # no await between these checks and the append: the topic could be deleted, or the transaction end
+            if not broker.serves(log):
+                raise LogRetired(errno.ESTALE, _RETIRED, str(log.directory))
+            for header, verification in verified:
+                _check_transaction(request, log, header, verification)
+            appended = log.append_unflushed(records, of_client=True, rolls=False)
+            if appended is None:
+                await broker.flushes.flush_before_roll(log)
+        if log.has_many_unflushed:
+            await broker.flushes.flush_many(log)
+        if not broker.serves(log) and not await broker.confirms(log):
             raise LogRetired(errno.ESTALE, _RETIRED, str(log.directory))
     except ProducerRefused as error:
         code, reason = error.code, str(error)
@@ -161,11 +164,6 @@ async def _check_keys(broker: Broker, records: memoryview, limit: int) -> None:
     else:
         async with broker.decompressing:
             await asyncio.to_thread(check_keys, records, limit)
-
-
-def _timestamp(records: memoryview) -> int:
-    """The largest timestamp (ms) of the batches."""
-    return max((header.max_timestamp for header, _ in iter_batches(records)), default=-1)
 
 
 def _check_timestamp(log: PartitionLog, timestamp: int) -> None:

@@ -40,14 +40,18 @@ class LogFlushes:
     async def make_room(self, log: PartitionLog, size: int, timestamp: int) -> None:
         """Before an append of `size` bytes with that largest timestamp (ms): flush the log if it will roll.
 
-        Concurrent callers share the flush. Raises OSError.
+        Raises OSError.
         """
         while log.waits_to_roll(size, timestamp):
-            under_way = self._before_rolls.get(log)
-            if under_way is None:
-                under_way = self._tasks.start(self._flush_before_roll(log))
-                self._before_rolls[log] = under_way
-            await self._tasks.outcome(under_way)
+            await self.flush_before_roll(log)
+
+    async def flush_before_roll(self, log: PartitionLog) -> None:
+        """Flush a log so that it can roll without a wait; concurrent callers share the flush. Raises OSError."""
+        under_way = self._before_rolls.get(log)
+        if under_way is None:
+            under_way = self._tasks.start(self._flush_before_roll(log))
+            self._before_rolls[log] = under_way
+        await self._tasks.outcome(under_way)
 
     async def _flush_before_roll(self, log: PartitionLog) -> None:
         try:

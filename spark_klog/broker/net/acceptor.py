@@ -13,12 +13,15 @@ import socket
 import ssl
 import time
 from collections import Counter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from spark_klog.broker.net.connection import Connection, Service
+from spark_klog.broker.net.connection import Connection
 from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.trees.paths import host_and_port
+
+if TYPE_CHECKING:
+    from spark_klog.broker.net.server import Server
 
 _log = logging.getLogger(__name__)
 #: Connections accepted before other work gets its turn.
@@ -56,17 +59,11 @@ class ConnectionLimits:
             del self._by_ip[ip]
 
 
-class LimitedService(Service, Protocol):
-    """The parts of the server that an acceptor uses."""
-
-    limits: ConnectionLimits
-
-
 class Acceptor:
     """One listening socket."""
 
     def __init__(
-        self, server: LimitedService, listener: Listener, listening: socket.socket, tls: ssl.SSLContext | None
+        self, server: Server, listener: Listener, listening: socket.socket, tls: ssl.SSLContext | None
     ) -> None:
         self._server = server
         self._listener = listener

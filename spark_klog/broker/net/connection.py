@@ -1,28 +1,21 @@
-"""One client's connection: frames in, responses out in the order of the requests.
+"""One client's connection: frames in, responses out in the order of the requests; its limits of memory and time.
 
 Bytes are received straight into the buffer of their frame, which grows as they arrive: a huge length prefix allocates
 nothing. Bytes outside a partial frame are received into one buffer that all connections share. File ranges in a
 response are sent by sendfile, over TLS in pieces; what is sent from memory is given to the socket in pieces, too, so
 that a client that does not read its response keeps it in memory once.
 
+A request is answered in the callback that received it, as far as nothing has to wait; from the first wait on its
+coroutine is a task's. Most requests never wait, and a task for each would cost as much as what they do.
+
 Records that a client has sent before it hung up are appended, as it may wait for no response (acks=0).
 
-Bounds on the bytes of requests and of responses in memory, over all connections.
+The watchdog closes connections that are idle, slow, or not authenticated in time:
 
-Requests (`queued.max.request.bytes`): a connection asks before its frame grows, and gives the bytes back when the
-request is answered. At the limit it stops reading until others have given back. To keep partial frames from waiting for
-each other, the first connection that waits gets what it needs: the limit may be exceeded by one frame, and by bytes
-already received.
-
-Responses (`queued.max.response.bytes`): a client that does not read its response keeps it in memory. At the limit the
-connection whose client has read nothing for longest is closed, so that those who read never wait for those who do not.
-
-Closes connections that are idle, slow, or not authenticated in time.
-
-connections.max.idle.ms       no request in progress, and no byte received
-request.receive.timeout.ms    a request that has begun is not complete
-response.send.timeout.ms      no progress in sending the response (in steps of 1 MiB)
-authentication.timeout.ms     the TLS handshake, or SASL, is not complete
+    connections.max.idle.ms       no request in progress, and no byte received
+    request.receive.timeout.ms    a request that has begun is not complete
+    response.send.timeout.ms      no progress in sending the response (in steps of 1 MiB)
+    authentication.timeout.ms     the TLS handshake, or SASL, is not complete
 """
 
 from __future__ import annotations
@@ -31,11 +24,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sized
+from collections.abc import Callable, Collection, Coroutine, Generator, Sized
 from dataclasses import dataclass
-from typing import IO, Protocol, cast
+from enum import Enum
+from typing import IO, TYPE_CHECKING, Any, cast
 
-from spark_klog.broker.broker import Broker
 from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
@@ -43,6 +36,9 @@ from spark_klog.errors import DecodeError, FrameTooLarge
 from spark_klog.log.segments.segment import FileRange
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.wire.primitives import SIZE, Buffer, Writer, frame_size
+
+if TYPE_CHECKING:
+    from spark_klog.broker.net.server import Server
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 1.0
@@ -66,23 +62,6 @@ class Activity:
             self.frame_since = now
 
 
-class Watched(Protocol):
-    """A connection, as the watchdog sees it."""
-
-    activity: Activity
-    session: Session
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request is being answered."""
-
-    def log_dropped(self, reason: object) -> None:
-        """Log and count a connection that is closed because of the client's behaviour."""
-
-    def abort(self) -> None:
-        """Close now."""
-
-
 def reason_to_drop(
     activity: Activity, config: BrokerConfig, now: float, *, is_authenticated: bool, is_busy: bool
 ) -> str | None:
@@ -103,7 +82,7 @@ def reason_to_drop(
     return None
 
 
-async def watch(connections: Collection[Watched], config: BrokerConfig) -> None:
+async def watch(connections: Collection[Connection], config: BrokerConfig) -> None:
     """Watch until cancelled. A failure at one connection does not affect the others."""
     shortest = min(
         config.max_idle_ms, config.receive_timeout_ms, config.send_timeout_ms, config.authentication_timeout_ms
@@ -114,45 +93,38 @@ async def watch(connections: Collection[Watched], config: BrokerConfig) -> None:
         now = time.monotonic()
         for connection in list(connections):
             try:
-                _look_at(connection, config, now)
+                reason = reason_to_drop(
+                    connection.activity,
+                    config,
+                    now,
+                    is_authenticated=connection.session.is_open,
+                    is_busy=connection.is_busy,
+                )
+                if reason is not None:
+                    connection.drop(reason)
             except Exception:
                 _log.exception("%s: the watchdog failed at this connection", connection.session.peer)
 
 
-def _look_at(connection: Watched, config: BrokerConfig, now: float) -> None:
-    reason = reason_to_drop(
-        connection.activity,
-        config,
-        now,
-        is_authenticated=connection.session.is_open,
-        is_busy=connection.is_busy,
-    )
-    if reason is not None:
-        connection.log_dropped(reason)
-        connection.abort()
-
-
-class Waiter(Protocol):
-    """A connection that may have to wait for memory."""
-
-    def memory_is_there(self) -> None:
-        """Continue, and ask again."""
-
-
 class FrameMemory:
-    """Count of the bytes in use. For one event loop."""
+    """Count of the bytes of requests in memory, over all connections (`queued.max.request.bytes`).
+
+    A connection asks before its frame grows, and gives the bytes back when the request is answered. At the limit it
+    stops reading until others have given back. To keep partial frames from waiting for each other, the first connection
+    that waits gets what it needs: the limit may be exceeded by one frame, and by bytes already received.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
-        self._waiting: dict[Waiter, None] = {}
-        self._preferred: Waiter | None = None
+        self._waiting: dict[Connection, None] = {}
+        self._preferred: Connection | None = None
 
     def take(self, size: int) -> None:
         """Count bytes that are already in memory; never refused."""
         self.used += size
 
-    def ask(self, waiter: Waiter, size: int) -> bool:
+    def ask(self, waiter: Connection, size: int) -> bool:
         """Return True and count `size` bytes, or return False and call `memory_is_there` when to ask again."""
         if self.used + size > self.limit and self._preferred is not waiter:
             if self._preferred is not None:
@@ -164,10 +136,10 @@ class FrameMemory:
 
     def give_back(self, size: int) -> None:
         self.used -= size
-        if self.used < self.limit:
+        if self._waiting and self.used < self.limit:
             self._wake_next()
 
-    def leave(self, waiter: Waiter) -> None:
+    def leave(self, waiter: Connection) -> None:
         """End the waiter's frame, because it is complete or its connection is gone."""
         self._waiting.pop(waiter, None)
         if self._preferred is waiter:
@@ -182,36 +154,33 @@ class FrameMemory:
             waiter.memory_is_there()
 
 
-class Sender(Protocol):
-    """A connection that sends a response."""
-
-    def drop_response(self, reason: str) -> None:
-        """Close the connection; what is not sent is dropped."""
-
-
 class ResponseMemory:
-    """Count of the bytes of responses that are being sent. For one event loop."""
+    """Count of the bytes of responses that are being sent, over all connections (`queued.max.response.bytes`).
+
+    A client that does not read its response keeps it in memory. At the limit the connection whose client has read
+    nothing for longest is closed, so that those who read never wait for those who do not.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         #: In the order in which their clients have last read.
-        self._held: dict[Sender, int] = {}
+        self._held: dict[Connection, int] = {}
 
-    def hold(self, sender: Sender, size: int) -> None:
+    def hold(self, sender: Connection, size: int) -> None:
         """Count the bytes of a response until `release`; beyond the limit, others are dropped that do not read."""
         self._held[sender] = size
         self.used += size
         while self.used > self.limit and (oldest := next(iter(self._held))) is not sender:
             self.release(oldest)
-            oldest.drop_response(f"responses that wait to be sent take more than {self.limit} bytes")
+            oldest.drop(f"responses that wait to be sent take more than {self.limit} bytes")
 
-    def note_read(self, sender: Sender) -> None:
+    def note_read(self, sender: Connection) -> None:
         """Note that the client has read more of its response."""
         if (size := self._held.pop(sender, None)) is not None:
             self._held[sender] = size
 
-    def release(self, sender: Sender) -> None:
+    def release(self, sender: Connection) -> None:
         """End the count of a response that is sent or dropped; may be called again."""
         self.used -= self._held.pop(sender, 0)
 
@@ -241,27 +210,44 @@ class AnswerCut(ConnectionError):
         self.sent = sent
 
 
-class Service(Protocol):
-    """The parts of the server that a connection uses."""
+class _Stage(Enum):
+    """How far a connection is on the way to its end; no stage leads back."""
 
-    broker: Broker
-    connections: set[Connection]
-    frame_memory: FrameMemory
-    response_memory: ResponseMemory
-    #: Shared receive buffer of `SCRATCH_BYTES`.
-    scratch: bytearray
+    OPENING = "not made yet"
+    OPEN = "requests are received and answered"
+    FINISHING = "requests received so far are answered, then it is closed"
+    HUNG_UP = "the client has closed its side"
+    CLOSING = "closed here, as soon as everything is sent"
+    LOST = "gone"
 
-    def frame_limit(self, session: Session) -> int:
-        """The largest frame, in bytes, that the client may send now."""
 
-    async def answer(self, frame: bytearray, session: Session) -> Writer | None:
-        """The response to a request, or None; `DecodeError` and `Refused` close the connection."""
+class _Begun(Coroutine[Any, Any, None]):
+    """A coroutine that has begun outside of a task, and waits for `waited`: for a task to go on with."""
+
+    def __init__(self, begun: Coroutine[Any, Any, None], waited: Any) -> None:
+        self._begun, self._waited, self._is_first = begun, waited, True
+
+    def send(self, value: Any) -> Any:
+        if self._is_first:
+            self._is_first, waited, self._waited = False, self._waited, None
+            return waited
+        return self._begun.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._is_first = False
+        return self._begun.throw(*error)
+
+    def close(self) -> None:
+        self._begun.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        raise NotImplementedError("for a task")
 
 
 class Connection(asyncio.BufferedProtocol):
     """State of one connection; see the module. `gone` is called once, when the connection is lost."""
 
-    def __init__(self, server: Service, session: Session, gone: Callable[[], None]) -> None:
+    def __init__(self, server: Server, session: Session, gone: Callable[[], None]) -> None:
         self._server, self.session, self._gone = server, session, gone
         self._memory = server.frame_memory
         self._response_memory = server.response_memory
@@ -273,18 +259,21 @@ class Connection(asyncio.BufferedProtocol):
         self._unsent: list[Buffer] = []
         self._unsent_bytes = 0
         self._is_flush_due = False
+        #: Goes on with requests that have to wait.
         self._worker: asyncio.Task[None] | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self._waits_for_memory = False
-        self.was_made = False
-        self._is_finishing = False
+        self._stage = _Stage.OPENING
+        self._closed_at = 0.0
         #: Whether the request that is being answered is a Produce.
         self._is_producing = False
-        self._has_client_ended = self._is_lost = False
-        self._closed_at: float | None = None
         now = time.monotonic()
         self.activity = Activity(now, now)
+
+    @property
+    def was_made(self) -> bool:
+        return self._stage is not _Stage.OPENING
 
     @property
     def is_busy(self) -> bool:
@@ -293,17 +282,19 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self.was_made = True
+        self._stage = _Stage.OPEN
         if self.session.is_tls:
             self.session.take_certificate(transport.get_extra_info("peercert"))
         self._server.connections.add(self)
         self._server.broker.metrics.connections += 1
 
     def eof_received(self) -> None:
-        self._has_client_ended = True
+        """Let the transport close itself."""
+        self._stage = _Stage.HUNG_UP
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = self._is_finishing = True
+        has_client_ended = self._stage is _Stage.HUNG_UP or isinstance(exc, ConnectionError)
+        self._stage = _Stage.LOST
         self._gone()
         self._writable.set()
         self._unsent, self._unsent_bytes = [], 0
@@ -312,7 +303,6 @@ class Connection(asyncio.BufferedProtocol):
         self._memory.leave(self)
         if frame is not None:
             self._memory.give_back(len(frame))
-        has_client_ended = self._has_client_ended or isinstance(exc, ConnectionError)
         if has_client_ended and self._worker is not None and self._has_only_records():
             timer = asyncio.get_running_loop().call_later(_LAST_SECONDS, self._worker.cancel)
             self._worker.add_done_callback(lambda _: timer.cancel())
@@ -338,18 +328,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def finish(self) -> None:
         """Stop reading; close after the requests received so far are answered. May be called again."""
-        if self._is_lost:
-            return
-        self._is_finishing = True
-        if self._closed_at is None:
+        if self._stage is _Stage.CLOSING:
+            if self.session.is_tls and time.monotonic() - self._closed_at > _TLS_CLOSE_SECONDS:
+                self.abort()
+        elif self._stage is not _Stage.LOST:
+            if self._stage is _Stage.OPEN:
+                self._stage = _Stage.FINISHING
             self._transport.pause_reading()
             if not self.is_busy:
                 self._close()
-        elif self.session.is_tls and time.monotonic() - self._closed_at > _TLS_CLOSE_SECONDS:
-            self.abort()
 
-    def log_dropped(self, reason: object) -> None:
-        """Log and count a connection that is closed because of the client's behaviour."""
+    def drop(self, reason: str) -> None:
+        """Close the connection because of the client's behaviour; what is not sent is dropped."""
+        self._log_dropped(reason)
+        self.abort()
+
+    def _log_dropped(self, reason: object) -> None:
         _log.warning("%s: %s; closing the connection", self.session.peer, reason)
         self._server.broker.metrics.connections_dropped += 1
 
@@ -375,19 +369,18 @@ class Connection(asyncio.BufferedProtocol):
         if self._frame is not None:
             self._frame_filled += nbytes
             self._continue_frame()
-            return
-        try:
-            self._split(nbytes)
-        except FrameTooLarge as error:
-            setting = "socket.request.max.bytes" if self.session.is_open else "before authentication"
-            self.log_dropped(
-                f"frame of {error.size} bytes, the limit is {error.limit} ({setting}): "
-                "a larger request than that, not the Kafka protocol, or a wrong port?"
-            )
-            self._transport.abort()
-        except DecodeError as error:
-            self.log_dropped(error)
-            self._transport.abort()
+        else:
+            try:
+                self._split(nbytes)
+            except FrameTooLarge as error:
+                setting = "socket.request.max.bytes" if self.session.is_open else "before authentication"
+                self._log_dropped(
+                    f"frame of {error.size} bytes, the limit is {error.limit} ({setting}): "
+                    "a larger request than that, not the Kafka protocol, or a wrong port?"
+                )
+                self._transport.abort()
+        if self._requests and not self.is_busy and self._stage is not _Stage.CLOSING:
+            self._begin_to_serve()
 
     def _continue_frame(self) -> None:
         assert self._frame is not None
@@ -418,7 +411,7 @@ class Connection(asyncio.BufferedProtocol):
     def _resume_reading(self) -> None:
         """Resume reading, unless memory is short, enough requests wait, or the connection is finishing."""
         is_enough = len(self._requests) >= (_MAX_QUEUED if self._memory.used <= self._memory.limit else 1)
-        if self.activity.is_paused and not (self._waits_for_memory or is_enough or self._is_finishing):
+        if self.activity.is_paused and self._stage is _Stage.OPEN and not (self._waits_for_memory or is_enough):
             self.activity.is_paused = False
             self.activity.touch(time.monotonic())
             self._transport.resume_reading()
@@ -455,15 +448,23 @@ class Connection(asyncio.BufferedProtocol):
         self._requests.append(frame)
         if len(self._requests) >= _MAX_QUEUED or self._memory.used > self._memory.limit:
             self._pause_reading()
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.get_running_loop().create_task(self._serve())
-            self._worker.add_done_callback(self._served)
+
+    def _begin_to_serve(self) -> None:
+        """Answer the requests received; from the first one on that has to wait, as a task."""
+        self._server.broker.turns.begin()
+        serving = self._serve()
+        try:
+            waited = serving.send(None)
+        except StopIteration:
+            return
+        self._worker = asyncio.get_running_loop().create_task(_Begun(serving, waited))
+        self._worker.add_done_callback(self._served)
 
     def _served(self, worker: asyncio.Task[None]) -> None:
         """Drop the worker: a cancelled one keeps the response that it was sending."""
         if self._worker is worker:
             self._worker = None
-        if self._is_lost:
+        if self._stage is _Stage.LOST:
             self._server.connections.discard(self)
             self._drop_requests()
 
@@ -472,20 +473,21 @@ class Connection(asyncio.BufferedProtocol):
             while self._requests:
                 frame = self._requests.popleft()
                 self._is_producing = frame.startswith(_PRODUCE_KEY)
-                self._resume_reading()
+                if self.activity.is_paused:
+                    self._resume_reading()
                 try:
                     response = await self._server.answer(frame, self.session)
                 finally:
                     self._memory.give_back(len(frame))
-                if response is not None and not self._is_lost:
+                if response is not None and self._stage is not _Stage.LOST:
                     await self._send(response)
                 if self.session.has_failed:
                     self._close()
                     return
-            if self._is_finishing:
+            if self._stage is _Stage.FINISHING:
                 self._close()
         except (DecodeError, Refused) as error:
-            self.log_dropped(error)
+            self._log_dropped(error)
             self._close()
         except AnswerCut as cut:
             self._leave_unsent(cut.sent)
@@ -500,25 +502,34 @@ class Connection(asyncio.BufferedProtocol):
             _log.exception("%s: a request failed; closing the connection", self.session.peer)
             self._close()
 
-    def drop_response(self, reason: str) -> None:
-        self.log_dropped(reason)
-        self.abort()
-
     async def _send(self, response: Writer) -> None:
-        self.activity.sending_since = time.monotonic()
-        parts = response.parts
-        in_memory = sum(len(part) for part in parts if not isinstance(part, FileRange))
-        if in_memory > SCRATCH_BYTES:
-            self._response_memory.hold(self, in_memory)
-        try:
-            await self._send_parts(SIZE.pack(len(response)), parts)
-        finally:
-            self._response_memory.release(self)
-        self.activity.touch(time.monotonic())
-        self.activity.sending_since = None
+        activity, parts = self.activity, response.parts
+        activity.sending_since = time.monotonic()
+        size = sum(map(len, parts))
+        self._leave_unsent(SIZE.pack(size))
+        if size > SCRATCH_BYTES:
+            in_memory = sum(len(part) for part in parts if not isinstance(part, FileRange))
+            if in_memory > SCRATCH_BYTES:
+                self._response_memory.hold(self, in_memory)
+            try:
+                await self._send_long(parts)
+            finally:
+                self._response_memory.release(self)
+        else:
+            for part in parts:
+                self._leave_unsent(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
+        if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
+            self._flush()
+        elif not self._is_flush_due:
+            # responses to requests already received are sent together, unless the next request has to wait
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        if not self._writable.is_set():
+            await self._writable.wait()
+        activity.touch(time.monotonic())
+        activity.sending_since = None
 
-    async def _send_parts(self, size: bytes, parts: list[Sized]) -> None:
-        self._leave_unsent(size)
+    async def _send_long(self, parts: list[Sized]) -> None:
         for part in parts:
             if isinstance(part, FileRange) and part.size >= _SENDFILE_FROM:
                 self._flush()
@@ -533,13 +544,6 @@ class Connection(asyncio.BufferedProtocol):
                     await self._writable.wait()
                     self._response_memory.note_read(self)
                     self.activity.sending_since = time.monotonic()
-        if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
-            self._flush()
-        elif not self._is_flush_due:
-            # responses to requests already received are sent together, unless the next request has to wait
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        await self._writable.wait()
 
     def _leave_unsent(self, part: Buffer) -> None:
         self._unsent.append(part)
@@ -548,7 +552,7 @@ class Connection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         self._is_flush_due = False
         if self._unsent:
-            if not self._is_lost:
+            if self._stage is not _Stage.LOST:
                 self._transport.write(b"".join(self._unsent))
             self._unsent, self._unsent_bytes = [], 0
 
@@ -558,8 +562,8 @@ class Connection(asyncio.BufferedProtocol):
         A TLS transport is closed when the client has agreed. A second `close` would leave it without its protocol, and
         then `abort` does nothing and `pause_reading` raises.
         """
-        if self._closed_at is None and not self._is_lost:
-            self._closed_at = time.monotonic()
+        if self._stage not in (_Stage.CLOSING, _Stage.LOST):
+            self._stage, self._closed_at = _Stage.CLOSING, time.monotonic()
             self._flush()
             self._transport.close()
 

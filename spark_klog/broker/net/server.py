@@ -16,7 +16,6 @@ process, as signals do by default, and the next start recovers.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import signal
 import socket
@@ -24,7 +23,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, has_many_elements, short_collections
@@ -40,7 +39,6 @@ from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.protocol.apis import API_VERSIONS, BY_KEY
 from spark_klog.protocol.codec import decode_request, decode_request_header, encode_response
-from spark_klog.protocol.schema import Api
 from spark_klog.trees.paths import host_and_port
 from spark_klog.wire.listening import bind
 from spark_klog.wire.primitives import AllowanceExceeded, Reader, Writer
@@ -52,16 +50,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _DRAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
-
-
-class Drainable(Protocol):
-    """A connection, as shutdown sees it."""
-
-    def finish(self) -> None:
-        """Close after the requests received so far are answered; may be called again."""
-
-    def abort(self) -> None:
-        """Close now."""
 
 
 class StopSignals:
@@ -76,7 +64,7 @@ class StopSignals:
         (self.second if self.first.is_set() else self.first).set()
 
 
-async def drain(purgatory: Purgatory, connections: Collection[Drainable], at_once: asyncio.Event) -> None:
+async def drain(purgatory: Purgatory, connections: Collection[Connection], at_once: asyncio.Event) -> None:
     """Close `connections` (a live collection) within the deadline, or as soon as `at_once` is set."""
     purgatory.close()
     deadline = asyncio.get_running_loop().time() + _DRAIN_SECONDS
@@ -131,7 +119,7 @@ class Server:
             token = Writer()
             token.raw(await sasl_authenticate.step(self.broker, session, frame))
             return token
-        reader = Reader(frame)
+        reader = Reader(frame, _DECODED_AT_ONCE)
         key, version, correlation_id = decode_request_header(reader)
         if not session.admits(key):
             raise Refused(f"API {key} before authentication")
@@ -144,58 +132,35 @@ class Server:
                 return encode_response(api, 0, correlation_id, message)
             client_id = reader.nullable_string()
             raise DecodeError(f"client {client_id!r} sent API {key} version {version}, which is not supported")
-        started = perf_counter()
-        client_id, message, cost = await self._decoded(api, version, frame, reader.position)
+        broker, started = self.broker, perf_counter()
+        await broker.turns.take(before_long_step=len(frame) > _LONG_FRAME)
+        start = reader.position
+        try:
+            client_id, request = decode_request(api, version, reader)
+            decoded_bytes = int(_DECODED_AT_ONCE - reader.allowance)
+        except AllowanceExceeded:
+            allowance = _DECODED_MAX + 2 * len(frame)
+            reader.position, reader.allowance = start, allowance
+            client_id, request = await asyncio.to_thread(decode_request, api, version, reader)
+            decoded_bytes = int(allowance - reader.allowance)
         if client_id is not None and len(client_id) > MAX_ID_LENGTH:
             raise DecodeError(f"client id of {len(client_id)} characters, at most {MAX_ID_LENGTH} are allowed")
-        self.frame_memory.take(cost)
+        self.frame_memory.take(decoded_bytes)
         try:
-            return await self._answer(api, version, correlation_id, client_id, message, session, started)
+            answer = HANDLERS[key](broker, Request(version, client_id, session), request)
+            response = answer if answer is None or isinstance(answer, dict) else await answer
+            if response is None:
+                encoded = None
+            elif has_many_elements(response):
+                encoded = await asyncio.to_thread(encode_response, api, version, correlation_id, response)
+            else:
+                await broker.turns.take()
+                encoded = encode_response(api, version, correlation_id, response)
+            if broker.metrics.is_read:
+                broker.note_answered(api, response, perf_counter() - started)
+            return encoded
         finally:
-            self.frame_memory.give_back(cost)
-
-    async def _decoded(
-        self, api: Api, version: int, frame: bytearray, start: int
-    ) -> tuple[str | None, dict[str, Any], int]:
-        """(client id, message, decoded bytes); a message with many elements is decoded in a thread."""
-        allowed = _DECODED_MAX + 2 * len(frame)
-        await self.broker.turns.take(before_long_step=len(frame) > _LONG_FRAME)
-        for allowance in (_DECODED_AT_ONCE, allowed):
-            reader = Reader(frame, allowance)
-            reader.position = start
-            try:
-                if allowance == _DECODED_AT_ONCE:
-                    client_id, message = decode_request(api, version, reader)
-                else:
-                    client_id, message = await asyncio.to_thread(decode_request, api, version, reader)
-                return client_id, message, int(allowance - reader.allowance)
-            except AllowanceExceeded:
-                if allowance == allowed:
-                    raise
-        raise AssertionError
-
-    async def _answer(
-        self,
-        api: Api,
-        version: int,
-        correlation_id: int,
-        client_id: str | None,
-        message: dict[str, Any],
-        session: Session,
-        started: float,
-    ) -> Writer | None:
-        answer = HANDLERS[api.key](self.broker, Request(version, client_id, session), message)
-        response = await answer if inspect.isawaitable(answer) else answer
-        if response is None:
-            encoded = None
-        elif has_many_elements(response):
-            encoded = await asyncio.to_thread(encode_response, api, version, correlation_id, response)
-        else:
-            await self.broker.turns.take()
-            encoded = encode_response(api, version, correlation_id, response)
-        if self.broker.metrics.is_read:
-            self.broker.note_answered(api, response, perf_counter() - started)
-        return encoded
+            self.frame_memory.give_back(decoded_bytes)
 
 
 async def _serve_metrics(server: Server, listening: socket.socket) -> asyncio.Server:

@@ -59,7 +59,7 @@ class Authorizer:
 
     def allows(self, session: Session, operation: str, topic: str) -> bool:
         """Whether the client may READ, WRITE or SEE the topic."""
-        rules = self._users.rules(session.user)
+        rules = self._users.rules(session.user) if self._users.path is not None else None
         if rules is None or rules.admin:
             return True
         if operation == SEE:

@@ -23,7 +23,8 @@ class Users:
     """A broker's view of the users file; without a path there are no users. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
+        #: The users file, None if the broker has none.
+        self.path = path
         #: Users by name, and whether any user has a rule; replaced as one value, since other threads read it.
         self._known: tuple[dict[str, User], bool] = {}, False
         self._looked_at = 0.0
@@ -59,11 +60,11 @@ class Users:
         _log.info("%d users in %s", len(users), path)
 
     def _look_again(self) -> None:
-        if self._path is None or time.monotonic() - self._looked_at < _LOOK_AGAIN_SECONDS:
+        if self.path is None or time.monotonic() - self._looked_at < _LOOK_AGAIN_SECONDS:
             return
         self._looked_at = time.monotonic()
         with self._lock:
-            self._read_if_possible(self._path)
+            self._read_if_possible(self.path)
 
     def _read_if_possible(self, path: Path) -> None:
         try:
@@ -81,16 +82,11 @@ class Users:
 
     def rules(self, name: str) -> User | None:
         """The user's rules; None if no user has a rule, so that everybody may do everything."""
-        if self._path is None:
+        if self.path is None:
             return None
         self._look_again()
         users, has_rules = self._known
         return users.get(name, User()) if has_rules else None
-
-    @property
-    def path(self) -> Path | None:
-        """The users file, None if the broker has none."""
-        return self._path
 
     @property
     def has_rules(self) -> bool:
@@ -109,9 +105,9 @@ class Users:
         `change` gets the current users of the file, and may raise. `ConfigError` if the broker has no users file or it
         can't be read or written; nothing is changed then.
         """
-        if self._path is None:
+        if self.path is None:
             raise ConfigError("there is no file of users: set klog.users.file")
-        change_users(self._path, change)
+        change_users(self.path, change)
         with self._lock:
             self._seen = None  # two replacements within the clock's resolution look the same
-            self._read_if_possible(self._path)  # another process may have written it since
+            self._read_if_possible(self.path)  # another process may have written it since

@@ -184,7 +184,10 @@ class SparseIndex:
 
     def is_full(self, limit: int) -> bool:
         """Whether `limit` bytes have no room for two more entries (one is for the end of the segment)."""
-        return len(self._load()) + 2 * self._entry.size > limit
+        data = self._data
+        if data is None or not self._is_growing:
+            data = self._load()
+        return len(data) + 2 * self._entry.size > limit
 
     def sync(self) -> None:
         """Write and sync the entries, as far as the disk accepts them."""

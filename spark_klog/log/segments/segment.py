@@ -243,9 +243,10 @@ class Segment(SegmentFiles):
 
     def append(self, data: Buffer, run: BatchRun) -> None:
         """Append record batches with assigned offsets, as `run` describes. An OSError leaves the segment unchanged."""
-        self._cut_rest()
+        if self._has_rest:
+            self._cut_rest()
         try:
-            write_all(self.file, self.size, data)
+            write_all(self._kept_file or self.file, self.size, data)
         except OSError:
             self._has_rest = True
             try:
@@ -254,8 +255,10 @@ class Segment(SegmentFiles):
                 _log.warning("%s: can't truncate the remains of a failed write yet: %s", self.path, error)
             raise
         self._state = run.state
-        self.offset_index.append(run.offset_entries)
-        self.time_index.append(run.time_entries)
+        if run.offset_entries:
+            self.offset_index.append(run.offset_entries)
+        if run.time_entries:
+            self.time_index.append(run.time_entries)
         self.size += run.end
 
     def position_of(self, offset: int) -> tuple[int, Header] | None:

@@ -87,6 +87,38 @@ def scan_batches(data, int64_t position, state, target, int64_t next_offset, lea
     return BatchRun(position, next_offset, largest, after, offset_entries, time_entries, producers)
 
 
+def plain_produced(data, int64_t limit):
+    """See `contract.Kernel.plain_produced`."""
+    cdef Py_buffer view
+    cdef Batch batch
+    cdef Record record
+    cdef const uint8_t *at
+    cdef const uint8_t *stop
+    cdef int64_t i
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        at = <const uint8_t *>view.buf
+        stop = at + view.len
+        if not read_plain_batch(at, view.len, &batch) or batch.size != view.len:
+            return None
+        if batch.count < 1 or batch.count != batch.last_offset - batch.base_offset + 1:
+            return None
+        if batch.base_timestamp < -1 or batch.max_timestamp < -1 or batch.count > limit // SMALLEST_RECORD:
+            return None
+        at += BATCH_HEADER
+        for i in range(batch.count):
+            if not read_record(at, stop, &record) or record.delta != i:
+                return None
+            if record.header_count and add_headers(&record, NULL) != OK:
+                return None
+            if not record.header_count and record.headers != record.end:
+                return None
+            at = record.end
+        return batch.max_timestamp if at == stop else None
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef bint is_batch(const uint8_t *at, int64_t left) noexcept:
     """Whether a whole batch of any magic begins at `at`, however impossible its other fields are."""
     cdef int64_t size

@@ -327,6 +327,10 @@ def message_run(data: Buffer, position: int, end: int) -> int:
     return position
 
 
+def plain_produced(data: Buffer, limit: int) -> None:
+    """See `contract.Kernel.plain_produced`."""
+
+
 def ordered_batches(data: Buffer, log_end: int) -> None:
     """See `contract.Kernel.ordered_batches`."""
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.contract import NO_TIMESTAMP
+from spark_klog.records.contract import NO_TIMESTAMP, Kernel
 from spark_klog.records.formats.batch import check_crc, iter_batches, magic_of, whole_batch_size
 from spark_klog.records.formats.batch_v2 import CONTROL_BIT, HEADER_SIZE, BatchHeader, body, read_batch_header
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
@@ -41,8 +42,15 @@ class RejectedRecords(DecodeError):
         self.reason, self.indexes = reason, indexes
 
 
-def check_produced(data: Buffer, *, is_one: bool = False, limit: int = MAX_DECOMPRESSED) -> bool:
-    """Validate produced batches; return whether any is part of a transaction.
+class Produced(NamedTuple):
+    """Valid batches: their largest timestamp (ms), and whether any is part of a transaction."""
+
+    timestamp: int
+    is_transactional: bool
+
+
+def check_produced(data: Buffer, kernel: Kernel, *, is_one: bool = False, limit: int = MAX_DECOMPRESSED) -> Produced:
+    """Validate produced batches.
 
     `DecodeError` for
 
@@ -56,27 +64,31 @@ def check_produced(data: Buffer, *, is_one: bool = False, limit: int = MAX_DECOM
 
     `CorruptBatchError` if the CRC of a rejected batch is wrong. The log itself rejects anything but whole batches.
     """
-    view, position, is_transactional = memoryview(data), 0, False
+    plain = kernel.plain_produced(data, limit)
+    if plain is not None:
+        return Produced(plain, False)
+    view, position, timestamp, is_transactional = memoryview(data), 0, NO_TIMESTAMP, False
     while (magic := magic_of(view, position)) is not None:
         if magic != _MAGIC:
             raise DecodeError(f"a batch of magic {magic}, where only {_MAGIC} is taken")
         size = whole_batch_size(view, position)
         if size is None:
-            return is_transactional
+            break
         header, batch = read_batch_header(view, position), view[position : position + size]
         try:
-            _check_batch(header, batch, limit)
+            _check_batch(header, batch, kernel, limit)
         except DecodeError:
             check_crc(header, batch)
             raise
+        timestamp = max(timestamp, header.max_timestamp)
         is_transactional = is_transactional or header.is_transactional
         position += size
         if is_one and position < len(view):
             raise DecodeError("more than one record batch for a partition in a request")
-    return is_transactional
+    return Produced(timestamp, is_transactional)
 
 
-def _check_batch(header: BatchHeader, batch: memoryview, limit: int) -> None:
+def _check_batch(header: BatchHeader, batch: memoryview, kernel: Kernel, limit: int) -> None:
     if header.attributes & CONTROL_BIT:
         raise DecodeError("a control batch, which only brokers write")
     if header.count < 1 or header.count != header.last_offset_delta + 1:
@@ -89,12 +101,12 @@ def _check_batch(header: BatchHeader, batch: memoryview, limit: int) -> None:
     if header.codec_id == _LZ4 and has_linked_blocks(batch[HEADER_SIZE:]):
         raise DecodeError("an lz4 frame whose blocks depend on each other: write independent ones")
     if header.codec_id == _NO_CODEC:
-        _check_records(header, batch)
+        _check_records(header, batch, kernel)
 
 
-def _check_records(header: BatchHeader, batch: memoryview) -> None:
+def _check_records(header: BatchHeader, batch: memoryview, kernel: Kernel) -> None:
     """`DecodeError` unless an uncompressed batch has `count` records with the offset deltas 0, 1, 2 and so on."""
-    builder = kernels.load().builder(_OFFSETS)
+    builder = kernel.builder(_OFFSETS)
     builder.append(batch[HEADER_SIZE:], header.count, 0, header.base_timestamp, None, 0, _MAX_OFFSET)
     offsets = builder.finish().offset
     assert offsets is not None
