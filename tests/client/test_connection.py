@@ -178,7 +178,7 @@ def test_answers_put_aside_have_a_bound(brokers: ScriptedCluster, monkeypatch: p
     brokers.append("t", 0, [bytes(10_000)])
     brokers.append("t", 1, [b"1"])
     with _connect(brokers) as connection:
-        monkeypatch.setattr(connection._responses, "_max_bytes", 25_000)
+        monkeypatch.setattr(connection, "_most_copied", 25_000)
         handles = [_send_fetch(connection, 0) for _ in range(3)]
         last = _send_fetch(connection, 1)
         with pytest.raises(ConnectionFailed, match="25000 bytes of responses"):

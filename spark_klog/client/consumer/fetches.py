@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import logging
 import math
-import selectors
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from spark_klog.base.interrupts import WAIT
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.consumer.assignment import Assigned, Assignment
@@ -43,7 +41,7 @@ from spark_klog.client.fetch.entries import (
     topics_to_fetch,
 )
 from spark_klog.client.net.connection import Connection, Handle
-from spark_klog.client.net.waiting import Waker
+from spark_klog.client.net.waiting import Waited, Waker, wait_until_ready
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
     CorruptBatchError,
@@ -397,23 +395,13 @@ class Fetches:
         """Wait up to `timeout` seconds until `step` can continue, the waker is woken, or `other` is ready."""
         now = time.monotonic()
         until = min(now + timeout, self._look_at)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._waker, self._waker.events)
-            if other is not None:
-                if other.closed:
-                    return
-                selector.register(other, other.events)
-            for source in self._sources.values():
-                connection = source.connection
-                if connection is None or (source.handle is None and not source.is_opening):
-                    continue
-                if connection.closed:  # the answer is lost: `step` handles that
-                    return
-                selector.register(connection, connection.events)
+        waited: list[Waited] = [self._waker] if other is None else [self._waker, other]
+        for source in self._sources.values():
+            if source.connection is not None and (source.handle is not None or source.is_opening):
+                waited.append(source.connection)
                 if source.handle is not None:
                     until = min(until, source.until)
-            with WAIT:
-                selector.select(max(0.0, until - now))
+        wait_until_ready(waited, until - now)
 
     def rewind(self) -> None:
         """Drop all fetched records that were not returned; they are fetched again."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import selectors
+import select
 import socket
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from spark_klog.base.in_a_thread import addresses_of
+from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.security.config import TlsConfig
 from spark_klog.errors import ConnectionFailed
 
@@ -92,7 +93,9 @@ class Dial:
 
     def _connect_step(self) -> socket.socket | None:
         while True:
-            if self.wait(0):
+            poller = select.poll()
+            poller.register(self._socket, select.POLLOUT)
+            if poller.poll(0):
                 code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if not code:
                     return self._socket
@@ -104,21 +107,15 @@ class Dial:
             self._socket.close()
             self._try_next()
 
-    def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds until `step` can continue; return whether it can."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, self.events)
-            return bool(selector.select(timeout))
-
     @property
-    def events(self) -> int:
-        """The event that `step` waits for: `selectors.EVENT_READ` or `EVENT_WRITE`."""
-        return selectors.EVENT_WRITE if self._handshake is None else self._handshake.events
+    def awaited_events(self) -> int:
+        """The event of `select.poll` that `step` waits for."""
+        return select.POLLOUT if self._handshake is None else self._handshake.awaited_events
 
     def finish(self) -> socket.socket:
         """Wait for the connected socket."""
         while (connected := self.step()) is None:
-            self.wait(max(0.0, self.until - time.monotonic()))
+            wait_until_ready((self,), self.until - time.monotonic())
         return connected
 
     def fileno(self) -> int:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-import selectors
+import math
+import select
 import socket
-from collections.abc import Collection
+from collections.abc import Iterable
+from typing import Protocol
 
-from spark_klog.base.interrupts import WAIT
-from spark_klog.client.net.connection import Connection
+from spark_klog.base.interrupts import between_steps
+
+#: Seconds; `poll` takes no infinity.
+_LONGEST_WAIT = 3600.0
+
+
+class Waited(Protocol):
+    """A connection, one being made, or a `Waker`."""
+
+    @property
+    def awaited_events(self) -> int:
+        """The events of `select.poll` to wait for; 0 if there is no need to wait."""
+
+    def fileno(self) -> int: ...
 
 
 class Waker:
-    """A socket to wait for besides connections (see `readiness.wait_until_ready`); `wake` ends the wait.
+    """A socket to wait for besides connections (see `wait_until_ready`); `wake` ends the wait.
 
     Any thread may call `wake`; only the waiting thread calls the rest.
     """
 
-    events = selectors.EVENT_READ
+    awaited_events: int = select.POLLIN
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -49,12 +63,19 @@ class Waker:
         self._sender.close()
 
 
-def wait_until_ready(connections: Collection[Connection], timeout: float) -> None:
-    """Wait up to `timeout` seconds until `open_step` or `poll` of one of the connections can continue."""
-    if any(connection.closed or connection.has_read_ahead for connection in connections):
-        return
-    with selectors.DefaultSelector() as selector:
-        for connection in dict.fromkeys(connections):  # one may have several requests under way
-            selector.register(connection, connection.events)
-        with WAIT:
-            selector.select(max(timeout, 0))
+def wait_until_ready(waited: Iterable[Waited], timeout: float) -> None:
+    """Wait up to `timeout` seconds until `open_step` or `poll` of one of the connections can continue, or for a wake.
+
+    `OSError` or `ValueError` if another thread closes a connection.
+    """
+    poller = select.poll()
+    for one in waited:
+        events = one.awaited_events
+        if not events:
+            return
+        poller.register(one.fileno(), events)
+    try:
+        poller.poll(math.ceil(1000 * max(0.0, min(timeout, _LONGEST_WAIT))))
+    except BaseException as error:  # as in a `WAIT`, but without its calls
+        between_steps(error)
+        raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import selectors
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -12,12 +11,10 @@ from contextlib import contextmanager
 from spark_klog.base.interrupts import ORDERLY, CallLock, Section
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
-from spark_klog.client.net.waiting import Waker
+from spark_klog.client.net.waiting import Waker, wait_until_ready
 from spark_klog.errors import ConcurrentUse, ProducerClosed, RequestTimedOut
 
 _log = logging.getLogger(__name__)
-#: Seconds; selectors take no infinity.
-_LONGEST_WAIT = 3600.0
 _JOIN_SECONDS = 30.0
 #: Seconds before the thread looks again when it could not wait.
 _PAUSE = 0.05
@@ -142,7 +139,7 @@ class Background:
                     self.looks_at = time.monotonic() + pause
                 self._call_after()
                 try:
-                    self._wait(connections, pause)
+                    wait_until_ready([self._waker, *connections], pause)
                 except (OSError, ValueError) as error:  # a call has closed a connection, or descriptors have run out
                     _log.debug("looking again: %s", error)
                     time.sleep(_PAUSE)
@@ -159,11 +156,3 @@ class Background:
             except BaseException:  # raised by a callback, SystemExit too: this thread has no caller to raise it to
                 _log.exception("on_delivery has failed in the producer's thread")
 
-    def _wait(self, connections: Collection[Connection], pause: float) -> None:
-        if any(connection.closed or connection.has_read_ahead for connection in connections):
-            return
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._waker, self._waker.events)
-            for connection in set(connections):  # two node ids may share one
-                selector.register(connection, connection.events)
-            selector.select(max(0.0, min(pause, _LONGEST_WAIT)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-import selectors
+import select
 import socket
 import ssl
 from collections.abc import Callable
@@ -63,8 +63,8 @@ class Handshake:
     def __init__(self, context: ssl.SSLContext, connected: socket.socket, host: str, address: str, config: TlsConfig):
         """`host` must be in the broker's certificate; `address` is for messages."""
         self._address, self._config = address, config
-        #: The event that `step` waits for: `selectors.EVENT_READ` or `EVENT_WRITE`.
-        self.events = selectors.EVENT_WRITE
+        #: The event of `select.poll` that `step` waits for.
+        self.awaited_events = select.POLLOUT
         try:
             connected.setblocking(False)
             self.socket = context.wrap_socket(connected, do_handshake_on_connect=False, server_hostname=host)
@@ -77,9 +77,9 @@ class Handshake:
         try:
             self.socket.do_handshake()
         except ssl.SSLWantReadError:
-            self.events = selectors.EVENT_READ
+            self.awaited_events = select.POLLIN
         except ssl.SSLWantWriteError:
-            self.events = selectors.EVENT_WRITE
+            self.awaited_events = select.POLLOUT
         except (OSError, ValueError) as error:
             self.socket.close()
             raise self._failed(error) from None
