@@ -1,10 +1,4 @@
-"""The cluster as a client sees it: brokers, leaders, and requests that are tried again.
-
-Connections to the brokers of a cluster, requests over them, and the deadlines of calls.
-
-Each broker has at most two connections: one for records (Fetch, Produce), whose requests may wait at the broker, and
-one for everything else, so that metadata, offsets and coordinators never wait behind records.
-"""
+"""The cluster as a client sees it: brokers, leaders, and requests that are tried again."""
 
 from __future__ import annotations
 
@@ -13,14 +7,14 @@ import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
-from spark_klog.client.net.connection import Connection, Handle
-from spark_klog.client.net.waiting import wait_until_ready
-from spark_klog.client.retry import Backoff, shown_seconds
+from spark_klog.client.net.connection import Connection
+from spark_klog.client.requests import SteppedRequest, Steps, answered, opened, paused, run, run_each, unsent
+from spark_klog.client.retry import Retry
 from spark_klog.client.security.config import PLAINTEXT
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.error_codes import Remedy
@@ -38,23 +32,38 @@ from spark_klog.protocol.apis import METADATA
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
-_Self = TypeVar("_Self", bound="Connections")
+_log = logging.getLogger(__name__)
+#: A cluster never reached before: fail after this many rounds in which all brokers closed the connection during the
+#: handshake. A restarting broker does so too, but usually the settings do not fit the port. Without TLS and SASL a
+#: round counts only if the brokers have answered ApiVersions: a proxy whose broker is not up yet closes, too.
+_INTERRUPTED_ROUNDS = 5
+#: The first version of Metadata that does not create missing topics unless it is asked to.
+_FIRST_NOT_CREATING = 4
+_T = TypeVar("_T")
 _Request = TypeVar("_Request", bound=Hashable)
 _Key = TypeVar("_Key", tuple[str, int], tuple[str, int, int])
+TopicPartition = tuple[str, int]
+#: The errors of a topic that does not exist.
+UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
-@contextmanager
-def _unsent() -> Iterator[None]:
-    """Note in errors of the block, which opens a connection, that the request was not sent."""
-    try:
-        yield
-    except (ConnectionFailed, RequestTimedOut) as error:
-        error.is_unsent = True
-        raise
+class Bounds(NamedTuple):
+    """A deadline, a reading of `time.monotonic`, and the setting that it comes from."""
+
+    deadline: float = math.inf
+    limit: str = "request.timeout.ms"
 
 
-class Connections:
-    """The base of `Cluster`, which fetches the metadata that name the brokers."""
+class Cluster:
+    """Metadata, and connections to the brokers. Not thread-safe.
+
+    Each broker has at most two connections: one for records (Fetch, Produce), whose requests may wait at the broker,
+    and one for everything else, so that metadata, offsets and coordinators never wait behind records.
+
+    Use `attempt` for requests to leaders: it refreshes metadata and retries while the error is retriable, and raises
+    the last error when `request.timeout.ms` is over. No call lasts longer than that, however many brokers it asks;
+    `within` bounds several calls together.
+    """
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
@@ -70,8 +79,18 @@ class Connections:
         self._reached: set[tuple[str, int]] = set()
         #: The broker that has answered last, from which the metadata come.
         self._described_by: tuple[str, int] | None = None
-        self._deadline = math.inf
-        self._limit = "request.timeout.ms"
+        self._bounds = Bounds()
+        self._leaders: dict[TopicPartition, int] = {}
+        #: Seconds without an answer of any broker after which calls give up, whatever time they have left; a thread
+        #: other than the cluster's may lower it.
+        self.patience = math.inf
+        #: When brokers stopped answering, a reading of `time.monotonic`; None while one answers.
+        self._unreached_since: float | None = None
+        self.controller_id = -1
+        #: From the last metadata; None from brokers before 0.10.1.
+        self.cluster_id: str | None = None
+        #: Topic ids from metadata, by name; brokers before 2.8 have none.
+        self.topic_ids: dict[str, UUID] = {}
 
     @property
     def nodes(self) -> list[int]:
@@ -84,20 +103,19 @@ class Connections:
         there.finish_opening()
         return there
 
-    def _begin(self, connections: dict[_Key, Connection], key: _Key) -> Connection:
-        """Like `_open`, but the connection may not be open yet."""
+    def _begin(self, connections: dict[_Key, Connection], key: _Key, deadline: float | None = None) -> Connection:
+        """Like `_open`, but the connection may not be open yet. The deadline is that of a request that begins now."""
         self._maker.check()
         there = connections.get(key)
         if there is None or not there.is_usable():
             if there is not None and there.was_open:
                 self._reached.add(key[:2])
             source = self._source(key[:2])
-            there = connections[key] = Connection(
-                key[0], key[1], self.config, self.deadline(), wait=False, source=source
-            )
+            until = self.deadline() if deadline is None else deadline
+            there = connections[key] = Connection(key[0], key[1], self.config, until, wait=False, source=source)
             there.is_proven = bool(self._brokers)
-        else:
-            there.renew(self.deadline())
+        elif there.must_renew:
+            there.renew(self.deadline() if deadline is None else deadline)
         return there
 
     def _source(self, address: tuple[str, int]) -> str:
@@ -137,9 +155,7 @@ class Connections:
 
     def request(self, node: int, api: Api, message: Message) -> Message:
         """Send a broker a request for anything but records; raises what `Connection` raises."""
-        with _unsent():
-            connection = self.plain_connection(node)
-        return connection.request(api, message, deadline=self.deadline())
+        return run(self.asking(node, api, message, self.deadline()))
 
     def request_each(self, api: Api, messages: Mapping[int, Message]) -> dict[int, Message | KlogError]:
         """Ask several brokers at once, see `request_all`; `messages` by node id."""
@@ -153,64 +169,34 @@ class Connections:
         A broker that is silent, or that throttles this client, does not delay the others. Requests to the same broker
         follow each other without waiting.
         """
-        result: dict[_Request, Message | KlogError] = {}
-        opening: dict[_Request, Connection] = {}
-        under_way: dict[_Request, tuple[Connection, Handle]] = {}
-        begin, deadline = time.monotonic(), self.deadline()
-        for key, (node, _) in requests.items():
-            try:
-                with _unsent():
-                    opening[key] = self._begin(self._connections, self.address(node))
-            except KlogError as error:
-                result[key] = error
-        while True:
-            waited: list[Connection] = []
-            look_at = deadline
-            for key, connection in list(opening.items()):
-                try:
-                    with _unsent():
-                        is_open = connection.open_step()
-                    if not is_open:
-                        waited.append(connection)
-                        look_at = min(look_at, connection.look_at)
-                    elif connection.is_throttled and connection.throttled_until <= deadline:
-                        look_at = min(look_at, connection.throttled_until)
-                    else:
-                        handle = connection.send(api, requests[key][1], deadline=deadline, wait=False)
-                        assert handle is not None  # it is answered
-                        under_way[key] = connection, handle
-                        del opening[key]
-                except KlogError as error:
-                    result[key] = error
-                    del opening[key]
-            now = time.monotonic()
-            for key, (connection, handle) in list(under_way.items()):
-                try:
-                    if connection.poll(handle):
-                        result[key] = connection.receive(handle)
-                    elif now < deadline:
-                        continue
-                    else:
-                        connection.close()
-                        late = f"broker {connection.address} did not answer within {shown_seconds(now - begin)} s"
-                        result[key] = RequestTimedOut(late)
-                except KlogError as error:
-                    result[key] = error
-                del under_way[key]
-            if not opening and not under_way:
-                return result
-            if any(connection.has_arrived(handle) for connection, handle in under_way.values()):
-                continue  # it came with the response to a later request: no event would tell
-            waited += [connection for connection, _ in under_way.values()]
-            wait_until_ready(waited, look_at - time.monotonic())
+        deadline = self.deadline()
+        return run_each({key: self.asking(node, api, message, deadline) for key, (node, message) in requests.items()})
+
+    def asking(self, node: int, api: Api, message: Message, deadline: float) -> Steps[Message]:
+        """The steps of `request`."""
+        with unsent():
+            connection = self._begin(self._connections, self.address(node), deadline)
+            yield from opened(connection, deadline)
+        return (yield from answered(connection, api, message, deadline))
 
     def version_of(self, node: int, api: Api) -> int:
         """The API version that `request` uses with a broker; raises what `Connection` raises."""
         return self._open(self._connections, self.address(node)).version_of(api)
 
+    def bounds(
+        self, timeout_ms: float | None = None, limit: str = "request.timeout.ms", outer: Bounds | None = None
+    ) -> Bounds:
+        """The bounds of a call that begins now, by default with request.timeout.ms: not beyond those of outer blocks.
+
+        `outer` stands for these.
+        """
+        outer = self._bounds if outer is None else outer
+        own = time.monotonic() + (self.config.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        return Bounds(own, limit) if own < outer.deadline else outer
+
     def deadline(self) -> float:
         """The deadline of a request that begins now, a reading of `time.monotonic`."""
-        return min(self._deadline, time.monotonic() + self.config.request_timeout_ms / 1000)
+        return min(self._bounds.deadline, time.monotonic() + self.config.request_timeout_ms / 1000)
 
     @contextmanager
     def within(self, timeout_ms: float, limit: str = "request.timeout.ms") -> Iterator[float]:
@@ -218,29 +204,25 @@ class Connections:
 
         `limit` is the name of the setting that the time comes from.
         """
-        outer = self._deadline, self._limit
-        own = time.monotonic() + timeout_ms / 1000
-        if own < self._deadline:
-            self._deadline, self._limit = own, limit
+        outer, self._bounds = self._bounds, self.bounds(timeout_ms, limit)
         try:
-            yield self._deadline
+            yield self._bounds.deadline
         finally:
-            self._deadline, self._limit = outer
+            self._bounds = outer
 
     def end_deadlines(self) -> None:
         """Free later requests of deadlines whose block an interrupt has ended halfway."""
-        self._deadline, self._limit = math.inf, "request.timeout.ms"
+        self._bounds = Bounds()
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Free the requests of the block from the deadlines of outer blocks, and put those off by the time it takes."""
-        deadline, limit = self._deadline, self._limit
-        begin = time.monotonic()
-        self._deadline, self._limit = math.inf, "request.timeout.ms"
+        outer, begin = self._bounds, time.monotonic()
+        self._bounds = Bounds()
         try:
             yield
         finally:
-            self._deadline, self._limit = deadline + time.monotonic() - begin, limit
+            self._bounds = outer._replace(deadline=outer.deadline + time.monotonic() - begin)
 
     def close(self) -> None:
         for connection in (*self._connections.values(), *self._record_connections.values()):
@@ -248,47 +230,11 @@ class Connections:
         self._connections.clear()
         self._record_connections.clear()
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-
-_log = logging.getLogger(__name__)
-#: A cluster never reached before: fail after this many rounds in which all brokers closed the connection during the
-#: handshake. A restarting broker does so too, but usually the settings do not fit the port. Without TLS and SASL a
-#: round counts only if the brokers have answered ApiVersions: a proxy whose broker is not up yet closes, too.
-_INTERRUPTED_ROUNDS = 5
-#: The first version of Metadata that does not create missing topics unless it is asked to.
-_FIRST_NOT_CREATING = 4
-_T = TypeVar("_T")
-TopicPartition = tuple[str, int]
-#: The errors of a topic that does not exist.
-UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
-
-
-class Cluster(Connections):
-    """Metadata and connections. Not thread-safe.
-
-    Use `attempt` for requests to leaders: it refreshes metadata and retries while the error is retriable, and raises
-    the last error when `request.timeout.ms` is over. No call lasts longer than that, however many brokers it asks;
-    `within` bounds several calls together.
-    """
-
-    def __init__(self, config: ClientConfig) -> None:
-        super().__init__(config)
-        self._leaders: dict[TopicPartition, int] = {}
-        #: Seconds without an answer of any broker after which calls give up, whatever time they have left; a thread
-        #: other than the cluster's may lower it.
-        self.patience = math.inf
-        #: When brokers stopped answering, a reading of `time.monotonic`; None while one answers.
-        self._unreached_since: float | None = None
-        self.controller_id = -1
-        #: From the last metadata; None from brokers before 0.10.1.
-        self.cluster_id: str | None = None
-        #: Topic ids from metadata, by name; brokers before 2.8 have none.
-        self.topic_ids: dict[str, UUID] = {}
 
     @classmethod
     def connect(cls, settings: Mapping[str, Any], prefix: str = "") -> Cluster:
@@ -311,9 +257,31 @@ class Cluster(Connections):
 
         With `create`, brokers with auto.create.topics.enable create missing topics. `is_retried`: see `any_broker`.
         """
+        return run(self.asking_metadata(topics, self._bounds, create=create, is_retried=is_retried))
 
-        answer = self._metadata_with_brokers(lambda version: self.metadata_message(version, topics, create), is_retried)
-        return self.learn(answer, topics)
+    def begin_metadata(self, topics: Collection[str], *, create: bool = False) -> SteppedRequest[dict[str, Message]]:
+        """Like `metadata`, but step by step."""
+        outer = self.bounds()
+        return SteppedRequest(lambda: self.asking_metadata(topics, outer, create=create))
+
+    def asking_metadata(
+        self, topics: Collection[str] | None, outer: Bounds, *, create: bool = False, is_retried: bool = False
+    ) -> Steps[dict[str, Message]]:
+        """The steps of `metadata`, in these bounds."""
+        bounds = self.bounds(outer=outer)
+        retry = Retry(self.config, *bounds)
+        while True:
+            answer = yield from self.asking_any(
+                METADATA, lambda version: self.metadata_message(version, topics, create), bounds, is_retried=is_retried
+            )
+            check_code(METADATA, answer["error_code"], "metadata")
+            if answer["brokers"]:
+                return self.learn(answer, topics)
+            # a broker that has just started knows none yet; perhaps another one does
+            if self._described_by is not None:
+                self._silent.add(self._described_by)
+            failure = ConnectionFailed("a broker answers, but its metadata lists no brokers")
+            yield from paused(time.monotonic() + retry.seconds(failure))
 
     @staticmethod
     def metadata_message(version: int, topics: Collection[str] | None, create: bool) -> Message:
@@ -344,17 +312,6 @@ class Cluster(Connections):
         found = {topic["name"]: topic for topic in answer["topics"]}
         return found if topics is None else {name: found[name] for name in topics if name in found}
 
-    def _metadata_with_brokers(self, request: Callable[[int], Message], is_retried: bool) -> Message:
-        """Fetch metadata, and retry while it names no broker: a broker that has just started knows none yet."""
-        with self.within(self.config.request_timeout_ms) as deadline:
-            backoff = Backoff(self.config, deadline, self._limit)
-            while True:
-                answer = self.any_broker(METADATA, request, is_retried=is_retried)
-                check_code(METADATA, answer["error_code"], "metadata")
-                if answer["brokers"]:
-                    return answer
-                backoff.pause(ConnectionFailed("a broker answers, but its metadata lists no brokers"))
-
     def partitions(
         self, topics: Collection[str], *, create: bool = False, missing_ok: bool = False
     ) -> dict[str, list[int]]:
@@ -369,74 +326,67 @@ class Cluster(Connections):
         addresses = [*self._connections, *self._brokers.values(), *self.config.bootstrap_servers]
         return sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
 
-    def begin_at(self, address: tuple[str, int], deadline: float) -> Connection:
-        """The connection for everything but records, which may not be open yet: see `begin_connection`."""
-        with self.within(1000 * max(0.0, deadline - time.monotonic())):
-            return self._begin(self._connections, address)
-
-    def answered(self, address: tuple[str, int]) -> None:
-        """Note that the broker there has answered."""
-        self._silent.discard(address)
-        self._described_by = address
-        self._unreached_since = None
-
-    def unanswered(self, address: tuple[str, int]) -> None:
-        """Note that the broker there did not answer: it is asked last."""
-        self._silent.add(address)
-
-    def any_broker(self, api: Api, message: Callable[[int], Message], *, is_retried: bool = False) -> Message:
+    def any_broker(self, api: Api, message: Callable[[int], Message]) -> Message:
         """Send a request to any broker, see `candidates`. `message` makes the request for a version.
 
-        Raises what `Connection` raises, when request.timeout.ms is over; with `is_retried` after each broker was asked
-        once, as the caller pauses and retries.
+        Raises what `Connection` raises, when request.timeout.ms is over.
         """
-        with self.within(self.config.request_timeout_ms) as deadline:
-            # a cluster that was reached before may come back; otherwise the address is probably wrong
-            patience = math.inf if self._brokers else time.monotonic() + self.config.connect_timeout_ms / 1000
-            backoff = Backoff(self.config, deadline, self._limit, patience)
-            rounds = 0
-            while True:
-                candidates = self.candidates()
-                failures: list[str] = []
-                stranger: DecodeError | None = None
-                interrupted = 0
-                for number, address in enumerate(candidates):
-                    left = max(0, deadline - time.monotonic())
-                    try:
-                        # each address gets a share of the time, so that a silent one leaves time for the others
-                        with self.within(1000 * left / (len(candidates) - number)) as share:
-                            connection = self._open(self._connections, address)
-                            answer = connection.request(api, message(connection.version_of(api)), deadline=share)
-                            self.answered(address)
-                            return answer
-                    except (ConnectionFailed, RequestTimedOut) as error:
-                        self.unanswered(address)
-                        failures.append(str(error))
-                        if isinstance(error, HandshakeInterrupted):
-                            interrupted += error.is_by_broker or self.config.security.protocol != PLAINTEXT
-                    except DecodeError as error:  # not a broker; the next address may be one
-                        stranger = error
-                if stranger is not None and not failures:
-                    raise stranger
-                rounds += interrupted == len(candidates)
-                if rounds == _INTERRUPTED_ROUNDS and not self._brokers:
-                    raise HandshakeInterrupted("; ".join(failures))
-                failure: KlogError = ConnectionFailed("; ".join(failures))
-                if stranger is not None and not self._brokers:  # else brokers that were reached are down for a while
-                    failure = stranger
-                if self.none_answered() or is_retried:
-                    raise failure
-                backoff.pause(failure)
+        return run(self.asking_any(api, message, self._bounds))
 
-    def none_answered(self) -> bool:
-        """Note that no broker has answered; return whether none has for `patience`."""
-        self._unreached_since = self._unreached_since or time.monotonic()
-        return self._has_no_patience()
+    def begin_any(self, api: Api, message: Callable[[int], Message]) -> SteppedRequest[Message]:
+        """Like `any_broker`, but step by step."""
+        outer = self.bounds()
+        return SteppedRequest(lambda: self.asking_any(api, message, outer))
 
-    def backoff(self, timeout_ms: int | None = None) -> Backoff:
-        """The pauses between attempts of a request that begins now, until its deadline."""
-        with self.within(timeout_ms or self.config.request_timeout_ms) as deadline:
-            return Backoff(self.config, deadline, self._limit)
+    def asking_any(
+        self, api: Api, message: Callable[[int], Message], outer: Bounds, *, is_retried: bool = False
+    ) -> Steps[Message]:
+        """The steps of `any_broker`, in these bounds.
+
+        With `is_retried` they end after each broker was asked once, as the caller pauses and retries.
+        """
+        bounds = self.bounds(outer=outer)
+        # a cluster that was reached before may come back; otherwise the address is probably wrong
+        patience = math.inf if self._brokers else time.monotonic() + self.config.connect_timeout_ms / 1000
+        retry = Retry(self.config, *bounds, patience)
+        rounds = 0
+        while True:
+            candidates = self.candidates()
+            failures: list[str] = []
+            stranger: DecodeError | None = None
+            interrupted = 0
+            for number, address in enumerate(candidates):
+                # each address gets a share of the time, so that a silent one leaves time for the others
+                now = time.monotonic()
+                share = now + max(0, bounds.deadline - now) / (len(candidates) - number)
+                try:
+                    connection = self._begin(self._connections, address, share)
+                    yield from opened(connection, share)
+                    asked = message(connection.version_of(api))
+                    answer = yield from answered(connection, api, asked, share)
+                    self._silent.discard(address)
+                    self._described_by = address
+                    self._unreached_since = None
+                    return answer
+                except (ConnectionFailed, RequestTimedOut) as error:
+                    self._silent.add(address)
+                    failures.append(str(error))
+                    if isinstance(error, HandshakeInterrupted):
+                        interrupted += error.is_by_broker or self.config.security.protocol != PLAINTEXT
+                except DecodeError as error:  # not a broker; the next address may be one
+                    stranger = error
+            if stranger is not None and not failures:
+                raise stranger
+            rounds += interrupted == len(candidates)
+            if rounds == _INTERRUPTED_ROUNDS and not self._brokers:
+                raise HandshakeInterrupted("; ".join(failures))
+            failure: KlogError = ConnectionFailed("; ".join(failures))
+            if stranger is not None and not self._brokers:  # else brokers that were reached are down for a while
+                failure = stranger
+            self._unreached_since = self._unreached_since or time.monotonic()
+            if self._has_no_patience() or is_retried:
+                raise failure
+            yield from paused(time.monotonic() + retry.seconds(failure))
 
     def _has_no_patience(self) -> bool:
         """Whether no broker has answered for `patience`."""
@@ -507,8 +457,8 @@ class Cluster(Connections):
 
         `limit`: see `within`.
         """
-        with self.within(timeout_ms or self.config.request_timeout_ms, limit) as deadline:
-            backoff = Backoff(self.config, deadline, self._limit)
+        with self.within(timeout_ms or self.config.request_timeout_ms, limit):
+            retry = Retry(self.config, *self._bounds)
             is_first = True
             while True:
                 try:
@@ -521,8 +471,8 @@ class Cluster(Connections):
                     if not error.retriable:
                         raise
                     failure = error
-                backoff.pause(failure)
-                # what lasts is told by the back-off, at intervals that double
+                retry.pause(failure)
+                # what lasts is told by `retry`, at intervals that double
                 _log.log(logging.INFO if is_first else logging.DEBUG, "trying again: %s", failure)
                 is_first = False
                 self.refresh_after(failure)

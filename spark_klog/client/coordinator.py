@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from spark_klog.client.answers import answer_error, by_key
-from spark_klog.client.cluster import Cluster
-from spark_klog.errors import KlogError, ProtocolError
+from spark_klog.client.cluster import Bounds, Cluster
+from spark_klog.client.requests import SteppedRequest, Steps, paused, run
+from spark_klog.client.retry import Retry
+from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError, RequestTimedOut, is_retriable
 from spark_klog.protocol.apis import FIND_COORDINATOR
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import GROUP
 
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
 #: The first version of FindCoordinator that takes several keys.
 _FIRST_OF_SEVERAL = 4
 
@@ -21,45 +30,32 @@ def find_coordinators(cluster: Cluster, keys: Iterable[str], kind: int = GROUP) 
 
     One request, to brokers before Kafka 3.0 one for each. Raises what `Cluster.any_broker` and `by_key` raise.
     """
+    return run(_finding(cluster, list(dict.fromkeys(keys)), kind, cluster.bounds(math.inf)))
+
+
+def _finding(cluster: Cluster, keys: Sequence[str], kind: int, outer: Bounds) -> Steps[dict[str, int | ProtocolError]]:
+    """The steps of `find_coordinators`, in these bounds."""
     found: dict[str, int | ProtocolError] = {}
-    rest = list(dict.fromkeys(keys))
-    while rest:
-        message, judged = question(rest, kind)
-        answered = judged(cluster.any_broker(FIND_COORDINATOR, message))
-        found |= answered
-        rest = [key for key in rest if key not in answered]
-    if any(isinstance(node, int) for node in found.values()):
-        cluster.metadata([])
-    return found
-
-
-def question(
-    keys: list[str], kind: int
-) -> tuple[Callable[[int], Message], Callable[[Message], dict[str, int | ProtocolError]]]:
-    """Functions that make FindCoordinator for a version, and the node ids or errors of its response.
-
-    Those are of all keys, or of the first one where the broker takes only one.
-    """
     is_of_several = False
 
     def message(version: int) -> Message:
         nonlocal is_of_several
         is_of_several = version >= _FIRST_OF_SEVERAL
-        return {"coordinator_keys": keys, "key_type": kind} if is_of_several else {"key": keys[0], "key_type": kind}
+        return {"coordinator_keys": rest, "key_type": kind} if is_of_several else {"key": rest[0], "key_type": kind}
 
-    def judged(answer: Message) -> dict[str, int | ProtocolError]:
-        entries = {keys[0]: answer}
+    while rest := [key for key in keys if key not in found]:
+        answer = yield from cluster.asking_any(FIND_COORDINATOR, message, outer)
+        entries = {rest[0]: answer}
         if is_of_several:
             several = ((str(item["key"]), item) for item in answer["coordinators"])
-            entries = by_key(FIND_COORDINATOR, answer, several, keys)
-        found: dict[str, int | ProtocolError] = {}
+            entries = by_key(FIND_COORDINATOR, answer, several, rest)
         for key, entry in entries.items():
             what = f"coordinator of {'group' if kind == GROUP else 'transactional id'} {key}"
             code = entry["error_code"]
             found[key] = answer_error(FIND_COORDINATOR, code, what) if code else int(entry["node_id"])
-        return found
-
-    return message, judged
+    if any(isinstance(node, int) for node in found.values()):
+        yield from cluster.asking_metadata([], outer)  # the brokers' addresses
+    return found
 
 
 def find_coordinator(cluster: Cluster, key: str, kind: int = GROUP) -> int:
@@ -92,16 +88,37 @@ class Coordinators:
         self._nodes.update({(kind, key): node for key, node in found.items() if isinstance(node, int)})
         return {key: found[key] if key in found else self._nodes[kind, key] for key in wanted}
 
-    def known(self, key: str, kind: int = GROUP) -> int | None:
-        """The node id of a coordinator if it has been looked up."""
-        return self._nodes.get((kind, key))
+    def begin_request(
+        self, key: str, api: Api, message: Message, result: Callable[[Message], _Result], kind: int
+    ) -> SteppedRequest[_Result]:
+        """Ask a coordinator step by step, and try again up to max.block.ms. `result` makes the result of an answer.
 
-    def learn(self, key: str, found: int | ProtocolError, kind: int = GROUP) -> int:
-        """Take over what `question` has found, and return it; raise it if it is an error."""
-        if isinstance(found, ProtocolError):
-            raise found
-        self._nodes[kind, key] = found
-        return found
+        Raises what `result` raises; if that can be retried, or if there is no answer, only at the deadline.
+        """
+        outer = self._cluster.bounds(self._cluster.config.max_block_ms, "max.block.ms")
+        return SteppedRequest(lambda: self._asking(key, api, message, result, kind, outer))
+
+    def _asking(
+        self, key: str, api: Api, message: Message, result: Callable[[Message], _Result], kind: int, outer: Bounds
+    ) -> Steps[_Result]:
+        retry = Retry(self._cluster.config, *outer)
+        while True:
+            try:
+                with self.forgotten_on_error():
+                    if (kind, key) not in self._nodes:
+                        found = (yield from _finding(self._cluster, [key], kind, outer))[key]
+                        if isinstance(found, ProtocolError):
+                            raise found
+                        self._nodes[kind, key] = found
+                    deadline = self._cluster.bounds(outer=outer).deadline
+                    answer = yield from self._cluster.asking(self._nodes[kind, key], api, message, deadline)
+                    return result(answer)
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                if not is_retriable(error):
+                    raise
+                until = time.monotonic() + retry.seconds(error)
+                _log.debug("trying again: %s", error)
+            yield from paused(until)
 
     def forget(self) -> None:
         """Look all coordinators up again: a request to one of them has failed."""

@@ -42,7 +42,7 @@ def shown_seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.1g}"
 
 
-class Backoff:
+class Retry:
     """The pauses of one call; `pause_seconds` gives their lengths."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_klog.client import cluster as cluster_module, cluster as connections, retry as backoff
+from spark_klog.client import cluster as cluster_module, requests, retry
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.net.connection import Connection, Handle
@@ -256,7 +256,7 @@ def test_a_wait_is_logged_and_its_end_says_how_long(
         nonlocal now
         now += seconds
 
-    for module in (backoff, cluster_module, connections):
+    for module in (retry, cluster_module, requests):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client import cluster as connections
+from spark_klog.client import requests
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import find_coordinators
@@ -127,7 +127,7 @@ def test_answers_that_come_between_two_looks(brokers: Brokers, monkeypatch: pyte
     with cluster_of(brokers) as cluster, Admin(cluster) as admin, admin.same_coordinators():
         admin.end_transactions(transactions("a", "b", "c"), commits=True).check()
         monkeypatch.setattr(Connection, "poll", polling)
-        monkeypatch.setattr(connections, "wait_until_ready", waiting)
+        monkeypatch.setattr(requests, "wait_until_ready", waiting)
         admin.end_transactions(transactions("a", "b", "c"), commits=True).check()
     assert brokers.count("EndTxn") == 6
 

@@ -31,7 +31,7 @@ from spark_klog.client.fetch.entries import (
 )
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.offsets import list_offsets, offset_range
-from spark_klog.client.retry import Backoff
+from spark_klog.client.retry import Retry
 from spark_klog.errors import (
     ConnectionFailed,
     ErrorCode,
@@ -121,7 +121,7 @@ class _RangeFetch:
     def _next(self) -> Fetched:
         """Wait for the next records. All requests and pauses share one timeout."""
         with self._cluster.within(self._timeout_ms) as deadline:
-            backoff = Backoff(self._cluster.config, deadline)
+            retry = Retry(self._cluster.config, deadline)
             while True:
                 asked_for = self._max_bytes
                 try:
@@ -145,7 +145,7 @@ class _RangeFetch:
                             self._check_range()
                     failure = error
                 self._forget()
-                backoff.pause(failure)
+                retry.pause(failure)
                 _log.info("fetching %s again: %s", self._name, failure)
                 self._cluster.refresh_after(failure)
 

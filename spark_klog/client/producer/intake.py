@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from spark_klog.client.cluster import Cluster, TopicPartition, numbers_of
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
-from spark_klog.client.requests import MetadataRequest
+from spark_klog.client.requests import SteppedRequest
 from spark_klog.client.settings import ClientConfig
 from spark_klog.errors import BufferExhausted, ConfigError, KlogError, RecordTooLargeToSend
 from spark_klog.protocol.codec import Message
@@ -47,7 +47,7 @@ class PartitionChoice:
         self._refreshed: dict[str, int] = {}
         #: A reading of `time.monotonic`.
         self._old_at = math.inf
-        self._renewal: MetadataRequest | None = None
+        self._renewal: SteppedRequest[dict[str, Message]] | None = None
         #: The partition whose turn it is, and the bytes that it has got; without them it is the next one's turn.
         self._current: dict[str, int] = {}
         self._filled: dict[str, int] = {}
@@ -102,7 +102,7 @@ class PartitionChoice:
             self._filled.clear()
 
     def _renewal_step(self) -> dict[str, Message] | None:
-        request = self._renewal or MetadataRequest(self._cluster, self._known)
+        request = self._renewal or self._cluster.begin_metadata(list(self._known))
         self._renewal = None
         metadata = request.step()
         if metadata is None:
@@ -112,7 +112,7 @@ class PartitionChoice:
     def _drop_renewal(self) -> None:
         """Forget a request in flight: its answer may be older than one that is asked for now."""
         if self._renewal is not None:
-            self._renewal.cancel()
+            self._renewal.close()
             self._renewal = None
 
     def refresh(self) -> bool:

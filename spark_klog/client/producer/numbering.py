@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.requests import AnyBrokerRequest
+from spark_klog.client.requests import SteppedRequest
 from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, RequestTimedOut, UnsupportedVersionError
 from spark_klog.protocol.apis import INIT_PRODUCER_ID
 from spark_klog.protocol.codec import Message
@@ -47,7 +47,7 @@ class ProducerIds:
         self._is_idempotent = cluster.config.is_idempotent
         self._current: tuple[int, int] | None = None
         #: The request for a producer id that is under way.
-        self.asking: AnyBrokerRequest[tuple[int, int]] | None = None
+        self.asking: SteppedRequest[Message] | None = None
 
     def must_wait(self, numbering: Numbering | None) -> bool:
         """Whether `renewed` needs a producer id, for which `step` asks."""
@@ -74,9 +74,13 @@ class ProducerIds:
         """
         if self.asking is None:
             message = {"transactional_id": None, "transaction_timeout_ms": _MAX_INT32}
-            self.asking = AnyBrokerRequest(self._cluster, INIT_PRODUCER_ID, lambda _: message, self._taken)
+            self.asking = self._cluster.begin_any(INIT_PRODUCER_ID, lambda _: message)
         try:
-            found = self.asking.step()
+            answer = self.asking.step()
+            if answer is None:
+                return False
+            self._current, self.asking = self._taken(answer), None
+            return True
         except UnsupportedVersionError as error:
             self.asking = None
             if self._cluster.config.enable_idempotence:
@@ -90,10 +94,6 @@ class ProducerIds:
         except KlogError:
             self.asking = None
             raise
-        if found is None:
-            return False
-        self._current, self.asking = found, None
-        return True
 
     def _taken(self, answer: Message) -> tuple[int, int]:
         without = self._cluster.config.named("enable.idempotence=false")

@@ -27,7 +27,7 @@ from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.producer.numbering import ProducerIds
 from spark_klog.client.producer.queues import Batch, Queue, split
 from spark_klog.client.producer.receipts import Receipts, fresh
-from spark_klog.client.requests import AnyBrokerRequest, MetadataRequest
+from spark_klog.client.requests import SteppedRequest
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA, PRODUCE
@@ -51,7 +51,8 @@ class Outcomes:
         self._cluster, self._config, self._is_transactional = cluster, cluster.config, is_transactional
         self._producer_ids = ProducerIds(cluster)
         #: The request for the leaders of partitions that wait for it.
-        self._metadata: MetadataRequest | None = None
+        self._metadata: SteppedRequest[dict[str, Message]] | None = None
+        self._metadata_topics: frozenset[str] = frozenset()
         #: Of all batches.
         self.bytes = 0
         #: Records that no leader has confirmed.
@@ -65,9 +66,9 @@ class Outcomes:
         return queue
 
     @property
-    def asking(self) -> list[AnyBrokerRequest[Any]]:
+    def asking(self) -> list[SteppedRequest[Any]]:
         """The requests that partitions wait for: for their leaders, and for a producer id."""
-        both: tuple[AnyBrokerRequest[Any] | None, ...] = self._metadata, self._producer_ids.asking
+        both: tuple[SteppedRequest[Any] | None, ...] = self._metadata, self._producer_ids.asking
         return [] if both == (None, None) else [request for request in both if request is not None]
 
     def by_leader(self, queues: list[Queue]) -> dict[int, list[Queue]]:
@@ -81,8 +82,8 @@ class Outcomes:
             queues = [queue for queue in queues if queue not in waiting]
         leaders: dict[int, list[Queue]] = {}
         unknown = self._group(queues, leaders)
-        if self._metadata is not None and not any(queue.key[0] in self._metadata.topics for queue in unknown):
-            self._metadata.cancel()  # nothing waits for it any more
+        if self._metadata is not None and not any(queue.key[0] in self._metadata_topics for queue in unknown):
+            self._metadata.close()  # nothing waits for it any more
             self._metadata = None
         if unknown:
             self._look_for_leaders(unknown)
@@ -126,8 +127,9 @@ class Outcomes:
         """Ask for the leaders of partitions without waiting; put those off that have none."""
         while unknown:
             if self._metadata is None:
-                self._metadata = MetadataRequest(self._cluster, {queue.key[0] for queue in unknown})
-            asked = [queue for queue in unknown if queue.key[0] in self._metadata.topics]
+                self._metadata_topics = frozenset(queue.key[0] for queue in unknown)
+                self._metadata = self._cluster.begin_metadata(self._metadata_topics)
+            asked = [queue for queue in unknown if queue.key[0] in self._metadata_topics]
             try:
                 metadata = self._metadata.step()
             except UNREACHABLE as error:

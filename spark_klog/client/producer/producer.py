@@ -38,7 +38,8 @@ from spark_klog.client.producer.receipts import Delivery, OnDelivery
 from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.thread import Background, Turns
 from spark_klog.client.producer.transactions import PreparedTransaction, Transactions
-from spark_klog.client.requests import MetadataRequest
+from spark_klog.client.requests import SteppedRequest
+from spark_klog.client.retry import Retry
 from spark_klog.client.settings import without_effect
 from spark_klog.errors import (
     CallInterrupted,
@@ -52,6 +53,7 @@ from spark_klog.errors import (
     TransactionAborted,
     is_retriable,
 )
+from spark_klog.protocol.codec import Message
 from spark_klog.records import kernels
 from spark_klog.records.contract import Headers, RecordColumns
 
@@ -211,28 +213,29 @@ class Producer:
             return None
         with self._turns, self._turns.section:
             self._check(call)
-            deadline, backoff = self._cluster.deadline(), self._cluster.backoff()
+            bounds = self._cluster.bounds()
+        retry = Retry(self._cluster.config, *bounds)
         while True:
             try:
-                return self._look_up_once(topic, call, deadline)
+                return self._look_up_once(topic, call, bounds.deadline)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 if not is_retriable(error):
                     raise
                 failure = error
-            backoff.pause(failure)
+            retry.pause(failure)
 
     def _look_up_once(self, topic: str, call: str, deadline: float) -> None:
-        request: MetadataRequest | None = None
+        request: SteppedRequest[dict[str, Message]] | None = None
         while True:
             with self._turns, self._turns.section:
                 self._check(call)
                 if self._choice.knows(topic):  # by another thread's call
                     if request is not None:
-                        request.cancel()
+                        request.close()
                     return
                 if request is None:
                     with self._cluster.within(1000 * max(0.0, deadline - time.monotonic())):
-                        request = MetadataRequest(self._cluster, [topic], create=self._choice.creates_topics)
+                        request = self._cluster.begin_metadata([topic], create=self._choice.creates_topics)
                 metadata = request.step()
                 if metadata is not None:
                     self._choice.learn(topic, metadata)

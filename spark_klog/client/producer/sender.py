@@ -30,7 +30,7 @@ from spark_klog.client.producer.outcomes import UNREACHABLE, Outcomes
 from spark_klog.client.producer.queues import Batch, Queue
 from spark_klog.client.producer.receipts import Receipt, fresh
 from spark_klog.client.producer.transactions import Transactions
-from spark_klog.client.requests import AnyBrokerRequest, CoordinatorRequest
+from spark_klog.client.requests import SteppedRequest
 from spark_klog.errors import (
     ConnectionFailed,
     KlogError,
@@ -138,7 +138,7 @@ class Sender:
         self._brokers: dict[int, _Broker] = {}
         self._bytes_in_flight = 0
         #: The requests that partitions wait for: for their leaders, a producer id, or to be part of the transaction.
-        self._asking: list[AnyBrokerRequest[Any] | CoordinatorRequest[Any]] = []
+        self._asking: list[SteppedRequest[Any]] = []
         self._outcomes = Outcomes(cluster, is_transactional=transactions is not None)
         self.receipts = self._outcomes.receipts
         self._failure: KlogError | None = None
@@ -356,7 +356,7 @@ class Sender:
             is_sent = False
             remaining = min([queue.batches[0].deadline for queue in ready]) - self._clock.now()
             with self._cluster.within(max(1, 1000 * remaining), "delivery.timeout.ms"):
-                asking: list[AnyBrokerRequest[Any] | CoordinatorRequest[Any]] = []
+                asking: list[SteppedRequest[Any]] = []
                 if self._transactions is not None:  # partitions that are not in it wait for its coordinator
                     self._transactions.add([queue.key for queue in ready])
                     ready = [queue for queue in ready if not self._transactions.must_add(queue.key)]

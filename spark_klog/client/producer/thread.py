@@ -155,4 +155,3 @@ class Background:
                 return self._after()
             except BaseException:  # raised by a callback, SystemExit too: this thread has no caller to raise it to
                 _log.exception("on_delivery has failed in the producer's thread")
-

@@ -30,7 +30,7 @@ from spark_klog.client.offsets import (
     topics_to_commit,
 )
 from spark_klog.client.producer.numbering import Numbering
-from spark_klog.client.requests import CoordinatorRequest
+from spark_klog.client.requests import SteppedRequest
 from spark_klog.errors import (
     ErrorCode,
     InvalidTransactionState,
@@ -108,7 +108,7 @@ class Transactions:
         self._has_aborted = False
         self._coordinators = Coordinators(cluster)
         #: The request under way that adds partitions.
-        self.asking: CoordinatorRequest[set[TopicPartition]] | None = None
+        self.asking: SteppedRequest[set[TopicPartition]] | None = None
 
     def numbering(self) -> Numbering:
         """A numbering from 0 for a partition, in the current epoch."""
@@ -180,7 +180,7 @@ class Transactions:
             self._partitions |= added
             self.asking = None
 
-    def _addition(self, wanted: list[TopicPartition]) -> CoordinatorRequest[set[TopicPartition]]:
+    def _addition(self, wanted: list[TopicPartition]) -> SteppedRequest[set[TopicPartition]]:
         topics = [{"name": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(wanted).items()]
         fields = {**self._identity(), "topics": topics}
         message = {f"v3_and_below_{name}": value for name, value in fields.items()}
@@ -197,7 +197,7 @@ class Transactions:
             return set(wanted)
 
         name = self.transactional_id
-        return CoordinatorRequest(self._cluster, self._coordinators, name, ADD_PARTITIONS_TO_TXN, message, added)
+        return self._coordinators.begin_request(name, ADD_PARTITIONS_TO_TXN, message, added, TRANSACTION)
 
     def send_offsets(
         self,
@@ -303,7 +303,7 @@ class Transactions:
 
     def _ended(self) -> None:
         if self.asking is not None:  # of a transaction that has failed: the coordinator rejects its epoch
-            self.asking.cancel()
+            self.asking.close()
             self.asking = None
         self._partitions.clear()
         self._groups.clear()

@@ -110,8 +110,8 @@ class StoredPartition07(StoredLog):
                 yield (
                     after,
                     (
-                        f"{path} ends at offset {base + size}, {after.rpartition('/')[2]} begins at {following}: {what}; "
-                        f"restore it, or move the files before or after it elsewhere"
+                        f"{path} ends at offset {base + size}, {after.rpartition('/')[2]} begins at {following}: "
+                        f"{what}; restore it, or move the files before or after it elsewhere"
                     ),
                 )
 
