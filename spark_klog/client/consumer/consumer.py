@@ -57,13 +57,11 @@ _UNKNOWN_SECONDS = 0.5
 
 
 class _Decoding(NamedTuple):
-    """A chunk being returned to the caller; `run` is the partition's, unless e.g. a seek has begun another."""
+    """A chunk being returned to the caller; the run is the partition's, unless e.g. a seek has begun another."""
 
     item: Assigned
     parts: Iterator[tuple[Any, int]]
-    run: int
-    following: int
-    leader_epoch: int
+    chunk: Chunk
 
 
 class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
@@ -412,6 +410,9 @@ class Consumer:
 
     def _read(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], deadline: float) -> _T | None:
         self._guard.check()
+        last = self._decoding
+        if last is not None and last.item.position == last.chunk.following and not last.chunk.damaged:
+            self._release()  # all is returned: the next response may take its buffer. Damage may still raise an error
         while True:
             if self._group is not None:
                 with self._joining:
@@ -427,7 +428,7 @@ class Consumer:
                 if chunk is None:
                     break
                 item = self._assignment.partitions[chunk.topic, chunk.partition]
-                self._decoding = _Decoding(item, decode(chunk), chunk.run, chunk.following, chunk.leader_epoch)
+                self._decoding = _Decoding(item, decode(chunk), chunk)
             self._raise_failures()
             if time.monotonic() >= deadline:
                 return None
@@ -436,18 +437,18 @@ class Consumer:
     def _next_part(self) -> Any:
         """The next part of the current chunk, which moves the partition's position; None at its end."""
         while (decoding := self._decoding) is not None:
-            item = decoding.item
-            if self._assignment.partitions.get(item.key) is not item or item.run != decoding.run:
+            item, _, chunk = decoding
+            if self._assignment.partitions.get(item.key) is not item or item.run != chunk.run:
                 self._release()
                 return None
             try:
-                part, position = next(decoding.parts, (None, decoding.following))
+                part, position = next(decoding.parts, (None, chunk.following))
             except BaseException:  # an interrupt, too: an iterator that has raised looks like one at its end
                 self._release()
                 item.rewind()
                 raise
             self._returned = item, item.run, item.position, item.epoch
-            item.position, item.epoch = position, decoding.leader_epoch
+            item.position, item.epoch = position, chunk.leader_epoch
             if part is None:
                 self._release()
             elif len(part):

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from spark_klog.client.answers import answer_error, check_code
+from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.consumer.assignment import Assigned, Assignment
 from spark_klog.client.consumer.settings import ConsumerConfig
@@ -149,12 +149,10 @@ class FetchSession:
         `ProtocolError` for the answer's top-level error code, `DecodeError` if it does not match the request. After an
         error call `restart`.
         """
-        try:
-            check_code(FETCH, answer["error_code"], what)
-        except ProtocolError as error:
-            if error.code in LOST_SESSION:
+        if code := answer["error_code"]:
+            if code in LOST_SESSION:
                 self._id = _NO_SESSION
-            raise
+            raise answer_error(FETCH, code, what)
         names = {item.topic_id: key[0] for key, item in self.requested.items()} if self.has_ids else None
         result = entries_of(answer, self.requested, names, is_incremental=self._epoch != _INITIAL_EPOCH)
         self._id = answer["session_id"]
@@ -199,7 +197,9 @@ class Fetches:
         self._assignment = assignment
         self._waker = waker
         self._troubles = troubles
+        #: Bytes to ask of a partition.
         self._least_bytes = max(config.client.partition_fetch_bytes, LEAST_BYTES)
+        self._most_bytes = config.client.response_max_bytes
         self._sources: dict[int, _Source] = {}
         #: The broker whose chunk was taken last: its buffer must stay valid.
         self._taken: _Source | None = None
@@ -254,7 +254,7 @@ class Fetches:
             request = source.session.request(partitions) | {
                 "max_wait_ms": config.fetch_max_wait_ms,
                 "min_bytes": config.fetch_min_bytes,
-                "max_bytes": max(config.client.fetch_max_bytes, *(item.max_bytes for item in partitions.values())),
+                "max_bytes": max([config.client.fetch_max_bytes, *[item.max_bytes for item in partitions.values()]]),
                 "isolation_level": config.client.isolation_level,
                 "rack_id": config.client_rack,
             }
@@ -359,7 +359,7 @@ class Fetches:
         if entry["preferred_read_replica"] >= 0:
             item.replica = entry["preferred_read_replica"]
             item.replica_until = time.monotonic() + self._config.client.metadata_max_age_ms / 1000
-        limits = Limits(requested.max_bytes, self._config.client.response_max_bytes, is_shared)
+        limits = Limits(requested.max_bytes, self._most_bytes, is_shared)
         found = read_entry(item.key, entry, requested.offset, limits)
         if isinstance(found, Larger):
             _log.info("%s at offset %d: a batch of %d bytes, fetching again", item.name, requested.offset, found.size)

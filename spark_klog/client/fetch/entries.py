@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from spark_klog.client.answers import answer_error, by_key, check_code
+from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import DecodeError, ErrorCode, FrameTooLarge, RecordTooLarge
 from spark_klog.protocol.apis import FETCH
@@ -126,7 +126,8 @@ def read_entry(
     `end` is an offset that the log is known to reach: the high watermark of a new leader may lag behind.
     """
     name = f"{key[0]}-{key[1]} at offset {offset}"
-    check_code(FETCH, entry["error_code"], f"fetch of {name}")
+    if code := entry["error_code"]:
+        raise answer_error(FETCH, code, f"fetch of {name}")
     records, high_watermark = entry["records"], entry["high_watermark"]
     if not records:
         return None
