@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_klog.classic.connector import ConsumerConnector
-    from spark_klog.classic.group.filters import Blacklist, ConsumerRebalanceListener, TopicFilter, Whitelist
-    from spark_klog.classic.group.streams import KafkaStream
+    from spark_klog.classic.membership import Blacklist, ConsumerRebalanceListener, TopicFilter, Whitelist
     from spark_klog.classic.producer import CallbackHandler, KeyedMessage, Producer, ProducerData
     from spark_klog.classic.simple import EARLIEST_TIME, LATEST_TIME, FetchRequest, SimpleConsumer
+    from spark_klog.classic.streams import KafkaStream
 
 __all__ = [
     "EARLIEST_TIME",
@@ -36,18 +36,18 @@ __all__ = [
 _PUBLIC = {
     "EARLIEST_TIME": "spark_klog.classic.simple",
     "LATEST_TIME": "spark_klog.classic.simple",
-    "Blacklist": "spark_klog.classic.group.filters",
+    "Blacklist": "spark_klog.classic.membership",
     "CallbackHandler": "spark_klog.classic.producer",
     "ConsumerConnector": "spark_klog.classic.connector",
-    "ConsumerRebalanceListener": "spark_klog.classic.group.filters",
+    "ConsumerRebalanceListener": "spark_klog.classic.membership",
     "FetchRequest": "spark_klog.classic.simple",
-    "KafkaStream": "spark_klog.classic.group.streams",
+    "KafkaStream": "spark_klog.classic.streams",
     "KeyedMessage": "spark_klog.classic.producer",
     "Producer": "spark_klog.classic.producer",
     "ProducerData": "spark_klog.classic.producer",
     "SimpleConsumer": "spark_klog.classic.simple",
-    "TopicFilter": "spark_klog.classic.group.filters",
-    "Whitelist": "spark_klog.classic.group.filters",
+    "TopicFilter": "spark_klog.classic.membership",
+    "Whitelist": "spark_klog.classic.membership",
 }
 
 

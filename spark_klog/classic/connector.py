@@ -9,11 +9,10 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spark_klog.classic.group.filters import ConsumerRebalanceListener, TopicFilter
-from spark_klog.classic.group.member import Member
-from spark_klog.classic.group.membership import new_consumer_id
-from spark_klog.classic.group.streams import Decoder, Held, KafkaStream
+from spark_klog.classic.member import Member
+from spark_klog.classic.membership import ConsumerRebalanceListener, TopicFilter, new_consumer_id
 from spark_klog.classic.settings import connector_config
+from spark_klog.classic.streams import Decoder, Held, KafkaStream
 from spark_klog.client.forks import Maker
 from spark_klog.errors import ConfigError, ConsumerClosed, KlogError
 from spark_klog.trees.consumers import STATIC, Registration

@@ -19,7 +19,7 @@ from confluent_kafka import (
     TopicPartition as ConfluentPartition,
 )
 
-from spark_klog.classic.group.member import OffsetStorages
+from spark_klog.classic.member import OffsetStorages
 from spark_klog.client import Admin, Committed, Consumer, ConsumerRecord
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.errors import (

@@ -1,6 +1,6 @@
 """A running member of a group in ZooKeeper: one thread that rebalances, fetches into the streams, and commits.
 
-Where a ConsumerConnector keeps its group's offsets: ZooKeeper, the group's coordinator, or both while a group moves.
+It keeps the group's offsets in ZooKeeper, at the group's coordinator, or in both while a group moves.
 
 Source: 0.10 documentation, "Consumer Offset Tracking" and "Migrating offsets from ZooKeeper to Kafka".
 """
@@ -12,16 +12,29 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from spark_klog.classic.group.filters import ConsumerRebalanceListener
-from spark_klog.classic.group.membership import Membership
-from spark_klog.classic.group.reading import Reading
-from spark_klog.classic.group.streams import Held, KafkaStream
+from spark_klog.classic.membership import ConsumerRebalanceListener, Membership, broker_addresses
 from spark_klog.classic.settings import ConnectorConfig
+from spark_klog.classic.streams import Held, KafkaStream
+from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.offsets import GroupOffsets, numbers_by_topic
-from spark_klog.errors import KlogError, RebalanceFailed
+from spark_klog.client.offsets import GroupOffsets, numbers_by_topic, offsets_of_led
+from spark_klog.client.settings import client_config
+from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, RebalanceFailed, WokenUp, is_retriable
 from spark_klog.trees.consumers import OffsetDirectory, Registration
 from spark_klog.trees.tree import Tree
+
+_log = logging.getLogger(__name__)
+#: The first pause while other members have not released their partitions, in seconds; it doubles up to
+#: rebalance.backoff.ms.
+_FIRST_PAUSE = 0.02
+#: Seconds that a turn of the thread fetches at most, before it looks at the clock again.
+_TURN = 0.5
+#: Messages decoded at once.
+_CHUNK = 10_000
+#: Seconds that fetching waits for a full stream before it pauses the stream's partitions: what was fetched of them is
+#: then dropped, and fetched again.
+_GRACE = 0.05
+_PLACES = {-1: "latest", -2: "earliest", None: "none"}
 
 
 class OffsetStorages:
@@ -50,17 +63,12 @@ class OffsetStorages:
         return found
 
 
-_log = logging.getLogger(__name__)
-#: The first pause while other members have not released their partitions, in seconds; it doubles up to
-#: rebalance.backoff.ms.
-_FIRST_PAUSE = 0.02
-#: Seconds that a turn of the thread fetches at most, before it looks at the clock again.
-_TURN = 0.5
-
-
 class Member:
     """Members rebalance in any order and at any time: each claims the partitions that are its own by what it sees, and
     tries again, after a pause, for those that their former owners have not released yet.
+
+    One `client.Consumer` fetches all partitions that the member holds. Its thread does all but `wake`, `has_room` and
+    what takes the lock.
     """
 
     def __init__(
@@ -74,16 +82,24 @@ class Member:
         at_most_once: bool,
     ) -> None:
         """`stream_of` gives the stream of a topic and a thread's number; `on_failure` learns what ends the thread."""
-        self._config, self._stream_of = config, stream_of
+        self._config, self._tree, self._stream_of = config, tree, stream_of
         self._on_failure, self._at_most_once = on_failure, at_most_once
         self._commits = config.auto_commit and not at_most_once
         self._membership = Membership(tree, config.group_id, consumer_id, registration, config.exclude_internal_topics)
         self._offsets = OffsetStorages(tree, config.group_id, config.storages)
-        self._reading = Reading(config, tree)
+        self._addresses: list[str] = []
+        self._cluster: Cluster | None = None
+        self._consumer: Consumer | None = None
         self.listener: ConsumerRebalanceListener | None = None
         self._held: dict[TopicPartition, Held] = {}
-        #: Guards `_held`, commits and the reading's cluster.
+        #: Those of `_held` that the consumer reads, and that it has paused; their streams by identity.
+        self._assigned: dict[TopicPartition, Held] = {}
+        self._paused: set[TopicPartition] = set()
+        self._streams: dict[int, KafkaStream] = {}
+        #: Guards `_held`, commits and the cluster.
         self._lock = threading.RLock()
+        #: Ends the thread's wait.
+        self._woken = threading.Event()
         self._is_stopping = False
         #: Set if something has changed in ZooKeeper since the last rebalance began.
         self._has_changed = threading.Event()
@@ -122,12 +138,17 @@ class Member:
         self.wake()
 
     def wake(self) -> None:
-        """End the thread's wait."""
-        self._reading.wake()
+        """End the thread's wait. Any thread may call it."""
+        self._woken.set()
+        consumer = self._consumer
+        if consumer is not None:
+            consumer.wakeup()
 
     def has_room(self) -> None:
-        """A stream has room for another fetch."""
-        self._reading.has_room()
+        """A stream has room for another fetch. Any thread may call it."""
+        self._woken.set()
+        if self._paused:
+            self.wake()
 
     def _run_until_error(self) -> None:
         try:
@@ -146,11 +167,12 @@ class Member:
             except KlogError as error:
                 if self._is_stopping:
                     return
-                if not self._reading.may_pass(error):
+                if not is_retriable(error) and not isinstance(error, DirectoryError):
                     raise
                 _log.warning("group %s: trying again: %s", self._config.group_id, error)
                 self._put_off()
-                self._reading.wait(self._pause)
+                self._woken.clear()
+                self._woken.wait(self._pause)
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -165,7 +187,7 @@ class Member:
         if self._commits and now >= self._commit_at:
             self._commit_at = now + self._config.auto_commit_interval_ms / 1000
             self._commit_quietly(self._held.values())
-        self._reading.step(until)
+        self._fetch(until)
 
     def _put_off(self) -> None:
         self._retry_at = time.monotonic() + self._pause
@@ -194,7 +216,7 @@ class Member:
         if lost:
             _log.warning("group %s: other members have taken %s over", self._config.group_id, _shown(lost))
             self._drop(lost)
-        if not self._reading.find_brokers():
+        if not self._find_brokers():
             return []  # the watch on brokers tells of the first one
         wanted = membership.assignment()
         self._release([key for key, held in self._held.items() if wanted.get(key) != held.thread])
@@ -211,7 +233,7 @@ class Member:
         """Step 8, after a commit of what was consumed."""
         if not keys:
             return
-        self._listen(lambda listener: listener.before_releasing_partitions(_by_topic(keys)))
+        self._listen(lambda listener: listener.before_releasing_partitions(numbers_by_topic(sorted(keys))))
         gone = self._drop(keys)
         if commits and self._commits:
             self._commit_quietly(gone, counts_own=counts_own)
@@ -224,14 +246,14 @@ class Member:
             held.is_released = True
         for stream in {id(held.stream): held.stream for held in gone}.values():
             stream.drop_released()
-        self._reading.read(self._held)
+        self._assign()
         return gone
 
     def _start(self, claimed: dict[TopicPartition, str]) -> None:
         if not claimed:
             return
-        offsets = self._offsets.fetch(self._reading.cluster, claimed)
-        first = self._reading.first_offsets([key for key in claimed if key not in offsets])
+        offsets = self._offsets.fetch(self._connected(), claimed)
+        first = self._first_offsets([key for key in claimed if key not in offsets])
         for key, thread in claimed.items():
             held = Held(key, thread, self._stream_of(key[0], int(thread.rpartition("-")[2])))
             held.committed = offsets.get(key)
@@ -241,7 +263,7 @@ class Member:
         for (topic, number), held in sorted(self._held.items()):
             assignment.setdefault(topic, {})[number] = held.thread
         self._listen(lambda listener: listener.before_starting_fetchers(self._membership.consumer, assignment))
-        self._reading.read(self._held)
+        self._assign()
 
     def _listen(self, call: Callable[[ConsumerRebalanceListener], None]) -> None:
         if self.listener is not None:
@@ -264,7 +286,7 @@ class Member:
             if offset is not None and offset != held.committed:
                 offsets[held.key] = offset
         if offsets:
-            self._offsets.commit(self._reading.cluster, offsets)
+            self._offsets.commit(self._connected(), offsets)
             for held in parts:
                 held.committed = offsets.get(held.key, held.committed)
 
@@ -280,9 +302,100 @@ class Member:
         with self._lock:
             if held.is_released:
                 return False
-            self._offsets.commit(self._reading.cluster, {held.key: end})
+            self._offsets.commit(self._connected(), {held.key: end})
             held.committed = end
             return True
+
+    def _connected(self) -> Cluster:
+        """The cluster, for offsets; `ConnectionFailed` while no broker is registered."""
+        if self._cluster is None:
+            raise ConnectionFailed("no broker is registered in ZooKeeper")
+        return self._cluster
+
+    def _find_brokers(self) -> bool:
+        """Look for brokers in ZooKeeper; False if there is none. The clients are made again if all have moved."""
+        found = broker_addresses(self._tree, str(self._config.client.get("security.protocol", "PLAINTEXT")).upper())
+        if not found:
+            return self._cluster is not None
+        if not set(found) & set(self._addresses):
+            self._close_clients()
+            settings = self._config.client_settings(found)
+            self._cluster = Cluster(client_config(settings))
+            self._consumer = Consumer(
+                {
+                    **settings,
+                    "auto.offset.reset": _PLACES[self._config.reset.place],
+                    "fetch.max.wait.ms": self._config.fetch_wait_max_ms,
+                    "fetch.min.bytes": self._config.fetch_min_bytes,
+                    "max.partition.fetch.bytes": self._config.fetch_message_max_bytes,
+                    "max.poll.records": _CHUNK,
+                }
+            )
+            self._assigned = {}
+            self._assign()
+        self._addresses = found
+        return True
+
+    def _first_offsets(self, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where to begin without a committed offset, as auto.offset.reset says; without those not found yet."""
+        place = self._config.reset.place
+        if place is None or not keys:
+            return {}
+        cluster = self._connected()
+        cluster.metadata(sorted({topic for topic, _ in keys}))
+        found, failed = offsets_of_led(cluster, dict.fromkeys(keys, place))
+        for key, error in failed.items():
+            _log.info("the first offset of %s-%d is looked up later: %s", *key, error)
+        return found
+
+    def _assign(self) -> None:
+        """Read exactly the held partitions from now on; those read before go on."""
+        before, self._assigned = self._assigned, dict(self._held)
+        self._streams = {id(held.stream): held.stream for held in self._held.values()}
+        self._paused &= self._held.keys()
+        if self._consumer is not None:
+            self._consumer.assign(
+                (*key, held.fetched) if before.get(key) is not held and held.fetched is not None else key
+                for key, held in self._held.items()
+            )
+
+    def _fetch(self, until: float) -> None:
+        """Fetch for the streams until messages have come, something wakes this thread, or the time is over."""
+        self._woken.clear()
+        full = [stream for stream in self._streams.values() if stream.is_full]
+        if self._consumer is None or not self._assigned or (full and len(full) == len(self._streams)):
+            self._woken.wait(max(0.0, until - time.monotonic()))
+            return
+        if full and not self._paused:
+            self._woken.wait(_GRACE)
+        self._pause_full()
+        try:
+            records = self._consumer.poll(max(0.0, until - time.monotonic()))
+        except WokenUp:
+            return
+        if not records:
+            return
+        held = self._assigned.get((records[0].topic, records[0].partition))
+        if held is not None:
+            held.fetched = self._consumer.position(*held.key)
+            held.stream.put(held, records, held.fetched)
+
+    def _pause_full(self) -> None:
+        """Pause the partitions of full streams, so that they hold up no other, and go on with the rest."""
+        assert self._consumer is not None
+        full = {key for key, held in self._assigned.items() if held.stream.is_full}
+        if full != self._paused:
+            self._consumer.pause(full - self._paused)
+            self._consumer.resume(self._paused - full)
+            self._paused = full
+
+    def _close_clients(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        if self._cluster is not None:
+            self._cluster.close()
+        self._consumer = self._cluster = None
+        self._paused.clear()
 
     def leave(self, *, commits: bool, counts_own: bool) -> None:
         """End the thread, commit, release all partitions, end the streams. The tree's end ends the registration."""
@@ -296,11 +409,7 @@ class Member:
         except KlogError as error:
             _log.warning("group %s: partitions are released when the session ends: %s", self._config.group_id, error)
         finally:
-            self._reading.close()
-
-
-def _by_topic(keys: Collection[TopicPartition]) -> dict[str, list[int]]:
-    return numbers_by_topic(sorted(keys))
+            self._close_clients()
 
 
 def _shown(keys: Collection[TopicPartition]) -> str:

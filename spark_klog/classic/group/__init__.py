@@ -1,1 +1,0 @@
-"""A member of a group in ZooKeeper."""
