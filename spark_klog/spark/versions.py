@@ -21,7 +21,6 @@ import inspect
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql import datasource
@@ -93,18 +92,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema)
 
 
-class _Reader(Protocol):
-    """The methods of a stream reader that `LatestOffsetReader` calls."""
-
-    def latestOffset(self, start: JsonOffsets, limit: Any) -> JsonOffsets: ...
-    def getDefaultReadLimit(self) -> Any: ...
-    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]: ...
-    def read(self, partition: Any) -> Iterator[pa.RecordBatch]: ...
-    def commit(self, end: JsonOffsets) -> None: ...
-    def stop(self) -> None: ...
-
-
-def adapted(reader: Any, *, is_limited: bool) -> DataSourceStreamReader:
+def adapted(reader: DataSourceStreamReader, *, is_limited: bool) -> DataSourceStreamReader:
     """The reader in the form that this pyspark asks for; `is_limited` if its micro-batches have limits."""
     return reader if HAS_ADMISSION_CONTROL else LatestOffsetReader(reader, is_limited)
 
@@ -112,7 +100,7 @@ def adapted(reader: Any, *, is_limited: bool) -> DataSourceStreamReader:
 class LatestOffsetReader(DataSourceStreamReader):
     """A stream reader for a pyspark whose `latestOffset` has no parameters."""
 
-    def __init__(self, reader: _Reader, is_limited: bool) -> None:
+    def __init__(self, reader: DataSourceStreamReader, is_limited: bool) -> None:
         self._reader = reader
         self._is_limited = is_limited
         #: The end of the last micro-batch; {} before the first one.
@@ -139,7 +127,8 @@ class LatestOffsetReader(DataSourceStreamReader):
         return self._reader.partitions(start, end) if start != end else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._reader.read(partition)
+        batches: Iterator[pa.RecordBatch] = self._reader.read(partition)
+        return batches
 
     def commit(self, end: JsonOffsets) -> None:
         self._reader.commit(end)

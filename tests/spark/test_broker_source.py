@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from uuid import UUID
 
 import pytest
 
@@ -13,6 +15,7 @@ from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
 from spark_klog.spark.options.reads import SplitLimits, Subscription
 from spark_klog.spark.read import broker_source
+from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.ranges import OffsetRange
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)
@@ -24,6 +27,7 @@ class Logs:
     def __init__(self, logs: dict[TopicPartition, tuple[int, list[int]]]) -> None:
         self.config = client_config({"bootstrap.servers": "h:1,i:2"})
         self._logs = logs
+        self.topic_ids: dict[str, UUID] = {}
         self.internal = {"__consumer_offsets"}
         self.asked: list[Offsets] = []
 
@@ -52,6 +56,11 @@ class Logs:
         if time in (-2, -1):
             return first if time == -2 else first + len(timestamps)
         return next((first + index for index, timestamp in enumerate(timestamps) if timestamp >= time), -1)
+
+
+def source(logs: Any, progress: Any = None, **options: Any) -> BrokerSource:
+    given: Any = SimpleNamespace(**options)
+    return BrokerSource(logs, given, progress)
 
 
 @pytest.fixture
@@ -84,7 +93,7 @@ def logs() -> Iterator[Any]:
     ],
 )
 def test_partitions(logs: Any, subscription: Subscription, expected: list[TopicPartition]) -> None:
-    assert broker_source.partitions_of(logs, subscription) == expected
+    assert source(logs, subscription=subscription).partitions() == expected
 
 
 @pytest.mark.parametrize(
@@ -107,18 +116,18 @@ def test_partitions(logs: Any, subscription: Subscription, expected: list[TopicP
 )
 def test_what_does_not_exist(logs: Any, subscription: Subscription, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}(, or set subscribePattern to read topics that .*)?$"):
-        broker_source.partitions_of(logs, subscription)
+        source(logs, subscription=subscription).partitions()
 
 
 def test_what_is_missing_may_be_left_out(logs: Any) -> None:
     for wanted in (Subscription(topics=("c", "x/y", "a")), Subscription(assign={"a": [1, 0, 2], "c": [0]})):
-        assert sorted(broker_source.partitions_of(logs, wanted, missing_ok=True)) == [A, B]
+        assert sorted(source(logs, subscription=wanted).partitions(missing_ok=True)) == [A, B]
 
 
 def test_other_errors_of_a_topic_are_passed_on(logs: Any) -> None:
     error = ProtocolError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "topic a")
     with mock.patch.object(logs, "partitions", side_effect=error), pytest.raises(ProtocolError) as caught:
-        broker_source.partitions_of(logs, Subscription(topics=("a",)))
+        source(logs, subscription=Subscription(topics=("a",))).partitions()
     assert caught.value is error
 
 
@@ -140,13 +149,13 @@ def test_other_errors_of_a_topic_are_passed_on(logs: Any) -> None:
     ],
 )
 def test_places(logs: Any, spec: Spec, expected: Offsets) -> None:
-    assert broker_source.resolve(logs, spec, [A, B, C], "x") == expected
+    assert source(logs).resolve(spec, [A, B, C], "x") == expected
 
 
 def test_given_offsets_are_not_asked_for(logs: Any) -> None:
-    broker_source.resolve(logs, OffsetSpec(each=((A, 11), (B, 5))), [A, B], "x")
+    source(logs).resolve(OffsetSpec(each=((A, 11), (B, 5))), [A, B], "x")
     assert logs.asked == []
-    broker_source.resolve(logs, OffsetSpec(each=((A, 11), (B, -1))), [A, B], "x")
+    source(logs).resolve(OffsetSpec(each=((A, 11), (B, -1))), [A, B], "x")
     assert logs.asked == [{B: -1}]
 
 
@@ -164,36 +173,36 @@ def test_a_strict_time_without_a_record(logs: Any, spec: TimeSpec, names: str) -
         "set startingOffsetsByTimestampStrategy=latest"
     )
     with pytest.raises(ConfigError, match=message):
-        broker_source.resolve(logs, spec, [A, B, C], "x")
+        source(logs).resolve(spec, [A, B, C], "x")
 
 
 def test_a_strict_time_with_records(logs: Any) -> None:
-    assert broker_source.resolve(logs, TimeSpec(100, strict=True), [A, B], "x") == {A: 10, B: 0}
+    assert source(logs).resolve(TimeSpec(100, strict=True), [A, B], "x") == {A: 10, B: 0}
 
 
 def test_where_a_group_is(logs: Any) -> None:
     """Partitions without a committed offset are read from their first record on."""
     progress: Any = mock.Mock()
     progress.fetch.return_value = {A: 12}
-    assert broker_source.resolve(logs, GroupSpec("g"), [A, B, C], "x", progress) == {A: 12, B: 0, C: 5}
+    assert source(logs, progress).resolve(GroupSpec("g"), [A, B, C], "x") == {A: 12, B: 0, C: 5}
     progress.fetch.assert_called_once_with([A, B, C])
     assert logs.asked == [{B: -2, C: -2}]
 
 
 def test_no_partitions(logs: Any) -> None:
     for spec in (OffsetSpec(-1), TimeSpec(5, strict=True)):
-        assert broker_source.resolve(logs, spec, [], "x") == {}
+        assert source(logs).resolve(spec, [], "x") == {}
     assert logs.asked == []
 
 
 def test_sizes_are_asked_for_only_where_they_count(logs: Any) -> None:
     wanted = [OffsetRange(*A, 10, 14), OffsetRange(*B, 0, 1)]
     with mock.patch.object(broker_source, "record_sizes", return_value={A: 50.0}) as sizes:
-        found = broker_source.tasks(logs, wanted, SplitLimits(min_partitions=1, max_records=9))
+        found = source(logs, split=SplitLimits(min_partitions=1, max_records=9)).tasks(wanted)
         assert found == [(item,) for item in wanted]
-        assert broker_source.tasks(logs, [], SplitLimits(max_bytes=1)) == []
+        assert source(logs, split=SplitLimits(max_bytes=1)).tasks([]) == []
         sizes.assert_not_called()
-        found = broker_source.tasks(logs, wanted, SplitLimits(max_bytes=100))
+        found = source(logs, split=SplitLimits(max_bytes=100)).tasks(wanted)
         assert found == [(OffsetRange(*A, 10, 12),), (OffsetRange(*A, 12, 14),), (OffsetRange(*B, 0, 1),)]
         sizes.assert_called_once_with(logs, {A: 10, B: 0})
 
@@ -206,7 +215,7 @@ def test_a_group_that_has_committed_nothing_is_told_of(logs: Any, caplog: pytest
             return {}
 
     nothing: Any = Nothing()
-    assert broker_source.resolve(logs, GroupSpec("g"), [A, B], "startingOffsets", nothing) == {A: 10, B: 0}
+    assert source(logs, nothing).resolve(GroupSpec("g"), [A, B], "startingOffsets") == {A: 10, B: 0}
     assert caplog.messages == [
         "option startingOffsets=group: group g has no committed offset of the partitions that are read; check its "
         "name. All of them start at their first record"
@@ -219,7 +228,7 @@ def test_partitions_without_an_offset_of_the_group_are_named(logs: Any, caplog: 
             return {A: 12}
 
     one: Any = One()
-    broker_source.resolve(logs, GroupSpec("g"), [A, B, C], "startingOffsets", one)
+    source(logs, one).resolve(GroupSpec("g"), [A, B, C], "startingOffsets")
     assert caplog.messages == [
         "option startingOffsets=group: group g has no committed offset of a-1, b-0; these start at their first record"
     ]

@@ -17,11 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_klog.client.cluster import Cluster
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import DataLossError
 from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.read import broker_source, stream
+from spark_klog.spark.read import stream
+from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.source import BatchQueryReader, KlogDataSource
 from spark_klog.spark.read.stream import RangePartition, StreamReader
 from spark_klog.spark.versions import JsonOffsets, ReadAllAvailable, ReadLimit
@@ -363,15 +363,16 @@ def test_a_broker_that_lags_behind_makes_no_topic_anew(
     produce(servers, topic, values(3))
     second = reader.latestOffset(first, ReadAllAvailable())
     produce(servers, topic, values(2))
-    look_up = broker_source.partitions_of
+    look_up = BrokerSource.partitions
 
-    def lagging(cluster: Cluster, *args: Any, **options: Any) -> list[tuple[str, int]]:
-        found = look_up(cluster, *args, **options)
-        cluster.topic_ids[topic] = former
-        return found
+    def lagging(source: BrokerSource, **options: Any) -> list[tuple[str, int]]:
+        there = look_up(source, **options)
+        source.topic_ids = {topic: former}
+        source.cluster.topic_ids[topic] = former
+        return there
 
     with monkeypatch.context() as patched:
-        patched.setattr(broker_source, "partitions_of", lagging)
+        patched.setattr(BrokerSource, "partitions", lagging)
         third = reader.latestOffset(second, ReadAllAvailable())
     assert ranges_of(reader.partitions(second, third)) == [(3, 5)]
     assert reader.latestOffset(third, ReadAllAvailable()) == third
@@ -393,7 +394,7 @@ def test_a_partition_that_was_away_is_read_on(servers: str, topic: str, monkeypa
     reader, again = (stream_reader(servers, topic, **options) for _ in range(2))
     first = reader.latestOffset({}, reader.getDefaultReadLimit())
     with monkeypatch.context() as patch:
-        patch.setattr(broker_source, "partitions_of", lambda *_, **__: [(topic, 0)])
+        patch.setattr(BrokerSource, "partitions", lambda *_, **__: [(topic, 0)])
         second = reader.latestOffset(first, ReadAllAvailable())
     assert second == {topic: {"0": 5}}
     produce(servers, topic, values(2, partitions=2))

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.spark.read.rereads import Plan, warn_if_read_again
+from spark_klog.spark.read.tasks import Plan, warn_if_read_again
 
 from .conftest import SparkLog
 from .support import create_topic, delete_records, error_of, produce, read, values, wait_for

@@ -1,18 +1,4 @@
-"""Show how much a running query has read and how far it is behind, for people and for monitoring.
-
-    spark.streams.addListener(ProgressListener(show=sys.stderr))
-
-After each micro-batch the listener computes figures from the offsets of klog sources in Spark's progress record.
-
-Counts of what a query writes, by topic, in Spark's progress records: rows are counted just before the sink.
-
-    rows = observed(frame, "clicks", "orders")  # the topics of the column topic
-    query = rows.writeStream.format("klog")...
-
-Spark takes no figures from a Python sink into a query's progress. It does take those of `DataFrame.observe`, so
-`observed` counts the rows just before the sink, and `ProgressListener.written` has the figures of each micro-batch.
-
-Metrics of running Spark queries for Prometheus.
+"""Figures of running Spark queries: for the program, for people, and for Prometheus.
 
 | metric | kind | labels | what |
 | --- | --- | --- | --- |
@@ -55,6 +41,17 @@ from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines,
 from spark_klog.spark.options.names import LOST, RECORD_BYTES
 from spark_klog.trees.checkpoint import START_OF, from_json, start_in
 from spark_klog.wire.http import HttpThread
+
+#: The name of the observation. A query may have one.
+_NAME = "spark_klog written"
+_RECORDS, _BYTES = "records of ", "bytes of "
+#: Return to the start of the terminal's line and clear it.
+_REWRITE = "\r\x1b[2K"
+#: Samples of a metric: a query with many partitions must not flood a monitoring system.
+_MAX_SERIES = 10_000
+#: Latest offsets kept for each partition.
+_HISTORY = 120
+_SOURCE, _PARTITION = ("query", "source"), ("query", "source", "topic", "partition")
 
 
 @dataclass(frozen=True)
@@ -125,28 +122,28 @@ def source_progress(
     behind = {key: max(0, newest.get(key, offset) - offset) for key, offset in reached.items()}
     moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}
     return SourceProgress(
-        query=query,
-        batch_id=batch_id,
-        rows=rows,
-        rows_per_second=rows_per_second,
-        records={f"{topic}-{partition}": count for (topic, partition), count in moved.items()},
-        bytes={
-            f"{topic}-{partition}": round(moved[topic, partition] * size)
-            for (topic, partition), size in sizes.items()
-            if (topic, partition) in moved
-        },
+        query,
+        batch_id,
+        rows,
+        rows_per_second,
+        records=_by_name(moved),
+        bytes=_by_name({key: round(moved[key] * size) for key, size in sizes.items() if key in moved}),
         min_offsets_behind_latest=min(behind.values(), default=0),
         max_offsets_behind_latest=max(behind.values(), default=0),
         avg_offsets_behind_latest=sum(behind.values()) / max(1, len(behind)),
         lost=lost,
         source=number,
-        end={f"{topic}-{partition}": offset for (topic, partition), offset in reached.items()},
-        behind={f"{topic}-{partition}": count for (topic, partition), count in behind.items()},
+        end=_by_name(reached),
+        behind=_by_name(behind),
     )
 
 
+def _by_name(values: Offsets) -> dict[str, int]:
+    return {f"{topic}-{partition}": value for (topic, partition), value in values.items()}
+
+
 def _object(text: str | None) -> dict[str, Any]:
-    """Parse a JSON object; empty if there is none: a micro-batch that a restart repeats has no latest offset."""
+    """Parse a JSON object; empty if it is none: a micro-batch that a restart repeats has no latest offset."""
     try:
         value = json.loads(text or "")
     except ValueError:
@@ -161,11 +158,6 @@ def _offsets(text: str | None) -> Offsets | None:
         return from_json(value) or None
     except (ValueError, AttributeError, TypeError):
         return None
-
-
-#: The name of the observation. A query may have one.
-_NAME = "spark_klog written"
-_RECORDS, _BYTES = "records of ", "bytes of "
 
 
 @dataclass(frozen=True)
@@ -188,8 +180,13 @@ class SinkProgress:
 def observed(rows: DataFrame, *topics: str) -> DataFrame:
     """Rows for the sink, counted for `ProgressListener.written` by their column topic.
 
-    Name the topics to count. Without a column topic, name the one of the sink's option topic. The rows stay as they
-    are; call it last, directly before `writeStream`. `ConfigError` without a topic, or for several without the column.
+        rows = observed(frame, "clicks", "orders")  # the topics of the column topic
+        query = rows.writeStream.format("klog")...
+
+    Spark takes no figures from a Python sink into a query's progress, but those of `DataFrame.observe`: so the rows are
+    counted just before the sink. Name the topics to count. Without a column topic, name the one of the sink's option
+    topic. The rows stay as they are; call it last, directly before `writeStream`. `ConfigError` without a topic, or for
+    several without the column.
     """
     names = list(dict.fromkeys(topics))
     has_column = "topic" in rows.columns
@@ -198,7 +195,12 @@ def observed(rows: DataFrame, *topics: str) -> DataFrame:
             "observed counts rows by topic: name the topics of the column topic, or the one of the option topic if "
             "there is no such column"
         )
-    size = _size(rows)
+    size = F.lit(0).cast(LongType())
+    for name in ("key", "value"):
+        if name in rows.columns:
+            size = size + F.coalesce(F.octet_length(name), F.lit(0))
+    if "headers" in rows.columns:
+        size = size + F.coalesce(F.aggregate("headers", F.lit(0).cast(LongType()), _plus_header), F.lit(0))
     figures = []
     for name in names:
         is_its = F.col("topic") == F.lit(name) if has_column else F.lit(True)
@@ -207,20 +209,9 @@ def observed(rows: DataFrame, *topics: str) -> DataFrame:
     return rows.observe(_NAME, *figures)
 
 
-def _size(rows: DataFrame) -> Column:
-    """The bytes of a row's key, value and headers."""
-    parts = [F.octet_length(name) for name in ("key", "value") if name in rows.columns]
-    if "headers" in rows.columns:
-
-        def add(total: Column, header: Column) -> Column:
-            key, value = F.octet_length(header["key"]), F.octet_length(header["value"])
-            return total + F.coalesce(key, F.lit(0)) + F.coalesce(value, F.lit(0))
-
-        parts.append(F.aggregate("headers", F.lit(0).cast(LongType()), add))
-    total = F.lit(0).cast(LongType())
-    for part in parts:
-        total = total + F.coalesce(part, F.lit(0))
-    return total
+def _plus_header(total: Column, header: Column) -> Column:
+    key, value = F.octet_length(header["key"]), F.octet_length(header["value"])
+    return total + F.coalesce(key, F.lit(0)) + F.coalesce(value, F.lit(0))
 
 
 def sink_progress(query: str, batch_id: int, metrics: Mapping[str, Row]) -> SinkProgress | None:
@@ -232,19 +223,18 @@ def sink_progress(query: str, batch_id: int, metrics: Mapping[str, Row]) -> Sink
     return SinkProgress(query, batch_id, records, {name: figures[_BYTES + name] or 0 for name in records})
 
 
-#: Return to the start of the terminal's line and clear it.
-_REWRITE = "\r\x1b[2K"
-
-
 class ProgressListener(StreamingQueryListener):
-    """Keeps the last progress of each source in `last`, passes it to `on_progress` and writes it to `show`.
+    """Shows how much running queries have read, and how far they are behind, after each micro-batch.
 
-    `written` has what the last micro-batch of each query has written by topic, if its rows are counted by
-    `spark_klog.spark.progress.listener.observed`; `on_written` gets it after each micro-batch.
+        spark.streams.addListener(ProgressListener(show=sys.stderr))
 
-    On a terminal it rewrites one line; elsewhere it writes a line per progress. With `metrics`, HOST:PORT or a port of
-    127.0.0.1, it serves the figures of running queries to Prometheus at /metrics (see `query_metrics`) until `close`;
-    `ConfigError` if it can't listen there.
+    The figures come from the offsets of klog sources in Spark's progress record. `last` keeps the last ones of each
+    source; they are passed to `on_progress`, and written to `show`: on a terminal it rewrites one line, elsewhere it
+    writes a line each time. `written` has what the last micro-batch of each query has written by topic, if its rows are
+    counted by `observed`; `on_written` gets it after each micro-batch.
+
+    With `metrics`, HOST:PORT or a port of 127.0.0.1, it serves the figures to Prometheus at /metrics (see the module)
+    until `close`; `ConfigError` if it can't listen there.
     """
 
     def __init__(
@@ -292,7 +282,7 @@ class ProgressListener(StreamingQueryListener):
             if self._on_written is not None:
                 self._on_written(written)
         for number, source in enumerate(progress.sources):
-            found = source_progress(
+            read = source_progress(
                 query,
                 progress.batchId,
                 source.numInputRows,
@@ -302,14 +292,14 @@ class ProgressListener(StreamingQueryListener):
                 source.latestOffset,
                 number,
             )
-            if found is None:
+            if read is None:
                 continue
-            self.last[query, number] = found
-            self._metrics.add(found)
+            self.last[query, number] = read
+            self._metrics.add(read)
             if self._on_progress is not None:
-                self._on_progress(found)
+                self._on_progress(read)
             if self._show is not None:
-                self._show.write(f"{_REWRITE}{found}" if self._show.isatty() else f"{found}\n")
+                self._show.write(f"{_REWRITE}{read}" if self._show.isatty() else f"{read}\n")
                 self._show.flush()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
@@ -317,13 +307,6 @@ class ProgressListener(StreamingQueryListener):
         if self._show is not None and self._show.isatty():
             self._show.write("\n")
             self._show.flush()
-
-
-#: Samples of a metric: a query with many partitions must not flood a monitoring system.
-_MAX_SERIES = 10_000
-#: Latest offsets kept for each partition.
-_HISTORY = 120
-_SOURCE, _PARTITION = ("query", "source"), ("query", "source", "topic", "partition")
 
 
 class _Partition:

@@ -1,14 +1,10 @@
-"""Plan a batch query: the offset ranges that each task reads, from a cluster or from data directories.
-
-Resolve where a query starts or ends (earliest, latest, a time, a shift) to one offset per partition.
-
-Clusters and data directories resolve the same way. A group's offsets need a cluster: `broker_source.resolve`.
-"""
+"""Plan a batch query: the offset ranges that each task reads, from a cluster or from data directories."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from types import MappingProxyType
 from uuid import UUID
 
 from spark_klog.client.offsets import NO_OFFSET
@@ -30,45 +26,59 @@ from spark_klog.spark.read.ranges import (
 )
 
 
-class OffsetSource(Protocol):
-    """Source of partitions' offsets: a cluster or data directories."""
+class QuerySource(ABC):
+    """What a query reads: the partitions of its subscription, at brokers or in data directories."""
 
+    #: Ids of the topics that `partitions` found, if the brokers give them.
+    topic_ids: Mapping[str, UUID] = MappingProxyType({})
+
+    @abstractmethod
+    def partitions(self) -> list[TopicPartition]:
+        """The subscribed partitions; `ConfigError` if a topic or partition named by the options does not exist."""
+
+    @abstractmethod
     def list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
         """The first offset at or after each time (ms, EARLIEST or LATEST); NO_OFFSET if no record is that late."""
 
+    @abstractmethod
     def timestamp_types(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
         """The timestamp type (records/contract.py) of the record batch at each offset; omits offsets without one."""
 
+    @abstractmethod
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
+        """The end of each partition's log: at brokers whatever the isolation level is, in directories as `latest`."""
 
-def earliest(source: OffsetSource, partitions: Collection[TopicPartition]) -> Offsets:
-    """The first offset of each partition."""
-    return source.list_offsets(dict.fromkeys(partitions, EARLIEST))
+    @abstractmethod
+    def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
+        """Split and pack ranges into tasks, within the limits of the options."""
 
+    def earliest(self, partitions: Collection[TopicPartition]) -> Offsets:
+        """The first offset of each partition."""
+        return self.list_offsets(dict.fromkeys(partitions, EARLIEST))
 
-def latest(source: OffsetSource, partitions: Collection[TopicPartition]) -> Offsets:
-    """The end of each partition: the offset after the last record that the isolation level lets a query read."""
-    return source.list_offsets(dict.fromkeys(partitions, LATEST))
+    def latest(self, partitions: Collection[TopicPartition]) -> Offsets:
+        """The end of each partition: the offset after the last record that the isolation level lets a query read."""
+        return self.list_offsets(dict.fromkeys(partitions, LATEST))
 
+    def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
+        """One offset per partition for where a query starts or ends: earliest, latest, offsets, times, a shift.
 
-def resolve(source: OffsetSource, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
-    """One offset per partition for any spec but a group.
-
-    `NoOffsetForTimestamp`, naming `option`, if the spec is strict and a partition has no record that late.
-    """
-    assert not isinstance(spec, GroupSpec)
-    if isinstance(spec, BeforeEndSpec):
-        first, end = earliest(source, partitions), latest(source, partitions)
-        return {key: max(first[key], end[key] - spec.count) for key in partitions}
-    given, times = split_times(spec, partitions)
-    found = given | (source.list_offsets(times) if times else {})
-    late = [key for key, offset in found.items() if offset == NO_OFFSET]
-    if late and isinstance(spec, TimeSpec) and spec.strict:
-        names = ", ".join(f"{topic}-{partition} (at {times[topic, partition]})" for topic, partition in late)
-        raise NoOffsetForTimestamp(
-            f"option {option}: no record at or after the timestamp in {names}; "
-            "set startingOffsetsByTimestampStrategy=latest to start at the end of such partitions"
-        )
-    return found | (latest(source, late) if late else {})
+        `NoOffsetForTimestamp`, naming `option`, if the spec is strict and a partition has no record that late.
+        """
+        assert not isinstance(spec, GroupSpec)  # see `BrokerSource`
+        if isinstance(spec, BeforeEndSpec):
+            first, end = self.earliest(partitions), self.latest(partitions)
+            return {key: max(first[key], end[key] - spec.count) for key in partitions}
+        given, times = split_times(spec, partitions)
+        offsets = given | (self.list_offsets(times) if times else {})
+        late = [key for key, offset in offsets.items() if offset == NO_OFFSET]
+        if late and isinstance(spec, TimeSpec) and spec.strict:
+            names = ", ".join(f"{topic}-{partition} (at {times[topic, partition]})" for topic, partition in late)
+            raise NoOffsetForTimestamp(
+                f"option {option}: no record at or after the timestamp in {names}; "
+                "set startingOffsetsByTimestampStrategy=latest to start at the end of such partitions"
+            )
+        return offsets | (self.latest(late) if late else {})
 
 
 def split_times(spec: OffsetSpec | TimeSpec, partitions: Collection[TopicPartition]) -> tuple[Offsets, Offsets]:
@@ -82,27 +92,38 @@ def split_times(spec: OffsetSpec | TimeSpec, partitions: Collection[TopicPartiti
     return given, times
 
 
-class BatchQuerySource(OffsetSource, Protocol):
-    """What a batch query reads: the partitions of its subscription, at brokers or in data directories."""
+def plan_batch_query(
+    source: QuerySource, options: SourceOptions, pushed: Pushed
+) -> tuple[list[tuple[OffsetRange, ...]], Offsets]:
+    """The ranges of each task of a batch query, and the offset at which the query ends in each partition.
 
-    topic_ids: Mapping[str, UUID]
-    """Ids of the topics that `partitions` found, if the brokers give them."""
+    `ConfigError` if the options do not fit the partitions, `DataLossError` if offsets are gone and failOnDataLoss is
+    true.
+    """
+    partitions = source.partitions()
+    check_covers(options.starting_option, options.starting, partitions)
+    check_covers(options.ending_option, options.ending, partitions)
+    check_order(options.starting, options.ending, partitions, options.starting_option, options.ending_option)
+    partitions = [key for key in partitions if pushed.keeps(key)]
+    # This order of requests keeps records that are written or deleted meanwhile from looking like a loss.
+    low = source.earliest(partitions)
+    is_all = options.starting == OffsetSpec(EARLIEST)
+    start = low if is_all else source.resolve(options.starting, partitions, options.starting_option)
+    end = source.resolve(options.ending, partitions, options.ending_option)
+    high = end if options.ending == OffsetSpec(LATEST) else source.latest(partitions)
+    begun = {key: offset for key, offset in start.items() if offset > low[key]}  # retention may have passed the others
+    check_resolved(begun, end, high, options.starting_option, options.ending_option)
+    kept, lost = clip(nonempty_ranges(start, end), low, high)
+    late = beyond(start, end, low, high)
+    ends = source.log_ends([item[:2] for item in late]) if late else {}
+    late = [item for item in late if item.start > ends[item[:2]]]  # the others start in open transactions
+    LossReporter(options.on_data_loss).report(lost + late)
+    kept = [pushed.clip(item) for item in kept]
+    return source.tasks(_clip_times(source, kept, pushed.first_time, pushed.end_time)), end
 
-    def partitions(self) -> list[TopicPartition]:
-        """The subscribed partitions; `ConfigError` if a topic or partition named by the options does not exist."""
 
-    def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
-        """As `resolution.resolve`, for every spec that the options accept."""
-
-    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The end of each partition's log: at brokers whatever the isolation level is, in directories as `latest`."""
-
-    def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
-        """Split and pack ranges into tasks, within the limits of the options."""
-
-
-def clip_times(
-    source: OffsetSource, ranges: list[OffsetRange], first_time: int | None, end_time: int | None
+def _clip_times(
+    source: QuerySource, ranges: list[OffsetRange], first_time: int | None, end_time: int | None
 ) -> list[OffsetRange]:
     """Cut ranges to the offsets whose timestamps can lie in [first_time, end_time) ms; drops empty ranges.
 
@@ -126,33 +147,3 @@ def clip_times(
         cuts = {key: offset for key, offset in cuts.items() if at_cut.get(key, LOG_APPEND_TIME) == LOG_APPEND_TIME}
         ranges = [item._replace(end=cuts.get(item[:2], item.end)) for item in ranges]
     return [item for item in ranges if item.start < item.end]
-
-
-def plan_batch_query(
-    source: BatchQuerySource, options: SourceOptions, pushed: Pushed
-) -> tuple[list[tuple[OffsetRange, ...]], Offsets]:
-    """The ranges of each task of a batch query, and the offset at which the query ends in each partition.
-
-    `ConfigError` if the options do not fit the partitions, `DataLossError` if offsets are gone and failOnDataLoss is
-    true.
-    """
-    partitions = source.partitions()
-    check_covers(options.starting_option, options.starting, partitions)
-    check_covers(options.ending_option, options.ending, partitions)
-    check_order(options.starting, options.ending, partitions, options.starting_option, options.ending_option)
-    partitions = [key for key in partitions if pushed.keeps(key)]
-    # This order of requests keeps records that are written or deleted meanwhile from looking like a loss.
-    low = earliest(source, partitions)
-    is_all = options.starting == OffsetSpec(EARLIEST)
-    start = low if is_all else source.resolve(options.starting, partitions, options.starting_option)
-    end = source.resolve(options.ending, partitions, options.ending_option)
-    high = end if options.ending == OffsetSpec(LATEST) else latest(source, partitions)
-    begun = {key: offset for key, offset in start.items() if offset > low[key]}  # retention may have passed the others
-    check_resolved(begun, end, high, options.starting_option, options.ending_option)
-    kept, lost = clip(nonempty_ranges(start, end), low, high)
-    late = beyond(start, end, low, high)
-    ends = source.log_ends([item[:2] for item in late]) if late else {}
-    late = [item for item in late if item.start > ends[item[:2]]]  # the others start in open transactions
-    LossReporter(options.on_data_loss).report(lost + late)
-    kept = [pushed.clip(item) for item in kept]
-    return source.tasks(clip_times(source, kept, pushed.first_time, pushed.end_time)), end

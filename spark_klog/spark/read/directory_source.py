@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
-from uuid import UUID
 
 from spark_klog.base.addresses import filesystem_at, without_user
 from spark_klog.client.offsets import NO_OFFSET
@@ -21,15 +20,8 @@ from spark_klog.log.stored.partition import StoredBatches, StoredLog
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import BadBatch
 from spark_klog.spark.options.reads import SourceOptions, SplitLimits, directory_config
-from spark_klog.spark.read import batch_query as resolution
+from spark_klog.spark.read.batch_query import QuerySource
 from spark_klog.spark.read.ranges import OffsetRange, pack, split
-
-
-def directory(address: str) -> Directory:
-    """The data directory at a path or URI; `ConfigError` for a URI that no file system supports, OSError."""
-    filesystem, path = filesystem_at(address)
-    return Directory(ArrowFolder(filesystem, "", ""), path, without_user(address))
-
 
 _log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
@@ -42,6 +34,12 @@ _TASK_BYTES = 48 * 1024 * 1024
 _THREADS = 8
 
 
+def directory(address: str) -> Directory:
+    """The data directory at a path or URI; `ConfigError` for a URI that no file system supports, OSError."""
+    filesystem, path = filesystem_at(address)
+    return Directory(ArrowFolder(filesystem, "", ""), path, without_user(address))
+
+
 def _directories(options: SourceOptions) -> StoredDirectories:
     config = directory_config(options.client)
     return StoredDirectories(
@@ -52,7 +50,7 @@ def _directories(options: SourceOptions) -> StoredDirectories:
 
 
 class DirectoryReader:
-    """Reads the ranges of a task from data directories; see `reading.RangeReader`."""
+    """Reads the ranges of a task from data directories; see `tasks.RangeReader`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.config = directory_config(options.client)
@@ -70,62 +68,57 @@ def open_directory_source(options: SourceOptions) -> Iterator[DirectorySource]:
         yield DirectorySource(options, pool)
 
 
-class DirectorySource:
-    """The source of a batch query that reads data directories, see `batch_query.BatchQuerySource`.
-
-    It lists each folder once, when it first needs it.
-    """
+class DirectorySource(QuerySource):
+    """The partitions of a query in data directories. It lists each folder once, when it first needs it."""
 
     def __init__(self, options: SourceOptions, pool: ThreadPoolExecutor) -> None:
         self._options, self._pool = options, pool
         self._directories = _directories(options)
         self._logs: dict[TopicPartition, StoredLog] = {}
-        #: Empty: tasks of a directory compare no topic ids.
-        self.topic_ids: Mapping[str, UUID] = {}
 
     def partitions(self) -> list[TopicPartition]:
-        subscription, found = self._options.subscription, self._directories.partitions()
+        subscription, stored = self._options.subscription, self._directories.partitions()
         if subscription.pattern is not None:
             pattern = re.compile(subscription.pattern)
-            return [key for key in found if key[0] not in _INTERNAL and pattern.search(key[0])]
+            return [key for key in stored if key[0] not in _INTERNAL and pattern.search(key[0])]
         assigned = subscription.assign or dict.fromkeys(subscription.topics or ())
         for topic, numbers in assigned.items():
-            there = {partition for name, partition in found if name == topic}
+            there = {partition for name, partition in stored if name == topic}
             if not there:
                 folders = ", ".join(map(without_user, self._options.paths))
                 raise ConfigError(f"topic {topic} does not exist in {folders}")
             if missing := sorted(set(numbers or ()) - there):
                 raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
-        return [key for key in found if key[0] in assigned and key[1] in (assigned[key[0]] or (key[1],))]
+        return [key for key in stored if key[0] in assigned and key[1] in (assigned[key[0]] or (key[1],))]
 
     def list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
-        return self._each(times, lambda key: self._offset(key, times[key]))
+        return self._in_threads(times, lambda key: self._offset(key, times[key]))
 
     def timestamp_types(self, offsets: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, int]:
-        found = self._each(offsets, lambda key: self._logs[key].timestamp_type(offsets[key]))
-        return {key: kind for key, kind in found.items() if kind is not None}
+        kinds = self._in_threads(offsets, lambda key: self._logs[key].timestamp_type(offsets[key]))
+        return {key: kind for key, kind in kinds.items() if kind is not None}
 
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
         if isinstance(spec, OffsetSpec):
             for key, offset in spec.each:
                 if offset >= 0 and key in partitions:
                     self._log(key).check_offset(offset)
-        return resolution.resolve(self, spec, partitions, option)
+        return super().resolve(spec, partitions, option)
 
     def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
-        return resolution.latest(self, partitions)
+        return self.latest(partitions)
 
     def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         limits = self._options.split
         size = limits.max_bytes or (None if limits.min_partitions else _TASK_BYTES)
-        cuts = self._each(ranges, lambda item: self._cut(item, size) if size else [item])
+        cuts = self._in_threads(ranges, lambda item: self._cut(item, size) if size else [item])
         pieces = [piece for item in ranges for piece in cuts[item]]
         return pack(split(pieces, SplitLimits(limits.min_partitions, limits.max_records), {}), limits)
 
-    def _each(self, keys: Iterable[K], ask: Callable[[K], T]) -> dict[K, T]:
-        """Call `ask` for all keys, in the threads of the pool."""
+    def _in_threads(self, keys: Iterable[K], function: Callable[[K], T]) -> dict[K, T]:
+        """The function's result for each key, computed in the threads of the pool."""
         keys = list(keys)
-        return dict(zip(keys, self._pool.map(ask, keys), strict=True))
+        return dict(zip(keys, self._pool.map(function, keys), strict=True))
 
     def _log(self, key: TopicPartition) -> StoredLog:
         log = self._logs.get(key)
@@ -138,16 +131,13 @@ class DirectorySource:
         if time == EARLIEST:
             return log.start_offset
         if time == LATEST:
-            self._check_end(log)
+            if log.damage is not None:
+                if self._options.bad_records.mode == "fail":
+                    raise log.damage
+                _log.error("the log ends before bytes that are not a record batch: %s", log.damage)
             return log.end_offset
-        found = log.offset_for_time(time)
-        return NO_OFFSET if found is None else found
-
-    def _check_end(self, log: StoredLog) -> None:
-        if log.damage is not None:
-            if self._options.bad_records.mode == "fail":
-                raise log.damage
-            _log.error("the log ends before bytes that are not a record batch: %s", log.damage)
+        offset = log.offset_for_time(time)
+        return NO_OFFSET if offset is None else offset
 
     def _cut(self, item: OffsetRange, size: int) -> list[OffsetRange]:
         bounds = [item.start, *self._logs[item[:2]].cuts(item.start, item.end, size), item.end]

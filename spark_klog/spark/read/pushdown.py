@@ -69,16 +69,19 @@ class Pushed:
 
     def push(self, filters: Iterable[Filter]) -> list[Filter]:
         """Apply filters; returns those that Spark must still apply to the rows."""
-        return [item for item in filters if not self._take(item)]
+        return [item for item in filters if not self._apply(item)]
 
-    def _take(self, item: Filter) -> bool:
+    def _apply(self, item: Filter) -> bool:
+        """Apply a filter if it is known; whether no row is left that Spark must check."""
         column = ".".join(getattr(item, "attribute", ()))
         if isinstance(item, IsNotNull):
             return column in _NEVER_NULL
-        if column == "topic":
-            return self._take_topic(item)
+        if column == "topic" and isinstance(item, EqualTo | EqualNullSafe | In):
+            topics = frozenset(item.value if isinstance(item, In) else [item.value])
+            self.topics = topics if self.topics is None else self.topics & topics
+            return True
         if column == "timestamp":
-            self._take_time(item)
+            self._apply_time(item)
             return False
         if column == "partition" and isinstance(item, In):
             self.partition_sets.append(frozenset(item.value))
@@ -93,17 +96,7 @@ class Pushed:
             self.end_offset = min(self.end_offset, bounds[1])
         return True
 
-    def _take_topic(self, item: Filter) -> bool:
-        if isinstance(item, EqualTo | EqualNullSafe):
-            values = frozenset([item.value])
-        elif isinstance(item, In):
-            values = frozenset(item.value)
-        else:
-            return False
-        self.topics = values if self.topics is None else self.topics & values
-        return True
-
-    def _take_time(self, item: Filter) -> None:
+    def _apply_time(self, item: Filter) -> None:
         value = getattr(item, "value", None)
         if not isinstance(value, datetime):
             return
@@ -112,11 +105,11 @@ class Pushed:
         microseconds = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
         below, rest = divmod(microseconds, _MICROSECOND_PER_MS)
         if isinstance(item, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual):
-            self.first_time = max(below, self.first_time if self.first_time is not None else below)
+            self.first_time = below if self.first_time is None else max(below, self.first_time)
         if isinstance(item, EqualTo | EqualNullSafe | LessThan | LessThanOrEqual):
             # The first millisecond of which no record can pass.
             end = below + 1 if rest or not isinstance(item, LessThan) else below
-            self.end_time = min(end, self.end_time if self.end_time is not None else end)
+            self.end_time = end if self.end_time is None else min(end, self.end_time)
 
 
 def _bounds(item: Filter) -> tuple[int, int] | None:

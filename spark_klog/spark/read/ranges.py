@@ -1,4 +1,4 @@
-"""Compute the offset ranges of queries: what is readable, what is lost, limits, tasks. Pure functions."""
+"""Compute the offset ranges of queries: what is readable, what is lost, limits, tasks. Report what is lost."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from spark_klog.client.places import Offsets, OffsetSpec, Spec, TimeSpec, TopicP
 from spark_klog.errors import DataLossError, PartitionsMismatch, StartAfterEnd
 from spark_klog.spark.options.reads import SplitLimits
 
+_log = logging.getLogger(__name__)
 #: A task costs Spark tens of milliseconds, a small range less than one: beyond 32 tasks small ranges share tasks of up
 #: to 10,000 records.
 _FULL_TASKS, _SHARED_RECORDS = 32, 10_000
 
 RETENTION, TRUNCATED, RECREATED, DELETED = "retention", "truncated", "recreated", "deleted"
 NOT_YET, UNSUBSCRIBED = "not there yet", "unsubscribed"
+#: How a query goes on; jobs have options of their own.
+OPTION_ADVICE = "set failOnDataLoss=false or report to continue without them"
+#: The checkpoint keeps no offset of a partition that a query no longer reads.
+_NAMED_AGAIN = "if it is named again later, the query reads it from its first record on"
 
 
 class OffsetRange(NamedTuple):
@@ -49,11 +54,10 @@ def check_order(
     starting: Spec, ending: Spec, partitions: Collection[TopicPartition], start_option: str, end_option: str
 ) -> None:
     """`StartAfterEnd` if both specs are offsets, or both timestamps, and a partition would end before it starts."""
-    if type(starting) is not type(ending):
-        return
     if not isinstance(starting, OffsetSpec | TimeSpec) or not isinstance(ending, OffsetSpec | TimeSpec):
         return
-    _refuse(starting.values(partitions), ending.values(partitions), start_option, end_option)
+    if type(starting) is type(ending):
+        _refuse(starting.values(partitions), ending.values(partitions), start_option, end_option)
 
 
 def check_resolved(start: Offsets, end: Offsets, latest: Offsets, start_option: str, end_option: str) -> None:
@@ -71,7 +75,7 @@ def _refuse(first: Offsets, last: Offsets, start_option: str, end_option: str) -
         raise StartAfterEnd(f"{start_option} lies after {end_option}: {', '.join(wrong)}")
 
 
-def nonempty_ranges(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int]) -> list[OffsetRange]:
+def nonempty_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     """The ranges from `start` to `end` that are not empty, of partitions in both."""
     return [
         OffsetRange(topic, partition, start[topic, partition], until)
@@ -116,8 +120,8 @@ class Lost(NamedTuple):
 
 def clip(
     ranges: list[OffsetRange],
-    earliest: Mapping[TopicPartition, int],
-    latest: Mapping[TopicPartition, int],
+    earliest: Offsets,
+    latest: Offsets,
 ) -> tuple[list[OffsetRange], list[Lost]]:
     """Cut ranges to the offsets that the log has: (ranges, what was cut off)."""
     kept, lost = [], []
@@ -134,10 +138,10 @@ def clip(
 
 
 def beyond(
-    start: Mapping[TopicPartition, int],
-    end: Mapping[TopicPartition, int],
-    earliest: Mapping[TopicPartition, int],
-    latest: Mapping[TopicPartition, int],
+    start: Offsets,
+    end: Offsets,
+    earliest: Offsets,
+    latest: Offsets,
 ) -> list[Lost]:
     """Starts after the log's end, as losses. Their ranges are empty, so `clip` does not see them."""
     return [
@@ -148,9 +152,9 @@ def beyond(
 
 
 def plan_micro_batch(
-    start: Mapping[TopicPartition, int],
-    end: Mapping[TopicPartition, int],
-    earliest: Mapping[TopicPartition, int],
+    start: Offsets,
+    end: Offsets,
+    earliest: Offsets,
     recreated: Collection[str],
     *,
     is_first: bool = False,
@@ -180,9 +184,7 @@ def plan_micro_batch(
     return nonempty_ranges(readable, end), lost
 
 
-def readable_start(
-    start: Mapping[TopicPartition, int], earliest: Mapping[TopicPartition, int], recreated: Collection[str]
-) -> Offsets:
+def readable_start(start: Offsets, earliest: Offsets, recreated: Collection[str]) -> Offsets:
     """The first readable offset at or after `start` for each partition in `earliest`; see `plan_micro_batch`."""
     return {
         key: low if key[0] in recreated and key in start else max(start.get(key, 0), low)
@@ -190,7 +192,7 @@ def readable_start(
     }
 
 
-def unread(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> Offsets:
+def unread(start: Offsets, latest: Offsets) -> Offsets:
     """How many offsets of each partition are still to be read."""
     return {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
 
@@ -274,14 +276,6 @@ def pack(ranges: list[OffsetRange], limits: SplitLimits) -> list[tuple[OffsetRan
             room = most - (item.end - item.start)
         packed[-1].append(item)
     return [tuple(items) for items in packed]
-
-
-_log = logging.getLogger(__name__)
-
-#: How a query goes on; jobs have options of their own.
-OPTION_ADVICE = "set failOnDataLoss=false or report to continue without them"
-#: The checkpoint keeps no offset of a partition that a query no longer reads.
-_NAMED_AGAIN = "if it is named again later, the query reads it from its first record on"
 
 
 class LossReporter:

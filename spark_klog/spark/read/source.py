@@ -23,11 +23,10 @@ from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options.reads import SourceOptions, include_headers, source_options
 from spark_klog.spark.options.writes import sink_options
-from spark_klog.spark.read.batch_query import BatchQuerySource, plan_batch_query
+from spark_klog.spark.read.batch_query import QuerySource, plan_batch_query
 from spark_klog.spark.read.pushdown import Pushed, spark_pushes_filters
-from spark_klog.spark.read.rereads import Plan
 from spark_klog.spark.read.stream import RangePartition, RefusedStreamReader, StreamReader
-from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.spark.read.tasks import Plan, read_ranges
 from spark_klog.spark.versions import Filter, adapted, arrow_schema
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     return given
 
 
-def _open_source(options: SourceOptions) -> AbstractContextManager[BatchQuerySource]:
+def _open_source(options: SourceOptions) -> AbstractContextManager[QuerySource]:
     if options.paths:
         from spark_klog.spark.read.directory_source import open_directory_source
 

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes
-from spark_klog.client.offsets import high_watermarks, list_offsets, offsets_of_led
+from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.client.places import Offsets, TopicPartition
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
@@ -24,8 +24,7 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.options.names import LOST, PREFIX, RECORD_BYTES
 from spark_klog.spark.options.reads import SourceOptions
 from spark_klog.spark.progress.group_offsets import GroupProgress
-from spark_klog.spark.read import broker_source
-from spark_klog.spark.read.broker_source import RecordBytes
+from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.ranges import (
     UNSUBSCRIBED,
     LossReporter,
@@ -37,8 +36,7 @@ from spark_klog.spark.read.ranges import (
     readable_start,
     unread,
 )
-from spark_klog.spark.read.rereads import Plan
-from spark_klog.spark.read.tasks import read_ranges
+from spark_klog.spark.read.tasks import Plan, read_ranges
 from spark_klog.spark.versions import (
     JsonOffsets,
     ReadAllAvailable,
@@ -49,92 +47,14 @@ from spark_klog.spark.versions import (
 from spark_klog.trees.checkpoint import from_json, start_in, to_json, with_start
 
 _log = logging.getLogger(__name__)
-#: How long to wait for leaders that are moving before a micro-batch leaves their partitions out.
-_MOVING_SECONDS = 1.0
-_NAMED = 10
-
-
-class Leaderless:
-    """Tracks partitions without a leader that answers: since when, and when to log them next."""
-
-    def __init__(self) -> None:
-        self._since: dict[TopicPartition, float] = {}
-        self._asked_at = 0.0
-        self._log_at = 0.0
-        self._pause = 1.0
-
-    def keep(self, partitions: Collection[TopicPartition]) -> None:
-        """Forget all other partitions: they no longer exist."""
-        for key in self._since.keys() - set(partitions):
-            del self._since[key]
-
-    def ask(
-        self, cluster: Cluster, partitions: Collection[TopicPartition], timestamp: int, required: set[str]
-    ) -> Offsets:
-        """The offsets at `timestamp` (EARLIEST or LATEST) of the partitions whose leaders answer.
-
-        Waits for all partitions of `required` topics, and for every partition if no leader answers. Raises
-        `RequestTimedOut` for a partition without a leader for longer than `request.timeout.ms`; other errors as of
-        `list_offsets`.
-        """
-        times = dict.fromkeys(partitions, timestamp)
-        begin, limit = time.monotonic(), cluster.config.request_timeout_ms / 1000
-        found, failed = offsets_of_led(cluster, times)
-        moving_until = time.monotonic() + _MOVING_SECONDS
-        while failed and not failed.keys() <= self._since.keys() and time.monotonic() < moving_until:
-            time.sleep(pause_seconds(cluster.config, 1))
-            cluster.metadata(sorted({topic for topic, _ in failed}))
-            again, failed = offsets_of_led(cluster, dict.fromkeys(failed, timestamp))
-            found |= again
-        if failed and (not found or any(topic in required for topic, _ in failed)):
-            found |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
-            failed = {}
-        is_overdue = any(begin - self._since.get(key, begin) > limit for key in failed)
-        if is_overdue and begin - self._asked_at > limit / 2:
-            # The last call was long ago: this may be a new, short outage.
-            try:
-                found |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
-                failed = {}
-            except KlogError as error:
-                failed = dict.fromkeys(failed, error)
-        self._asked_at = time.monotonic()
-        self._note(found, failed, limit)
-        return found
-
-    def _note(self, found: Offsets, failed: dict[TopicPartition, KlogError], limit: float) -> None:
-        now = time.monotonic()
-        back = found.keys() & self._since.keys()
-        for key in back:
-            del self._since[key]
-        if back and not self._since:
-            _log.warning("all partitions have leaders that answer again")
-        if not failed:
-            return
-        if not self._since:
-            self._log_at, self._pause = now, 1.0
-        for key in failed:
-            self._since.setdefault(key, now)
-        key = min(self._since, key=lambda one: self._since[one])
-        waited = now - self._since[key]
-        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._since)[:_NAMED])
-        more = f" and {len(self._since) - _NAMED} more" if len(self._since) > _NAMED else ""
-        if waited > limit:
-            raise RequestTimedOut(
-                f"no leader of {names}{more} has answered for {waited:.0f} s (kafka.request.timeout.ms is "
-                f"{limit:g} s): {failed.get(key, 'its last error is unknown')}"
-            )
-        if now >= self._log_at:
-            _log.warning(
-                "no leader of %s%s has answered for %.0f s; the query continues with the other partitions: %s",
-                *(names, more, waited, failed.get(key, next(iter(failed.values())))),
-            )
-            self._log_at = now + self._pause
-            self._pause *= 2
-
-
 #: How long to look for a missing partition before it counts as deleted.
 _GONE_SECONDS = 20.0
 _LEAST_RETRY_MS = 50
+#: How long to wait for leaders that are moving before a micro-batch leaves their partitions out.
+_MOVING_SECONDS = 1.0
+_NAMED = 10
+#: A sample costs a fetch, so each partition is sampled only once in this time.
+_KEPT_SECONDS = 60.0
 
 
 class RangePartition(InputPartition):
@@ -159,20 +79,10 @@ class RefusedStreamReader(DataSourceStreamReader):
     def __init__(self, error: ConfigError) -> None:
         self._error = error
 
-    def initialOffset(self) -> JsonOffsets:
+    def _refuse(self, *_: Any) -> Any:  # Spark takes a `latestOffset` with parameters for one with read limits
         raise self._error
 
-    def latestOffset(self, start: JsonOffsets, limit: ReadLimit) -> JsonOffsets:
-        raise self._error
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        raise self._error
-
-    def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        raise self._error
+    initialOffset = latestOffset = getDefaultReadLimit = partitions = read = _refuse
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -185,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
-        self._connected: Cluster | None = None
+        self._connected: BrokerSource | None = None
         self._target: Offsets | None = None
         self._initial: Offsets | None = None
         self._latest: Offsets = {}
@@ -209,25 +119,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._progress = GroupProgress(group, lambda: self._cluster, connect) if group else None
 
     @property
-    def _cluster(self) -> Cluster:
+    def _source(self) -> BrokerSource:
         if self._connected is None:
-            self._connected = Cluster.connect(self._options.client, PREFIX)
+            cluster = Cluster.connect(self._options.client, PREFIX)
+            self._connected = BrokerSource(cluster, self._options, self._progress)
         return self._connected
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._source.cluster
 
     def _partitions(self, *, is_first: bool = False) -> list[TopicPartition]:
         """The subscribed partitions now; notes topics that were deleted and created again since the last call.
 
         `ConfigError` if `is_first` and a named partition is missing; later it may have been deleted.
         """
-        found = broker_source.partitions_of(self._cluster, self._options.subscription, missing_ok=not is_first)
-        for topic in {topic for topic, _ in found} & self._cluster.topic_ids.keys():
-            topic_id = self._cluster.topic_ids[topic]
+        there = self._source.partitions(missing_ok=not is_first)
+        for topic in {topic for topic, _ in there} & self._source.topic_ids.keys():
+            topic_id = self._source.topic_ids[topic]
             known = self._topic_ids.setdefault(topic, topic_id)
             if topic_id != known and topic_id not in self._retired_ids:
                 self._retired_ids.add(known)
                 self._topic_ids[topic] = topic_id
                 self._recreated.add(topic)
-        return found
+        return there
 
     def initialOffset(self) -> JsonOffsets:
         """Empty: the checkpoint keeps the query's start with the end of its first micro-batch, see `with_start`."""
@@ -239,9 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             partitions = self._partitions(is_first=True)
             options = self._options
             check_covers(options.starting_option, options.starting, partitions)
-            self._initial = broker_source.resolve(
-                self._cluster, options.starting, partitions, options.starting_option, self._progress
-            )
+            self._initial = self._source.resolve(options.starting, partitions, options.starting_option)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -249,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.trigger.max_offsets or 1) if self._options.trigger.any else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = broker_source.latest(self._cluster, self._partitions())
+        self._target = self._source.latest(self._partitions())
 
     def reportLatestOffset(self) -> JsonOffsets:
         """The log's latest offsets, as `latestOffset` has just seen them, with more figures for the progress record."""
@@ -285,15 +198,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = self._plan(begin, end, earliest, latest, is_first=is_first)
         missing = {key: (begin[key], self._topic_ids.get(key[0])) for key in begin.keys() - end.keys()}
         self._left = {key: left for key, left in self._left.items() if key not in end} | missing
-        found = with_start(end, begin | recreated, before, is_first=is_first)
-        self._planned = start, found, ranges
-        return found
+        shown = with_start(end, begin | recreated, before, is_first=is_first)
+        self._planned = start, shown, ranges
+        return shown
 
     def _list_offsets(self, partitions: Collection[TopicPartition], timestamp: int) -> Offsets:
         """Offsets of the partitions that have a leader; AvailableNow waits for all, as it has to read them all."""
         if self._target is not None:
             return list_offsets(self._cluster, dict.fromkeys(partitions, timestamp))
-        return self._leaderless.ask(self._cluster, partitions, timestamp, self._recreated)
+        return self._leaderless.offsets(self._cluster, partitions, timestamp, self._recreated)
 
     def _wait_for_leader(self, latest: Offsets, key: TopicPartition, start: Offsets) -> None:
         """Read nothing of a partition in this micro-batch; a new partition is not part of it."""
@@ -316,7 +229,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._record_bytes.sample(self._cluster, {key: begin[key] for key, count in counts.items() if count})
         if isinstance(limit, ReadAllAvailable):
             return latest
-        return self._limited(begin, latest) if self._is_due(sum(counts.values())) else None
+        if not self._is_due(sum(counts.values())):
+            return None
+        limits, end = self._options.trigger, latest
+        if limits.max_offsets is not None:
+            end = limit_rows(begin, end, limits.max_offsets)
+        if limits.max_bytes is not None:
+            behind = {key: begin[key] for key, count in unread(begin, end).items() if count}
+            sizes = record_sizes(self._cluster, behind) if behind else {}
+            end = limit_bytes(begin, end, limits.max_bytes, sizes)
+        return end
 
     def _is_due(self, records: int) -> bool:
         """Whether minOffsetsPerTrigger records wait or maxTriggerDelay is over; if so, restarts the delay.
@@ -330,16 +252,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_trigger = now
         return True
 
-    def _limited(self, begin: Offsets, end: Offsets) -> Offsets:
-        limits = self._options.trigger
-        if limits.max_offsets is not None:
-            end = limit_rows(begin, end, limits.max_offsets)
-        if limits.max_bytes is not None:
-            behind = {key: begin[key] for key, count in unread(begin, end).items() if count}
-            sizes = record_sizes(self._cluster, behind) if behind else {}
-            end = limit_bytes(begin, end, limits.max_bytes, sizes)
-        return end
-
     def _latest_after(self, start: Offsets) -> Offsets:
         """The latest offsets, or AvailableNow's target, without deleted partitions.
 
@@ -347,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         records or the topic was created again.
         """
         deadline = time.monotonic() + _GONE_SECONDS
-        start = {key: offset for key, offset in start.items() if self._is_subscribed(key)}
+        start = {key: offset for key, offset in start.items() if self._options.subscription.names(*key)}
         for attempt in itertools.count():
             there = self._partitions()
             self._waiting.clear()
@@ -368,7 +280,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._pause()
             if self._target is not None:
                 # The target itself may have come from a stale answer.
-                self._target |= broker_source.latest(self._cluster, behind.intersection(there))
+                self._target |= self._source.latest(behind.intersection(there))
         self._gone = start.keys() - latest.keys()
         return latest
 
@@ -376,13 +288,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Wait before the next look-up: a deleted topic is looked up for 20 s, and retryIntervalMs may be 0."""
         time.sleep(max(self._options.offset_retry_ms, _LEAST_RETRY_MS) / 1000)
 
-    def _is_subscribed(self, key: TopicPartition) -> bool:
-        return self._options.subscription.names(*key)
-
     def _target_of(self, there: list[TopicPartition]) -> Offsets:
         """AvailableNow's target; the log's end where the log became shorter meanwhile, or is that of a new topic."""
         assert self._target is not None
-        latest = broker_source.latest(self._cluster, self._target.keys() & set(there))
+        latest = self._source.latest(self._target.keys() & set(there))
         return {key: min(offset, self._target[key]) for key, offset in latest.items()}
 
     def _unstable(self, start: Offsets, stable: Offsets) -> Offsets:
@@ -391,14 +300,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         A group, or this query while it was read_uncommitted, may have read up to them.
         """
         beyond = [key for key, offset in stable.items() if offset < start.get(key, 0)]
-        high = high_watermarks(self._cluster, beyond) if beyond else {}
+        high = self._source.log_ends(beyond) if beyond else {}
         return {key: start[key] for key in beyond if start[key] <= high[key]}
 
     def partitions(self, start: JsonOffsets, end: JsonOffsets) -> list[InputPartition]:
         if self._planned is None or self._planned[:2] != (start, end):
             self._planned = start, end, self._plan_again(start, end)
-        tasks = broker_source.tasks(self._cluster, self._planned[2], self._options.split)
-        return [RangePartition(ranges, self._topic_ids) for ranges in tasks]
+        return [RangePartition(ranges, self._topic_ids) for ranges in self._source.tasks(self._planned[2])]
 
     def _plan_again(self, start: JsonOffsets, end: JsonOffsets) -> list[OffsetRange]:
         """The ranges of a micro-batch that an earlier run has planned: the checkpoint has its end."""
@@ -407,14 +315,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # No requests for partitions that the micro-batch does not read: they may have no leader.
         read = {key for key in there & until.keys() if begin.get(key, 0) != until[key] or key[0] in self._recreated}
         earliest = {key: begin.get(key, 0) for key in (there & until.keys()) - read}
-        earliest |= broker_source.earliest(self._cluster, read)
+        earliest |= self._source.earliest(read)
         return self._plan(begin, until, earliest, None, is_first=not start)
 
     def _partitions_there(self, expected: set[TopicPartition]) -> set[TopicPartition]:
         """The existing partitions. Retries before an expected one counts as deleted: a broker that has just started may
         not know it yet."""
         deadline = time.monotonic() + _GONE_SECONDS
-        expected = {key for key in expected if self._is_subscribed(key)}
+        expected = {key for key in expected if self._options.subscription.names(*key)}
         while expected - (there := set(self._partitions())) and time.monotonic() < deadline:
             self._pause()
         self._gone = expected - there
@@ -426,8 +334,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The readable ranges of a micro-batch; reports the lost ones. `DataLossError` as failOnDataLoss says."""
         ranges, lost = plan_micro_batch(begin, end, earliest, self._recreated, is_first=is_first)
         if lost and latest is None:
-            latest = broker_source.latest(self._cluster, [item[:2] for item in lost if item[:2] in earliest])
-        lost = [item if self._is_subscribed(item[:2]) else item._replace(cause=UNSUBSCRIBED) for item in lost]
+            latest = self._source.latest([item[:2] for item in lost if item[:2] in earliest])
+        names = self._options.subscription.names
+        lost = [item if names(*item[:2]) else item._replace(cause=UNSUBSCRIBED) for item in lost]
         lost = [item._replace(available_end=(latest or {}).get(item[:2], item.available_end)) for item in lost]
         self._losses.report(lost)
         self._recreated.clear()
@@ -444,7 +353,109 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._progress:
             self._progress.close()
         if self._connected is not None:
-            self._connected.close()
+            self._connected.cluster.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_connected": None, "_progress": None}
+
+
+class Leaderless:
+    """Tracks partitions without a leader that answers: since when, and when to log them next."""
+
+    def __init__(self) -> None:
+        self._since: dict[TopicPartition, float] = {}
+        self._looked_at = 0.0
+        self._log_at = 0.0
+        self._pause = 1.0
+
+    def keep(self, partitions: Collection[TopicPartition]) -> None:
+        """Forget all other partitions: they no longer exist."""
+        for key in self._since.keys() - set(partitions):
+            del self._since[key]
+
+    def offsets(
+        self, cluster: Cluster, partitions: Collection[TopicPartition], timestamp: int, required: set[str]
+    ) -> Offsets:
+        """The offsets at `timestamp` (EARLIEST or LATEST) of the partitions whose leaders answer.
+
+        Waits for all partitions of `required` topics, and for every partition if no leader answers. Raises
+        `RequestTimedOut` for a partition without a leader for longer than `request.timeout.ms`; other errors as of
+        `list_offsets`.
+        """
+        begin, limit = time.monotonic(), cluster.config.request_timeout_ms / 1000
+        offsets, failed = offsets_of_led(cluster, dict.fromkeys(partitions, timestamp))
+        moving_until = time.monotonic() + _MOVING_SECONDS
+        while failed and not failed.keys() <= self._since.keys() and time.monotonic() < moving_until:
+            time.sleep(pause_seconds(cluster.config, 1))
+            cluster.metadata(sorted({topic for topic, _ in failed}))
+            later, failed = offsets_of_led(cluster, dict.fromkeys(failed, timestamp))
+            offsets |= later
+        if failed and (not offsets or any(topic in required for topic, _ in failed)):
+            offsets |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
+            failed = {}
+        is_overdue = any(begin - self._since.get(key, begin) > limit for key in failed)
+        if is_overdue and begin - self._looked_at > limit / 2:
+            # The last call was long ago: this may be a new, short outage.
+            try:
+                offsets |= list_offsets(cluster, dict.fromkeys(failed, timestamp))
+                failed = {}
+            except KlogError as error:
+                failed = dict.fromkeys(failed, error)
+        self._looked_at = time.monotonic()
+        self._note(offsets.keys(), failed, limit)
+        return offsets
+
+    def _note(self, answered: Set[TopicPartition], failed: dict[TopicPartition, KlogError], limit: float) -> None:
+        now = time.monotonic()
+        back = answered & self._since.keys()
+        for key in back:
+            del self._since[key]
+        if back and not self._since:
+            _log.warning("all partitions have leaders that answer again")
+        if not failed:
+            return
+        if not self._since:
+            self._log_at, self._pause = now, 1.0
+        for key in failed:
+            self._since.setdefault(key, now)
+        key = min(self._since, key=lambda one: self._since[one])
+        waited = now - self._since[key]
+        names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(self._since)[:_NAMED])
+        more = f" and {len(self._since) - _NAMED} more" if len(self._since) > _NAMED else ""
+        if waited > limit:
+            raise RequestTimedOut(
+                f"no leader of {names}{more} has answered for {waited:.0f} s (kafka.request.timeout.ms is "
+                f"{limit:g} s): {failed.get(key, 'its last error is unknown')}"
+            )
+        if now >= self._log_at:
+            _log.warning(
+                "no leader of %s%s has answered for %.0f s; the query continues with the other partitions: %s",
+                *(names, more, waited, failed.get(key, next(iter(failed.values())))),
+            )
+            self._log_at = now + self._pause
+            self._pause *= 2
+
+
+class RecordBytes:
+    """Average bytes of a record in the log (compressed), by partition."""
+
+    def __init__(self) -> None:
+        self._known: dict[TopicPartition, tuple[float, float]] = {}
+
+    def sample(self, cluster: Cluster, starts: Offsets) -> None:
+        """Sample the partitions whose last sample is old; each has records from its offset on. Logs errors."""
+        now = time.monotonic()
+        due = {key: start for key, start in starts.items() if now - self._known.get(key, (-1e9, 0))[0] > _KEPT_SECONDS}
+        try:
+            sizes = record_sizes(cluster, due) if due else {}
+        except (KlogError, OSError) as error:
+            _log.info("can't sample record sizes: %s", error)
+            return
+        self._known |= {key: (now, size) for key, size in sizes.items()}
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """[{"topic": ..., "partition": ..., "bytes": ...}]"""
+        return [
+            {"topic": topic, "partition": partition, "bytes": round(size, 1)}
+            for (topic, partition), (_, size) in sorted(self._known.items())
+        ]

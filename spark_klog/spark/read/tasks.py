@@ -7,9 +7,12 @@ import json
 import logging
 import os
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -23,16 +26,20 @@ from spark_klog.base.clock import system_ms
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.fetch.ranges import MOST_RANGES, ShortRanges, by_leader, fetch_range, is_short
+from spark_klog.client.offsets import list_offsets
+from spark_klog.client.places import Offsets
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.columns.decode import PartitionDecoder, Unreadable
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
     ErrorCode,
+    KlogError,
     OffsetOutOfRange,
     ProtocolError,
     RequestTimedOut,
 )
+from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
 from spark_klog.spark.options.names import PREFIX
@@ -47,7 +54,6 @@ from spark_klog.spark.read.ranges import (
     Lost,
     OffsetRange,
 )
-from spark_klog.spark.read.rereads import Plan, warn_if_read_again
 from spark_klog.spark.worker_process import prepare_worker
 
 _log = logging.getLogger(__name__)
@@ -60,6 +66,35 @@ _GONE = {
 _MAX_PAUSE_MS = 1000
 #: A worker rarely reads with more different settings; each cluster has two connections to a broker.
 _MOST_CLUSTERS = 8
+#: Spark's local property that tells the action that a task belongs to, of a stream the micro-batch.
+_EXECUTION = "spark.sql.execution.root.id"
+#: How long the look-up of newer records may take, in ms.
+_LOOK_UP_MS = 2000
+_MOST_PLANS = 1000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A batch query's plan. `ends` is where it ends in each partition, if that was the log's end.
+
+    Spark asks a Python data source for a plan once for each DataFrame, and reads that plan whenever the DataFrame is
+    used: the static side of a stream's join in each micro-batch, a temporary view in each query. Tasks can't look up
+    newer ends by themselves: the tasks of one action, and their retries, would see different ends. So a task warns when
+    its process reads the plan in a second action; Spark's execution id tells actions apart.
+    """
+
+    ends: Offsets
+    planned_at_ms: int = field(default_factory=system_ms)
+    identity: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def advice(self) -> str:
+        """What to do about a plan that is too old."""
+        moment = datetime.fromtimestamp(self.planned_at_ms / 1000, timezone.utc).isoformat(" ", "seconds")
+        return (
+            f"the DataFrame was planned at {moment}, and Spark keeps the offsets of that time whenever it is read: "
+            "call load() again for each use, in a stream within foreachBatch"
+        )
 
 
 class RecordBatches(Protocol):
@@ -370,3 +405,35 @@ class _Refusals:
         _log.info("the broker rejected offset %d, fetching again", start)
         time.sleep(min(options.offset_retry_ms * 2 ** min(self._count - 1, 5), _MAX_PAUSE_MS) / 1000)
         return True
+
+
+#: The execution id that this process has first read each plan in; None after the warning. The newest plan is last.
+_executions: dict[str, str | None] = {}
+
+
+def warn_if_read_again(plan: Plan, cluster: Cluster) -> None:
+    """Log, once per plan and process, that another action reads the plan while its partitions have newer records."""
+    from pyspark import TaskContext  # here: a load that has nothing to do reads this module, and needs no Spark
+
+    context = TaskContext.get()
+    execution = context.getLocalProperty(_EXECUTION) if context else None
+    if execution is None or not plan.ends:
+        return
+    first = _executions.setdefault(plan.identity, execution)
+    while len(_executions) > _MOST_PLANS:
+        _executions.pop(next(iter(_executions)))
+    if first in (None, execution):
+        return
+    try:
+        with cluster.within(_LOOK_UP_MS, "the look-up of newer records"):
+            latest = list_offsets(cluster, dict.fromkeys(plan.ends, LATEST))
+    except KlogError:  # the read itself reports what matters
+        return
+    newer = {key: offset for key, offset in latest.items() if offset > plan.ends[key]}
+    if newer:
+        (topic, partition), offset = next(iter(newer.items()))
+        _executions[plan.identity] = None
+        _log.warning(
+            "records are not read: %s-%d ends at offset %d, this read at %d; %s",
+            *(topic, partition, offset, plan.ends[topic, partition], plan.advice),
+        )
