@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import NamedTuple
 
 from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
@@ -41,70 +40,6 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST, READ_UNCOMMITTE
 _CONSUMER = -1
 #: Brokers before 2.3 answer only other brokers if there are rules.
 _DECLINED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-
-
-class EpochEnd(NamedTuple):
-    """The last leader epoch up to the position's one that the leader has, and the offset after its last record."""
-
-    epoch: int
-    offset: int
-
-
-def epoch_ends(
-    cluster: Cluster, items: Iterable[Assigned]
-) -> tuple[dict[TopicPartition, EpochEnd | None], dict[TopicPartition, KlogError]]:
-    """Ask the leaders of the partitions once for the end of the epoch before the position.
-
-    Returns the ends (None: the broker can't tell), and the errors of the other partitions. `DecodeError` for a bad
-    response.
-    """
-    wanted: dict[int, dict[TopicPartition, Assigned]] = {}
-    for item in items:
-        if item.leader is not None:
-            wanted.setdefault(item.leader.node, {})[item.key] = item
-    found: dict[TopicPartition, EpochEnd | None] = {}
-    failed: dict[TopicPartition, KlogError] = {}
-    requests = {node: _request(asked.values()) for node, asked in wanted.items()}
-    for node, answer in cluster.request_each(OFFSET_FOR_LEADER_EPOCH, requests).items():
-        try:
-            if isinstance(answer, KlogError):
-                raise answer
-            entries = (
-                ((topic["topic"], entry["partition"]), entry)
-                for topic in answer["topics"]
-                for entry in topic["partitions"]
-            )
-            by_partition = by_key(OFFSET_FOR_LEADER_EPOCH, answer, entries, wanted[node])
-        except UnsupportedVersionError:  # before 0.11
-            found |= dict.fromkeys(wanted[node])
-            continue
-        except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-            failed |= dict.fromkeys(wanted[node], error)
-            continue
-        for key, entry in by_partition.items():
-            code = entry["error_code"]
-            if code and code != _DECLINED:
-                failed[key] = answer_error(OFFSET_FOR_LEADER_EPOCH, code, f"leader epochs of {key[0]}-{key[1]}")
-            else:
-                is_known = not code and entry["end_offset"] >= 0
-                found[key] = EpochEnd(entry["leader_epoch"], entry["end_offset"]) if is_known else None
-    return found, failed
-
-
-def _request(items: Iterable[Assigned]) -> Message:
-    topics: dict[str, list[Message]] = {}
-    for item in items:
-        assert item.leader is not None
-        entry = {
-            "partition": item.partition,
-            "current_leader_epoch": item.leader.epoch,
-            "leader_epoch": item.epoch,
-        }
-        topics.setdefault(item.topic, []).append(entry)
-    return {
-        "replica_id": _CONSUMER,
-        "topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()],
-    }
 
 
 _log = logging.getLogger(__name__)
@@ -290,31 +225,56 @@ class Positions:
         return found
 
     def _check_epochs(self, unchecked: list[Assigned]) -> None:
-        """Ask leaders whether they have the records before the positions; go back to where the logs diverge."""
-        found, failed = epoch_ends(self._cluster, unchecked)
+        """Ask leaders whether they have the records before the positions; go back to where the logs diverge.
+
+        `DecodeError` for a bad response.
+        """
+        by_node: dict[int, dict[TopicPartition, Assigned]] = {}
         for item in unchecked:
-            error = failed.get(item.key)
-            if error is not None:
-                if not is_retriable(error):
-                    self._troubles.final.append(error)
-                self._troubles.note(item.name, error)
-                item.failed(error, self._config.client)
-                continue
-            end, position = found.get(item.key), item.position
-            assert position is not None
-            if end is None or end.offset >= position:
-                item.is_unchecked = False
-                item.succeeded()
-                continue
-            truncated = LogTruncated(*item.key, position, item.epoch, end.offset)
+            assert item.leader is not None
+            by_node.setdefault(item.leader.node, {})[item.key] = item
+        requests = {node: _epochs_request(items.values()) for node, items in by_node.items()}
+        for node, answer in self._cluster.request_each(OFFSET_FOR_LEADER_EPOCH, requests).items():
+            items = by_node[node]
+            ends: Mapping[TopicPartition, Message | KlogError | None]
+            if isinstance(answer, UnsupportedVersionError):  # before 0.11
+                ends = dict.fromkeys(items)
+            elif isinstance(answer, KlogError):
+                ends = dict.fromkeys(items, answer)
+            else:
+                entries = (
+                    ((topic["topic"], entry["partition"]), entry)
+                    for topic in answer["topics"]
+                    for entry in topic["partitions"]
+                )
+                try:
+                    ends = by_key(OFFSET_FOR_LEADER_EPOCH, answer, entries, items)
+                except ProtocolError as error:
+                    ends = dict.fromkeys(items, error)
+            for key, end in ends.items():
+                self._check_epoch(items[key], end)
+
+    def _check_epoch(self, item: Assigned, end: Message | KlogError | None) -> None:
+        """Compare a position with the end of its epoch at the leader; None if the broker can't tell."""
+        if isinstance(end, dict) and end["error_code"] not in (0, _DECLINED):
+            end = answer_error(OFFSET_FOR_LEADER_EPOCH, end["error_code"], f"leader epochs of {item.name}")
+        if isinstance(end, KlogError):
+            if not is_retriable(end):
+                self._troubles.final.append(end)
+            self._troubles.note(item.name, end)
+            item.failed(end, self._config.client)
+            return
+        assert item.position is not None
+        if end is not None and not end["error_code"] and 0 <= end["end_offset"] < item.position:
+            truncated = LogTruncated(*item.key, item.position, item.epoch, end["end_offset"])
             if self._config.auto_offset_reset.time(0) is None:
                 self._troubles.final.append(truncated)
                 item.failed(truncated, self._config.client, keeps_leader=True)
-            else:
-                _log.warning("%s; going on there", truncated.what)
-                item.seek(end.offset, end.epoch)
-                item.is_unchecked = False
-                item.succeeded()
+                return
+            _log.warning("%s; going on there", truncated.what)
+            item.seek(end["end_offset"], end["leader_epoch"])
+        item.is_unchecked = False
+        item.succeeded()
 
     def _check_ranges(self, beyond: list[Assigned]) -> None:
         """Ask leaders for the range of offsets: a broker that has just lost or gained a partition may be wrong."""
@@ -335,3 +295,15 @@ class Positions:
             else:
                 _log.warning("%s; going on as auto.offset.reset says", error)
                 item.restart(start)
+
+
+def _epochs_request(items: Iterable[Assigned]) -> Message:
+    topics: dict[str, list[Message]] = {}
+    for item in items:
+        assert item.leader is not None
+        entry = {"partition": item.partition, "current_leader_epoch": item.leader.epoch, "leader_epoch": item.epoch}
+        topics.setdefault(item.topic, []).append(entry)
+    return {
+        "replica_id": _CONSUMER,
+        "topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()],
+    }
