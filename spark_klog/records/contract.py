@@ -7,6 +7,7 @@ validity bitmap (bit i of byte i // 8, least significant first; 1 = not null; No
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from spark_klog.wire.primitives import Buffer
@@ -42,6 +43,17 @@ class BinaryColumn:
     validity: Buffer | None
     null_count: int
 
+    def values(self) -> list[bytes | None]:
+        """The values as Python objects."""
+        ends = memoryview(self.offsets).cast("B").cast("i").tolist()
+        data = bytes(self.data)
+        values: list[bytes | None] = [data[start:end] for start, end in pairwise(ends)]
+        if self.null_count:
+            assert self.validity is not None
+            valid = memoryview(self.validity).cast("B")
+            values = [value if valid[row >> 3] >> (row & 7) & 1 else None for row, value in enumerate(values)]
+        return values
+
 
 @dataclass(slots=True)
 class HeadersColumn:
@@ -53,6 +65,15 @@ class HeadersColumn:
     keys: BinaryColumn
     values: BinaryColumn
     total: int
+
+    def rows(self, count: int) -> list[Headers]:
+        """The headers of `count` records as Python objects."""
+        if not self.total:
+            return [()] * count
+        names = [(name or b"").decode() for name in self.keys.values()]
+        headers = list(zip(names, self.values.values(), strict=True))
+        ends = memoryview(self.offsets).cast("B").cast("i").tolist()
+        return [tuple(headers[start:end]) for start, end in pairwise(ends)]
 
 
 @dataclass(slots=True)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records import kernels
-from spark_klog.records.contract import BinaryColumn
 from spark_klog.records.formats.batch import check_crc, iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import COMMIT, read_marker, records_of
@@ -63,7 +61,7 @@ def stored_rows(log: PartitionLog) -> Iterator[Rows | TransactionEnd]:
             if columns.count:
                 assert columns.key is not None
                 assert columns.value is not None
-                yield Rows(-1, zip(_values(columns.key), _values(columns.value), strict=True))
+                yield Rows(-1, zip(columns.key.values(), columns.value.values(), strict=True))
             other = next(iter_batches(data[position:]), None)
             if other is None:
                 break
@@ -80,14 +78,3 @@ def stored_rows(log: PartitionLog) -> Iterator[Rows | TransactionEnd]:
             yield Rows(header.producer_id if isinstance(header, BatchHeader) and is_open else -1, rows)
         if offset == begin:
             return
-
-
-def _values(column: BinaryColumn) -> list[bytes | None]:
-    offsets = memoryview(column.offsets).cast("B").cast("i").tolist()
-    data = bytes(column.data)
-    values: list[bytes | None] = [data[start:end] for start, end in pairwise(offsets)]
-    if column.null_count:
-        assert column.validity is not None
-        valid = memoryview(column.validity).cast("B")
-        values = [value if valid[row >> 3] >> (row & 7) & 1 else None for row, value in enumerate(values)]
-    return values

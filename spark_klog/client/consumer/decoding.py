@@ -14,7 +14,7 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.errors import DecodeError
-from spark_klog.records.contract import COLUMNS, BinaryColumn, Headers, HeadersColumn, RecordColumns
+from spark_klog.records.contract import COLUMNS, Headers, RecordColumns
 from spark_klog.records.reading.reader import RecordReader
 
 if TYPE_CHECKING:
@@ -67,47 +67,27 @@ class RecordDecoder:
             raise failure
 
     def _lists(self, chunk: Chunk, columns: RecordColumns) -> Iterator[list[ConsumerRecord]]:
-        count = columns.count
         assert columns.offset is not None
         assert columns.timestamp is not None
         assert columns.timestamp_type is not None
+        assert columns.key is not None
+        assert columns.value is not None
+        assert columns.headers is not None
+        count = columns.count
         rows = zip(
             repeat(chunk.topic, count),
             repeat(chunk.partition),
             memoryview(columns.offset).cast("B").cast("q"),
             memoryview(columns.timestamp).cast("B").cast("q"),
             memoryview(columns.timestamp_type).cast("B").cast("i"),
-            _values(columns.key, count),
-            _values(columns.value, count),
-            _headers(columns.headers, count),
+            columns.key.values(),
+            columns.value.values(),
+            columns.headers.rows(count),
             strict=False,  # repeat() has no end
         )
         records = list(map(ConsumerRecord._make, rows))
         for start in range(0, count, self._most):
             yield records[start : start + self._most]
-
-
-def _values(column: BinaryColumn | None, count: int) -> list[bytes | None]:
-    assert column is not None
-    ends = memoryview(column.offsets).cast("B").cast("i").tolist()
-    data = bytes(column.data)
-    values: list[bytes | None] = [data[ends[row] : ends[row + 1]] for row in range(count)]
-    if column.null_count and column.validity is not None:
-        valid = memoryview(column.validity).cast("B")
-        for row in range(count):
-            if not valid[row >> 3] >> (row & 7) & 1:
-                values[row] = None
-    return values
-
-
-def _headers(column: HeadersColumn | None, count: int) -> list[Headers]:
-    assert column is not None
-    if not column.total:
-        return [()] * count
-    ends = memoryview(column.offsets).cast("B").cast("i").tolist()
-    names = [(name or b"").decode() for name in _values(column.keys, column.total)]
-    pairs = list(zip(names, _values(column.values, column.total), strict=True))
-    return [tuple(pairs[ends[row] : ends[row + 1]]) for row in range(count)]
 
 
 class ArrowDecoder:

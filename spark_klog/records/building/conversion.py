@@ -69,20 +69,15 @@ def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = M
             raise ProtocolError(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"batch of offset {header.base_offset} as magic {magic}: zstd"
             )
-        found = records_of(header, batch, limit)
+        left = records_of(header, batch, limit)
         if not header.codec_id:
-            found = (record for record in found if record.offset >= first_offset)
-        for records in _sliced(found):
+            left = (record for record in left if record.offset >= first_offset)
+        while records := list(islice(left, _SLICE_RECORDS)):
             _check_offsets(records)
             result.data += build_message_set(records, magic, codec_by_id(header.codec_id))
             result.records += len(records)
             result.lost_headers += sum(len(record.headers) for record in records)
     return result
-
-
-def _sliced(records: Iterator[Record]) -> Iterator[list[Record]]:
-    while found := list(islice(records, _SLICE_RECORDS)):
-        yield found
 
 
 def up_convert(data: Buffer, *, renumber: bool = False, limit: int = MAX_DECOMPRESSED) -> bytearray:

@@ -21,7 +21,7 @@ from spark_klog.records.formats.batch_v2 import (
     BatchHeader,
     build_batch,
 )
-from spark_klog.wire.codecs import NONE, Codec, codec_by_id
+from spark_klog.wire.codecs import NONE, codec_by_id
 from spark_klog.wire.primitives import Buffer, Reader, append_uvarint, append_varlong, wrap_int64
 
 _KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
@@ -58,45 +58,30 @@ def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], d
         raise DecodeError(
             f"batch at offset {header.base_offset}: {reader.remaining} bytes left over after {len(kept)} records"
         )
-    return _rebuilt(
-        header,
+    return build_batch(
         body,
         sum(kept),
         codec=codec_by_id(header.codec_id),
         base_timestamp=NO_TIMESTAMP if base is None else base,
         max_timestamp=latest,
-        flags=0 if delete_horizon is None else DELETE_HORIZON_BIT,
+        attributes=header.attributes & _KEPT_BITS | (0 if delete_horizon is None else DELETE_HORIZON_BIT),
+        **_kept_fields(header),
     )
 
 
 def empty_batch(header: BatchHeader) -> bytes:
     """The batch without records: it only keeps the offsets and sequence numbers."""
-    return _rebuilt(
-        header, b"", 0, codec=NONE, base_timestamp=NO_TIMESTAMP, max_timestamp=header.max_timestamp, flags=0
-    )
-
-
-def _rebuilt(
-    header: BatchHeader,
-    body: Buffer,
-    count: int,
-    *,
-    codec: Codec,
-    base_timestamp: int,
-    max_timestamp: int,
-    flags: int,
-) -> bytes:
     return build_batch(
-        body,
-        count,
-        base_timestamp=base_timestamp,
-        max_timestamp=max_timestamp,
-        codec=codec,
-        base_offset=header.base_offset,
-        last_offset_delta=header.last_offset_delta,
-        attributes=header.attributes & _KEPT_BITS | flags,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        leader_epoch=header.leader_epoch,
+        b"",
+        0,
+        codec=NONE,
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=header.max_timestamp,
+        attributes=header.attributes & _KEPT_BITS,
+        **_kept_fields(header),
     )
+
+
+def _kept_fields(header: BatchHeader) -> dict[str, int]:
+    names = "base_offset", "last_offset_delta", "producer_id", "producer_epoch", "base_sequence", "leader_epoch"
+    return {name: getattr(header, name) for name in names}

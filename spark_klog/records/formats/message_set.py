@@ -47,7 +47,7 @@ _CODEC_IDS = (0, 1, 2, 3)
 _LZ4 = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, as `BatchHeader`
 class MessageHeader:
     """The fields before key and value; the module's docstring has their meaning and units.
 
