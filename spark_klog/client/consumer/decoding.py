@@ -14,6 +14,7 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.errors import DecodeError
+from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, Headers, RecordColumns
 from spark_klog.records.reading.reader import RecordReader
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 #: Rows decoded at once: few enough that a seek wastes little work.
 _ROWS = 10_000
+_ALL_COLUMNS = frozenset(COLUMNS)
 
 
 class ConsumerRecord(NamedTuple):
@@ -44,13 +46,16 @@ class RecordDecoder:
 
     def __init__(self, limit: int, most: int, checks_crcs: bool = True) -> None:
         self._limit, self._most, self._checks_crcs = limit, most, checks_crcs
+        self._kernel = kernels.load()
 
     def parts(self, chunk: Chunk) -> Iterator[tuple[list[ConsumerRecord], int]]:
         """Yield lists of records, each with the offset after it; for the last one that is the chunk's end.
 
         Raises `DecodeError` for a corrupt batch, after yielding the records before it.
         """
-        reader = RecordReader(frozenset(COLUMNS), rows=_ROWS, limit=self._limit, checks=self._checks_crcs)
+        reader = RecordReader(
+            _ALL_COLUMNS, rows=_ROWS, limit=self._limit, checks=self._checks_crcs, kernel=self._kernel
+        )
         failure = None
         try:
             for columns in reader.read(chunk.data, chunk.offset, chunk.following, chunk.aborted, chunk.damaged):
