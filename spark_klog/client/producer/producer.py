@@ -135,6 +135,8 @@ class Producer:
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
         self._size_limit = size_limit(cluster.config)
+        #: Bytes of records that may wait.
+        self._room = max(1, cluster.config.buffer_memory)
         self._choice = PartitionChoice(cluster, self.batch_size, creates_topics=creates_topics)
         if self._has_thread:
             _unclosed.add(self)
@@ -174,9 +176,12 @@ class Producer:
         being None: in the producer's thread or in a call, in order for each partition. It may call `send`, but not
         wait for a `Delivery`.
         """
-        check_bytes("value", value)
-        check_bytes("key", key)
-        headers = check_headers(headers)
+        if type(value) is not bytes:
+            check_bytes("value", value)
+        if key is not None:
+            check_bytes("key", key)
+        if headers != ():
+            headers = check_headers(headers)
         self._look_up(topic, "send")
         with self._turns:
             self._check("send")
@@ -184,7 +189,8 @@ class Producer:
             timestamp = time.time_ns() // 1_000_000 if timestamp is None else check_timestamp(timestamp)
             self._choice.renew(wait=not self._has_thread)
             partition, is_free = self._choice.of(topic, key, partition)
-            self._await_room(topic, partition)
+            if self._gathering.bytes + self._sender.size >= self._room:
+                self._await_room(topic, partition)
             gathering = self._gathering.get((topic, partition))
             if gathering is None:
                 gathering = self._gather((topic, partition))
@@ -269,9 +275,6 @@ class Producer:
 
     def _await_room(self, topic: str, partition: int) -> None:
         """Wait until records take less than buffer.memory."""
-        limit = max(1, self._cluster.config.buffer_memory)
-        if self._gathering.bytes + self._sender.size < limit:
-            return
         until = time.monotonic() + self._max_block
         try:
             with self._turns.section:
@@ -279,7 +282,7 @@ class Producer:
                 self._sender.await_room(until)
         finally:
             self._wake()
-        if self._sender.size >= limit:
+        if self._sender.size >= self._room:
             raise no_room(self._cluster.config, self._sender.size, f"{topic}-{partition}")
 
     def _work(self) -> tuple[float, Collection[Connection]]:
