@@ -168,28 +168,15 @@ class PartitionChoice:
 class Gathering:
     """Records of one partition that do not fill a batch yet; they are due at `due`, a reading of `time.monotonic`."""
 
-    __slots__ = ("_whole", "body", "due", "first_timestamp", "receipt")
+    __slots__ = ("body", "due", "first_timestamp", "receipt", "whole")
 
     def __init__(self, receipt: Receipt, due: float) -> None:
         self.body = bytearray()
         self.first_timestamp = 0
         #: Number of records, bytes of `body`, greatest timestamp: replaced at once, when a record is added as a whole.
-        self._whole = 0, 0, 0
+        self.whole = 0, 0, 0
         self.receipt = receipt
         self.due = due
-
-    @property
-    def count(self) -> int:
-        return self._whole[0]
-
-    @property
-    def size(self) -> int:
-        """Bytes of the records."""
-        return self._whole[1]
-
-    @property
-    def max_timestamp(self) -> int:
-        return self._whole[2]
 
     def add(
         self,
@@ -201,7 +188,7 @@ class Gathering:
     ) -> tuple[int, int]:
         """Append a record; return its place in the batch and its size in bytes."""
         body = self.body
-        count, before, last = self._whole
+        count, before, last = self.whole
         if len(body) != before:
             self.mend()
         if not count:
@@ -210,14 +197,15 @@ class Gathering:
         if on_delivery is not None:
             self.receipt.ask(on_delivery, count, timestamp)
         size = len(body)
-        self._whole = count + 1, size, timestamp if timestamp > last else last
+        self.whole = count + 1, size, timestamp if timestamp > last else last
         return count, size - before
 
     def mend(self) -> None:
         """Remove what an interrupted `add` has left."""
-        if len(self.body) != self.size:
-            del self.body[self.size :]
-            self.receipt.cut(self.count)
+        count, size, _ = self.whole
+        if len(self.body) != size:
+            del self.body[size:]
+            self.receipt.cut(count)
 
 
 class Gatherings(dict[TopicPartition, Gathering]):
@@ -230,7 +218,7 @@ class Gatherings(dict[TopicPartition, Gathering]):
     def take(self, key: TopicPartition) -> Gathering:
         gathering = self.pop(key)
         gathering.mend()
-        self.bytes = self.bytes - gathering.size if self else 0
+        self.bytes = self.bytes - gathering.whole[1] if self else 0
         return gathering
 
     def due(self, now: float) -> list[TopicPartition]:
@@ -242,7 +230,7 @@ class Gatherings(dict[TopicPartition, Gathering]):
 
     @property
     def records(self) -> int:
-        return sum(gathering.count for gathering in list(self.values()))  # at the exit another thread may add some
+        return sum(gathering.whole[0] for gathering in list(self.values()))  # at the exit another thread may add some
 
     def clear(self) -> None:
         super().clear()

@@ -198,7 +198,7 @@ class Producer:
             self._gathering.bytes += size
             if is_free:
                 self._choice.filled(topic, size)
-            if gathering.size >= self.batch_size:
+            if gathering.whole[1] >= self.batch_size:
                 try:
                     with self._turns.section:
                         self._finish((topic, partition), time.monotonic() + self._max_block)
@@ -373,9 +373,9 @@ class Producer:
     def _finish(self, key: TopicPartition, until: float = math.inf) -> None:
         """Make a batch of what has gathered for a partition; `until`: see `Sender.make_room`."""
         gathering = self._gathering.take(key)
-        if gathering.count:  # no records if the first one could not be encoded
-            first, last = gathering.first_timestamp, gathering.max_timestamp
-            self._sender.add(key, gathering.body, gathering.count, first, last, gathering.receipt)
+        count, _, last = gathering.whole
+        if count:  # no records if the first one could not be encoded
+            self._sender.add(key, gathering.body, count, gathering.first_timestamp, last, gathering.receipt)
         self._sender.make_room(until)
 
     def _finish_all(self, until: float = math.inf) -> None:
@@ -392,7 +392,8 @@ class Producer:
 
     def _flush(self) -> None:
         self._check_open("flush")
-        self._finish_all()
+        if self._gathering:
+            self._finish_all()
         self._sender.flush()
 
     def refresh(self) -> bool:

@@ -13,7 +13,8 @@ If the response to a commit is lost, the outcome is unknown: the state stays `co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -191,8 +192,8 @@ class Transactions:
                 for topic in answer["results_by_topic_v3_and_below"]
                 for entry in topic["results_by_partition"]
             )
-            found = by_key(ADD_PARTITIONS_TO_TXN, answer, entries, wanted)
-            codes = {key: entry["partition_error_code"] for key, entry in found.items()}
+            by_partition = by_key(ADD_PARTITIONS_TO_TXN, answer, entries, wanted)
+            codes = {key: entry["partition_error_code"] for key, entry in by_partition.items()}
             self._check_each(ADD_PARTITIONS_TO_TXN, codes, "added to the transaction")
             return set(wanted)
 
@@ -219,12 +220,8 @@ class Transactions:
         self._is_begun = True
         if group not in self._groups:
             request = {**self._identity(), "group_id": group}
-
-            def ask() -> None:
-                answer = self._request(ADD_OFFSETS_TO_TXN, request)
-                self._check(ADD_OFFSETS_TO_TXN, answer["error_code"], f"offsets of group {group}")
-
-            self._guarded(ask)
+            with self._failing():
+                self._request(ADD_OFFSETS_TO_TXN, request, f"offsets of group {group}")
             self._groups.add(group)
         commit = {
             **self._identity(),
@@ -235,21 +232,21 @@ class Transactions:
             "topics": topics_to_commit({key: Committed(offset) for key, offset in offsets.items()}),
         }
 
-        def ask_group() -> None:
+        def request_of_group() -> None:
             answer = self._cluster.request(self._coordinators.node(group), TXN_OFFSET_COMMIT, commit)
-            found = by_key(TXN_OFFSET_COMMIT, answer, partition_entries(answer), offsets)
-            codes = {key: entry["error_code"] for key, entry in found.items()}
+            entries = by_key(TXN_OFFSET_COMMIT, answer, partition_entries(answer), offsets)
+            codes = {key: entry["error_code"] for key, entry in entries.items()}
             self._check_each(TXN_OFFSET_COMMIT, codes, f"committed for group {group}")
 
-        self._guarded(ask_group)
+        with self._failing():
+            self._attempt(request_of_group)
 
     def _check_members(self, group: str) -> None:
         """Raise `UnsupportedVersionError` if the group's coordinator can't tell outdated members (KIP-447)."""
 
-        def version() -> int:
-            return self._cluster.version_of(self._coordinators.node(group), TXN_OFFSET_COMMIT)
-
-        if self._guarded(version) < _FIRST_WITH_MEMBER:
+        with self._failing():
+            version = self._attempt(lambda: self._cluster.version_of(self._coordinators.node(group), TXN_OFFSET_COMMIT))
+        if version < _FIRST_WITH_MEMBER:
             raise UnsupportedVersionError(
                 f"the coordinator of group {group} is older than Kafka 2.5 and can't reject the offsets of outdated "
                 "members: upgrade the brokers, or assign partitions to the consumer and pass the group's name"
@@ -293,13 +290,8 @@ class Transactions:
         self._ended()
 
     def _request_end(self, *, commits: bool) -> None:
-        request = {**self._identity(), "committed": commits}
         what = f"{'commit' if commits else 'abort'} of a transaction of {self.transactional_id}"
-
-        def ask() -> None:
-            self._check(END_TXN, self._request(END_TXN, request)["error_code"], what)
-
-        self._attempt(ask)
+        self._request(END_TXN, {**self._identity(), "committed": commits}, what)
 
     def _ended(self) -> None:
         if self.asking is not None:  # of a transaction that has failed: the coordinator rejects its epoch
@@ -336,13 +328,7 @@ class Transactions:
             "producer_id": producer_id,
             "producer_epoch": epoch,
         }
-
-        def ask() -> Message:
-            answer = self._request(INIT_PRODUCER_ID, request)
-            self._check(INIT_PRODUCER_ID, answer["error_code"], f"producer id of {self.transactional_id}")
-            return answer
-
-        answer = self._attempt(ask)
+        answer = self._request(INIT_PRODUCER_ID, request, f"producer id of {self.transactional_id}")
         self._producer_id, self._epoch = answer["producer_id"], answer["producer_epoch"]
         self._ended()
 
@@ -379,25 +365,33 @@ class Transactions:
         if failures:
             raise worst(refused or failures)
 
-    def _guarded(self, ask: Callable[[], _T]) -> _T:
-        """Like `_attempt`; after an error only abort is allowed."""
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """After an error in the block only abort is allowed."""
         try:
-            return self._attempt(ask)
+            yield
         except KlogError:
             self.fail()
             raise
 
-    def _attempt(self, ask: Callable[[], _T]) -> _T:
+    def _request(self, api: Api, message: Message, what: str) -> Message:
+        """The answer of the coordinator of the transactional id, see `_attempt`; raises the error in it."""
+
+        def request() -> Message:
+            answer = self._cluster.request(self._node(), api, message)
+            self._check(api, answer["error_code"], what)
+            return answer
+
+        return self._attempt(request)
+
+    def _attempt(self, action: Callable[[], _T]) -> _T:
         """Like `Cluster.attempt`; looks coordinators up again after any failure."""
 
-        def ask_again() -> _T:
+        def attempt() -> _T:
             with self._coordinators.forgotten_on_error():
-                return ask()
+                return action()
 
-        return self._cluster.attempt(ask_again, self._cluster.config.max_block_ms, "max.block.ms")
-
-    def _request(self, api: Api, message: Message) -> Message:
-        return self._cluster.request(self._node(), api, message)
+        return self._cluster.attempt(attempt, self._cluster.config.max_block_ms, "max.block.ms")
 
     def _node(self) -> int:
         return self._coordinators.node(self.transactional_id, TRANSACTION)

@@ -171,7 +171,7 @@ class DecisionLog:
     def _link_own(self, number: int, entry: Entry) -> bool:
         file = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
         try:
-            self._write(file, entry)
+            write_synced(file, self._bytes(entry))
             return self._link(file, number)
         finally:
             file.unlink(missing_ok=True)
@@ -179,21 +179,27 @@ class DecisionLog:
     def _link_same(self, number: int, entry: Claim | Ended) -> bool:
         """Link the file that such entries of the log share; make it if it is missing, damaged or has many links."""
         shared = self._folder / f".{type(entry).__name__.lower()}-{self.identity.log}"
+        data = self._bytes(entry)
         try:
-            is_usable = shared.stat().st_nlink < _MOST_LINKS and shared.read_bytes() == self._bytes(entry)
+            is_usable = shared.stat().st_nlink < _MOST_LINKS and shared.read_bytes() == data
         except FileNotFoundError:
             is_usable = False
         if not is_usable:
             file = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
-            self._write(file, entry)
+            write_synced(file, data)
             file.replace(shared)
         return self._link(shared, number)
 
     def _bytes(self, entry: Entry) -> bytes:
-        return json.dumps(_encoded(self.identity, entry)).encode()
-
-    def _write(self, path: Path, entry: Entry) -> None:
-        write_synced(path, self._bytes(entry))
+        fields: dict[str, Any] = {"version": _VERSION, "log": self.identity.log, "prefix": self.identity.prefix}
+        fields["entry"] = type(entry).__name__.lower()
+        if isinstance(entry, Decision):
+            fields["batch"] = entry.batch
+            fields["transactions"] = [
+                [one.transactional_id, one.producer_id, one.epoch, one.task] for one in entry.transactions
+            ]
+            fields["planned"] = entry.planned
+        return json.dumps(fields).encode()
 
     def _link(self, file: Path, number: int) -> bool:
         """Make an entry of a flushed file; False if the number is taken."""
@@ -261,18 +267,6 @@ def _has_batches(checkpoint: Path) -> bool:
         return any(name.isdecimal() for name in os.listdir(checkpoint / "commits"))
     except FileNotFoundError:
         return False
-
-
-def _encoded(identity: Identity, entry: Entry) -> dict[str, Any]:
-    fields: dict[str, Any] = {"version": _VERSION, "log": identity.log, "prefix": identity.prefix}
-    fields["entry"] = type(entry).__name__.lower()
-    if isinstance(entry, Decision):
-        fields["batch"] = entry.batch
-        fields["transactions"] = [
-            [one.transactional_id, one.producer_id, one.epoch, one.task] for one in entry.transactions
-        ]
-        fields["planned"] = entry.planned
-    return fields
 
 
 def _decoded(found: dict[str, Any]) -> Entry:

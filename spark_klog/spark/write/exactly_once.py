@@ -25,18 +25,16 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import KlogError
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Transaction:
-    """A transaction by what EndTxn names, and the number of the task that wrote in it."""
+class Transaction(PreparedTransaction):
+    """A transaction, and the number of the task that wrote in it."""
 
-    transactional_id: str
-    producer_id: int
-    epoch: int
     task: int = -1
 
 

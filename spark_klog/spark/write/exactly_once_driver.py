@@ -1,18 +1,9 @@
-"""The driver's part of exactly-once writes: the protocol's programs against the checkpoint and the brokers.
-
-Spark runs it in Python processes: `claim` before the tasks of a micro-batch, `decide` after them, `settle` after a
-failure.
-
-Admin clients for the driver's steps: a Python worker keeps them for the next micro-batch.
-
-Spark reuses the workers that claim and decide. A new client connects, negotiates and authenticates each time.
-
-The writer of exactly-once streams, in the four processes that Spark runs its methods in.
+"""The writer of exactly-once streams: the protocol's programs against the checkpoint and the brokers.
 
 Before the tasks of each micro-batch Spark makes the writer in a Python process and pickles it for the tasks; the data
-source calls `claim` there, before it returns the writer. (Spark would show an error while it pickles the writer as one
-of pickling.) Then each task calls `write`; and Spark makes another writer for `commit` or `abort`, which learns of the
-claim by the tasks' messages.
+source calls `ExactlyOnceWriter.claim` there, before it returns the writer. (Spark would show an error while it pickles
+the writer as one of pickling.) Then each task calls `write`; and Spark makes another writer for `commit` or `abort`,
+which learns of the claim by the tasks' messages.
 """
 
 from __future__ import annotations
@@ -34,7 +25,6 @@ from pyspark.sql.types import StructType
 
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
@@ -44,7 +34,6 @@ from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.decision_log import DecisionLog, Identity, checkpoint_folder, planned
 from spark_klog.spark.write.exactly_once import (
     Abort,
-    Action,
     Append,
     Begun,
     Commit,
@@ -67,7 +56,10 @@ _Key = tuple[tuple[str, str], ...]
 
 
 class Clients:
-    """Idle clients by their settings. Threads may share it; each borrowed client belongs to one thread."""
+    """Idle clients by their settings. Threads may share it; each borrowed client belongs to one thread.
+
+    Spark reuses the workers that claim and decide, and a new client connects, negotiates and authenticates each time.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -196,9 +188,9 @@ def _check_time(settings: Mapping[str, str], claimed: Claimed, batch: int) -> No
 
 def _check_open(admin: Admin, batch: int, transactions: Sequence[Transaction]) -> None:
     """Raise `NotDecided` if the broker has aborted a transaction already."""
-    found = admin.describe_transactions([one.transactional_id for one in transactions])
+    described = admin.describe_transactions([one.transactional_id for one in transactions])
     for one in transactions:
-        now = found[one.transactional_id]
+        now = described[one.transactional_id]
         if isinstance(now, KlogError):
             raise now
         if (now.state, now.producer_id, now.producer_epoch) != (_ONGOING, one.producer_id, one.epoch):
@@ -217,27 +209,26 @@ def _run(program: Program[_T], log: DecisionLog, admin: Admin) -> _T:
         except StopIteration as stop:
             value: _T = stop.value
             return value
-        result = _act(action, log, admin)
-
-
-def _act(action: Action, log: DecisionLog, admin: Admin) -> Any:
-    if isinstance(action, ReadLog):
-        return log.read()
-    if isinstance(action, Append):
-        return log.append(action.number, action.entry)
-    if isinstance(action, Commit):
-        return _commit(admin, action.transactions)
-    if isinstance(action, Abort):
-        return _abort(admin, action.transactions)
-    return _open_transactions(admin, log.identity.id_prefix)
+        if isinstance(action, ReadLog):
+            result = log.read()
+        elif isinstance(action, Append):
+            result = log.append(action.number, action.entry)
+        elif isinstance(action, Commit):
+            result = _commit(admin, action.transactions)
+        elif isinstance(action, Abort):
+            for one in action.transactions:
+                _log.info("aborting a transaction that no micro-batch has: %s", one)
+            for error in admin.fence_transactions(action.transactions).failures.values():
+                raise error
+        else:
+            result = _open_transactions(admin, log.identity.id_prefix)
 
 
 def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ...]:
     """Whether each is committed; raises the error of one if the brokers' answer decides nothing about it."""
     results = []
-    prepared = [_prepared(one) for one in transactions]
-    failures = admin.end_transactions(prepared, commits=True).failures
-    for one in prepared:
+    failures = admin.end_transactions(transactions, commits=True).failures
+    for one in transactions:
         error = failures.get(one)
         if isinstance(error, ProtocolError) and error.code == ErrorCode.INVALID_PRODUCER_ID_MAPPING:
             raise ProtocolError(
@@ -253,30 +244,18 @@ def _commit(admin: Admin, transactions: Sequence[Transaction]) -> tuple[bool, ..
     return tuple(results)
 
 
-def _abort(admin: Admin, transactions: Sequence[Transaction]) -> None:
-    for one in transactions:
-        _log.info("aborting a transaction that no micro-batch has: %s", one)
-    prepared = [_prepared(one) for one in transactions]
-    for error in admin.fence_transactions(prepared).failures.values():
-        raise error
-
-
-def _prepared(one: Transaction) -> PreparedTransaction:
-    return PreparedTransaction(one.transactional_id, one.producer_id, one.epoch)
-
-
 def _open_transactions(admin: Admin, prefix: str) -> tuple[Transaction, ...]:
     listed = admin.list_transactions(states=[_ONGOING])
     names = [one.transactional_id for one in listed if one.transactional_id.startswith(prefix)]
-    found = []
+    still_open = []
     for name, described in admin.describe_transactions(names).items():
         if isinstance(described, KlogError):
             if isinstance(described, ProtocolError) and described.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 continue
             raise described
         if described.state == _ONGOING:
-            found.append(Transaction(name, described.producer_id, described.producer_epoch))
-    return tuple(found)
+            still_open.append(Transaction(name, described.producer_id, described.producer_epoch))
+    return tuple(still_open)
 
 
 #: The local property of a task that has the number of its micro-batch.
@@ -351,10 +330,12 @@ class ExactlyOnceWriter(StreamWriter):
         options, number = self._options, claimed.begun.number
         with PRODUCERS.borrow_transactional(options.client, claimed.identity.id_prefix, number) as producer:
             counts = send_all(producer, options, iterator)
-            found = producer.prepare_transaction()
-        if found is None:
+            prepared = producer.prepare_transaction()
+        if prepared is None:
             return WrittenInTransaction(counts, claimed, None)
-        transaction = Transaction(found.transactional_id, found.producer_id, found.epoch, context.partitionId())
+        transaction = Transaction(
+            prepared.transactional_id, prepared.producer_id, prepared.epoch, context.partitionId()
+        )
         return WrittenInTransaction(counts, claimed, transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -62,8 +62,9 @@ def total(counts: Iterable[Counts]) -> Counts:
     return found
 
 
-def log_written(counts: Counts, batch: int | None) -> None:
-    """Log a line for each topic; `batch` is the micro-batch of a stream."""
+def log_progress(messages: Sequence[WriterCommitMessage | None], batch: int | None = None) -> None:
+    """Log what tasks wrote, a line for each topic; `batch` is the micro-batch of a stream."""
+    counts = total(message.counts for message in messages if isinstance(message, Written))
     of_batch = "" if batch is None else f"micro-batch {batch}: "
     for topic, (records, size) in sorted(counts.items()):
         context = {"topic": topic, "records": str(records), "bytes": str(size)}
@@ -83,9 +84,15 @@ def _bytes(rows: pa.RecordBatch) -> int:
 
 
 _HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-_BYTES = (StringType, BinaryType)
-#: The columns that are written; others are ignored, as by Spark's Kafka sink.
-_COLUMNS = ("key", "value", "topic", "partition", "timestamp", "headers")
+#: The columns that are written, and the types that they may have; others are ignored, as by Spark's Kafka sink.
+_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
+    "key": (StringType, BinaryType),
+    "value": (StringType, BinaryType),
+    "topic": (StringType,),
+    "partition": (IntegerType,),
+    "timestamp": (TimestampType,),
+    "headers": (),  # those of `_HEADERS`
+}
 
 
 @dataclass
@@ -93,12 +100,6 @@ class Written(WriterCommitMessage):
     """What a task wrote, acknowledged as `kafka.acks` says."""
 
     counts: Counts
-
-
-def _check_column(schema: StructType, name: str, allowed: tuple[type[DataType], ...]) -> None:
-    if name in schema.fieldNames() and not isinstance(schema[name].dataType, allowed):
-        names = " or ".join(kind.typeName() for kind in allowed)
-        raise ConfigError(f"column '{name}' must be {names}, not {schema[name].dataType.simpleString()}: cast it")
 
 
 def _check_schema(schema: StructType, topic: str | None) -> None:
@@ -111,18 +112,11 @@ def _check_schema(schema: StructType, topic: str | None) -> None:
             raise ConfigError(f"there are {names.count(name)} columns '{name}': rename or drop all but one")
     if topic is None and "topic" not in names:
         raise ConfigError("no topic to write to: set the option 'topic' or add a column 'topic'")
-    _check_column(schema, "value", _BYTES)
-    _check_column(schema, "key", _BYTES)
-    _check_column(schema, "topic", (StringType,))
-    _check_column(schema, "partition", (IntegerType,))
-    _check_column(schema, "timestamp", (TimestampType,))
-    if "headers" in names and not _is_headers(schema["headers"].dataType):
-        found = schema["headers"].dataType.simpleString()
-        raise ConfigError(f"column 'headers' must be {_HEADERS.simpleString()}, not {found}: cast it")
-
-
-def _is_headers(kind: DataType) -> bool:
-    return bool(kind.simpleString() == _HEADERS.simpleString())
+    for name in [name for name in _COLUMNS if name in names]:
+        own, allowed = schema[name].dataType, _COLUMNS[name]
+        if not isinstance(own, allowed) and (allowed or own.simpleString() != _HEADERS.simpleString()):
+            wanted = " or ".join(kind.typeName() for kind in allowed) or _HEADERS.simpleString()
+            raise ConfigError(f"column '{name}' must be {wanted}, not {own.simpleString()}: cast it")
 
 
 def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterator[pa.RecordBatch]) -> Counts:
@@ -143,11 +137,6 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
     if not first and options.topic is not None and context is not None and context.partitionId() == 0:
         producer.require([options.topic], options.create_topics)
     return counts
-
-
-def log_progress(messages: Sequence[WriterCommitMessage | None], batch: int | None = None) -> None:
-    """Log what tasks wrote, by topic; `batch` is the micro-batch of a stream."""
-    log_written(total(message.counts for message in messages if isinstance(message, Written)), batch)
 
 
 class _Writer:
