@@ -21,7 +21,7 @@ from spark_klog.groups.lag import owners_of, partition_lags
 from spark_klog.groups.moves import existing
 from spark_klog.groups.stores import open_store
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-from spark_klog.trees.switching import checkpoint_state
+from spark_klog.trees.checkpoint import checkpoint_state
 
 #: Topics shown; the page says how many there are.
 _MAX_TOPICS = 10_000

@@ -15,9 +15,8 @@ from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.read import directory_source
 from spark_klog.spark.read.directory_source import directory, open_directory_source
 from spark_klog.spark.write.decision_log import checkpoint_folder
-from spark_klog.trees.checkpoint import checkpoint_offsets
+from spark_klog.trees.checkpoint import checkpoint_offsets, checkpoint_state
 from spark_klog.trees.opening import open_tree
-from spark_klog.trees.switching import checkpoint_state
 from spark_klog.ui import views
 
 

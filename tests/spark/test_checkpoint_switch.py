@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.trees.switching import checkpoint_state
+from spark_klog.trees.checkpoint import checkpoint_state
 from tests.jobs.support import ROOT
 from tests.support.jvm_connector import connector_jars
 from tests.support.pyspark_versions import child_environment, with_connector

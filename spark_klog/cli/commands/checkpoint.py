@@ -8,8 +8,7 @@ import sys
 import click
 
 from spark_klog.cli.output import print_table
-from spark_klog.trees.checkpoint import to_json
-from spark_klog.trees.switching import CheckpointState, checkpoint_state
+from spark_klog.trees.checkpoint import CheckpointState, checkpoint_state, to_json
 
 _NOT_SAFE = 2
 #: What changes with format("klog") and no checkpoint shows.

@@ -1,24 +1,26 @@
-"""Read and write the small text files of a partition's folder; the first two are Kafka's.
+"""The small text files of a data directory and of a partition's folder, and that folder's name.
+
+TOPIC-PARTITION                   a partition's folder
+TOPIC-PARTITION.UNIQUE-SUFFIX     once it is retired; the topic is cut if the file system would refuse the whole name,
+                                  as in Kafka (`LocalLog.logDeleteDirName`)
+
+In a partition's folder; the first two are Kafka's:
 
 partition.metadata        "version: 0", "topic_id: " and 22 characters of URL-safe base64 (KIP-516)
 leader-epoch-checkpoint   "0" (version), the number of lines, then lines "EPOCH START_OFFSET", ascending (KIP-101)
 klog.json                 the topic's own values of `LogConfig` as a JSON object, if it has any
 klog.deleted              exists if the topic was deleted but the folder could not be renamed
 
-Read and write the checkpoint files of a data directory: an offset per partition, in Kafka's format.
-
-    0                       version
-    2                       the number of lines
-    clicks 0 1234           topic, partition, offset
-    clicks 1 99
+Checkpoints of a data directory, an offset per partition in Kafka's format:
 
 recovery-point-offset-checkpoint  the log is flushed up to this offset, and needs no check there after an unclean stop
 log-start-offset-checkpoint       DeleteRecords has deleted the records before it, although their segment exists
 cleaner-offset-checkpoint         the start of the dirty part of a compacted log
 
-Names of the folders of partitions: TOPIC-PARTITION, or TOPIC-PARTITION.UNIQUE-SUFFIX once retired.
-
-In a retired name the topic is cut if the file system would refuse the whole, as in Kafka (`LocalLog.logDeleteDirName`).
+    0                       version
+    2                       the number of lines
+    clicks 0 1234           topic, partition, offset
+    clicks 1 99
 """
 
 from __future__ import annotations
@@ -38,11 +40,26 @@ from uuid import UUID, uuid4
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.files.file_system import FileSystem
 
+_log = logging.getLogger(__name__)
 #: Suffix of Kafka 0.7's log files; their name is the offset of their first byte.
 SUFFIX_07 = ".kafka"
 #: The longest name of a file, in bytes; topic names are ASCII.
 _MAX_NAME = 255
-_NAMES_DELETED = re.compile(r".+\.[0-9a-f]{32}-delete")
+_DELETED_FOLDER = re.compile(r".+\.[0-9a-f]{32}-delete")
+RECOVERY_POINT = "recovery-point-offset-checkpoint"
+LOG_START = "log-start-offset-checkpoint"
+CLEANER = "cleaner-offset-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+_OVERRIDES = "klog.json"
+_DELETED = "klog.deleted"
+_METADATA = re.compile(rb"version: *0\s*\ntopic_id: *([A-Za-z0-9_-]{22})=?=?\s*")
+_EPOCH = re.compile(rb"([0-9]+) ([0-9]+)")
+#: Without replication a leader never changes: a log keeps its last epoch.
+_FIRST_EPOCH = 0
+_UNKNOWN = -1
+
+Offsets = dict[tuple[str, int], int]
 
 
 def partition_of_folder(name: str) -> tuple[str, int] | None:
@@ -60,14 +77,7 @@ def retired_folder(folder: Path, suffix: str) -> Path:
 
 def is_deleted_folder(name: str) -> bool:
     """Whether a broker renamed the folder in order to delete it."""
-    return _NAMES_DELETED.fullmatch(name) is not None
-
-
-RECOVERY_POINT = "recovery-point-offset-checkpoint"
-LOG_START = "log-start-offset-checkpoint"
-CLEANER = "cleaner-offset-checkpoint"
-
-Offsets = dict[tuple[str, int], int]
+    return _DELETED_FOLDER.fullmatch(name) is not None
 
 
 def write_checkpoint(files: FileSystem, path: Path, offsets: Mapping[tuple[str, int], int]) -> None:
@@ -99,24 +109,13 @@ def read_checkpoint(files: FileSystem, path: Path) -> Offsets | None:
     return offsets
 
 
-_log = logging.getLogger(__name__)
-
-PARTITION_METADATA = "partition.metadata"
-LEADER_EPOCHS = "leader-epoch-checkpoint"
-_OVERRIDES = "klog.json"
-_DELETED = "klog.deleted"
-
-_METADATA = re.compile(rb"version: *0\s*\ntopic_id: *([A-Za-z0-9_-]{22})=?=?\s*")
-_EPOCH = re.compile(rb"([0-9]+) ([0-9]+)")
-
-
-def read_topic_id(path: Path) -> UUID:
-    """Read a partition.metadata file; `DecodeError` for a wrong format; OSError."""
-    return _topic_id(path, path.read_bytes())
-
-
-def _topic_id(path: Path, content: bytes) -> UUID:
-    match = _METADATA.fullmatch(content)
+def read_topic_id(files: FileSystem, folder: Path) -> UUID | None:
+    """The topic id of a partition's folder; None if it has none yet. `DecodeError` for a damaged file, OSError."""
+    path = folder / PARTITION_METADATA
+    try:
+        match = _METADATA.fullmatch(files.read(path))
+    except FileNotFoundError:
+        return None
     if not match:
         raise DecodeError(f"{path} has no topic id of version 0")
     topic_id = UUID(bytes=base64.urlsafe_b64decode(match[1] + b"=="))
@@ -125,13 +124,13 @@ def _topic_id(path: Path, content: bytes) -> UUID:
     return topic_id
 
 
-def read_leader_epochs(path: Path) -> list[tuple[int, int]]:
-    """Read (epoch, start offset) from a leader-epoch-checkpoint; `DecodeError` for a wrong format; OSError."""
-    return _leader_epochs(path, path.read_bytes())
-
-
-def _leader_epochs(path: Path, content: bytes) -> list[tuple[int, int]]:
-    lines = content.split(b"\n")
+def read_leader_epochs(files: FileSystem, folder: Path) -> list[tuple[int, int]]:
+    """(epoch, start offset) of a partition's folder; empty if it has none yet. `DecodeError`, OSError."""
+    path = folder / LEADER_EPOCHS
+    try:
+        lines = files.read(path).split(b"\n")
+    except FileNotFoundError:
+        return []
     epochs = [(int(match[1]), int(match[2])) for line in lines[2:-1] if (match := _EPOCH.fullmatch(line))]
     if lines != [b"0", str(len(epochs)).encode(), *(b"%d %d" % entry for entry in epochs), b""]:
         raise DecodeError(f"{path} is not a leader epoch checkpoint of version 0")
@@ -143,11 +142,8 @@ def _leader_epochs(path: Path, content: bytes) -> list[tuple[int, int]]:
 
 def topic_id_of(files: FileSystem, folder: Path) -> UUID | None:
     """The topic id of a folder; None if it has none yet; `LogCorrupted` if the file is damaged."""
-    path = folder / PARTITION_METADATA
     try:
-        return _topic_id(path, files.read(path))
-    except FileNotFoundError:
-        return None
+        return read_topic_id(files, folder)
     except DecodeError as error:
         raise LogCorrupted(f"{error}; restore it, or remove it to get a new one") from None
 
@@ -178,23 +174,6 @@ def write_overrides(files: FileSystem, folder: Path, overrides: Mapping[str, Any
     files.replace(folder / _OVERRIDES, json.dumps(dict(overrides)).encode())
 
 
-def leader_epochs_of(files: FileSystem, folder: Path) -> list[tuple[int, int]]:
-    """(epoch, start offset) of a folder; empty if it has none yet or the file can't be read."""
-    path = folder / LEADER_EPOCHS
-    try:
-        return _leader_epochs(path, files.read(path))
-    except FileNotFoundError:
-        return []
-    except (DecodeError, OSError) as error:
-        _log.warning("%s: earlier leader epochs are unknown", error)
-        return []
-
-
-def write_leader_epochs(files: FileSystem, folder: Path, epoch: int, start_offset: int) -> None:
-    """Write the log's only leader epoch, which starts at `start_offset`; OSError."""
-    files.replace(folder / LEADER_EPOCHS, f"0\n1\n{epoch} {start_offset}\n".encode())
-
-
 def mark_deleted(files: FileSystem, folder: Path) -> None:
     """Mark a folder that can't be renamed as that of a deleted topic, also for later starts; OSError."""
     files.create(folder / _DELETED).close()
@@ -210,11 +189,6 @@ def is_marked_deleted(files: FileSystem, folder: Path) -> bool:
     return True
 
 
-#: Without replication a leader never changes: a log keeps its last epoch.
-_FIRST_EPOCH = 0
-_NONE = -1
-
-
 class LeaderEpochs:
     """The epochs of one log. The file is read at first use, as a start opens thousands of logs."""
 
@@ -225,7 +199,11 @@ class LeaderEpochs:
     @cached_property
     def _epochs(self) -> list[tuple[int, int]]:
         """(epoch, start offset), ascending."""
-        return leader_epochs_of(self._files, self._folder)
+        try:
+            return read_leader_epochs(self._files, self._folder)
+        except (DecodeError, OSError) as error:
+            _log.warning("%s: earlier leader epochs are unknown", error)
+            return []
 
     @property
     def latest(self) -> int:
@@ -235,7 +213,8 @@ class LeaderEpochs:
     def begin(self, offset: int) -> None:
         """Start the first epoch at `offset` if the log has none, as it is new; OSError."""
         if not self._epochs:
-            write_leader_epochs(self._files, self._folder, _FIRST_EPOCH, offset)
+            content = f"0\n1\n{_FIRST_EPOCH} {offset}\n".encode()
+            self._files.replace(self._folder / LEADER_EPOCHS, content)
             self._epochs.append((_FIRST_EPOCH, offset))
 
     def end_of(self, epoch: int, start_offset: int, end_offset: int) -> tuple[int, int]:
@@ -247,5 +226,5 @@ class LeaderEpochs:
             return epoch, end_offset
         after = bisect_right(self._epochs, epoch, key=lambda entry: entry[0])
         if epoch < 0 or after == len(self._epochs):
-            return _NONE, _NONE
+            return _UNKNOWN, _UNKNOWN
         return (self._epochs[after - 1][0] if after else epoch), max(start_offset, self._epochs[after][1])

@@ -1,14 +1,12 @@
-"""One segment: a .log file of record batches with its indexes, see segment_files.py.
-
-Crash story: `recover` walks the batches and finds incomplete writes and blocks of garbage. The first look-up notices
-index files that are missing or belong to another log, and rebuilds them.
-
-The files of a segment: a .log file of record batches, named by its first offset, and its indexes.
+"""One segment: a .log file of record batches, named by its first offset, with its indexes; look-ups in several.
 
 00000000000000000042.log        batches one after the other
 00000000000000000042.index      see index.py
 00000000000000000042.timeindex
 00000000000000000042.txnindex   see transaction_index.py; only if there are aborted transactions
+
+Crash story: `recover` walks the batches and finds incomplete writes and blocks of garbage. The first look-up notices
+index files that are missing or belong to another log, and rebuilds them.
 """
 
 from __future__ import annotations
@@ -42,6 +40,21 @@ LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX = ".log", ".index", ".timeindex", ".tx
 #: Appended to names while segments are replaced or deleted, see recovery.py.
 CLEANED, SWAP, DELETED = ".cleaned", ".swap", ".deleted"
 
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+#: Work in steps, between which other work may be done; returns its result. A step may ask for something long, which
+#: needs neither the log nor its files, and is sent what that returns.
+Steps = Generator[Callable[[], Any] | None, Any, _Result]
+#: A batch without compression, of up to that many bytes, is looked through in less than a millisecond.
+_SHORT_BATCH = 4096
+#: The largest timestamp of no records, and its offset.
+_NO_TIMESTAMP = (-1, -1)
+#: The largest offset relative to a segment's base: indexes have 32 bits for it.
+_MAX_RELATIVE = 0x7FFFFFFF
+#: Times of ListOffsets.
+_LATEST, _EARLIEST = -1, -2
+_TimeAndOffset = tuple[int, int] | None
+
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
@@ -64,8 +77,8 @@ def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}"
 
 
-class SegmentFiles:
-    """The files of one segment. The .log file is open while something holds it, see `open_for_appends`.
+class Segment:
+    """A segment. Only the newest one of a log is appended to, and keeps its file open.
 
     `made_ms` is the time when the .log file was created, or last written before it was opened.
     """
@@ -75,12 +88,14 @@ class SegmentFiles:
         files: FileSystem,
         folder: Path,
         base_offset: int,
+        interval: int,
         info: FileInfo,
         memory: IndexMemory,
         *,
-        has_transactions: bool,
+        has_transactions: bool = False,
     ) -> None:
         self.base_offset = base_offset
+        self.interval = interval
         name = segment_name(base_offset)
         self.path = folder / (name + LOG)
         self.size, self.made_ms = info
@@ -96,6 +111,11 @@ class SegmentFiles:
         self._has_rest = False
         #: The segment has left the log.
         self.is_detached = False
+        self._first_timestamp: int | None = None
+        #: None until the indexes have been compared with the log.
+        self._state: IndexState | None = None
+
+    # ----- files
 
     @property
     def file(self) -> File:
@@ -183,39 +203,7 @@ class SegmentFiles:
         """The .log file and its indexes, which may not exist."""
         return [self.path.with_suffix(suffix) for suffix in (LOG, INDEX, TIME_INDEX, TRANSACTION_INDEX)]
 
-
-_log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
-#: Work in steps, between which other work may be done; returns its result. A step may ask for something long, which
-#: needs neither the log nor its files, and is sent what that returns.
-Steps = Generator[Callable[[], Any] | None, Any, _Result]
-#: A batch without compression, of up to that many bytes, is looked through in less than a millisecond.
-_SHORT_BATCH = 4096
-#: The largest timestamp of no records, and its offset.
-_NO_TIMESTAMP = (-1, -1)
-#: The largest offset relative to a segment's base: indexes have 32 bits for it.
-_MAX_RELATIVE = 0x7FFFFFFF
-
-
-class Segment(SegmentFiles):
-    """A segment. Only the newest one of a log is appended to, and keeps its file open."""
-
-    def __init__(
-        self,
-        files: FileSystem,
-        folder: Path,
-        base_offset: int,
-        interval: int,
-        info: FileInfo,
-        memory: IndexMemory,
-        *,
-        has_transactions: bool = False,
-    ) -> None:
-        super().__init__(files, folder, base_offset, info, memory, has_transactions=has_transactions)
-        self.interval = interval
-        self._first_timestamp: int | None = None
-        #: None until the indexes have been compared with the log.
-        self._state: IndexState | None = None
+    # ----- indexes and appends
 
     @property
     def state(self) -> IndexState:
@@ -260,6 +248,8 @@ class Segment(SegmentFiles):
         if run.time_entries:
             self.time_index.append(run.time_entries)
         self.size += run.end
+
+    # ----- look-ups
 
     def position_of(self, offset: int) -> tuple[int, Header] | None:
         """(position, header) of the first batch whose last offset is `offset` or later; None after the end."""
@@ -403,6 +393,8 @@ class Segment(SegmentFiles):
             self._first_timestamp = first[1].max_timestamp
         return self._first_timestamp
 
+    # ----- checks
+
     def load_end(self) -> int | None:
         """The offset after the last record, found from the last index entry on.
 
@@ -519,11 +511,7 @@ def _largest_from(header: Header, batch: memoryview, first: int) -> int:
     return max((record.timestamp for record in records_of(header, batch) if record.offset >= first), default=-1)
 
 
-_LATEST, _EARLIEST = -1, -2
-_Found = tuple[int, int] | None
-
-
-def offset_for_timestamp(segments: Sequence[Segment], start_offset: int, timestamp: int) -> Steps[_Found]:
+def offset_for_timestamp(segments: Sequence[Segment], start_offset: int, timestamp: int) -> Steps[_TimeAndOffset]:
     """(timestamp, offset) of the first record with a timestamp (ms) of at least `timestamp`, or None."""
     for segment in _with_records(segments, start_offset):
         found = yield from segment.record_at(timestamp, start_offset)
@@ -532,7 +520,7 @@ def offset_for_timestamp(segments: Sequence[Segment], start_offset: int, timesta
     return None
 
 
-def max_timestamp(segments: Sequence[Segment], start_offset: int) -> Steps[_Found]:
+def max_timestamp(segments: Sequence[Segment], start_offset: int) -> Steps[_TimeAndOffset]:
     """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
     timestamp = -1
     for segment in _with_records(segments, start_offset):

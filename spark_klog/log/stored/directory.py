@@ -11,15 +11,19 @@ Other folders (TOPIC-PARTITION.*-delete, -stray, -future) are ignored.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, OffsetOutOfRange
 from spark_klog.files.folder import ReadableFolder, read_whole
 from spark_klog.log.files.partition_files import LOG_START, partition_of_folder
 from spark_klog.log.layout import BROKER_FOLDER, CLUSTER_MARK, META
-from spark_klog.log.stored.partition import GONE, StoredLog, StoredPartition
+from spark_klog.log.stored.partition import GONE, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
+
+#: A partition's log of any Kafka version.
+StoredLog = StoredPartition | StoredPartition07
 
 
 class Directory(NamedTuple):
@@ -29,12 +33,16 @@ class Directory(NamedTuple):
     path: str
     name: str
 
+    def at(self, name: str) -> str:
+        """The path of a file or folder in it."""
+        return f"{self.path.rstrip('/')}/{name}"
 
-def _holds_meta(directory: Directory, folder: str) -> bool:
-    try:
-        return META in {entry.name for entry in directory.files.entries(f"{directory.path.rstrip('/')}/{folder}")}
-    except FileNotFoundError:  # deleted since the listing
-        return False
+    def holds_meta(self, folder: str) -> bool:
+        """Whether a folder in it is a broker's data directory."""
+        try:
+            return META in {entry.name for entry in self.files.entries(self.at(folder))}
+        except FileNotFoundError:  # deleted since the listing
+            return False
 
 
 class StoredDirectories:
@@ -60,7 +68,7 @@ class StoredDirectories:
                 raise ConfigError(f"directory {directory.name} does not exist") from None
             names = {entry.name for entry in entries}
             brokers = [entry.name for entry in entries if entry.is_folder and BROKER_FOLDER.fullmatch(entry.name)]
-            if CLUSTER_MARK in names or any(_holds_meta(directory, name) for name in brokers):
+            if CLUSTER_MARK in names or any(directory.holds_meta(name) for name in brokers):
                 raise ConfigError(
                     f"{directory.name} is the directory of a cluster: give the data directories of its brokers, "
                     + ",".join(f"{directory.name.rstrip('/')}/{name}" for name in sorted(brokers) or ["broker-0"])
@@ -80,26 +88,18 @@ class StoredDirectories:
     def open(self, topic: str, partition: int) -> StoredLog:
         """Open the log of a partition; `OffsetOutOfRange` with `GONE` available if it does not exist."""
         for directory in self._directories:
-            folder = f"{directory.path.rstrip('/')}/{topic}-{partition}"
-            try:
-                return self._open(directory, folder, topic, partition)
-            except FileNotFoundError:
-                continue
+            place = directory.files, directory.at(f"{topic}-{partition}"), topic, partition
+            with suppress(FileNotFoundError):
+                start = self._log_starts(directory).get((topic, partition), 0)
+                log = StoredPartition(*place, start, read_committed=self._read_committed)
+                old = StoredPartition07(*place, self._limit) if log.is_empty else None
+                return log if old is None or old.is_empty else old
         raise OffsetOutOfRange(topic, partition, (0, 0), GONE)
-
-    def _open(self, directory: Directory, folder: str, topic: str, partition: int) -> StoredLog:
-        files, start = directory.files, self._log_starts(directory).get((topic, partition), 0)
-        log = StoredPartition(files, folder, topic, partition, start, read_committed=self._read_committed)
-        if log.is_empty:
-            old = StoredPartition07(files, folder, topic, partition, self._limit)
-            if not old.is_empty:
-                return old
-        return log
 
     def _log_starts(self, directory: Directory) -> dict[tuple[str, int], int]:
         if directory.name not in self._checkpoints:
             try:
-                text = read_whole(directory.files, f"{directory.path.rstrip('/')}/{LOG_START}").decode(errors="replace")
+                text = read_whole(directory.files, directory.at(LOG_START)).decode(errors="replace")
             except FileNotFoundError:
                 text = ""
             lines = [line.split(" ") for line in text.splitlines()[2:]]

@@ -16,7 +16,6 @@ snapshot on, which is in the last segment of logs of Kafka 0.11 and later; witho
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
@@ -55,20 +54,17 @@ class StoredBatches(NamedTuple):
     damaged: Mapping[int, DecodeError] = NOTHING
 
 
-class StoredLog(ABC):
-    """The log in `folder`, of any Kafka version, as of its listing.
-
-    `FileNotFoundError` if the folder does not exist, OSError.
-    """
+class ListedPartition:
+    """The log in `folder`, as of its listing. `FileNotFoundError` if the folder does not exist, OSError."""
 
     def __init__(self, files: ReadableFolder, folder: str, topic: str, partition: int) -> None:
         self._files, self._folder = files, folder
         self._topic, self._partition = topic, partition
         self._list()
 
-    @abstractmethod
     def _list(self) -> None:
         """List the folder, and forget what an earlier listing has shown."""
+        raise NotImplementedError
 
     def _list_again(self, start: int, end: int) -> None:
         """List the folder for a read of [start, end); `OffsetOutOfRange` with `GONE` if it was deleted."""
@@ -77,55 +73,8 @@ class StoredLog(ABC):
         except FileNotFoundError:
             raise OffsetOutOfRange(self._topic, self._partition, (start, end), GONE) from None
 
-    @property
-    @abstractmethod
-    def is_empty(self) -> bool:
-        """Whether there is no file of this format: the folder has another one, or nothing was ever written."""
 
-    @property
-    @abstractmethod
-    def start_offset(self) -> int:
-        """The first offset of the log, or of the next record if it is empty."""
-
-    @property
-    @abstractmethod
-    def end_offset(self) -> int:
-        """The end of the readable part: after the last complete batch, or before the first open transaction.
-
-        With read_committed, `DecodeError` if bytes on the way are not a batch.
-        """
-
-    @property
-    @abstractmethod
-    def damage(self) -> DecodeError | None:
-        """The error of bytes after the last complete batch that are neither a partial batch nor zeros."""
-
-    @abstractmethod
-    def offset_for_time(self, timestamp: int) -> int | None:
-        """The first offset of a record with a timestamp (ms) of at least `timestamp`, or None. `DecodeError`."""
-
-    @abstractmethod
-    def timestamp_type(self, offset: int) -> int | None:
-        """The timestamp type (records/contract.py) of the batch with `offset`; None at the log's end. `DecodeError`."""
-
-    @abstractmethod
-    def check_offset(self, offset: int) -> None:
-        """Raise `NoMessageAtOffset` if the offset lies within a message of Kafka 0.7."""
-
-    @abstractmethod
-    def cuts(self, start: int, end: int, target: int) -> list[int]:
-        """Offsets in (start, end), in order, that split the range into parts of about `target` bytes at most."""
-
-    @abstractmethod
-    def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None] = refuse) -> Iterator[StoredBatches]:
-        """The record batches with offsets in [start, end); they may extend beyond both ends. Does not decode them.
-
-        Corrupt messages of Kafka 0.7 go to `on_bad`. `OffsetOutOfRange` if the log does not have the offsets (available
-        is `GONE` for a deleted partition), `DecodeError` at bytes that are not a batch, OSError.
-        """
-
-
-class StoredPartition(StoredLog):
+class StoredPartition(ListedPartition):
     """A log of Kafka 0.8 and later. `log_start` is its start offset in the checkpoint."""
 
     def __init__(
@@ -191,20 +140,27 @@ class StoredPartition(StoredLog):
 
     @property
     def is_empty(self) -> bool:
+        """Whether there is no segment: the folder has another format, or nothing was ever written."""
         return not self._segments
 
     # ----- offsets
 
     @property
     def start_offset(self) -> int:
+        """The first offset of the log, or of the next record if it is empty."""
         return max(self._log_start, self._bases[0] if self._bases else 0)
 
     @property
     def end_offset(self) -> int:
+        """The end of the readable part: after the last complete batch, or before the first open transaction.
+
+        With read_committed, `DecodeError` if bytes on the way are not a batch.
+        """
         return max(self.start_offset, self._again(self._stable_end if self._read_committed else self._written_end))
 
     @property
     def damage(self) -> DecodeError | None:
+        """The error of bytes after the last complete batch that are neither a partial batch nor zeros."""
         return self._again(self._find_tail).damage
 
     def _find_tail(self) -> Tail:
@@ -222,6 +178,7 @@ class StoredPartition(StoredLog):
         return self._stable
 
     def offset_for_time(self, timestamp: int) -> int | None:
+        """The first offset of a record with a timestamp (ms) of at least `timestamp`, or None. `DecodeError`."""
         found = self._again(lambda: self._first_at(timestamp))
         return found if found is not None and found < self.end_offset else None
 
@@ -234,6 +191,7 @@ class StoredPartition(StoredLog):
         return None
 
     def timestamp_type(self, offset: int) -> int | None:
+        """The timestamp type (records/contract.py) of the batch with `offset`; None at the end. `DecodeError`."""
         return self._again(lambda: self._timestamp_type(offset))
 
     def _timestamp_type(self, offset: int) -> int | None:
@@ -300,7 +258,10 @@ class StoredPartition(StoredLog):
         """Do nothing: every offset is valid here, unlike in logs of Kafka 0.7."""
 
     def cuts(self, start: int, end: int, target: int) -> list[int]:
-        # from index entries, or estimates if an index has no entry nearby
+        """Offsets in (start, end), in order, that split the range evenly into parts of about `target` bytes at most.
+
+        They come from index entries, or are estimates if an index has no entry nearby.
+        """
         spans = [
             (
                 segment,
@@ -326,6 +287,11 @@ class StoredPartition(StoredLog):
         return sorted(offset for offset in found if start < offset < end)
 
     def read(self, start: int, end: int, on_bad: Callable[[BadBatch], None] = refuse) -> Iterator[StoredBatches]:
+        """The record batches with offsets in [start, end); they may extend beyond both ends. Does not decode them.
+
+        `OffsetOutOfRange` if the log does not have the offsets (available is `GONE` for a deleted partition),
+        `DecodeError` at bytes that are not a batch, OSError.
+        """
         offset, listings = start, 0
         while offset < end:
             if offset < self.start_offset:

@@ -21,7 +21,7 @@ from itertools import pairwise
 from spark_klog.errors import ConfigError, DecodeError, ErrorWithFields, OffsetOutOfRange
 from spark_klog.files.folder import ReadableFolder
 from spark_klog.log.files.partition_files import SUFFIX_07
-from spark_klog.log.stored.partition import StoredBatches, StoredLog
+from spark_klog.log.stored.partition import ListedPartition, StoredBatches
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.message_07 import Message07, iter_messages_07, records_07
 from spark_klog.records.formats.message_set import build_message
@@ -45,8 +45,8 @@ class NoMessageAtOffset(ErrorWithFields, ConfigError):
         )
 
 
-class StoredPartition07(StoredLog):
-    """A log of Kafka 0.7. `limit`: maximum decompressed bytes of a message set."""
+class StoredPartition07(ListedPartition):
+    """A log of Kafka 0.7; methods as of `StoredPartition`. `limit`: maximum decompressed bytes of a message set."""
 
     def __init__(
         self, files: ReadableFolder, folder: str, topic: str, partition: int, limit: int = MAX_DECOMPRESSED
@@ -122,6 +122,7 @@ class StoredPartition07(StoredLog):
         """None: messages of 0.7 have no timestamps."""
 
     def check_offset(self, offset: int) -> None:
+        """Raise `NoMessageAtOffset` if the offset lies within a message."""
         index = bisect_right(self._bases, offset) - 1
         if index < 0:
             return

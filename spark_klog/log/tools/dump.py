@@ -1,6 +1,4 @@
-"""Read a log file batch by batch and report damage, for `klog log dump`, `verify` and the index dump.
-
-Read the entries of a segment's index files and report damage, for `klog log dump` and `klog log verify`.
+"""Read the files of a log and report damage, for `klog log dump` and `verify`: batch by batch, or entry by entry.
 
 .index      8 bytes an entry: INT32 relative offset, INT32 position in the .log file
 .timeindex  12 bytes: INT64 timestamp (ms), INT32 relative offset
@@ -29,8 +27,8 @@ from spark_klog.records.formats.message_07 import Message07, check_crc_07, iter_
 from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import CODECS, MAX_DECOMPRESSED
 
-#: Base offset and length of no batch.
-_EMPTY_START = bytes(12)
+#: Bytes of base offset and length: no batch begins with as many zeros.
+_EMPTY_START_SIZE = 12
 _CHUNK_BYTES = 1 << 20
 
 
@@ -130,11 +128,8 @@ def dump(path: Path) -> Iterator[Dumped | Damage | Padding]:
 
 
 def _is_zero(data: memoryview) -> bool:
-    """Whether there are zeros only; no batch begins with as many of them as `_EMPTY_START` has."""
-    starts = range(0, len(data), _CHUNK_BYTES)
-    return data[: len(_EMPTY_START)] == _EMPTY_START[: len(data)] and not any(
-        bytes(data[start : start + _CHUNK_BYTES]).strip(b"\0") for start in starts
-    )
+    parts = (data[start : start + _CHUNK_BYTES] for start in range(0, len(data), _CHUNK_BYTES))
+    return not any(data[:_EMPTY_START_SIZE]) and not any(bytes(part).strip(b"\0") for part in parts)
 
 
 def _dump(data: memoryview) -> Iterator[Dumped | Damage | Padding]:
@@ -192,7 +187,6 @@ _FORMATS = {
     ),
 }
 INDEX_SUFFIXES = tuple(_FORMATS)
-_ZEROS = bytes(64 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +216,7 @@ def dump_index(path: Path) -> Iterator[IndexEntry | Damage | Padding]:
     for position in range(0, whole, entry.size):
         fields = dict(zip(names, entry.unpack_from(data, position), strict=True))
         if is_relative:
-            if not any(fields.values()) and _is_zero_of_dump_index(data[position:whole]):
+            if not any(fields.values()) and _is_zero(data[position:whole]):
                 yield Padding(position, whole - position)
                 break
             fields["offset"] += base_offset
@@ -232,8 +226,3 @@ def dump_index(path: Path) -> Iterator[IndexEntry | Damage | Padding]:
         yield IndexEntry(position, entry.size, fields)
     if whole < len(data):
         yield Damage(whole, len(data) - whole, f"{len(data)} bytes are not a multiple of {entry.size}")
-
-
-def _is_zero_of_dump_index(data: memoryview) -> bool:
-    parts = (data[start : start + len(_ZEROS)] for start in range(0, len(data), len(_ZEROS)))
-    return all(part == _ZEROS[: len(part)] for part in parts)

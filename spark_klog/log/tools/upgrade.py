@@ -21,7 +21,6 @@ not start on a directory that still has .klog-upgrade; the next run removes it.
 
 from __future__ import annotations
 
-import mmap
 import shutil
 from array import array
 from collections.abc import Callable, Iterator
@@ -36,7 +35,7 @@ from spark_klog.base.names import check_topic_name
 from spark_klog.errors import ConfigError, DecodeError, KlogError, LogCorrupted
 from spark_klog.files.folder import LocalFolder
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.file_system import locked
+from spark_klog.log.files.file_system import LocalFileSystem, locked
 from spark_klog.log.files.partition_files import PARTITION_METADATA, SUFFIX_07, partition_of_folder, read_topic_id
 from spark_klog.log.layout import check_data_directory
 from spark_klog.log.partition_log import PartitionLog
@@ -49,6 +48,8 @@ from spark_klog.wire.codecs import NONE, Codec, codec_by_id
 
 OFFSET_MAP = "offsets-of-kafka-0.7"
 _MAP_VERSION = b"0\n"
+#: Bytes that a line of the map has at most: two 64-bit numbers.
+_MOST_LINE = 42
 _UNFINISHED = ".klog-upgrade"
 #: Approximate size of the batches that uncompressed messages are gathered into, in bytes.
 _BATCH_BYTES = 64 * 1024
@@ -150,8 +151,7 @@ def _done_before(folder: Path, target: Path) -> Upgraded | None:
         return None
     _, log = _old_log(folder)
     try:
-        with _OffsetMap(target) as offsets:
-            (old_start, _), (old_end, new_end) = offsets.first, offsets.last
+        (old_start, _), (old_end, new_end) = _ends_of_map(target / OFFSET_MAP)
     except FileNotFoundError:
         raise ConfigError(f"{target} exists, but was not upgraded from Kafka 0.7; choose another NEW") from None
     if (old_start, old_end) != (log.start_offset, log.end_offset):
@@ -216,12 +216,9 @@ def _old_log(folder: Path) -> tuple[str, StoredPartition07]:
 def _topic_id(topic: str, new: Path, ids: dict[str, UUID]) -> UUID:
     """One id for all partitions of a topic: that of its partitions in `new`, or else a random one."""
     if topic not in ids:
-        there = [
-            path / PARTITION_METADATA
-            for path in sorted(new.iterdir())
-            if (partition_of_folder(path.name) or ("",))[0] == topic and (path / PARTITION_METADATA).exists()
-        ]
-        ids[topic] = read_topic_id(there[0]) if there else uuid4()
+        there = [path for path in sorted(new.iterdir()) if (partition_of_folder(path.name) or ("",))[0] == topic]
+        found = (read_topic_id(LocalFileSystem(), path) for path in there)
+        ids[topic] = next(filter(None, found), None) or uuid4()
     return ids[topic]
 
 
@@ -276,41 +273,16 @@ def _batch(kernel: Kernel, payloads: list[bytes], codec: Codec) -> bytearray:
     return bytearray(batch)
 
 
-class _OffsetMap:
-    """An open offset map (format: see the module), whose first and last line are read."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / OFFSET_MAP
-        with self._path.open("rb") as file:
-            try:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            except ValueError:
-                raise self._damaged(0) from None
-        if self._data[: len(_MAP_VERSION)] != _MAP_VERSION or self._data[-1:] != b"\n":
-            raise self._damaged(0)
-
-    def __enter__(self) -> _OffsetMap:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._data.close()
-
-    @property
-    def first(self) -> tuple[int, int]:
-        """(old, new) of the first message."""
-        return self._line(len(_MAP_VERSION))
-
-    @property
-    def last(self) -> tuple[int, int]:
-        """(old, new) end offset."""
-        return self._line(self._data.rfind(b"\n", 0, len(self._data) - 1) + 1)
-
-    def _line(self, at: int) -> tuple[int, int]:
-        try:
-            old, new = self._data[at : self._data.find(b"\n", at)].split(b" ")
-            return int(old), int(new)
-        except ValueError:
-            raise self._damaged(at) from None
-
-    def _damaged(self, position: int) -> DecodeError:
-        return DecodeError(f"{self._path} at position {position} is not a map of offsets; upgrade the partition again")
+def _ends_of_map(path: Path) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The first and the last line of an offset map: (old, new) offset of the first message, and the ends."""
+    with path.open("rb") as file:
+        version, first = file.readline(_MOST_LINE), file.readline(_MOST_LINE)
+        file.seek(max(len(version), file.seek(0, 2) - _MOST_LINE))
+        last = file.read().splitlines(keepends=True)[-1:]
+    try:
+        (old_start, new_start), (old_end, new_end) = (map(int, line.split(b" ")) for line in (first, *last))
+        if version != _MAP_VERSION or not last[0].endswith(b"\n"):
+            raise ValueError
+    except ValueError:
+        raise DecodeError(f"{path} is not a map of offsets; upgrade the partition again") from None
+    return (old_start, new_start), (old_end, new_end)

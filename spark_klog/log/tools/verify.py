@@ -36,6 +36,7 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -464,20 +465,18 @@ def _index(path: Path, progress: Progress | None) -> Iterator[Finding]:
     yield from (finding for finding in findings if finding.file == path)
 
 
-def _reader(path: Path) -> Callable[[Path], object] | None:
+def _reader(path: Path) -> Callable[[], object] | None:
     """The function that parses this small file of a partition's folder or raises `DecodeError`; None for others."""
     if path.suffix == SNAPSHOT:
-        return lambda path: ProducerState.decode(path.read_bytes())
-    readers: dict[str, Callable[[Path], object]] = {
-        LEADER_EPOCHS: read_leader_epochs,
-        PARTITION_METADATA: read_topic_id,
-    }
-    return readers.get(path.name)
+        return lambda: ProducerState.decode(path.read_bytes())
+    readers = {LEADER_EPOCHS: read_leader_epochs, PARTITION_METADATA: read_topic_id}
+    reader = readers.get(path.name)
+    return reader and partial(reader, LocalFileSystem(), path.parent)
 
 
-def _small_file(path: Path, reader: Callable[[Path], object]) -> Iterator[Finding]:
+def _small_file(path: Path, reader: Callable[[], object]) -> Iterator[Finding]:
     try:
-        reader(path)
+        reader()
     except DecodeError as error:
         yield Finding(path, None, str(error))
 
