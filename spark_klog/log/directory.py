@@ -26,7 +26,7 @@ from spark_klog.errors import DataDirectoryError, LogCorrupted
 from spark_klog.log.compaction.cleaner import plan
 from spark_klog.log.compaction.plan import Cleanable
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.file_system import FileSystem, LocalFileSystem, take_lock
+from spark_klog.log.files.file_system import FileSystem, take_lock
 from spark_klog.log.files.partition_files import (
     CLEANER,
     LOG_START,
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 CLEAN_STOP = ".kafka_cleanshutdown"
 #: The metadata log of a KRaft cluster, which is not a topic.
 _KRAFT_METADATA = "__cluster_metadata"
-_LOCAL = LocalFileSystem()
+_LOCAL = FileSystem()
 
 
 def new_cluster_id() -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, DataDirectoryError
-from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.files.partition_files import SUFFIX_07, partition_of_folder
 from spark_klog.log.segments.segment import LOG
 
@@ -162,7 +162,7 @@ def mark_cluster(path: Path, *, zookeeper: bool) -> None:
         if not mark.exists():
             registry = "zookeeper" if zookeeper else "files"
             text = f"# klog cluster: broker-N is the data directory of broker N\nversion=1\nregistry={registry}\n"
-            LocalFileSystem().replace(mark, text.encode())
+            FileSystem().replace(mark, text.encode())
 
 
 def read_meta(path: Path) -> Meta | None:
@@ -185,7 +185,7 @@ def write_meta(path: Path, meta: Meta) -> None:
     """Write meta.properties, unless it already has this content (a file of KRaft stays unchanged); OSError."""
     if read_meta(path) != meta:
         text = f"#\nbroker.id={meta.broker_id}\ncluster.id={meta.cluster_id}\nversion=0\n"
-        LocalFileSystem().replace(path / META, text.encode())
+        FileSystem().replace(path / META, text.encode())
 
 
 def _properties(file: Path) -> dict[str, str]:

@@ -24,7 +24,7 @@ from uuid import UUID
 from spark_klog.base.clock import system_ms
 from spark_klog.errors import ConfigError, DecodeError, LogRetired, OffsetOutOfRange
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
-from spark_klog.log.files.file_system import FileInfo, FileSystem, Folder, LocalFileSystem
+from spark_klog.log.files.file_system import FileInfo, FileSystem, Folder
 from spark_klog.log.files.partition_files import (
     LeaderEpochs,
     partition_of_folder,
@@ -346,7 +346,7 @@ _DAY_MS = 24 * 3600 * 1000
 _PRODUCER_EXPIRATION_MS = _DAY_MS
 #: How far ahead of this one a producer's clock may well be (Kafka 4's message.timestamp.after.max.ms).
 _SKEW_MS = 3600 * 1000
-_LOCAL = LocalFileSystem()
+_LOCAL = FileSystem()
 #: How many segments a request may delete while other requests wait.
 SEGMENTS_AT_ONCE = 8
 

@@ -16,7 +16,7 @@ damage, by checksums or `LogCorrupted`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -257,26 +257,26 @@ def replay(state: ProducerState, segments: list[Segment], end_offset: int) -> No
             except LogCorrupted as error:
                 _log.error("%s lacks entries, aborted records may be read: %s", segment.transaction_index.path, error)
         found = segment.position_of(start) if start > segment.base_offset else (0, None)
-        for position, header in headers(segment.file, segment.path, found[0] if found else segment.size, segment.size):
-            if not isinstance(header, BatchHeader) or header.producer_id < 0 or header.base_offset < start:
-                continue
-            batch = memoryview(segment.file.read_at(position, header.size) if header.is_control else b"")
-            aborted = state.add(header, batch)
-            if aborted is not None:
+        for header, batch in _producer_batches(segment, found[0] if found else segment.size):
+            if header.base_offset >= start and (aborted := state.add(header, batch)) is not None:
                 segment.transaction_index.append(aborted)
     state.end_offset = end_offset
+
+
+def _producer_batches(segment: Segment, position: int) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """(header, bytes) of the batches of producers from a position on; bytes only of control batches."""
+    for at, header in headers(segment.file, segment.path, position, segment.size):
+        if isinstance(header, BatchHeader) and header.producer_id >= 0:
+            yield header, memoryview(segment.file.read_at(at, header.size) if header.is_control else b"")
 
 
 def _derive_aborted(segments: list[Segment], damaged: Segment, end: int) -> None:
     """Rebuild the entries of a damaged transaction index before offset `end`: transactions may begin in any segment."""
     state = ProducerState()
     for segment in segments:
-        for position, header in headers(segment.file, segment.path, 0, segment.size):
+        for header, batch in _producer_batches(segment, 0):
             if header.last_offset >= end:
                 return
-            if not isinstance(header, BatchHeader) or header.producer_id < 0:
-                continue
-            batch = memoryview(segment.file.read_at(position, header.size) if header.is_control else b"")
             aborted = state.add(header, batch)
             if aborted is not None and segment is damaged:
                 segment.transaction_index.append(aborted)

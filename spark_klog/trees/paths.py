@@ -16,8 +16,11 @@
     /consumers/G/ids/C                           a running consumer of the group (ephemeral)
 
 Payloads are compact JSON in UTF-8, with keys in the order of Kafka's builds for Scala 2.12 (a hash order; builds for
-2.13 differ); readers accept any order. Sources: 0.10 documentation, "ZooKeeper Directories"; 0.7 design, "Broker Topic
-Registry"; KIP-103 (broker version 4), KIP-455 and KIP-516 (topic versions 2 and 3).
+2.13 differ); readers accept any order. A function `..._path` raises ConfigError for a name that can't be part of a
+path, a function `parse_...` DecodeError for a malformed payload of the node `path`.
+
+Sources: 0.10 documentation, "ZooKeeper Directories"; 0.7 design, "Broker Topic Registry"; KIP-103 (broker version 4),
+KIP-455 and KIP-516 (topic versions 2 and 3).
 """
 
 from __future__ import annotations
@@ -53,8 +56,6 @@ COMMON_PATHS = (
 _INT64_MAX = 2**63 - 1
 _DIGITS = re.compile("[0-9]{1,19}")
 _TOPIC_ID = re.compile("[A-Za-z0-9_-]{22}")
-
-
 PLAINTEXT = "PLAINTEXT"
 
 
@@ -84,12 +85,10 @@ class PartitionState(NamedTuple):
 
 
 def broker_id_path(broker_id: int) -> str:
-    """The ephemeral node of a broker."""
     return f"{BROKER_IDS_PATH}/{broker_id}"
 
 
 def broker_payload(endpoints: Sequence[Endpoint], timestamp_ms: int) -> bytes:
-    """A broker's registration, version 4."""
     # Readers older than version 2 only read `host` and `port`, which are a plaintext listener's.
     plaintext = next((one for one in endpoints if one.security_protocol == PLAINTEXT), None)
     return _json(
@@ -136,7 +135,6 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def topic_path(topic: str) -> str:
-    """The node with a topic's assignment; ConfigError for a name that can't be part of a path."""
     return f"{BROKER_TOPICS_PATH}/{_name('topic', topic)}"
 
 
@@ -178,17 +176,14 @@ def topic_broker_path(topic: str, broker_id: int) -> str:
 
 
 def partitions_path(topic: str) -> str:
-    """The node above a topic's partitions; ConfigError."""
     return f"{topic_path(topic)}/partitions"
 
 
 def partition_state_path(topic: str, partition: int) -> str:
-    """The node with a partition's leader; ConfigError."""
     return f"{partitions_path(topic)}/{partition}/state"
 
 
 def partition_state_payload(leader: int, isr: Sequence[int], controller_epoch: int = 0, leader_epoch: int = 0) -> bytes:
-    """Leader and isr, version 1."""
     return _json(
         {
             "controller_epoch": controller_epoch,
@@ -203,7 +198,6 @@ def partition_state_payload(leader: int, isr: Sequence[int], controller_epoch: i
 def parse_partition_state(
     payload: bytes, path: str = "/brokers/topics/[topic]/partitions/[partition]/state"
 ) -> PartitionState:
-    """A partition's state; DecodeError if a field is missing or of another type."""
     fields = _fields(payload, path)
     for name in ("leader", "controller_epoch", "leader_epoch"):
         if not _is_int(fields.get(name)):
@@ -213,17 +207,14 @@ def parse_partition_state(
 
 
 def topic_config_path(topic: str) -> str:
-    """The node with a topic's own settings; ConfigError."""
     return f"{TOPIC_CONFIGS_PATH}/{_name('topic', topic)}"
 
 
 def topic_config_payload(config: Mapping[str, str]) -> bytes:
-    """A topic's own settings, version 1."""
     return _json({"version": 1, "config": {key: config[key] for key in sorted(config)}})
 
 
 def parse_topic_config(payload: bytes, path: str = "/config/topics/[topic]") -> dict[str, str]:
-    """A topic's own settings; DecodeError."""
     config = _fields(payload, path).get("config")
     if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
         raise _malformed(path, "no object `config` of strings", payload)
@@ -248,12 +239,10 @@ def parse_deletion(payload: bytes, path: str = "/admin/delete_topics/[topic]") -
 
 
 def controller_payload(broker_id: int, timestamp_ms: int) -> bytes:
-    """The controller's registration, version 1."""
     return _json({"version": 1, "brokerid": broker_id, "timestamp": str(timestamp_ms)})
 
 
 def parse_controller(payload: bytes, path: str = CONTROLLER_PATH) -> int:
-    """The controller's broker id; DecodeError."""
     broker_id = _fields(payload, path).get("brokerid")
     if not isinstance(broker_id, int):
         raise _malformed(path, "no number `brokerid`", payload)
@@ -266,7 +255,6 @@ def cluster_id_payload(cluster_id: str) -> bytes:
 
 
 def parse_cluster_id(payload: bytes, path: str = CLUSTER_ID_PATH) -> str:
-    """The cluster's id; DecodeError."""
     cluster_id = _fields(payload, path).get("id")
     if not isinstance(cluster_id, str) or not cluster_id:
         raise _malformed(path, "no string `id`", payload)
@@ -279,7 +267,6 @@ def producer_ids_payload(broker_id: int, first: int, last: int) -> bytes:
 
 
 def parse_producer_ids(payload: bytes, path: str = PRODUCER_IDS_PATH) -> int:
-    """The last allocated producer id; DecodeError."""
     last = _fields(payload, path).get("block_end")
     if not isinstance(last, str) or not _DIGITS.fullmatch(last) or int(last) > _INT64_MAX:
         raise _malformed(path, "no number `block_end`", payload)
@@ -287,17 +274,14 @@ def parse_producer_ids(payload: bytes, path: str = PRODUCER_IDS_PATH) -> int:
 
 
 def consumer_ids_path(group: str) -> str:
-    """The node above a group's running consumers; ConfigError for a name that can't be part of a path."""
     return f"/consumers/{_name('group', group)}/ids"
 
 
 def consumer_offsets_path(group: str) -> str:
-    """The node above the topics with offsets of a group; ConfigError."""
     return f"/consumers/{_name('group', group)}/offsets"
 
 
 def consumer_offset_path(group: str, topic: str, partition: int) -> str:
-    """The node with a group's offset; ConfigError."""
     return f"{consumer_offsets_path(group)}/{_name('topic', topic)}/{partition}"
 
 

@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.file_system import FileSystem
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.compaction_logs import dumped_with_holes
@@ -281,14 +281,14 @@ def test_an_append_whose_flush_can_not_begin(
     """The records are there, and can be read: the log must not say otherwise."""
     batch = make_batch([(b"k", b"v")], [1])
 
-    def no_descriptor(files: LocalFileSystem, path: Path) -> None:
+    def no_descriptor(files: FileSystem, path: Path) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
     async def run() -> None:
         async with running(tmp_path, log=LogConfig(flush_messages=1)) as broker:
             await broker.create_topic("t", 1)
             with monkeypatch.context() as patch:
-                patch.setattr(LocalFileSystem, "open_folder", no_descriptor)
+                patch.setattr(FileSystem, "open_folder", no_descriptor)
                 assert (await send(broker, "t", bytes(batch)))["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
             answer = await send(broker, "t", bytes(batch))
             assert (answer["error_code"], answer["base_offset"]) == (ErrorCode.NONE, 1)

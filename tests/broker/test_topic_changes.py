@@ -31,7 +31,7 @@ from spark_klog.broker.security.session import Session
 from spark_klog.broker.transactions.markers import MarkerEntry
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, Transaction
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
-from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.tree import Tree
@@ -579,9 +579,9 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, retried_by: str
 ) -> None:
     """If the folder stayed, a broker without a shared tree would take it for a topic."""
-    rename, fails, slow = LocalFileSystem.rename, True, 0.0
+    rename, fails, slow = FileSystem.rename, True, 0.0
 
-    def failing(files: LocalFileSystem, old: Path, new: Path) -> None:
+    def failing(files: FileSystem, old: Path, new: Path) -> None:
         if fails and new.name.endswith("-delete"):
             raise OSError(errno.EIO, "Input/output error", str(old))
         time.sleep(slow)
@@ -592,7 +592,7 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
         async with running_as(tmp_path) as broker:
             await broker.create_topic("t", 2)
             append_value(broker.logs.get("t", 1), 10)
-            monkeypatch.setattr(LocalFileSystem, "rename", failing)
+            monkeypatch.setattr(FileSystem, "rename", failing)
             await broker.delete_topic("t")
             assert "t-1 can't be renamed" in caplog.text
             fails = retried_by in ("next start", "a new topic later")

@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from spark_klog.errors import DirectoryError
-from spark_klog.trees import zookeeper as lease_module, zookeeper as zookeeper_module
+from spark_klog.trees import zookeeper as zookeeper_module, zookeeper_session as lease_module
 from spark_klog.trees.zookeeper import ZooKeeperTree
 from spark_klog.trees.zookeeper_session import Operation
 from tests.support.kafka import HOST, ZooKeeperServer, free_port

@@ -11,7 +11,7 @@ import pytest
 
 from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
-from spark_klog.log.files.file_system import LocalFile
+from spark_klog.log.files.file_system import File
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import Segment
 from tests.log.compacted_logs import CONFIG, fill, records
@@ -34,7 +34,7 @@ def test_the_owner_of_the_log_neither_rebuilds_nor_syncs_them(tmp_path: Path, mo
         finally:
             is_owner = False
 
-    def sync(file: LocalFile, original: Callable[[LocalFile], None] = LocalFile.sync) -> None:
+    def sync(file: File, original: Callable[[File], None] = File.sync) -> None:
         assert not is_owner
         synced.append(Path(f"/proc/self/fd/{file.fileno()}").resolve().suffix)
         original(file)
@@ -44,7 +44,7 @@ def test_the_owner_of_the_log_neither_rebuilds_nor_syncs_them(tmp_path: Path, mo
 
     found = plan(log, None, NOW)
     with monkeypatch.context() as patch:
-        patch.setattr(LocalFile, "sync", sync)
+        patch.setattr(File, "sync", sync)
         patch.setattr(Segment, "rebuild_indexes", fail)
         compact(log, found, OffsetMap(1 << 16), NOW, in_owner)
         compacted = [segment for segment in log.segments[:-1] if segment.size]

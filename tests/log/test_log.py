@@ -28,7 +28,7 @@ from spark_klog.errors import (
 )
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.files.file_system import FileSystem, LocalFileSystem
+from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
 from tests.log.faulty_files import FaultyFiles
@@ -250,7 +250,7 @@ def test_zeros_after_the_index_entries_are_ignored(tmp_path: Path) -> None:
 
 def _written(folder: Path, batches: int, files: FileSystem | None = None) -> tuple[PartitionLog, Model]:
     """A log of one segment; every batch has two records."""
-    log, model = PartitionLog(folder, LogConfig(index_interval_bytes=100), files=files or LocalFileSystem()), Model()
+    log, model = PartitionLog(folder, LogConfig(index_interval_bytes=100), files=files or FileSystem()), Model()
     for number in range(batches):
         pairs = [(None, b"value %d" % number), (b"key", b"second")]
         timestamps = [NOW + number, NOW + number]

@@ -17,7 +17,7 @@ from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
-from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.files.partition_files import CLEANER, LOG_START, RECOVERY_POINT, read_checkpoint
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index import IndexMemory
@@ -161,7 +161,7 @@ def test_a_log_whose_folder_cannot_be_renamed_stays_as_it_was() -> None:
 
 def test_reading_makes_no_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        LocalFileSystem().open(tmp_path / "x.log")
+        FileSystem().open(tmp_path / "x.log")
     assert not list(tmp_path.iterdir())
 
 
@@ -214,12 +214,12 @@ def test_a_round_of_compaction_that_ends_as_its_topic_is_made_anew(
         thread.join(60)
     assert ("t", 0) in directory.logs
     assert ("t", 0) not in directory.clean_offsets
-    assert ("t", 0) not in (read_checkpoint(LocalFileSystem(), tmp_path / CLEANER) or {})
+    assert ("t", 0) not in (read_checkpoint(FileSystem(), tmp_path / CLEANER) or {})
     directory.close()
 
 
 def _damaged(directory: Path, change: object) -> tuple[LogDirectory, bytes]:
-    files = LocalFileSystem()
+    files = FileSystem()
     logs = LogDirectory(directory, 0, LogConfig(index_interval_bytes=100))
     _append(add_log(logs, "t", 0), 50)
     logs.close()

@@ -13,7 +13,7 @@ import pytest
 from spark_klog.files.folder import Entry
 from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
-from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.stored.partition import StoredPartition
 from spark_klog.records.reading.reader import AbortedTransactions
@@ -24,7 +24,7 @@ from tests.support.batches import read_records
 from tests.support.log_model import ABORT, CONTROL, TRANSACTIONAL, encoded, marker_pair
 
 
-class _Recording(LocalFileSystem):
+class _Recording(FileSystem):
     """Keeps the folder's files as they are after each change of a name."""
 
     def __init__(self) -> None:

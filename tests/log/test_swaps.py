@@ -15,7 +15,7 @@ from spark_klog.errors import LogRetired
 from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import COMPACT, DELETE
-from spark_klog.log.files.file_system import LocalFileSystem, LocalFolder
+from spark_klog.log.files.file_system import FileSystem, Folder
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.compacted_logs import CONFIG, fill, records
 from tests.log.faulty_logs import NOW
@@ -24,16 +24,16 @@ from tests.support.log_model import ABORT, CONTROL, TRANSACTIONAL, encoded, mark
 _Result = TypeVar("_Result")
 
 
-class _Between(LocalFileSystem):
+class _Between(FileSystem):
     """Calls `then` once, between the two steps of a swap."""
 
     def __init__(self) -> None:
         self.then: Callable[[], object] | None = None
 
-    def open_folder(self, path: Path) -> LocalFolder:
+    def open_folder(self, path: Path) -> Folder:
         between = self
 
-        class Folder(LocalFolder):
+        class Between(Folder):
             def sync(self) -> None:
                 then = between.then
                 if then is not None and list(path.glob("*.log.swap")):
@@ -41,11 +41,11 @@ class _Between(LocalFileSystem):
                     then()
                 super().sync()
 
-        return Folder(path)
+        return Between(path)
 
 
 def test_the_owner_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = _made(tmp_path, LocalFileSystem())
+    log = _made(tmp_path, FileSystem())
     is_owner, count = False, 0
 
     def in_owner(function: Callable[[], _Result], /) -> _Result:
@@ -121,7 +121,7 @@ def test_a_new_log_of_that_name_is_left_alone(tmp_path: Path) -> None:
     again.close()
 
 
-def _made(tmp_path: Path, files: LocalFileSystem) -> PartitionLog:
+def _made(tmp_path: Path, files: FileSystem) -> PartitionLog:
     config = replace(CONFIG, cleanup_policy=f"{COMPACT},{DELETE}")
     log = PartitionLog(tmp_path / "t-0", config, files=files, now_ms=lambda: NOW)
     for attributes, pair in ((TRANSACTIONAL, (b"key 1", b"gone")), (TRANSACTIONAL | CONTROL, marker_pair(ABORT))):

@@ -39,7 +39,7 @@ from spark_klog.broker.transactions.transaction import (
     Transaction,
 )
 from spark_klog.errors import DirectoryError, ErrorCode, KlogError
-from spark_klog.log.files.file_system import LocalFileSystem
+from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.trees import paths
 from spark_klog.trees.tree import Tree
@@ -79,7 +79,7 @@ class FileBlocks:
 
     def __init__(self, path: Path, broker_id: int) -> None:
         self._path, self._broker_id = path, broker_id
-        self._files = LocalFileSystem()
+        self._files = FileSystem()
 
     def claim(self, floor: int) -> range:
         try:

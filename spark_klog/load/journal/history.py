@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.model import (
@@ -28,6 +28,7 @@ from spark_klog.load.journal.model import (
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 
+_T = TypeVar("_T")
 #: The settings that decide on the folders of records, the layout first, with the job's options.
 _LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time": "--event-time"}
 
@@ -43,16 +44,19 @@ class Identity:
     version: int = VERSION
 
 
+def _read(store: Store, kind: type[_T], path: str) -> _T | None:
+    value = read_json(store, path)
+    return None if value is None else from_json(kind, value, f"{store.address}/{path}")
+
+
 def read_manifest(store: Store, run: int) -> Manifest | None:
     """The manifest of a run; None before its commit."""
-    value = read_json(store, manifest_path(run))
-    return None if value is None else from_json(Manifest, value, f"{store.address}/{manifest_path(run)}")
+    return _read(store, Manifest, manifest_path(run))
 
 
 def read_plan(store: Store, run: int) -> Plan | None:
     """The plan of a run; None if there is no such run."""
-    value = read_json(store, plan_path(run))
-    return None if value is None else from_json(Plan, value, f"{store.address}/{plan_path(run)}")
+    return _read(store, Plan, plan_path(run))
 
 
 def last_committed(store: Store) -> int:
@@ -95,8 +99,7 @@ def manifests(store: Store) -> Iterator[Manifest]:
 
 def read_idle(store: Store, run: int) -> Idle | None:
     """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
-    value = read_json(store, IDLE)
-    found = None if value is None else from_json(Idle, value, f"{store.address}/{IDLE}")
+    found = _read(store, Idle, IDLE)
     return found if found is not None and found.run == run else None
 
 
@@ -154,16 +157,10 @@ def _joined(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return made
 
 
-def read_identity(store: Store) -> Identity | None:
-    """The load that the output belongs to; None if there is none yet."""
-    value = read_json(store, LOAD)
-    return None if value is None else from_json(Identity, value, f"{store.address}/{LOAD}")
-
-
 def open_load(output: str) -> tuple[Store, Identity]:
     """The load in a folder or URI; `LoadError` if there is none."""
     store = open_store(output)
-    identity = read_identity(store)
+    identity = _read(store, Identity, LOAD)
     if identity is None:
         raise LoadError(f"{store.address} has no load: name the --output of jobs/batch_load.py")
     return store, identity
@@ -175,7 +172,7 @@ def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, An
     `LoadError` if it belongs to a load of another cluster, format, schema or layout, or has other files.
     """
     format_name, schema = settings["format"], settings["schema"]
-    found = read_identity(store)
+    found = _read(store, Identity, LOAD)
     if found is None:
         others = [name for name in store.names("") if name != FOLDER and not name.startswith((".", "_"))]
         if others:
@@ -202,30 +199,21 @@ def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, An
             f"{store.address} belongs to a load with {_values(found.schema)}, not {_values(schema)}: use another "
             "--output; --from-time or --from-offsets set where it begins"
         )
-    before = _last_settings(store)
+    number = last_committed(store)
+    plan = read_plan(store, number + 1) or read_plan(store, number)  # of the last run, committed or not
     for name, option in _LAYOUT.items():
         # Spark leaves out files outside of the folders, or refuses the folders, without knowing that they are one load;
         # in another time zone, or by another time, records of one time would be in two folders.
-        was = settings[name] if before is None else before.get(name, settings[name])
+        was = settings[name] if plan is None else plan.settings.get(name, settings[name])
         if was != settings[name]:
+            texts = [f"with {option} {value}" if value else f"without {option}" for value in (was, settings[name])]
             raise LoadError(
-                f"{store.address} belongs to a load {_with(option, was)}, not {_with(option, settings[name])}: use "
-                "another --output; --from-time or --from-offsets set where it begins"
+                f"{store.address} belongs to a load {texts[0]}, not {texts[1]}: use another --output; --from-time or "
+                "--from-offsets set where it begins"
             )
         if name == "layout" and was == "none":
             break
     return found
-
-
-def _with(option: str, value: str) -> str:
-    return f"with {option} {value}" if value else f"without {option}"
-
-
-def _last_settings(store: Store) -> dict[str, Any] | None:
-    """The settings of the last run, committed or not; None before the first run that has files."""
-    number = last_committed(store)
-    plan = read_plan(store, number + 1) or read_plan(store, number)
-    return None if plan is None else plan.settings
 
 
 def _values(schema: str) -> str:

@@ -16,16 +16,6 @@ unchanged; the others keep their offsets, codec and sequences (records/building/
 
 Sources: Kafka's documentation, "Log Compaction"; KIP-98 (transactions), KIP-534 (delete horizon), KAFKA-17076 (the end
 of the part that was cleaned is kept).
-
-The offset map of log compaction: the last offset of each key, in a fixed amount of memory.
-
-One table of slots, all zero at first:
-
-    digest       16 bytes   BLAKE2b of the key
-    offset + 1   INT64      0: the slot is empty
-
-A digest stands for its key, as MD5 in Kafka (SkimpyOffsetMap): among n keys two have the same digest with probability
-n**2 / 2**129, about 10**-24 for a hundred million. Collisions are resolved by double hashing.
 """
 
 from __future__ import annotations
@@ -49,6 +39,16 @@ from spark_klog.records.kernels import load
 from spark_klog.records.reading.reader import ABORT, COMMIT, read_marker
 from spark_klog.wire.codecs import codec_by_id
 from spark_klog.wire.primitives import Buffer
+
+#: log.cleaner.dedupe.buffer.size and log.cleaner.io.buffer.load.factor of Kafka.
+DEDUPE_BUFFER_SIZE = 128 * 1024 * 1024
+LOAD_FACTOR = 0.9
+_DIGEST_SIZE = 16
+_SLOT = Struct(f"<{_DIGEST_SIZE}sq")
+_NUMBERS = Struct("<QQ")
+_SMALLEST = 3
+_MAX_OFFSET = (1 << 63) - 1
+Batches = Iterable[tuple[Header, memoryview]]
 
 
 class CleanedTransactions:
@@ -105,18 +105,16 @@ class CleanedTransactions:
         return False
 
 
-#: log.cleaner.dedupe.buffer.size and log.cleaner.io.buffer.load.factor of Kafka.
-DEDUPE_BUFFER_SIZE = 128 * 1024 * 1024
-LOAD_FACTOR = 0.9
-
-_DIGEST_SIZE = 16
-_SLOT = Struct(f"<{_DIGEST_SIZE}sq")
-_NUMBERS = Struct("<QQ")
-_SMALLEST = 3
-
-
 class OffsetMap:
-    """Last offsets of keys. It maps `memory` bytes, but does not touch unused ones, so creating it is fast."""
+    """The last offset of each key, in a fixed amount of memory: one table of slots, all zero at first.
+
+        digest       16 bytes   BLAKE2b of the key
+        offset + 1   INT64      0: the slot is empty
+
+    A digest stands for its key, as MD5 in Kafka (SkimpyOffsetMap): among n keys two have the same digest with
+    probability n**2 / 2**129, about 10**-24 for a hundred million. Collisions are resolved by double hashing. The map
+    does not touch unused bytes of its `memory`, so creating it is fast.
+    """
 
     def __init__(self, memory: int = DEDUPE_BUFFER_SIZE, load_factor: float = LOAD_FACTOR) -> None:
         """`load_factor` (0 to 1) bounds how full the table gets. `ConfigError` if no key fits."""
@@ -178,11 +176,6 @@ def _prime_up_to(number: int) -> int:
     while any(number % divisor == 0 for divisor in range(2, int(number**0.5) + 1)):
         number -= 1
     return number
-
-
-_MAX_OFFSET = (1 << 63) - 1
-
-Batches = Iterable[tuple[Header, memoryview]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The file system interface of logs. Tests replace it by one that loses, tears and rejects writes."""
+"""The file system of logs. Tests replace it by one that loses, tears and rejects writes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from spark_klog.base.durable import replace_file, sync_folder
 from spark_klog.errors import LogDirLocked
@@ -44,84 +44,11 @@ def locked(data_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
-class File(Protocol):
-    """An open file, read and written by position. All methods raise OSError."""
-
-    def fileno(self) -> int:
-        """For sendfile."""
-
-    def read_at(self, position: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer at the end of the file."""
-
-    def write_at(self, position: int, data: Buffer) -> int:
-        """Write `data`; return the number of bytes written, which may be fewer."""
-
-    def truncate(self, size: int) -> int:
-        """Truncate the file, or extend it with zeros, to `size` bytes."""
-
-    def sync(self) -> None:
-        """Wait until all writes are on disk."""
-
-    def close(self) -> None: ...
-
-
-class Folder(Protocol):
-    """An open folder, closed with its last reference: its changes can be synced when no descriptor is free."""
-
-    def sync(self) -> None:
-        """Wait until creations, renames and removals in the folder are on disk. OSError."""
-
-    def close(self) -> None: ...
-
-
 class FileInfo(NamedTuple):
     """Size in bytes, and the time of the last write (ms since the epoch)."""
 
     size: int
     modified_ms: int
-
-
-class FileSystem(Protocol):
-    """Folders and files by path. All methods raise OSError."""
-
-    def open(self, path: Path) -> File:
-        """Open an existing file for reading and writing; `FileNotFoundError`: the name may belong to another log."""
-
-    def create(self, path: Path) -> File:
-        """Open a file for reading and writing; creates it if it is missing."""
-
-    def names(self, folder: Path) -> set[str]:
-        """The names in a folder."""
-
-    def folders(self, folder: Path) -> set[str]:
-        """The names of the folders in a folder."""
-
-    def info(self, path: Path) -> FileInfo:
-        """The size and time of a file; `FileNotFoundError`."""
-
-    def read(self, path: Path) -> bytes:
-        """The whole content of a small file; `FileNotFoundError`."""
-
-    def replace(self, path: Path, content: bytes) -> None:
-        """Replace a small file's content durably: after a crash it has either the old or the new content."""
-
-    def rename(self, old: Path, new: Path) -> None:
-        """Rename a file or a folder."""
-
-    def remove(self, path: Path) -> None:
-        """Remove a file if it exists."""
-
-    def make_folder(self, path: Path) -> bool:
-        """Create a folder and its parents; False if it existed."""
-
-    def remove_folder(self, path: Path) -> None:
-        """Remove a folder and its contents as far as possible; never raises."""
-
-    def open_folder(self, path: Path) -> Folder:
-        """Open a folder before its names are changed: later no descriptor may be free."""
-
-    def sync_folder(self, path: Path) -> None:
-        """Wait until creations, renames and removals in the folder are on disk."""
 
 
 class _Handle(FileIO):
@@ -131,11 +58,11 @@ class _Handle(FileIO):
         self.close()
 
 
-class LocalFile:
-    """A file of the operating system, closed with its last reference: a response may still be sending it.
+class File:
+    """An open file, read and written by position, closed with its last reference: a response may still be sending it.
 
     In any thread, a weak reference to it returns an open file or None. With a finalizer of its own it could return a
-    file that another thread is closing.
+    file that another thread is closing. All methods raise OSError.
     """
 
     __slots__ = ("__weakref__", "_handle", "fileno", "readinto", "seek", "truncate")
@@ -147,20 +74,23 @@ class LocalFile:
         self.seek, self.readinto = self._handle.seek, self._handle.readinto
 
     def read_at(self, position: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer at the end of the file."""
         return os.pread(self.fileno(), size, position)
 
     def write_at(self, position: int, data: Buffer) -> int:
+        """Write `data`; return the number of bytes written, which may be fewer."""
         return os.pwrite(self.fileno(), data, position)
 
     def sync(self) -> None:
+        """Wait until all writes are on disk."""
         os.fsync(self.fileno())
 
     def close(self) -> None:
         self._handle.close()
 
 
-class LocalFolder:
-    """A folder of the operating system."""
+class Folder:
+    """An open folder, closed with its last reference: its changes can be synced when no descriptor is free."""
 
     __slots__ = ("_descriptor",)
 
@@ -169,6 +99,7 @@ class LocalFolder:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
 
     def sync(self) -> None:
+        """Wait until creations, renames and removals in the folder are on disk. OSError."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -179,38 +110,47 @@ class LocalFolder:
     __del__ = close
 
 
-class LocalFileSystem:
-    """The file system of this machine."""
+class FileSystem:
+    """Folders and files by path, of this machine. All methods raise OSError."""
 
-    def open(self, path: Path) -> LocalFile:
-        return LocalFile(path)
+    def open(self, path: Path) -> File:
+        """Open an existing file for reading and writing; `FileNotFoundError`: the name may belong to another log."""
+        return File(path)
 
-    def create(self, path: Path) -> LocalFile:
-        return LocalFile(path, os.O_CREAT)
+    def create(self, path: Path) -> File:
+        """Open a file for reading and writing; creates it if it is missing."""
+        return File(path, os.O_CREAT)
 
     def names(self, folder: Path) -> set[str]:
         return set(os.listdir(folder))
 
     def folders(self, folder: Path) -> set[str]:
+        """The names of the folders in a folder."""
         return {path.name for path in folder.iterdir() if path.is_dir()}
 
     def info(self, path: Path) -> FileInfo:
+        """The size and time of a file; `FileNotFoundError`."""
         status = path.stat()
         return FileInfo(status.st_size, status.st_mtime_ns // 1_000_000)
 
     def read(self, path: Path) -> bytes:
+        """The whole content of a small file; `FileNotFoundError`."""
         return path.read_bytes()
 
     def replace(self, path: Path, content: bytes) -> None:
+        """Replace a small file's content durably: after a crash it has either the old or the new content."""
         replace_file(path, content, path.with_name(path.name + ".tmp"))
 
     def rename(self, old: Path, new: Path) -> None:
+        """Rename a file or a folder."""
         old.rename(new)
 
     def remove(self, path: Path) -> None:
+        """Remove a file if it exists."""
         path.unlink(missing_ok=True)
 
     def make_folder(self, path: Path) -> bool:
+        """Create a folder and its parents; False if it existed."""
         try:
             path.mkdir(parents=True)
         except FileExistsError:
@@ -218,12 +158,15 @@ class LocalFileSystem:
         return True
 
     def remove_folder(self, path: Path) -> None:
+        """Remove a folder and its contents as far as possible; never raises."""
         shutil.rmtree(path, ignore_errors=True)
 
-    def open_folder(self, path: Path) -> LocalFolder:
-        return LocalFolder(path)
+    def open_folder(self, path: Path) -> Folder:
+        """Open a folder before its names are changed: later no descriptor may be free."""
+        return Folder(path)
 
     def sync_folder(self, path: Path) -> None:
+        """Wait until creations, renames and removals in the folder are on disk."""
         sync_folder(path)
 
 

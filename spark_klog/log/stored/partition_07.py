@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import pairwise
 
 from spark_klog.errors import ConfigError, DecodeError, ErrorWithFields, OffsetOutOfRange
 from spark_klog.files.folder import ReadableFolder
@@ -102,17 +101,14 @@ class StoredPartition07(ListedPartition):
 
     def holes(self) -> Iterator[tuple[str, str]]:
         """(path, problem) of files that do not begin where the one before them ends."""
-        for (base, size, path), (following, _, after) in pairwise(
-            zip(self._bases, self._sizes, self.paths, strict=True)
-        ):
-            if base + size != following:
-                what = "a file between them is missing" if base + size < following else "they overlap"
+        for number, (base, size) in enumerate(zip(self._bases[:-1], self._sizes, strict=False)):
+            end, following, path = base + size, self._bases[number + 1], self.paths[number + 1]
+            if end != following:
                 yield (
-                    after,
-                    (
-                        f"{path} ends at offset {base + size}, {after.rpartition('/')[2]} begins at {following}: "
-                        f"{what}; restore it, or move the files before or after it elsewhere"
-                    ),
+                    path,
+                    f"{self.paths[number]} ends at offset {end}, {path.rpartition('/')[2]} begins at {following}: "
+                    f"{'a file between them is missing' if end < following else 'they overlap'}; restore it, or move "
+                    "the files before or after it elsewhere",
                 )
 
     def offset_for_time(self, timestamp: int) -> None:

@@ -35,7 +35,7 @@ from spark_klog.base.names import check_topic_name
 from spark_klog.errors import ConfigError, DecodeError, KlogError, LogCorrupted
 from spark_klog.files.folder import LocalFolder
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.file_system import LocalFileSystem, locked
+from spark_klog.log.files.file_system import FileSystem, locked
 from spark_klog.log.files.partition_files import PARTITION_METADATA, SUFFIX_07, partition_of_folder, read_topic_id
 from spark_klog.log.layout import check_data_directory
 from spark_klog.log.partition_log import PartitionLog
@@ -217,7 +217,7 @@ def _topic_id(topic: str, new: Path, ids: dict[str, UUID]) -> UUID:
     """One id for all partitions of a topic: that of its partitions in `new`, or else a random one."""
     if topic not in ids:
         there = [path for path in sorted(new.iterdir()) if (partition_of_folder(path.name) or ("",))[0] == topic]
-        found = (read_topic_id(LocalFileSystem(), path) for path in there)
+        found = (read_topic_id(FileSystem(), path) for path in there)
         ids[topic] = next(filter(None, found), None) or uuid4()
     return ids[topic]
 

@@ -1,4 +1,6 @@
-"""Check the files of a log, for `klog log verify`. It changes nothing; damage is returned as findings, never raised.
+"""Check the files of a log, for `klog log verify`, and repair it.
+
+The check changes nothing; damage is returned as findings, never raised. It compares:
 
 .log and .kafka     each batch's checksum, structure and records; offsets grow, and lie between the base offsets of the
                     segment and of the next one; preallocated zeros may follow them in the newest segment only, and
@@ -14,7 +16,7 @@ leader epoch in a batch's header, its base offset if the offsets remain in order
 0.7, a topic id or epochs that parse, and an entry of a .txnindex if compaction or retention removed the records. A log
 that is being written to may end with a partial batch, which is reported: stop the broker first.
 
-Compare a segment's index files with its log. Each check gets every batch in order, then the end of the log.
+An index's check gets every batch in order, then the end of the log:
 
 .index      An entry points to the start of a batch. Its offset is the batch's last one, or its first one before Kafka
             0.11. If several batches were appended at once (by a follower, by compaction), it is the last one of all.
@@ -24,9 +26,8 @@ Compare a segment's index files with its log. Each check gets every batch in ord
 
 Readers trust all three, so a wrong entry hides or invents records even if the log is sound.
 
-`klog log repair`: truncate a log at its first damaged batch, if the user asks for it.
-
-If all .log files are gone, the log goes on, empty, where it ended: the offsets of lost records are not given again.
+`klog log repair` truncates a log at its first damaged batch. If all .log files are gone, the log goes on, empty, where
+it ended: the offsets of lost records are not given again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from spark_klog.errors import ConfigError, DecodeError, LogCorrupted
 from spark_klog.files.folder import LocalFolder
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import CLEAN_STOP
-from spark_klog.log.files.file_system import LocalFileSystem, locked
+from spark_klog.log.files.file_system import FileSystem, locked
 from spark_klog.log.files.partition_files import (
     LEADER_EPOCHS,
     LOG_START,
@@ -74,84 +75,14 @@ from spark_klog.records.formats.message_07 import Message07
 from spark_klog.records.formats.message_set import key_and_value
 from spark_klog.records.reading.reader import ABORT, append_batch, read_marker
 
+_SUFFIXES = (LOG, SUFFIX_07, *INDEX_SUFFIXES)
+_SEGMENT_NAME = re.compile(r"[0-9]{20}")
+_FIRST, _END = -(1 << 63), (1 << 63) - 1
+
+#: Called with a .log or .kafka file and the number of its bytes checked so far.
+Progress = Callable[[Path, int], None]
+#: Ending of the copies of .log files that `repair` keeps.
 DAMAGED = ".damaged"
-
-
-class Repaired(NamedTuple):
-    """The log's new end offset, the reason, and the copies of the .log files that were truncated or deleted."""
-
-    end_offset: int
-    reason: str
-    kept: list[Path]
-
-
-def repair(folder: Path) -> Repaired | None:
-    """Truncate a partition's log at its first damaged batch or overlapping segment; None if the log is sound.
-
-    Files that lose data are first copied to *.log.damaged beside them. `LogDirLocked` if a broker runs on the data
-    directory, `LogCorrupted` if `folder` is not a partition's folder, OSError.
-    """
-    key = partition_of_folder(folder.name)
-    bases = sorted(int(path.stem) for path in folder.glob("*" + LOG) if path.stem.isdecimal())
-    files, memory = LocalFileSystem(), IndexMemory()
-    end_offset = 0 if bases or key is None else _last_known_end(files, folder, key)
-    if key is None or not (bases or end_offset):
-        raise LogCorrupted(
-            f"{folder} is not a partition's folder, named TOPIC-PARTITION, with {LOG} files or an entry in "
-            f"{folder.parent / RECOVERY_POINT}"
-        )
-    with locked(folder.parent):
-        if not bases:
-            write_synced(folder / (segment_name(end_offset) + LOG), b"")
-            sync_folder(folder)
-            files.remove(folder.parent / CLEAN_STOP)
-            return Repaired(end_offset, f"{folder} has no {LOG} files: its records are lost", [])
-        interval = LogConfig().index_interval_bytes
-        segments = [
-            Segment(files, folder, base, interval, files.info(folder / (segment_name(base) + LOG)), memory)
-            for base in bases
-        ]
-        end_offset, found = bases[0], None
-        for index, segment in enumerate(segments):
-            end_offset, damage = segment.recover()
-            later = segments[index + 1 :]
-            if damage is not None:
-                reason = f"{segment.path} at position {damage.position}: {damage}"
-                found = Repaired(end_offset, reason, _kept([segment, *later]))
-            elif (overlap := overlap_of(segment, end_offset, later)) is not None:
-                found = Repaired(end_offset, overlap, _kept(later))
-            if found is not None:
-                for path in chain.from_iterable(gone.paths() for gone in later):
-                    path.unlink(missing_ok=True)
-            if damage is not None:
-                segment.cut(damage.position)
-            segment.seal()
-            segment.flush()
-            if found is not None:
-                break
-        points = read_checkpoint(files, folder.parent / RECOVERY_POINT) or {}
-        if points.get(key, 0) > end_offset:
-            write_checkpoint(files, folder.parent / RECOVERY_POINT, points | {key: end_offset})
-            found = found or Repaired(end_offset, f"the log ends before its recovery point {points[key]}", [])
-        files.remove(folder.parent / CLEAN_STOP)  # the next start then recovers the whole log
-    return found
-
-
-def _last_known_end(files: LocalFileSystem, folder: Path, key: tuple[str, int]) -> int:
-    """The end of a log without files, as far as checkpoints and snapshots of producers tell."""
-    checkpoints = (read_checkpoint(files, folder.parent / name) or {} for name in (RECOVERY_POINT, LOG_START))
-    snapshots = (int(path.stem) for path in folder.glob("*" + SNAPSHOT) if path.stem.isdecimal())
-    return max(*(points.get(key, 0) for points in checkpoints), *snapshots, 0)
-
-
-def _kept(segments: list[Segment]) -> list[Path]:
-    """Copy the .log files; return the copies."""
-    kept = []
-    for segment in segments:
-        copy = segment.path.with_name(segment.path.name + DAMAGED)
-        shutil.copyfile(segment.path, copy)
-        kept.append(copy)
-    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,15 +293,6 @@ class TransactionCheck:
         return None
 
 
-_LOG = ".log"
-_SUFFIXES = (_LOG, SUFFIX_07, *INDEX_SUFFIXES)
-_SEGMENT_NAME = re.compile(r"[0-9]{20}")
-_FIRST, _END = -(1 << 63), (1 << 63) - 1
-
-#: Called with a .log or .kafka file and the number of its bytes checked so far.
-Progress = Callable[[Path, int], None]
-
-
 def verify(path: Path, progress: Progress | None = None) -> Iterator[Finding]:
     """Yield what is wrong with a data directory, a partition's folder or one of its files, while reading it.
 
@@ -385,7 +307,7 @@ def verify(path: Path, progress: Progress | None = None) -> Iterator[Finding]:
         yield from _guarded(path, _messages_07(path, progress))
     elif path.suffix in _SUFFIXES and (wrong := _misnamed(path)):
         yield wrong
-    elif path.suffix == _LOG:
+    elif path.suffix == LOG:
         yield from _guarded(path, _segment(path, _next_base(path), None, progress))
     elif path.suffix in INDEX_SUFFIXES:
         yield from _index(path, progress)
@@ -396,9 +318,9 @@ def verify(path: Path, progress: Progress | None = None) -> Iterator[Finding]:
 def log_files(path: Path) -> list[Path]:
     """The .log and .kafka files that `verify` would read; `ConfigError`, OSError."""
     if not path.is_dir():
-        return [path] if path.suffix in (_LOG, SUFFIX_07) else []
+        return [path] if path.suffix in (LOG, SUFFIX_07) else []
     folders = _partitions(path)
-    return [file for folder in folders for file in _files(folder) if file.suffix in (_LOG, SUFFIX_07)]
+    return [file for folder in folders for file in _files(folder) if file.suffix in (LOG, SUFFIX_07)]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -427,16 +349,16 @@ def _partition(folder: Path, progress: Progress | None) -> Iterator[Finding]:
     files = _files(folder)
     segments: list[Path] = []
     for path in files:
-        if path.suffix in (_LOG, *INDEX_SUFFIXES) and (wrong := _misnamed(path)):
+        if path.suffix in (LOG, *INDEX_SUFFIXES) and (wrong := _misnamed(path)):
             yield wrong
-        elif path.suffix == _LOG:
+        elif path.suffix == LOG:
             segments.append(path)
-        elif path.suffix in INDEX_SUFFIXES and not path.with_suffix(_LOG).exists():
-            yield Finding(path, None, f"{path.stem}{_LOG} is missing beside it")
+        elif path.suffix in INDEX_SUFFIXES and not path.with_suffix(LOG).exists():
+            yield Finding(path, None, f"{path.stem}{LOG} is missing beside it")
         elif reader := _reader(path):
             yield from _guarded(path, _small_file(path, reader))
-    if not any(path.suffix in (_LOG, SUFFIX_07) for path in files):
-        yield Finding(folder, None, f"it has no {_LOG} files: its records are gone")
+    if not any(path.suffix in (LOG, SUFFIX_07) for path in files):
+        yield Finding(folder, None, f"it has no {LOG} files: its records are gone")
     yield from _log_07([path for path in files if path.suffix == SUFFIX_07], progress)
     transactions = TransactionCheck()
     for path, after in zip_longest(segments, segments[1:]):
@@ -451,13 +373,13 @@ def _misnamed(path: Path) -> Finding | None:
 
 def _next_base(path: Path) -> int | None:
     """The base offset of the next segment, None for the newest."""
-    others = (file.stem for file in path.parent.glob(f"*{_LOG}") if _SEGMENT_NAME.fullmatch(file.stem))
+    others = (file.stem for file in path.parent.glob(f"*{LOG}") if _SEGMENT_NAME.fullmatch(file.stem))
     return min((int(stem) for stem in others if stem > path.stem), default=None)
 
 
 def _index(path: Path, progress: Progress | None) -> Iterator[Finding]:
     """Check one index. The log beside it is read too, but its findings are left out."""
-    log = path.with_suffix(_LOG)
+    log = path.with_suffix(LOG)
     if path.suffix == TRANSACTION_INDEX or not log.exists():
         findings = _partition(path.parent, progress)
     else:
@@ -471,7 +393,7 @@ def _reader(path: Path) -> Callable[[], object] | None:
         return lambda: ProducerState.decode(path.read_bytes())
     readers = {LEADER_EPOCHS: read_leader_epochs, PARTITION_METADATA: read_topic_id}
     reader = readers.get(path.name)
-    return reader and partial(reader, LocalFileSystem(), path.parent)
+    return reader and partial(reader, FileSystem(), path.parent)
 
 
 def _small_file(path: Path, reader: Callable[[], object]) -> Iterator[Finding]:
@@ -528,7 +450,7 @@ def _recovery_point(path: Path) -> int:
     """The offset up to which the broker had flushed the log of a segment, 0 if that is not known."""
     folder = path.absolute().parent
     try:
-        points = read_checkpoint(LocalFileSystem(), folder.parent / RECOVERY_POINT) or {}
+        points = read_checkpoint(FileSystem(), folder.parent / RECOVERY_POINT) or {}
     except LogCorrupted:
         return 0  # it is no file of a partition
     return points.get(partition_of_folder(folder.name) or ("", 0), 0)
@@ -581,3 +503,80 @@ def _messages_07(path: Path, progress: Progress | None) -> Iterator[Finding]:
             yield Finding(path, found.position, str(error))
         if progress:
             progress(path, found.position + found.size)
+
+
+class Repaired(NamedTuple):
+    """The log's new end offset, the reason, and the copies of the .log files that were truncated or deleted."""
+
+    end_offset: int
+    reason: str
+    kept: list[Path]
+
+
+def repair(folder: Path) -> Repaired | None:
+    """Truncate a partition's log at its first damaged batch or overlapping segment; None if the log is sound.
+
+    Files that lose data are first copied to *.log.damaged beside them. `LogDirLocked` if a broker runs on the data
+    directory, `LogCorrupted` if `folder` is not a partition's folder, OSError.
+    """
+    key = partition_of_folder(folder.name)
+    bases = sorted(int(path.stem) for path in folder.glob("*" + LOG) if path.stem.isdecimal())
+    files, memory = FileSystem(), IndexMemory()
+    end_offset = 0 if bases or key is None else _last_known_end(files, folder, key)
+    if key is None or not (bases or end_offset):
+        raise LogCorrupted(
+            f"{folder} is not a partition's folder, named TOPIC-PARTITION, with {LOG} files or an entry in "
+            f"{folder.parent / RECOVERY_POINT}"
+        )
+    with locked(folder.parent):
+        if not bases:
+            write_synced(folder / (segment_name(end_offset) + LOG), b"")
+            sync_folder(folder)
+            files.remove(folder.parent / CLEAN_STOP)
+            return Repaired(end_offset, f"{folder} has no {LOG} files: its records are lost", [])
+        interval = LogConfig().index_interval_bytes
+        segments = [
+            Segment(files, folder, base, interval, files.info(folder / (segment_name(base) + LOG)), memory)
+            for base in bases
+        ]
+        end_offset, found = bases[0], None
+        for index, segment in enumerate(segments):
+            end_offset, damage = segment.recover()
+            later = segments[index + 1 :]
+            if damage is not None:
+                reason = f"{segment.path} at position {damage.position}: {damage}"
+                found = Repaired(end_offset, reason, _kept([segment, *later]))
+            elif (overlap := overlap_of(segment, end_offset, later)) is not None:
+                found = Repaired(end_offset, overlap, _kept(later))
+            if found is not None:
+                for path in chain.from_iterable(gone.paths() for gone in later):
+                    path.unlink(missing_ok=True)
+            if damage is not None:
+                segment.cut(damage.position)
+            segment.seal()
+            segment.flush()
+            if found is not None:
+                break
+        points = read_checkpoint(files, folder.parent / RECOVERY_POINT) or {}
+        if points.get(key, 0) > end_offset:
+            write_checkpoint(files, folder.parent / RECOVERY_POINT, points | {key: end_offset})
+            found = found or Repaired(end_offset, f"the log ends before its recovery point {points[key]}", [])
+        files.remove(folder.parent / CLEAN_STOP)  # the next start then recovers the whole log
+    return found
+
+
+def _last_known_end(files: FileSystem, folder: Path, key: tuple[str, int]) -> int:
+    """The end of a log without files, as far as checkpoints and snapshots of producers tell."""
+    checkpoints = (read_checkpoint(files, folder.parent / name) or {} for name in (RECOVERY_POINT, LOG_START))
+    snapshots = (int(path.stem) for path in folder.glob("*" + SNAPSHOT) if path.stem.isdecimal())
+    return max(*(points.get(key, 0) for points in checkpoints), *snapshots, 0)
+
+
+def _kept(segments: list[Segment]) -> list[Path]:
+    """Copy the .log files; return the copies."""
+    kept = []
+    for segment in segments:
+        copy = segment.path.with_name(segment.path.name + DAMAGED)
+        shutil.copyfile(segment.path, copy)
+        kept.append(copy)
+    return kept
