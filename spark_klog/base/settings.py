@@ -111,3 +111,9 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1)
     by_lower = {one.lower(): one for one in known}
     close = [by_lower[one] for one in difflib.get_close_matches(name.lower(), by_lower, most, cutoff)]
     return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def advice(name: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
+    """Advice for an unknown name: the nearest of the `known` and `others`; else the `known` ones."""
+    known = sorted(known)
+    return nearest(name, (*known, *others), 0.75, 3) or f"the known ones are {', '.join(known)}"

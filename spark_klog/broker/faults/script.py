@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
-from spark_klog.broker.settings.kafka_names import advice
+from spark_klog.base.settings import advice
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.apis import BY_KEY
 from spark_klog.protocol.targets import EVERYTHING, Target

@@ -12,16 +12,16 @@ Listeners of controllers (controller.listener.names) are ignored: there are no c
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spark_klog.base.settings import BOOLEAN, items, number, setting, settings_of, value_of, words
+from spark_klog.base.settings import BOOLEAN, advice, items, number, setting, settings_of, value_of, words
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
-from spark_klog.broker.settings.kafka_names import WITHOUT_USE, advice, shown, without_secret
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, TOPIC_SETTINGS, broker_log_settings
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
@@ -45,6 +45,56 @@ _REFUSED = {
 _number = partial(number, malformed="a number", outside="{} or more")
 #: "int" are Kafka's 32-bit numbers.
 _INT, _NATURAL_INT, _LONG = _number("int", 1), _number("int", 0), _number("long", 1)
+#: Names in KafkaConfig of 0.10.2, 3.9 and 4.1 that have no use here. A configuration written for Kafka must start this
+#: broker, too: they are accepted, and one line of the log lists them. First, how the names begin of features that this
+#: broker does not have; a name that begins so need not be one of Kafka's.
+_FEATURES = tuple(
+    words(
+        """
+        alter. compression. controlled. controller.quorum. delegation. group.consumer. group.coordinator. group.share.
+        group.streams. log.cleaner.io. metadata. password. quota. remote. replica. sasl.kerberos. sasl.login.
+        sasl.oauthbearer. share. zookeeper.ssl.
+        """
+    )
+)
+WITHOUT_USE = words(
+    """
+    add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms advertised.host.name
+    advertised.port auto.include.jmx.reporter auto.leader.rebalance.enable background.threads
+    broker.heartbeat.interval.ms broker.id.generation.enable broker.rack broker.session.timeout.ms
+    client.quota.callback.class connections.max.reauth.ms control.plane.listener.name controller.quota.window.num
+    controller.quota.window.size.seconds controller.socket.timeout.ms create.topic.policy.class.name
+    default.replication.factor delete.records.purgatory.purge.interval.requests delete.topic.enable
+    early.start.listeners eligible.leader.replicas.enable fetch.purgatory.purge.interval.requests
+    initial.broker.registration.timeout.ms inter.broker.listener.name inter.broker.protocol.version
+    kafka.metrics.polling.interval.secs kafka.metrics.reporters leader.imbalance.check.interval.seconds
+    leader.imbalance.per.broker.percentage log.cleaner.threads log.dir.failure.timeout.ms
+    log.flush.scheduler.interval.ms log.flush.start.offset.checkpoint.interval.ms log.local.retention.bytes
+    log.local.retention.ms log.message.downconversion.enable log.message.format.version
+    log.message.timestamp.before.max.ms log.message.timestamp.difference.max.ms log.preallocate log.roll.jitter.hours
+    log.roll.jitter.ms max.connection.creation.rate max.connections.per.ip.overrides max.request.partition.size.limit
+    metric.reporters metrics.num.samples metrics.recording.level metrics.sample.window.ms min.insync.replicas
+    num.io.threads num.network.threads num.recovery.threads.per.data.dir num.replica.alter.log.dirs.threads
+    num.replica.fetchers offsets.commit.required.acks offsets.commit.timeout.ms offsets.load.buffer.size
+    offsets.topic.compression.codec offsets.topic.replication.factor offsets.topic.segment.bytes
+    principal.builder.class process.roles producer.id.expiration.ms producer.purgatory.purge.interval.requests
+    queued.max.requests replication.quota.window.num replication.quota.window.size.seconds request.timeout.ms
+    reserved.broker.max.id sasl.client.callback.handler.class sasl.jaas.config sasl.mechanism.controller.protocol
+    sasl.mechanism.inter.broker.protocol sasl.server.callback.handler.class sasl.server.max.receive.size
+    security.inter.broker.protocol security.providers socket.connection.setup.timeout.max.ms
+    socket.connection.setup.timeout.ms socket.listen.backlog.size socket.receive.buffer.bytes socket.send.buffer.bytes
+    ssl.allow.dn.changes ssl.allow.san.changes ssl.cipher.suites ssl.enabled.protocols
+    ssl.endpoint.identification.algorithm ssl.engine.factory.class ssl.keymanager.algorithm
+    ssl.keystore.certificate.chain ssl.keystore.key ssl.keystore.password ssl.principal.mapping.rules ssl.protocol
+    ssl.provider ssl.secure.random.implementation ssl.trustmanager.algorithm ssl.truststore.certificates
+    ssl.truststore.password telemetry.max.bytes transaction.partition.verification.enable
+    transaction.state.log.load.buffer.size transaction.state.log.min.isr transaction.state.log.replication.factor
+    transaction.state.log.segment.bytes transaction.two.phase.commit.enable unclean.leader.election.enable
+    zookeeper.connection.timeout.ms zookeeper.max.in.flight.requests zookeeper.metadata.migration.enable
+    zookeeper.set.acl zookeeper.sync.time.ms
+    """
+)
+_SECRET = re.compile(r"password|secret|passphrase|jaas|private\.key|master\.key|keystore\.key", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -112,6 +162,22 @@ class BrokerConfig:
 BROKER_SETTINGS = settings_of(BrokerConfig)
 
 
+def has_no_use(name: str) -> bool:
+    """Whether a setting of Kafka's brokers has no use here."""
+    return name in WITHOUT_USE or name.startswith(_FEATURES)
+
+
+def without_secret(text: str) -> str:
+    """A text that is not NAME=VALUE, for an error message: cut where the value of a secret may follow."""
+    found = _SECRET.search(text)
+    return text[: found.end()] + "[hidden]" if found else text
+
+
+def shown(name: str, value: str) -> str:
+    """NAME=VALUE for logs and errors, with secrets hidden."""
+    return f"{name}={'[hidden]' if _SECRET.search(name) else value}"
+
+
 def parse_settings(texts: Iterable[str]) -> dict[str, str]:
     """Parse "NAME=VALUE" texts into values by name; `ConfigError` for any other text."""
     result = {}
@@ -175,8 +241,8 @@ def broker_config(
         for refused, reason in _REFUSED.items():
             if name.startswith(refused) and value:
                 raise ConfigError(f"setting {shown(name, value)}: {reason}; leave it out")
-    without_use = sorted(WITHOUT_USE & set(settings))
-    others = {name: value for name, value in settings.items() if name not in PLACES | WITHOUT_USE | set(_REFUSED)}
+    without_use = sorted(filter(has_no_use, settings))
+    others = {name: value for name, value in settings.items() if name not in (*PLACES, *_REFUSED, *without_use)}
     values = broker_settings(_without_controllers(others, settings), PLACES)
     zookeeper = settings.get("zookeeper.connect", "").strip()
     listed = f"{settings.get('host.name') or _HOST}:{settings.get('port') or _PORT}"

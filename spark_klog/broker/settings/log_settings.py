@@ -6,9 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from spark_klog.base.settings import settings_of, value_of
+from spark_klog.base.settings import advice, settings_of, value_of
 from spark_klog.broker.metadata.internal_topics import with_internal_settings
-from spark_klog.broker.settings.kafka_names import advice
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig, log_number
 
