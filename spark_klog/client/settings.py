@@ -1,8 +1,7 @@
-"""Client settings by Kafka's names (without the prefix `kafka.` of Spark options).
+"""Client settings by Kafka's names, without the prefix `kafka.` of Spark's options; hints for unknown names.
 
-Named clusters: the settings of a cluster from a file, so that programs say "prod" and neither hosts nor secrets.
-
-~/.config/klog/clusters.toml, or the file that KLOG_CONFIG names; a table for each cluster, with Kafka's names:
+A named cluster has its settings in a file, so that programs say "prod" and neither hosts nor secrets:
+~/.config/klog/clusters.toml, or the file that KLOG_CONFIG names, with a table for each cluster.
 
     [prod]
     bootstrap.servers = ["kafka-1:9093", "kafka-2:9093"]
@@ -11,7 +10,7 @@ Named clusters: the settings of a cluster from a file, so that programs say "pro
     sasl.username = "loader"
     sasl.password = "env:KAFKA_PASSWORD"        # or "file:/run/secrets/kafka"
 
-A reference to a secret stays one until a connection is made (`security/settings/references.py`).
+A reference to a secret stays one until a connection is made (see `security.config`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from spark_klog.base.settings import (
     TEXT,
     Kind,
     choice,
+    items,
     nearest,
     setting,
     settings_of,
@@ -58,139 +58,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-_VARIABLE = "KLOG_CONFIG"
-
-
-def named_cluster(name: str) -> Settings:
-    """The settings of a cluster by Kafka's names; `ConfigError` if the file or the cluster is not there, or malformed.
-
-    Secrets may still be references, which `client_config` resolves.
-    """
-    path = _path()
-    clusters = _read(path)
-    if name not in clusters:
-        there = f"it has {', '.join(sorted(clusters))}" if clusters else "it has none"
-        question = nearest(name, clusters)
-        raise ConfigError(f"no cluster {name!r} in {path}: {there}{question and '; ' + question}")
-    table = clusters[name]
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: {name} must be a table of settings: [{name}]")
-    return Settings(_flat(table, f"{path}: cluster {name}: "))
-
-
-def _path() -> Path:
-    given = os.environ.get(_VARIABLE)
-    if given:
-        return Path(given).expanduser()
-    folder = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(folder) if folder else Path("~/.config").expanduser()) / "klog" / "clusters.toml"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        return found
-    except FileNotFoundError:
-        raise ConfigError(
-            f"there is no {path}, which defines clusters: write it, or set the environment variable {_VARIABLE} to "
-            "another file, before Spark starts"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"{path}, which defines clusters, can't be read: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not TOML: it is not UTF-8") from None
-
-
-def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The settings of a table; TOML reads `sasl.password` without quotes as tables within tables."""
-    for key, value in table.items():
-        name = prefix + key
-        if isinstance(value, dict):
-            yield from _flat(value, where, f"{name}.")
-        elif isinstance(value, bool):
-            yield name, str(value).lower()
-        elif isinstance(value, str | int):
-            yield name, str(value)
-        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-            yield name, ",".join(value)
-        else:
-            raise ConfigError(f"{where}{name} must be a text, a whole number, true, false or a list of texts")
-
-
-#: librdkafka's names for Kafka's settings, used by kcat and confluent-kafka.
-LIBRDKAFKAS = {
-    "compression.codec": "compression.type",
-    "fetch.message.max.bytes": "max.partition.fetch.bytes",
-    "fetch.wait.max.ms": "fetch.max.wait.ms",
-    "max.in.flight": "max.in.flight.requests.per.connection",
-    "message.max.bytes": "max.request.size",
-    "message.send.max.retries": "retries",
-    "message.timeout.ms": "delivery.timeout.ms",
-    "metadata.broker.list": "bootstrap.servers",
-    "queue.buffering.max.ms": "linger.ms",
-    "request.required.acks": "acks",
-    "socket.receive.buffer.bytes": "receive.buffer.bytes",
-    "socket.send.buffer.bytes": "send.buffer.bytes",
-    "socket.timeout.ms": "request.timeout.ms",
-    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
-}
-#: librdkafka's settings that count something else than bytes, and Kafka's that do what they are for.
-LIBRDKAFKAS_COUNTS = {
-    "batch.num.messages": "batch.size",
-    "queue.buffering.max.kbytes": "buffer.memory",
-    "queue.buffering.max.messages": "buffer.memory",
-    "queued.max.messages.kbytes": "fetch.max.bytes",
-    "queued.min.messages": "fetch.max.bytes",
-}
-#: kafka-python's settings whose names are not Kafka's with underscores.
-KAFKA_PYTHONS = {
-    "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
-    "sasl_plain_password": "sasl.password",
-    "sasl_plain_username": "sasl.username",
-    "ssl_cafile": "ssl.ca.location",
-    "ssl_certfile": "ssl.certificate.location",
-    "ssl_check_hostname": "ssl.endpoint.identification.algorithm",
-    "ssl_ciphers": "ssl.cipher.suites",
-    "ssl_crlfile": "ssl.crl.location",
-    "ssl_keyfile": "ssl.key.location",
-    "ssl_password": "ssl.key.password",
-}
-SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
-BYTES = "keys and values are bytes: encode and decode them in your program"
-#: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
-_PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
-#: How close (a ratio of `difflib`) an unknown name is to the setting that it probably means. A short name may differ in
-#: one letter, if it has at least so many.
-_CLOSE, _SHORTEST = 0.85, 4
-
-
-def hint(name: str, prefix: str, known: Collection[str]) -> str:
-    """Advice for an unknown setting, among the known ones."""
-    if name in LIBRDKAFKAS:
-        return f"it is librdkafka's, Kafka's name for it is {prefix}{LIBRDKAFKAS[name]}"
-    if name in LIBRDKAFKAS_COUNTS:
-        return f"it is librdkafka's: set {prefix}{LIBRDKAFKAS_COUNTS[name]}, in bytes"
-    if name == "compression.level":
-        codecs = ", ".join(f"{prefix}compression.{codec}.level" for codec in ("gzip", "lz4", "zstd"))
-        return f"it is librdkafka's: set that of the codec, {codecs}"
-    if name.replace("_", ".") in SERIALIZERS:
-        return f"remove it, {BYTES}"
-    if name in KAFKA_PYTHONS:
-        return f"it is kafka-python's, write {prefix}{KAFKA_PYTHONS[name]}"
-    name = name.lower()
-    for other in (name, _PREFIXES.sub("", name, count=1), name.replace("_", ".")):
-        if other in known:
-            return f"write {prefix}{other}"
-    if question := nearest(name, known, min(_CLOSE, 1 - 1 / max(len(name), _SHORTEST))):
-        return question.replace("mean ", f"mean {prefix}")
-    beginning = [other for other in known if other.startswith(name)]
-    if len(beginning) == 1:
-        return f"did you mean {prefix}{beginning[0]}?"
-    return "remove it: Kafka's Java clients have no such setting"
-
 
 _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
 
@@ -320,6 +187,46 @@ _ELSEWHERE = frozenset({"bootstrap.servers", "group.id", "zookeeper.connect", "o
 _NAMES = dict.fromkeys([*sorted(_ELSEWHERE), *_KNOWN, *sorted(security_settings.NAMES), *sorted(_WITHOUT_EFFECT)])
 
 
+def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig:
+    """Parse settings by Kafka's names; `ConfigError` for an unknown name, a bad value, or no bootstrap.servers.
+
+    Values are as of `setting_texts`. `prefix` is the prefix that the user wrote before the names, for messages.
+    """
+    check_names(settings, prefix)
+    if "bootstrap.servers" not in settings:
+        raise ConfigError(f"{prefix}bootstrap.servers is required: set HOST:PORT[,HOST:PORT...]")
+    settings = resolved(setting_texts(settings, prefix), prefix)
+    security = security_settings.security_config(settings, prefix)
+    named = f"{prefix}bootstrap.servers"
+    values: dict[str, Any] = {
+        "bootstrap_servers": parse_bootstrap(settings["bootstrap.servers"], named, security.protocol),
+        "prefix": prefix,
+    }
+    for name, item in _KNOWN.items():
+        if name in settings:
+            values[item.name] = value_of(item.metadata["kind"], prefix + name, settings[name])
+    config = ClientConfig(**values, security=security)
+    if config.enable_idempotence and not config.is_idempotent:
+        if config.acks == _ACKS["all"]:
+            raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}retries above 0")
+        acks = f"{prefix}acks={settings['acks']}"
+        raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}acks=all, not {acks}")
+    if config.is_idempotent and config.max_in_flight > _MOST_IDEMPOTENT:
+        typed = f"{prefix}max.in.flight.requests.per.connection={config.max_in_flight}"
+        raise ConfigError(
+            f"{typed}: set at most {_MOST_IDEMPOTENT}, as brokers recognise duplicates among a producer's last "
+            f"{_MOST_IDEMPOTENT} batches, or {prefix}enable.idempotence=false"
+        )
+    if config.partitioner is not None and (config.partitioner_class is not None or config.partitioner_ignore_keys):
+        raise ConfigError(
+            f"{prefix}partitioner is librdkafka's, {prefix}partitioner.class and {prefix}partitioner.ignore.keys are "
+            "Kafka's: set one of them"
+        )
+    if config.transactional_id is not None and not (config.transactional_id and config.is_idempotent):
+        raise ConfigError(f"{prefix}transactional.id needs a name, {prefix}acks=all and idempotence")
+    return config
+
+
 _SCHEME = re.compile(r"([0-9a-zA-Z._%-]*)://")
 #: What a host has not, and what people write between several.
 _BETWEEN = re.compile(r"[\s;|'\"]")
@@ -337,7 +244,7 @@ def parse_bootstrap(text: str, name: str = "bootstrap.servers", protocol: str = 
             "sasl.username and sasl.password"
         )
     servers = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in items(text):
         if scheme := _SCHEME.match(part):
             part, found = part[scheme.end() :].rstrip("/"), scheme[1].upper()
             if protocol and found in PROTOCOLS and found != protocol:
@@ -377,6 +284,53 @@ def _text(name: str, value: Any, prefix: str) -> str:
     raise ConfigError(f"{shown} is of type {type(value).__name__}: {told}")
 
 
+#: librdkafka's names for Kafka's settings, used by kcat and confluent-kafka.
+LIBRDKAFKAS = {
+    "compression.codec": "compression.type",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.max.bytes": "max.request.size",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "metadata.broker.list": "bootstrap.servers",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+}
+#: librdkafka's settings that count something else than bytes, and Kafka's that do what they are for.
+LIBRDKAFKAS_COUNTS = {
+    "batch.num.messages": "batch.size",
+    "queue.buffering.max.kbytes": "buffer.memory",
+    "queue.buffering.max.messages": "buffer.memory",
+    "queued.max.messages.kbytes": "fetch.max.bytes",
+    "queued.min.messages": "fetch.max.bytes",
+}
+#: kafka-python's settings whose names are not Kafka's with underscores.
+KAFKA_PYTHONS = {
+    "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
+    "sasl_plain_password": "sasl.password",
+    "sasl_plain_username": "sasl.username",
+    "ssl_cafile": "ssl.ca.location",
+    "ssl_certfile": "ssl.certificate.location",
+    "ssl_check_hostname": "ssl.endpoint.identification.algorithm",
+    "ssl_ciphers": "ssl.cipher.suites",
+    "ssl_crlfile": "ssl.crl.location",
+    "ssl_keyfile": "ssl.key.location",
+    "ssl_password": "ssl.key.password",
+}
+SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
+BYTES = "keys and values are bytes: encode and decode them in your program"
+#: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
+_PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
+#: How close (a ratio of `difflib`) an unknown name is to the setting that it probably means. A short name may differ in
+#: one letter, if it has at least so many.
+_CLOSE, _SHORTEST = 0.85, 4
+
+
 def without_effect(settings: Mapping[str, str]) -> list[str]:
     """The names of the given settings that `client_config` accepts and ignores, sorted."""
     return sorted(name for name in settings if name in _WITHOUT_EFFECT)
@@ -402,46 +356,92 @@ def _problem(name: str, prefix: str) -> str:
     if not is_plain_name(name):
         return (
             "unknown client setting, not shown as it may be a line of a key (in a properties file each line of PEM but "
-            f"the last ends with a backslash); {hint(name, prefix, _NAMES)}"
+            f"the last ends with a backslash); {_hint(name, prefix)}"
         )
-    return f"unknown client setting {prefix + name!r}; {hint(name, prefix, _NAMES)}"
+    return f"unknown client setting {prefix + name!r}; {_hint(name, prefix)}"
 
 
-def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig:
-    """Parse settings by Kafka's names; `ConfigError` for an unknown name, a bad value, or no bootstrap.servers.
+def _hint(name: str, prefix: str) -> str:
+    """Advice for an unknown setting."""
+    if name in LIBRDKAFKAS:
+        return f"it is librdkafka's, Kafka's name for it is {prefix}{LIBRDKAFKAS[name]}"
+    if name in LIBRDKAFKAS_COUNTS:
+        return f"it is librdkafka's: set {prefix}{LIBRDKAFKAS_COUNTS[name]}, in bytes"
+    if name == "compression.level":
+        codecs = ", ".join(f"{prefix}compression.{codec}.level" for codec in ("gzip", "lz4", "zstd"))
+        return f"it is librdkafka's: set that of the codec, {codecs}"
+    if name.replace("_", ".") in SERIALIZERS:
+        return f"remove it, {BYTES}"
+    if name in KAFKA_PYTHONS:
+        return f"it is kafka-python's, write {prefix}{KAFKA_PYTHONS[name]}"
+    name = name.lower()
+    for other in (name, _PREFIXES.sub("", name, count=1), name.replace("_", ".")):
+        if other in _NAMES:
+            return f"write {prefix}{other}"
+    if question := nearest(name, _NAMES, min(_CLOSE, 1 - 1 / max(len(name), _SHORTEST))):
+        return question.replace("mean ", f"mean {prefix}")
+    beginning = [other for other in _NAMES if other.startswith(name)]
+    if len(beginning) == 1:
+        return f"did you mean {prefix}{beginning[0]}?"
+    return "remove it: Kafka's Java clients have no such setting"
 
-    Values are as of `setting_texts`. `prefix` is the prefix that the user wrote before the names, for messages.
+
+_VARIABLE = "KLOG_CONFIG"
+
+
+def named_cluster(name: str) -> Settings:
+    """The settings of a cluster by Kafka's names; `ConfigError` if the file or the cluster is not there, or malformed.
+
+    Secrets may still be references, which `client_config` resolves.
     """
-    check_names(settings, prefix)
-    if "bootstrap.servers" not in settings:
-        raise ConfigError(f"{prefix}bootstrap.servers is required: set HOST:PORT[,HOST:PORT...]")
-    settings = resolved(setting_texts(settings, prefix), prefix)
-    security = security_settings.security_config(settings, prefix)
-    named = f"{prefix}bootstrap.servers"
-    values: dict[str, Any] = {
-        "bootstrap_servers": parse_bootstrap(settings["bootstrap.servers"], named, security.protocol),
-        "prefix": prefix,
-    }
-    for name, item in _KNOWN.items():
-        if name in settings:
-            values[item.name] = value_of(item.metadata["kind"], prefix + name, settings[name])
-    config = ClientConfig(**values, security=security)
-    if config.enable_idempotence and not config.is_idempotent:
-        if config.acks == _ACKS["all"]:
-            raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}retries above 0")
-        acks = f"{prefix}acks={settings['acks']}"
-        raise ConfigError(f"{prefix}enable.idempotence=true needs {prefix}acks=all, not {acks}")
-    if config.is_idempotent and config.max_in_flight > _MOST_IDEMPOTENT:
-        typed = f"{prefix}max.in.flight.requests.per.connection={config.max_in_flight}"
+    path = _path()
+    clusters = _read(path)
+    if name not in clusters:
+        there = f"it has {', '.join(sorted(clusters))}" if clusters else "it has none"
+        question = nearest(name, clusters)
+        raise ConfigError(f"no cluster {name!r} in {path}: {there}{question and '; ' + question}")
+    table = clusters[name]
+    if not isinstance(table, dict):
+        raise ConfigError(f"{path}: {name} must be a table of settings: [{name}]")
+    return Settings(_flat(table, f"{path}: cluster {name}: "))
+
+
+def _path() -> Path:
+    given = os.environ.get(_VARIABLE)
+    if given:
+        return Path(given).expanduser()
+    folder = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(folder) if folder else Path("~/.config").expanduser()) / "klog" / "clusters.toml"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return found
+    except FileNotFoundError:
         raise ConfigError(
-            f"{typed}: set at most {_MOST_IDEMPOTENT}, as brokers recognise duplicates among a producer's last "
-            f"{_MOST_IDEMPOTENT} batches, or {prefix}enable.idempotence=false"
-        )
-    if config.partitioner is not None and (config.partitioner_class is not None or config.partitioner_ignore_keys):
-        raise ConfigError(
-            f"{prefix}partitioner is librdkafka's, {prefix}partitioner.class and {prefix}partitioner.ignore.keys are "
-            "Kafka's: set one of them"
-        )
-    if config.transactional_id is not None and not (config.transactional_id and config.is_idempotent):
-        raise ConfigError(f"{prefix}transactional.id needs a name, {prefix}acks=all and idempotence")
-    return config
+            f"there is no {path}, which defines clusters: write it, or set the environment variable {_VARIABLE} to "
+            "another file, before Spark starts"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}, which defines clusters, can't be read: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not TOML: it is not UTF-8") from None
+
+
+def _flat(table: Mapping[str, Any], where: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The settings of a table; TOML reads `sasl.password` without quotes as tables within tables."""
+    for key, value in table.items():
+        name = prefix + key
+        if isinstance(value, dict):
+            yield from _flat(value, where, f"{name}.")
+        elif isinstance(value, bool):
+            yield name, str(value).lower()
+        elif isinstance(value, str | int):
+            yield name, str(value)
+        elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+            yield name, ",".join(value)
+        else:
+            raise ConfigError(f"{where}{name} must be a text, a whole number, true, false or a list of texts")
