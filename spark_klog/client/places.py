@@ -18,6 +18,8 @@ from datetime import datetime, timezone, tzinfo
 from typing import Any
 
 from spark_klog.base.clock import system_ms
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
@@ -85,6 +87,14 @@ class GroupSpec:
 
 
 Spec = OffsetSpec | TimeSpec | BeforeEndSpec | GroupSpec
+
+
+def offsets_at(cluster: Cluster, place: OffsetSpec | TimeSpec | int, end: Offsets) -> Offsets:
+    """The offset that a place means in each partition, given the partitions' ends; an offset is taken as it is."""
+    if isinstance(place, int):
+        return dict.fromkeys(end, place)
+    found = list_offsets(cluster, place.values(end))
+    return {key: end[key] if found[key] == NO_OFFSET else min(found[key], end[key]) for key in end}
 
 
 def _json(option: str, text: str) -> dict[str, Any]:

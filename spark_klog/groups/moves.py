@@ -7,16 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.client.offsets import list_offsets
+from spark_klog.client.places import OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-
-
-@dataclass(frozen=True)
-class ToTime:
-    """The first record at or after a time (ms), or the end if there is none; or EARLIEST or LATEST."""
-
-    time: int
 
 
 @dataclass(frozen=True)
@@ -26,14 +20,7 @@ class ShiftBy:
     records: int
 
 
-@dataclass(frozen=True)
-class ToOffset:
-    """The same offset in all partitions."""
-
-    offset: int
-
-
-Target = ToTime | ShiftBy | ToOffset
+Target = OffsetSpec | TimeSpec | int | ShiftBy
 
 
 class Change(NamedTuple):
@@ -53,12 +40,8 @@ def target_offsets(
     current: Mapping[TopicPartition, int],
 ) -> dict[TopicPartition, int]:
     """The offset that the target means for each partition; `ConfigError` to shift partitions without an offset."""
-    if isinstance(target, ToOffset):
-        return dict.fromkeys(partitions, target.offset)
-    if isinstance(target, ToTime):
-        found = list_offsets(cluster, dict.fromkeys(partitions, target.time))
-        late = [key for key, offset in found.items() if offset == NO_OFFSET]
-        return found | list_offsets(cluster, dict.fromkeys(late, LATEST))
+    if not isinstance(target, ShiftBy):
+        return offsets_at(cluster, target, list_offsets(cluster, dict.fromkeys(partitions, LATEST)))
     if missing := [f"{topic}-{partition}" for topic, partition in partitions if (topic, partition) not in current]:
         raise ConfigError(f"nothing to shift: the group has no offset of {', '.join(sorted(missing))}")
     return {key: current[key] + target.records for key in partitions}

@@ -14,7 +14,7 @@ from typing import Any
 from spark_klog.base.clock import system_ms
 from spark_klog.client import places
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.history import last_committed, read_manifest
 from spark_klog.load.journal.model import Manifest, Progress, run_name
@@ -34,13 +34,6 @@ class AtRun:
 
 
 @dataclass(frozen=True)
-class AtTime:
-    """The first record of that time (ms since the epoch) or later, in each partition."""
-
-    time: int
-
-
-@dataclass(frozen=True)
 class AtOffsets:
     """Offsets of a file, and what it says of whose they are; "" and {} if it does not say."""
 
@@ -50,7 +43,7 @@ class AtOffsets:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
 
-Place = AtRun | AtTime | AtOffsets
+Place = AtRun | TimeSpec | AtOffsets
 
 
 def parse_run(option: str, text: str) -> AtRun:
@@ -60,12 +53,12 @@ def parse_run(option: str, text: str) -> AtRun:
     return AtRun(int(text))
 
 
-def parse_time(option: str, text: str, zone: tzinfo = timezone.utc) -> AtTime:
+def parse_time(option: str, text: str, zone: tzinfo = timezone.utc) -> TimeSpec:
     """Parse a time that is not to come, as `client.places.parse_time` does; `ConfigError`."""
     time = places.parse_time(option, text, zone)
     if time > system_ms():
         raise ConfigError(f"{option} {text} is in the future")
-    return AtTime(time)
+    return TimeSpec(time)
 
 
 def read_offsets(option: str, path: Path) -> AtOffsets:
@@ -153,9 +146,8 @@ def resolve(
     """
     if isinstance(place, AtRun):
         return {key: item.offset for key, item in offsets_of_run(store, place.run).items() if key in ids}
-    if isinstance(place, AtTime):
-        found = list_offsets(cluster, dict.fromkeys(ids, place.time))
-        return {key: log_end[key] if found[key] == NO_OFFSET else min(found[key], log_end[key]) for key in ids}
+    if isinstance(place, TimeSpec):
+        return offsets_at(cluster, place, {key: log_end[key] for key in ids})
     if place.cluster_id and cluster.cluster_id and place.cluster_id != cluster.cluster_id:
         raise ConfigError(
             f"{place.file} has offsets of cluster {place.cluster_id}, and this is cluster {cluster.cluster_id}"

@@ -8,8 +8,9 @@ from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.client import Admin, Producer
+from spark_klog.client.places import OffsetSpec, TimeSpec
 from spark_klog.errors import ConfigError
-from spark_klog.groups.moves import ShiftBy, Target, ToOffset, ToTime, plan_changes, target_offsets
+from spark_klog.groups.moves import ShiftBy, Target, plan_changes, target_offsets
 from spark_klog.groups.stores import CoordinatorStore
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
@@ -104,16 +105,16 @@ def move_group(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
 def _target(body: Mapping[str, Any]) -> Target:
     kind = body.get("to")
     if kind in ("earliest", "latest"):
-        return ToTime(EARLIEST if kind == "earliest" else LATEST)
+        return OffsetSpec(EARLIEST if kind == "earliest" else LATEST)
     if kind == "offset":
-        return ToOffset(_number(body, "value", None))
+        return _number(body, "value", None)
     if kind == "shift":
         return ShiftBy(_number(body, "value", None, least=-(2**62)))
     if kind == "time":
         time = _number(body, "value", None)
         if time > system_ms():
             raise ConfigError("the time must not be in the future")
-        return ToTime(time)
+        return TimeSpec(time)
     raise ConfigError("to must be earliest, latest, offset, time or shift")
 
 

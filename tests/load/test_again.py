@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from spark_klog.client.places import TimeSpec
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.places import AtRun, AtTime, parse_run, parse_time, read_offsets
+from spark_klog.load.places import AtRun, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.settings import WriteSettings
 from tests.load.support import Killed, by_duckdb, by_pyarrow, die, expected, failing, run
@@ -63,7 +64,7 @@ def test_the_same_files(cluster: EmbeddedCluster, topic: str, tmp_path: Path, pl
     offsets.write_text(klog("load", "offsets", str(output), "--run", "2").stdout)
     start = {
         "run": AtRun(2),
-        "time": AtTime(_TIME + _EACH * 1000),
+        "time": TimeSpec(_TIME + _EACH * 1000),
         "offsets": read_offsets("--from-offsets", offsets),
     }[place]
     loaded = run(servers, output, topic, start=start, **_SMALL)
@@ -79,7 +80,7 @@ def test_part_of_a_load_with_other_settings(cluster: EmbeddedCluster, topic: str
     """A reload from the middle of a range to the middle of another replaces whole ranges and leaves the rest."""
     servers = cluster.bootstrap_servers
     _runs(servers, topic, tmp_path)
-    start, until = AtTime(_TIME + 2000 * 25), AtTime(_TIME + 2000 * 45)
+    start, until = TimeSpec(_TIME + 2000 * 25), TimeSpec(_TIME + 2000 * 45)
     kept = {item.path: item.run for item in files(str(tmp_path)) if item.first < 20 or item.first >= 50}
     options = {"settings": WriteSettings(compression="snappy"), "max_task_records": 7}
     loaded = run(servers, tmp_path, topic, start=start, until=until, **options)
@@ -109,13 +110,13 @@ def test_into_another_output(cluster: EmbeddedCluster, topic: str, tmp_path: Pat
     _check(second, [item for item in some if item[2] >= 20])
     run(servers, second, topic)
     _check(second, [item for item in expected(topic, {0: 60, 1: 60}) if item[2] >= 20])
-    run(servers, second, topic, start=AtTime(_TIME), max_task_records=7)  # also the offsets before its first run
+    run(servers, second, topic, start=TimeSpec(_TIME), max_task_records=7)  # also the offsets before its first run
     _check(second, expected(topic, {0: 60, 1: 60}))
     printed = json.loads(klog("load", "offsets", str(second)).stdout)
     assert printed["offsets"] == {topic: {"0": 60, "1": 60}}
 
 
-@pytest.mark.parametrize("bound", [{"until": AtTime(_TIME + 20_000)}, {"limits": Limits(max_records=20)}])
+@pytest.mark.parametrize("bound", [{"until": TimeSpec(_TIME + 20_000)}, {"limits": Limits(max_records=20)}])
 def test_offsets_before_the_first_run(
     cluster: EmbeddedCluster, topic: str, tmp_path: Path, bound: dict[str, Any]
 ) -> None:
@@ -126,8 +127,8 @@ def test_offsets_before_the_first_run(
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     produce(servers, topic, [Sent(b"%d" % n, None, 0, _TIME + n * 1000) for n in range(60)])
-    run(servers, tmp_path, topic, start=AtTime(_TIME + 40_000))
-    loaded = run(servers, tmp_path, topic, start=AtTime(_TIME), **bound)
+    run(servers, tmp_path, topic, start=TimeSpec(_TIME + 40_000))
+    loaded = run(servers, tmp_path, topic, start=TimeSpec(_TIME), **bound)
     assert [(item.start, item.until, item.records) for item in loaded.partitions] == [(0, 20, 20)]
     assert loaded.offsets == {(topic, 0): 60}
     produce(servers, topic, [Sent(b"new", None, 0, _TIME)])
@@ -152,7 +153,7 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, tmp_path: P
         if number == 1:
             _runs(servers, topic, output, 2)
         else:
-            run(servers, output, topic, until=AtTime(_TIME + _EACH * 1000), **_SMALL)
+            run(servers, output, topic, until=TimeSpec(_TIME + _EACH * 1000), **_SMALL)
             run(servers, output, topic, **_SMALL)
         again: dict[str, Any] = {"start": AtRun(2), "max_task_records": 12}
         try:
@@ -216,7 +217,7 @@ def test_places_that_are_none(cluster: EmbeddedCluster, topic: str, tmp_path: Pa
         parse_time("--from-time", "noon")
     with pytest.raises(ConfigError, match="is in the future"):
         parse_time("--until", "2990-01-01")
-    assert parse_time("--until", "2023-11-14T23:00:00Z") == AtTime(_TIME)
+    assert parse_time("--until", "2023-11-14T23:00:00Z") == TimeSpec(_TIME)
     (tmp_path / "text").write_text("{")
     with pytest.raises(ConfigError, match="is not JSON"):
         read_offsets("--from-offsets", tmp_path / "text")

@@ -16,6 +16,7 @@ import pytest
 from spark_klog.base import durable
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch import ranges as small_ranges
+from spark_klog.client.places import TimeSpec
 from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
@@ -23,7 +24,7 @@ from spark_klog.files import folder
 from spark_klog.load import files, planning
 from spark_klog.load.audit import status
 from spark_klog.load.journal.model import LETTERS, STAGED, Range, staged_path
-from spark_klog.load.places import AtRun, AtTime
+from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import writers
@@ -86,7 +87,7 @@ def test_partitions_of_which_a_run_reads_nothing(cluster: EmbeddedCluster, topic
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 3)
     produce(servers, topic, [Sent(b"v", None, 2, _TIME), Sent(b"v", None, 0, _TIME + 2 * _HOUR_MS)])
-    first = run(servers, tmp_path, topic, start=AtTime(_TIME + _HOUR_MS))
+    first = run(servers, tmp_path, topic, start=TimeSpec(_TIME + _HOUR_MS))
     assert first.offsets == {(topic, 0): 1, (topic, 1): 0, (topic, 2): 1}
     produce(servers, topic, [Sent(b"v", None, number, _TIME) for number in (1, 1, 1, 2)])
     delete_records(servers, topic, {1: 2})

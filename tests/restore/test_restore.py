@@ -15,13 +15,13 @@ import pytest
 from spark_klog.cli.jobs import restore as restore_job
 from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW
 from spark_klog.client import Admin, Producer
+from spark_klog.client.places import TimeSpec
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load import files
 from spark_klog.load.journal.history import claim_output
 from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import open_store
-from spark_klog.load.places import AtTime
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.restore import restore as reading
@@ -168,20 +168,20 @@ def test_offsets_that_the_load_has_got_later(
     servers = cluster.bootstrap_servers
     create_topic(servers, topic)
     produce(servers, topic, [Sent(b"%d" % n, None, 0, _TIME + n * 1000) for n in range(60)])
-    until = AtTime(_TIME + 10_000)
-    run(servers, tmp_path, topic, start=AtTime(_TIME + 40_000))
+    until = TimeSpec(_TIME + 10_000)
+    run(servers, tmp_path, topic, start=TimeSpec(_TIME + 40_000))
     options = RestoreOptions(str(tmp_path), _client(target))
     assert [item.records for item in _restore(options)] == [20]
     produce(servers, topic, [Sent(b"new", None, 0, _TIME + 60_000)])
     run(servers, tmp_path, topic)
     assert [item.records for item in _restore(options)] == [1]
-    run(servers, tmp_path, topic, start=AtTime(_TIME), until=until)
+    run(servers, tmp_path, topic, start=TimeSpec(_TIME), until=until)
     for _ in range(2):
         with pytest.raises(ConfigError, match=r"-0: the load has got the offsets \[0, 10\) since this restore left"):
             _restore(options)
     other = RestoreOptions(str(tmp_path), _client(target), prefix="other.", name=f"other.{topic}")
     assert [item.records for item in _restore(other)] == [31]
-    run(servers, tmp_path, topic, start=AtTime(_TIME))
+    run(servers, tmp_path, topic, start=TimeSpec(_TIME))
     with pytest.raises(ConfigError, match=r"the offsets \[10, 40\) since this restore left them out, and it is at 61"):
         _restore(other)
     third = RestoreOptions(str(tmp_path), _client(target), prefix="third.", name=f"third.{topic}")

@@ -28,14 +28,12 @@ from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import print_lines
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.places import offsets_by_partition, parse_time
+from spark_klog.client.places import OffsetSpec, TimeSpec, offsets_by_partition, parse_time
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.groups.moves import (
     Change,
     ShiftBy,
     Target,
-    ToOffset,
-    ToTime,
     plan_changes,
     target_offsets,
 )
@@ -271,11 +269,11 @@ def set_(
 ) -> None:
     """Set a group's offsets. An offset outside a partition's range becomes its first or last offset."""
     targets: list[Target] = []
-    targets += [ToTime(EARLIEST)] if to_earliest else []
-    targets += [ToTime(LATEST)] if to_latest else []
-    targets += [ToTime(parse_time("--to-time", to_time))] if to_time is not None else []
+    targets += [OffsetSpec(EARLIEST)] if to_earliest else []
+    targets += [OffsetSpec(LATEST)] if to_latest else []
+    targets += [TimeSpec(parse_time("--to-time", to_time))] if to_time is not None else []
     targets += [ShiftBy(shift_by)] if shift_by is not None else []
-    targets += [ToOffset(to_offset)] if to_offset is not None else []
+    targets += [to_offset] if to_offset is not None else []
     if len(targets) + (from_file is not None) != 1:
         raise click.UsageError(
             "give exactly one of --to-earliest, --to-latest, --to-time, --shift-by, --to-offset and --from-file"
@@ -283,7 +281,7 @@ def set_(
     chosen = parse_topics("--topic ", topics)
     if not chosen and targets:
         raise click.UsageError("--topic is required")
-    if any(isinstance(target, ToTime) and target.time > system_ms() for target in targets):
+    if any(isinstance(target, TimeSpec) and (target.everywhere or 0) > system_ms() for target in targets):
         text = "is in the future: without records that late the group gets the ends as they are now, not those of then"
         click.echo(f"klog: --to-time {to_time} {text}", err=True)
     with _opened(group, store, [], servers, command_config, force) as (opened, _, cluster):

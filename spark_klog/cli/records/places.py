@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from spark_klog.base.clock import system_ms
 from spark_klog.client import Consumer, places as client_places
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.offsets import NO_OFFSET, high_watermarks, list_offsets
-from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec
+from spark_klog.client.offsets import high_watermarks, list_offsets
+from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
@@ -127,17 +127,6 @@ def _before_end(
     return {key: tail.offset_of_last(count) for key, tail in tails.items()}, warnings
 
 
-def offsets_of(cluster: Cluster, place: Place, first: Offsets, end: Offsets) -> dict[TopicPartition, int]:
-    """The offset that a place means in each partition, but a number of records; `first` and `end` are their ranges."""
-    assert not isinstance(place, BeforeEndSpec)
-    if isinstance(place, int):
-        return dict.fromkeys(end, place)
-    if isinstance(place, OffsetSpec):
-        return dict(first if place.everywhere == EARLIEST else end)
-    found = list_offsets(cluster, place.values(end))
-    return {key: end[key] if found[key] == NO_OFFSET else min(found[key], end[key]) for key in end}
-
-
 def check_until(place: Place) -> None:
     """`ConfigError` for a time to come: what will be written until then is not known."""
     if isinstance(place, TimeSpec) and place.everywhere is not None and place.everywhere > system_ms():
@@ -172,7 +161,7 @@ def ranges(
             offsets, few = _before_end(settings, place.count, first, end)
             warnings += few
         else:
-            offsets = offsets_of(cluster, place, first, end)
+            offsets = dict(first) if place == OffsetSpec(EARLIEST) else offsets_at(cluster, place, end)
         found.append(offsets)
     starts, stops = found
     _check_starts(cluster, {key: start for key, start in starts.items() if start > end[key]})
