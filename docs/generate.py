@@ -183,12 +183,12 @@ def client_settings_page() -> str:
 def broker_settings_page() -> str:
     defaults = {name: item.default for name, item in BROKER_SETTINGS.items()}
     log_texts = setting_texts(LogConfig())
-    of_logs = {broker_name(name): text for name, (text, _) in log_texts.items()}
+    of_logs = {broker_name(name): text for name, text in log_texts.items()}
     names = sorted({*defaults, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *PLACES})
     rows = ((_code(one), _default(defaults.get(one, of_logs.get(one))), DOCUMENTATION[one]) for one in names)
     topics = (
         (_code(one), _default(text), _code(broker_name(one) or ""), DOCUMENTATION[one])
-        for one, (text, _) in log_texts.items()
+        for one, text in log_texts.items()
     )
     return _page(
         "Settings of brokers and topics",

@@ -32,8 +32,7 @@ from spark_klog.client.admin.groups import GroupDescription
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.client.offsets import list_offsets
-from spark_klog.groups.moves import existing
-from spark_klog.groups.stores import CoordinatorStore, OffsetStore
+from spark_klog.groups.stores import CoordinatorStore, OffsetStore, existing
 from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 

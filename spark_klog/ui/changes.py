@@ -10,8 +10,7 @@ from spark_klog.base.clock import system_ms
 from spark_klog.client import Admin, Producer
 from spark_klog.client.places import OffsetSpec, TimeSpec
 from spark_klog.errors import ConfigError
-from spark_klog.groups.moves import ShiftBy, Target, plan_changes, target_offsets
-from spark_klog.groups.stores import CoordinatorStore
+from spark_klog.groups.stores import CoordinatorStore, ShiftBy, Target, plan_changes, target_offsets
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _DELIVERY_SECONDS = 30.0

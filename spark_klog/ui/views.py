@@ -18,8 +18,7 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import KlogError, ProtocolError
 from spark_klog.groups.lag import owners_of, partition_lags
-from spark_klog.groups.moves import existing
-from spark_klog.groups.stores import open_store
+from spark_klog.groups.stores import existing, open_store
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.trees.checkpoint import checkpoint_state
 

@@ -167,7 +167,7 @@ async def alter_configs(broker: Broker, request: Request, message: Message) -> M
 async def incremental_alter_configs(broker: Broker, request: Request, message: Message) -> Message:
     if not broker.authorizer.is_admin(request.session):
         return _refused(message)
-    inherited = {name: text for name, (text, _) in setting_texts(broker.config.log).items()}
+    inherited = setting_texts(broker.config.log)
 
     def changed(before: Mapping[str, str], configs: list[dict[str, Any]]) -> dict[str, str]:
         return _changed(inherited, before, configs)

@@ -141,17 +141,15 @@ _TYPE_OF = {
 def topic_entries(config: BrokerConfig, topic: Topic) -> list[Message]:
     """All settings of a topic: its own, else the broker's."""
     own = known_topic_settings(topic.name, topic.settings)
-    values = setting_texts(replace(config.log, **own))
-    defaults = setting_texts(LogConfig())
-    of_broker = setting_texts(config.log)
+    defaults, of_broker = setting_texts(LogConfig()), setting_texts(config.log)
     entries = []
-    for name, (text, _) in values.items():
+    for name, text in setting_texts(replace(config.log, **own)).items():
         synonyms = []
         if name in topic.settings:
             text = topic.settings[name]
             synonyms.append(_synonym(name, text, TOPIC_SOURCE))
         if (at_broker := broker_name(name)) is not None:
-            synonyms += _synonyms(at_broker, of_broker[name][0], defaults[name][0])
+            synonyms += _synonyms(at_broker, of_broker[name], defaults[name])
         entries.append(_entry(name, text, synonyms, read_only=False))
     return entries
 

@@ -22,27 +22,17 @@ BROKER_LOG_SETTINGS = {
     "log.retention.minutes": ("retention_ms", log_number("long", -1, factor=_MINUTE_MS)),
     **{item.metadata["broker"]: (item.name, item.metadata["kind"]) for item in TOPIC_SETTINGS.values()},
 }
-#: Topic settings of Kafka that have no effect without replication, with the values to show.
+#: Topic settings of Kafka that have no effect without replication: the value to show, and the broker's name.
 _WITHOUT_EFFECT = {
-    "compression.type": "producer",
-    "follower.replication.throttled.replicas": "",
-    "leader.replication.throttled.replicas": "",
-    "message.downconversion.enable": "true",
-    "message.format.version": "3.0-IV1",
-    "min.insync.replicas": "1",
-    "preallocate": "false",
-    "segment.jitter.ms": "0",
-    "unclean.leader.election.enable": "false",
-}
-#: The broker's names of these settings.
-_BROKER_NAMES = {
-    "compression.type": "compression.type",
-    "message.downconversion.enable": "log.message.downconversion.enable",
-    "message.format.version": "log.message.format.version",
-    "min.insync.replicas": "min.insync.replicas",
-    "preallocate": "log.preallocate",
-    "segment.jitter.ms": "log.roll.jitter.ms",
-    "unclean.leader.election.enable": "unclean.leader.election.enable",
+    "compression.type": ("producer", "compression.type"),
+    "follower.replication.throttled.replicas": ("", None),
+    "leader.replication.throttled.replicas": ("", None),
+    "message.downconversion.enable": ("true", "log.message.downconversion.enable"),
+    "message.format.version": ("3.0-IV1", "log.message.format.version"),
+    "min.insync.replicas": ("1", "min.insync.replicas"),
+    "preallocate": ("false", "log.preallocate"),
+    "segment.jitter.ms": ("0", "log.roll.jitter.ms"),
+    "unclean.leader.election.enable": ("false", "unclean.leader.election.enable"),
 }
 #: Settings without effect that reject other values, since users would expect those to have an effect.
 _FIXED = ("compression.type", "message.downconversion.enable", "preallocate")
@@ -63,8 +53,8 @@ def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     result = {}
     for name, text in settings.items():
         if name in _WITHOUT_EFFECT:
-            if name in _FIXED and text != _WITHOUT_EFFECT[name]:
-                raise ConfigError(f"setting {name}={text}: only {_WITHOUT_EFFECT[name]} is supported")
+            if name in _FIXED and text != _WITHOUT_EFFECT[name][0]:
+                raise ConfigError(f"setting {name}={text}: only {_WITHOUT_EFFECT[name][0]} is supported")
             continue
         if name not in TOPIC_SETTINGS:
             raise ConfigError(f"unknown topic setting {name!r}; {advice(name, TOPIC_SETTINGS, _WITHOUT_EFFECT)}")
@@ -99,10 +89,13 @@ def is_list(name: str) -> bool:
 
 def broker_name(name: str) -> str | None:
     """The broker setting from which a topic setting inherits; None if it has none."""
-    return TOPIC_SETTINGS[name].metadata["broker"] if name in TOPIC_SETTINGS else _BROKER_NAMES.get(name)
+    if name in TOPIC_SETTINGS:
+        return str(TOPIC_SETTINGS[name].metadata["broker"])
+    return _WITHOUT_EFFECT.get(name, ("", None))[1]
 
 
-def setting_texts(config: LogConfig) -> dict[str, tuple[str, Any]]:
-    """All topic settings of a `LogConfig`: name to (text, value)."""
-    values = {name: getattr(config, item.name) for name, item in TOPIC_SETTINGS.items()}
-    return {name: (str(value), value) for name, value in sorted((_WITHOUT_EFFECT | values).items())}
+def setting_texts(config: LogConfig) -> dict[str, str]:
+    """The texts of all topic settings of a `LogConfig`, by their names."""
+    fixed = {name: text for name, (text, _) in _WITHOUT_EFFECT.items()}
+    own = {name: str(getattr(config, item.name)) for name, item in TOPIC_SETTINGS.items()}
+    return dict(sorted((fixed | own).items()))

@@ -30,14 +30,16 @@ from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.places import OffsetSpec, TimeSpec, offsets_by_partition, parse_time
 from spark_klog.errors import ConfigError, DecodeError
-from spark_klog.groups.moves import (
+from spark_klog.groups.stores import (
     Change,
+    CoordinatorStore,
+    OffsetStore,
     ShiftBy,
     Target,
+    open_store,
     plan_changes,
     target_offsets,
 )
-from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.trees.paths import consumer_offset_path, parse_offset
 
