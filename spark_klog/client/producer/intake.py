@@ -9,6 +9,7 @@ import random
 import time
 from bisect import bisect
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from spark_klog.client.cluster import Cluster, TopicPartition, numbers_of
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
@@ -165,18 +166,16 @@ class PartitionChoice:
         return chosen
 
 
+@dataclass(slots=True, eq=False)
 class Gathering:
     """Records of one partition that do not fill a batch yet; they are due at `due`, a reading of `time.monotonic`."""
 
-    __slots__ = ("body", "due", "first_timestamp", "receipt", "whole")
-
-    def __init__(self, receipt: Receipt, due: float) -> None:
-        self.body = bytearray()
-        self.first_timestamp = 0
-        #: Number of records, bytes of `body`, greatest timestamp: replaced at once, when a record is added as a whole.
-        self.whole = 0, 0, 0
-        self.receipt = receipt
-        self.due = due
+    receipt: Receipt
+    due: float
+    body: bytearray = field(default_factory=bytearray)
+    first_timestamp: int = 0
+    #: Number of records, bytes of `body`, greatest timestamp: replaced at once, when a record is added as a whole.
+    whole: tuple[int, int, int] = 0, 0, 0
 
     def add(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.requests import SteppedRequest
-from spark_klog.errors import ConnectionFailed, ErrorCode, KlogError, RequestTimedOut, UnsupportedVersionError
+from spark_klog.errors import ConnectionFailed, ErrorCode, RequestTimedOut, UnsupportedVersionError
 from spark_klog.protocol.apis import INIT_PRODUCER_ID
 from spark_klog.protocol.codec import Message
 
@@ -72,30 +72,28 @@ class ProducerIds:
 
         `ConnectionFailed` if no broker answers, `ProtocolError` if one refuses; the next call asks again.
         """
-        if self.asking is None:
+        request = self.asking
+        if request is None:
             message = {"transactional_id": None, "transaction_timeout_ms": _MAX_INT32}
-            self.asking = self._cluster.begin_any(INIT_PRODUCER_ID, lambda _: message)
+            request = self._cluster.begin_any(INIT_PRODUCER_ID, lambda _: message)
+        self.asking = None
         try:
-            answer = self.asking.step()
-            if answer is None:
-                return False
-            self._current, self.asking = self._taken(answer), None
-            return True
+            answer = request.step()
         except UnsupportedVersionError as error:
-            self.asking = None
             if self._cluster.config.enable_idempotence:
                 raise
             _log.info("records may be written twice when a request is sent again: %s", error)
             self._is_idempotent = False
             return True
         except (ConnectionFailed, RequestTimedOut) as error:
-            self.asking = None
             raise ConnectionFailed(f"no producer id: {error}") from error
-        except KlogError:
-            self.asking = None
-            raise
+        if answer is None:
+            self.asking = request
+            return False
+        self._current = self._id_in(answer)
+        return True
 
-    def _taken(self, answer: Message) -> tuple[int, int]:
+    def _id_in(self, answer: Message) -> tuple[int, int]:
         without = self._cluster.config.named("enable.idempotence=false")
         code = answer["error_code"]
         rights = (

@@ -104,24 +104,18 @@ class Outcomes:
     def _renumber(self, queues: list[Queue]) -> list[Queue]:
         """Give batches sequences that the leader accepts; return the queues that wait for a producer id."""
         waiting = [queue for queue in queues if self._producer_ids.must_wait(queue.numbering)]
-        if waiting and self._has_producer_id(waiting):
-            waiting = []
+        if waiting:
+            try:
+                if self._producer_ids.step():
+                    waiting = []
+            except (*UNREACHABLE, ProtocolError) as error:
+                if isinstance(error, ProtocolError) and not error.retriable:
+                    raise
+                self.put_off(waiting, error)
         for queue in queues:
             if queue not in waiting:
                 queue.renumber(self._producer_ids.renewed(queue.numbering))
         return waiting
-
-    def _has_producer_id(self, waiting: list[Queue]) -> bool:
-        """Return whether there is a producer id for partitions now; put them off if there will not be one soon."""
-        try:
-            return self._producer_ids.step()
-        except UNREACHABLE as error:
-            self.put_off(waiting, error)
-        except ProtocolError as error:
-            if not error.retriable:
-                raise
-            self.put_off(waiting, error)
-        return False
 
     def _look_for_leaders(self, unknown: list[Queue]) -> None:
         """Ask for the leaders of partitions without waiting; put those off that have none."""

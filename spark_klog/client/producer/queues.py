@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.producer.numbering import Numbering
@@ -14,6 +15,7 @@ from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT, build_batch, 
 from spark_klog.records.kernels.reference import append_record, iter_records
 
 
+@dataclass(slots=True, eq=False)
 class Batch:
     """A finished batch; `deadline` is a reading of the sender's clock, `order` its place in the queue.
 
@@ -21,34 +23,21 @@ class Batch:
     its records were sent before in a larger batch without an answer that says what became of them.
     """
 
-    __slots__ = (
-        *("append_time", "base_offset", "count", "data", "deadline", "first", "is_in_flight", "may_be_written"),
-        *("order", "receipt", "times_sent"),
-    )
-
-    def __init__(
-        self,
-        data: bytes | bytearray,
-        count: int,
-        deadline: float,
-        receipt: Receipt | None,
-        first: int | None = 0,
-        *,
-        may_be_written: bool = False,
-    ) -> None:
-        self.data = data
-        self.count = count
-        self.deadline = deadline
-        self.is_in_flight = False
-        self.receipt = receipt
-        self.first = first
-        self.may_be_written = may_be_written
-        self.order = 0
-        #: How often it was sent.
-        self.times_sent = 0
-        self.base_offset = self.append_time = -1
+    data: bytes | bytearray
+    count: int
+    deadline: float
+    receipt: Receipt | None
+    first: int | None = 0
+    may_be_written: bool = False
+    order: int = 0
+    is_in_flight: bool = False
+    #: How often it was sent.
+    times_sent: int = 0
+    base_offset: int = -1
+    append_time: int = -1
 
 
+@dataclass(slots=True, eq=False)
 class Queue:
     """A partition's unconfirmed batches, oldest first. `not_before` is a reading of `time.monotonic`.
 
@@ -57,31 +46,28 @@ class Queue:
     the oldest one alone.
     """
 
-    __slots__ = (
-        *("added", "attempts", "batches", "confirmed", "failure", "in_flight", "in_flight_size", "is_open", "key"),
-        *("must_renumber", "node", "not_before", "numbering", "resent", "size", "splits"),
-    )
-
-    def __init__(self, key: TopicPartition, numbering: Numbering | None) -> None:
-        self.key = key
-        self.numbering = numbering
-        self.batches: deque[Batch] = deque()
-        self.added = 0
-        #: Confirmed batches after one that is not.
-        self.confirmed: list[Batch] = []
-        #: Bytes of all batches, and the number and bytes of those in flight, at the broker `node`.
-        self.size = self.in_flight = self.in_flight_size = 0
-        self.node = -1
-        self.is_open = False
-        #: Whether the leader does not know the sequences, or the batches have none yet.
-        self.must_renumber = False
-        self.attempts = 0
-        #: How often the oldest batch was sent in vain.
-        self.resent = 0
-        #: How often a batch was split.
-        self.splits = 0
-        self.not_before = 0.0
-        self.failure: Exception | None = None
+    key: TopicPartition
+    numbering: Numbering | None
+    batches: deque[Batch] = field(default_factory=deque)
+    added: int = 0
+    #: Confirmed batches after one that is not.
+    confirmed: list[Batch] = field(default_factory=list)
+    #: Bytes of all batches.
+    size: int = 0
+    #: The number and bytes of batches in flight, at the broker `node`.
+    in_flight: int = 0
+    in_flight_size: int = 0
+    node: int = -1
+    is_open: bool = False
+    #: Whether the leader does not know the sequences, or the batches have none yet.
+    must_renumber: bool = False
+    attempts: int = 0
+    #: How often the oldest batch was sent in vain.
+    resent: int = 0
+    #: How often a batch was split.
+    splits: int = 0
+    not_before: float = 0.0
+    failure: Exception | None = None
 
     @property
     def name(self) -> str:

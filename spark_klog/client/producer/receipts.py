@@ -227,11 +227,7 @@ class Delivery:
         return self._receipt.error_of(self._index)
 
     def __repr__(self) -> str:
-        state = (
-            "failed"
-            if self.done() and self._receipt.error_of(self._index)
-            else "confirmed"
-            if self.done()
-            else "pending"
-        )
+        state = "pending"
+        if self.done():
+            state = "failed" if self._receipt.error_of(self._index) else "confirmed"
         return f"<Delivery to {self.topic}-{self.partition}, {state}>"

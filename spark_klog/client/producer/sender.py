@@ -20,6 +20,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from spark_klog.base.interrupts import WAIT
@@ -82,6 +83,7 @@ class _CallClock:
         return (time.monotonic() if self._is_within else self._left_at) - self._between
 
 
+@dataclass(slots=True)
 class _Request:
     """A Produce request in flight; without a handle (acks=0) one that is being sent.
 
@@ -89,33 +91,21 @@ class _Request:
     sender's clock.
     """
 
-    __slots__ = ("batches", "connection", "deadline", "handle", "slow_at")
-
-    def __init__(
-        self,
-        connection: Connection,
-        handle: Handle | None,
-        batches: list[tuple[Queue, Batch]],
-        now: float,
-        timeout: float,
-    ) -> None:
-        self.connection = connection
-        self.handle = handle
-        self.batches = batches
-        self.slow_at = now + _SLOW_SECONDS
-        self.deadline = now + timeout
+    connection: Connection
+    handle: Handle | None
+    batches: list[tuple[Queue, Batch]]
+    slow_at: float
+    deadline: float
 
 
+@dataclass(slots=True)
 class _Broker:
     """A broker's requests in flight, oldest first, its connection while that is being opened, and its throttling."""
 
-    __slots__ = ("opening", "requests", "throttled_until")
-
-    def __init__(self) -> None:
-        self.requests: deque[_Request] = deque()
-        self.opening: Connection | None = None
-        #: A reading of `time.monotonic`.
-        self.throttled_until = 0.0
+    requests: deque[_Request] = field(default_factory=deque)
+    opening: Connection | None = None
+    #: A reading of `time.monotonic`.
+    throttled_until: float = 0.0
 
 
 class Sender:
@@ -417,8 +407,9 @@ class Sender:
             if (spent := self._outcomes.resend(alone, error)) is not None:
                 raise spent from None
             return False
+        begin = self._clock.now()
         timeout = self._config.request_timeout_ms / 1000
-        broker.requests.append(_Request(connection, handle, chosen, self._clock.now(), timeout))
+        broker.requests.append(_Request(connection, handle, chosen, begin + _SLOW_SECONDS, begin + timeout))
         for queue, batch in chosen:
             queue.sent(batch, node)
             self._bytes_in_flight += len(batch.data)
