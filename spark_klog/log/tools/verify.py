@@ -104,18 +104,22 @@ class Batch:
     max_timestamp: int
 
 
-class _Entries:
-    """The entries of an index, one entry ahead; problems of the file itself are collected in `findings`."""
+class IndexCheck:
+    """The entries of an index, one entry ahead; appends what is wrong with them to `findings`."""
 
-    def __init__(self, path: Path, is_newest: bool) -> None:
+    #: What is wrong with entries that are left at the end of the log.
+    left = ""
+
+    def __init__(self, path: Path, findings: list[Finding], *, is_newest: bool = True) -> None:
         self.path = path
-        self.findings: list[Finding] = []
+        self.findings = findings
         self._is_newest = is_newest
         self._found = dump_index(path) if path.exists() else iter(())
+        self._largest = -1
         self.next: IndexEntry | None = None
-        self.step()
+        self.advance()
 
-    def step(self) -> None:
+    def advance(self) -> None:
         """Go to the next entry."""
         self.next = None
         for found in self._found:
@@ -125,101 +129,77 @@ class _Entries:
             if isinstance(found, Damage):
                 self.findings.append(Finding(self.path, found.position, found.reason))
             elif not self._is_newest:
-                self.findings.append(_padded(self.path, found))
+                what = f"{found.size} zero bytes follow the entries, but a newer segment exists"
+                self.findings.append(Finding(self.path, found.position, what))
 
     def wrong(self, entry: IndexEntry, what: str) -> None:
         fields = ", ".join(f"{name} {value}" for name, value in entry.fields.items())
         self.findings.append(Finding(self.path, entry.position, f"entry with {fields}: {what}"))
 
-    def taken(self) -> Iterator[Finding]:
-        """Yield the findings so far and clear them."""
-        found, self.findings = self.findings, []
-        yield from found
-
-    def rest(self, what: str | None) -> Iterator[Finding]:
-        """Yield the findings of the remaining entries; `what`, if given, is wrong with each of them."""
+    def end(self, *, is_sound: bool) -> None:
+        """Check the rest at the end of the log; if that is not sound, only the index file itself."""
         while self.next:
-            if what:
-                self.wrong(self.next, what)
-            self.step()
-        yield from self.taken()
+            if is_sound:
+                self.wrong(self.next, self.left)
+            self.advance()
 
 
-def _padded(path: Path, padding: Padding) -> Finding:
-    return Finding(path, padding.position, f"{padding.size} zero bytes follow the entries, but a newer segment exists")
-
-
-class OffsetIndexCheck:
+class OffsetIndexCheck(IndexCheck):
     """Check of a segment's .index."""
 
-    def __init__(self, log: Path, is_newest: bool) -> None:
-        self._entries = _Entries(log.with_suffix(INDEX), is_newest)
-        #: An entry for several batches, if the last one of them has not come yet.
-        self._open: IndexEntry | None = None
-        self._largest = -1
+    left = "no batch begins there"
+    #: An entry for several batches, if the last one of them has not come yet.
+    _open: IndexEntry | None = None
 
-    def batch(self, batch: Batch) -> Iterator[Finding]:
+    def batch(self, batch: Batch) -> None:
         """Compare with the next batch."""
-        entries = self._entries
-        while (entry := entries.next) and entry.fields["position"] <= batch.position:
+        while (entry := self.next) and entry.fields["position"] <= batch.position:
             offset = entry.fields["offset"]
-            if self._open:
-                self._no_end()
+            self._close()
             if offset <= self._largest:
-                entries.wrong(entry, "entries do not increase")
+                self.wrong(entry, "entries do not increase")
             elif entry.fields["position"] != batch.position:
-                entries.wrong(entry, "no batch begins there")
+                self.wrong(entry, self.left)
             elif offset > batch.last:
                 self._open = entry
             elif offset not in (batch.first, batch.last):
-                entries.wrong(entry, f"the batch there has offsets {batch.first} to {batch.last}")
+                self.wrong(entry, f"the batch there has offsets {batch.first} to {batch.last}")
             self._largest = max(self._largest, offset)
-            entries.step()
-        if self._open and batch.last >= self._open.fields["offset"]:
-            if batch.last > self._open.fields["offset"]:
-                self._no_end()
+            self.advance()
+        if self._open and batch.last == self._open.fields["offset"]:
             self._open = None
-        yield from entries.taken()
+        elif self._open and batch.last > self._open.fields["offset"]:
+            self._close()
 
-    def _no_end(self) -> None:
-        assert self._open is not None
-        self._entries.wrong(
-            self._open, "the batch there does not end with that offset, nor does one up to the next entry"
-        )
+    def _close(self) -> None:
+        if self._open:
+            what = "the batch there does not end with that offset, nor does one up to the next entry"
+            self.wrong(self._open, what)
         self._open = None
 
-    def end(self, compare: bool) -> Iterator[Finding]:
-        """The findings at the end of the log; without `compare` only problems of the index file itself."""
-        if self._open and compare:
-            self._no_end()
-        yield from self._entries.rest("no batch begins there" if compare else None)
+    def end(self, *, is_sound: bool) -> None:
+        if is_sound:
+            self._close()
+        super().end(is_sound=is_sound)
 
 
-class TimeIndexCheck:
+class TimeIndexCheck(IndexCheck):
     """Check of a segment's .timeindex."""
 
-    def __init__(self, log: Path, is_newest: bool) -> None:
-        self._entries = _Entries(log.with_suffix(TIME_INDEX), is_newest)
-        self._largest = -1
+    left = "the segment has no such offset"
 
-    def batch(self, batch: Batch) -> Iterator[Finding]:
+    def batch(self, batch: Batch) -> None:
         """Compare with the next batch."""
-        entries = self._entries
-        while (entry := entries.next) and entry.fields["offset"] <= batch.last:
+        while (entry := self.next) and entry.fields["offset"] <= batch.last:
             timestamp = entry.fields["timestamp"]
             if entry.fields["offset"] < batch.first:
-                entries.wrong(entry, "no batch has that offset, or entries do not increase")
+                self.wrong(entry, "no batch has that offset, or entries do not increase")
             elif timestamp != batch.max_timestamp:
-                entries.wrong(entry, f"the largest timestamp of the batch with that offset is {batch.max_timestamp}")
+                self.wrong(entry, f"the largest timestamp of the batch with that offset is {batch.max_timestamp}")
             elif timestamp <= self._largest:
-                entries.wrong(entry, f"a batch before has timestamp {self._largest}, or entries do not increase")
-            entries.step()
+                self.wrong(entry, f"a batch before has timestamp {self._largest}, or entries do not increase")
+            self.advance()
         self._largest = max(self._largest, batch.max_timestamp)
-        yield from entries.taken()
-
-    def end(self, compare: bool) -> Iterator[Finding]:
-        """The findings at the end of the log; without `compare` only problems of the index file itself."""
-        yield from self._entries.rest("the segment has no such offset" if compare else None)
 
 
 class TransactionCheck:
@@ -255,9 +235,9 @@ class TransactionCheck:
             stable = min(self._open.values(), default=batch.last + 1)
             self._aborted[batch.last] = header.producer_id, first, stable
 
-    def segment_end(self, log: Path) -> Iterator[Finding]:
+    def segment_end(self, log: Path, findings: list[Finding]) -> None:
         """Compare a segment's index with its batches."""
-        entries = _Entries(log.with_suffix(TRANSACTION_INDEX), True)
+        entries = IndexCheck(log.with_suffix(TRANSACTION_INDEX), findings)
         expected, self._aborted = self._aborted, {}
         previous = -1
         while entry := entries.next:
@@ -266,12 +246,11 @@ class TransactionCheck:
             if wrong or last <= previous:
                 entries.wrong(entry, wrong or "entries do not increase")
             previous = max(previous, last)
-            entries.step()
-        yield from entries.taken()
+            entries.advance()
         for last, (producer_id, first, _) in expected.items():
             if first is not None:
                 what = f"the transaction [{first}, {last}] of producer {producer_id}, which was aborted, is missing"
-                yield Finding(entries.path, None, what)
+                findings.append(Finding(entries.path, None, what))
 
     def _wrong(self, fields: dict[str, int], expected: tuple[int, int | None, int] | None) -> str | None:
         """Describe how an entry disagrees with the log; None if it agrees."""
@@ -407,7 +386,11 @@ def _segment(
     path: Path, next_base: int | None, transactions: TransactionCheck | None, progress: Progress | None
 ) -> Iterator[Finding]:
     """Check a .log file and its indexes; the indexes are compared up to the first damage in the log."""
-    checks = (OffsetIndexCheck(path, next_base is None), TimeIndexCheck(path, next_base is None))
+    findings: list[Finding] = []
+    checks = (
+        OffsetIndexCheck(path.with_suffix(INDEX), findings, is_newest=next_base is None),
+        TimeIndexCheck(path.with_suffix(TIME_INDEX), findings, is_newest=next_base is None),
+    )
     builder = kernels.load().builder(frozenset({"offset"}))
     base_offset = int(path.stem)
     last = base_offset - 1
@@ -430,20 +413,25 @@ def _segment(
                 transactions.batch(found.header, found.data, batch)
             if sound:
                 for check in checks:
-                    yield from check.batch(batch)
+                    check.batch(batch)
         except DecodeError as error:
-            yield Finding(path, found.position, str(error))
+            findings.append(Finding(path, found.position, str(error)))
             sound = False
+        yield from findings
+        findings.clear()
         if progress:
             progress(path, found.position + found.size)
     if sound and next_base is None and last + 1 < flushed:
         what = f"it ends at offset {last + 1}, but had been flushed up to offset {flushed}: records are missing"
         yield Finding(path, None, what)
     for check in checks:
-        yield from check.end(sound)
+        check.end(is_sound=sound)
+    yield from findings
+    findings.clear()
     if transactions:
         transactions.exact &= sound
-        yield from transactions.segment_end(path)
+        transactions.segment_end(path, findings)
+        yield from findings
 
 
 def _recovery_point(path: Path) -> int:
