@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from array import array
+from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.client import Consumer, places as client_places
@@ -15,9 +16,6 @@ from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Place = OffsetSpec | TimeSpec | BeforeEndSpec | int
 Offsets = Mapping[TopicPartition, int]
@@ -51,42 +49,6 @@ def parse_place(option: str, text: str) -> Place:
     )
 
 
-class _Tail:
-    """The offsets of the last records of a partition, found backwards from its end, a range at a time."""
-
-    def __init__(self, end: int) -> None:
-        #: What is looked at next: [start, stop).
-        self.start = self.stop = end
-        #: The offsets found, in order.
-        self._parts: deque[pa.Array] = deque()
-        self._range: list[pa.Array] = []
-        self.count = 0
-
-    def look_back(self, start: int) -> None:
-        """Begin with the range from `start` to where the last one began."""
-        self.start, self.stop = start, self.start
-        self._parts.extendleft(reversed(self._range))
-        self._range = []
-
-    def add(self, offsets: pa.Array) -> None:
-        """Add the offsets of records that follow each other; those of the range count."""
-        import pyarrow.compute as pc
-
-        kept = offsets.filter(pc.less(offsets, self.stop))
-        if len(kept):
-            self._range.append(kept)
-            self.count += len(kept)
-
-    def offset_of_last(self, count: int) -> int:
-        """The offset of the last record but `count` - 1; the start of the range if there are not so many."""
-        left = count
-        for part in reversed([*self._range, *self._parts]):
-            if len(part) >= left:
-                return int(part[len(part) - left].as_py())
-            left -= len(part)
-        return self.start
-
-
 def _before_end(
     settings: Mapping[str, Any], count: int, first: Offsets, end: Offsets
 ) -> tuple[dict[TopicPartition, int], list[str]]:
@@ -95,36 +57,35 @@ def _before_end(
     Markers of transactions, aborted records and gaps of compaction are offsets without a record, so that records are
     counted: backwards, in ranges that grow up to `_FARTHEST` offsets from the end.
     """
-    tails = {key: _Tail(offset) for key, offset in end.items()}
-    distance = count
-    while True:
-        wanted = {
-            key: max(first[key], end[key] - distance)
-            for key, tail in tails.items()
-            if tail.count < count and tail.start > first[key] and end[key] - tail.start < max(_FARTHEST, count)
-        }
-        if not wanted:
-            break
-        for key, start in wanted.items():
-            tails[key].look_back(start)
+    distance, farthest = count, max(_FARTHEST, count)
+    # where the ranges that are read begin, and the offsets of the records in them
+    starts, tails = dict(end), {key: array("q") for key in end}
+    while begins := {
+        key: max(first[key], end[key] - distance)
+        for key, start in starts.items()
+        if len(tails[key]) < count and start > first[key] and end[key] - start < farthest
+    }:
+        offsets, unread = {key: array("q") for key in begins}, set(begins)
         with Consumer(settings) as consumer:
-            consumer.assign([(*key, start) for key, start in wanted.items()])
-            while wanted:
+            consumer.assign([(*key, start) for key, start in begins.items()])
+            while unread:
                 batch = consumer.poll_arrow(_POLL_SECONDS)
                 if batch is not None:
-                    tails[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()].add(
-                        batch.column("offset")
-                    )
-                for key in [key for key in wanted if consumer.position(*key) >= tails[key].stop]:
-                    del wanted[key]
+                    key = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
+                    offsets[key].extend(batch.column("offset").to_numpy().tolist())
+                for key in [key for key in unread if consumer.position(*key) >= starts[key]]:
+                    unread.remove(key)
                     consumer.pause([key])
-        distance = min(_GROWTH * distance, max(_FARTHEST, count))
+        for key, start in begins.items():
+            tails[key] = offsets[key][: bisect_left(offsets[key], starts[key])] + tails[key]
+            starts[key] = start
+        distance = min(_GROWTH * distance, farthest)
     warnings = [
-        f"{topic}-{partition} has {tails[topic, partition].count} records in its last {_FARTHEST:,} offsets"
-        for topic, partition in tails
-        if tails[topic, partition].count < count and tails[topic, partition].start > first[topic, partition]
+        f"{topic}-{partition} has {len(tail)} records in its last {_FARTHEST:,} offsets"
+        for (topic, partition), tail in tails.items()
+        if len(tail) < count and starts[topic, partition] > first[topic, partition]
     ]
-    return {key: tail.offset_of_last(count) for key, tail in tails.items()}, warnings
+    return {key: tail[-count] if len(tail) >= count else starts[key] for key, tail in tails.items()}, warnings
 
 
 def check_until(place: Place) -> None:
