@@ -25,8 +25,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from spark_klog.broker.faults import Fault, control as fault_control
@@ -40,35 +40,18 @@ from spark_klog.trees.paths import host_and_port
 from spark_klog.wire.listening import parse_listen
 
 _log = logging.getLogger(__name__)
+_HOST = "127.0.0.1"
 START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 #: Shell command that runs a program which does not read its stdin, and stops it when our pipe ends.
 SUPERVISED = ("sh", "-c", '"$@" </dev/null & child=$!; cat >/dev/null; kill $child 2>/dev/null; wait $child', "sh")
+_ZOOKEEPER_MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
 #: Prefix of a broker's last line if it refuses to start: the reason follows.
 _REFUSAL = "klog: "
 
 
 class ClusterStartError(KlogError):
     """A process of the cluster did not start; the message has the reason or the end of its log."""
-
-
-def await_orphans(lock: int, data_dir: Path) -> None:
-    """Wait until the processes of a cluster whose parent was killed have ended; they share its lock (flock).
-
-    `LogDirLocked` after 30 s.
-    """
-    deadline = time.monotonic() + _STOP_SECONDS
-    is_logged = False
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not is_logged:
-                _log.warning("%s: waiting for processes of a killed cluster to stop", data_dir)
-                is_logged = True
-            if time.monotonic() > deadline:
-                raise LogDirLocked(f"{data_dir} is in use by processes of a killed cluster; stop them first") from None
-        time.sleep(0.05)
 
 
 class ChildProcess:
@@ -115,7 +98,6 @@ class ChildProcess:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL."""
         self.popen.kill()
         self.popen.wait()
         if self.popen.stdin is not None:
@@ -127,9 +109,6 @@ class ChildProcess:
         assert stdout is not None
         readable, _, _ = select.select([stdout], [], [], START_SECONDS)
         return stdout.readline().decode().strip() if readable else ""
-
-
-_HOST = "127.0.0.1"
 
 
 def _usable_port(port: int, option: str) -> int:
@@ -226,13 +205,33 @@ class EmbeddedCluster:
         with usable(self.data_dir):
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(self.data_dir)
-            await_orphans(self._lock, self.data_dir)
+            self._await_orphans(self._lock)
         mark_cluster(self.data_dir, zookeeper=self._with_zookeeper)
         if missing := [str(broker_id) for broker_id in known if broker_id >= self._count]:
             _log.warning(
                 "%s has data of %d brokers, only %d started: partitions of broker %s are unavailable",
                 *(self.data_dir, len(known), self._count, ", ".join(missing)),
             )
+
+    def _await_orphans(self, lock: int) -> None:
+        """Wait until the processes of a cluster whose parent was killed have ended; they share its lock (flock).
+
+        `LogDirLocked` after 30 s.
+        """
+        deadline = time.monotonic() + _STOP_SECONDS
+        is_logged = False
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not is_logged:
+                    _log.warning("%s: waiting for processes of a killed cluster to stop", self.data_dir)
+                    is_logged = True
+                if time.monotonic() > deadline:
+                    raise LogDirLocked(
+                        f"{self.data_dir} is in use by processes of a killed cluster; stop them first"
+                    ) from None
+            time.sleep(0.05)
 
     def _start_zookeeper(self) -> None:
         spec = importlib.util.find_spec("pyspark")
@@ -249,14 +248,7 @@ class EmbeddedCluster:
                 "admin.enableServer=false\nmaxClientCnxns=0\n"
             )
         jars = Path(spec.origin).parent / "jars"
-        command = [
-            java,
-            "-Xmx256m",
-            "-cp",
-            f"{jars}/*",
-            "org.apache.zookeeper.server.ZooKeeperServerMain",
-            str(config),
-        ]
+        command = [java, "-Xmx256m", "-cp", f"{jars}/*", _ZOOKEEPER_MAIN, str(config)]
         assert self._lock is not None
         log = self.data_dir / "zookeeper.log"
         self._zookeeper = ChildProcess([*SUPERVISED, *command], log, subprocess.STDOUT, self._lock)
@@ -271,11 +263,10 @@ class EmbeddedCluster:
         """Whether ZooKeeper opens a session; it accepts connections before it does."""
         if not answers((_HOST, port)):
             return False
-        try:
+        with suppress(DirectoryError):
             open_tree(f"zookeeper://{_HOST}:{port}").close()
-        except DirectoryError:
-            return False
-        return True
+            return True
+        return False
 
     def restart(self, broker_id: int) -> None:
         """Start a broker that was killed (or not yet started), with its port and data.
@@ -288,13 +279,11 @@ class EmbeddedCluster:
         running = self._brokers.get(broker_id)
         if running is not None and running.popen.poll() is None:
             raise ConfigError(f"broker {broker_id} is running; kill it first")
-        tree = (
-            ["--zookeeper", self.zookeeper_connect]
-            if self.zookeeper_connect
-            else ["--directories", str(self.data_dir / "directories")]
-        )
-        command = [sys.executable, "-m", "spark_klog.cli", "broker", "--stop-with-stdin"]
-        command += ["--broker-id", str(broker_id), *tree]
+        command = [sys.executable, "-m", "spark_klog.cli", "broker", "--stop-with-stdin", "--broker-id", str(broker_id)]
+        if self.zookeeper_connect:
+            command += ["--zookeeper", self.zookeeper_connect]
+        else:
+            command += ["--directories", str(self.data_dir / "directories")]
         if "listeners" not in self._settings:
             first = self._listen_others if broker_id else self._listen_first
             command += ["--listen", self._addresses.get(broker_id, first)]
@@ -413,7 +402,5 @@ class EmbeddedCluster:
     def __enter__(self) -> EmbeddedCluster:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

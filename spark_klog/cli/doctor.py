@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from itertools import starmap
 from pathlib import Path
 
 import click
@@ -28,31 +29,10 @@ from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.errors import AuthenticationError, ConnectionFailed, HandshakeInterrupted, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
+from spark_klog.trees.paths import host_and_port
 
-ROWS = 1000
-
-
-def main() -> int:
-    from pyspark.sql import SparkSession
-
-    from spark_klog.embedded import EmbeddedCluster
-
-    started = time.monotonic()
-    with EmbeddedCluster() as cluster:
-        builder = SparkSession.builder.master("local[2]").appName("klog doctor").config("spark.ui.enabled", "false")
-        spark = builder.getOrCreate()
-        began = time.monotonic()
-        options = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
-        rows = spark.range(ROWS).selectExpr("CAST(id AS STRING) AS value")
-        rows.write.format("klog").options(**options, topic="doctor", createTopics="2").mode("append").save()
-        found = spark.read.format("klog").options(**options, subscribe="doctor").load().select("value").distinct()
-        count = found.count()
-        spark.stop()
-    times = f"Spark started in {began - started:.1f} s, the rows took {time.monotonic() - began:.1f} s"
-    sys.stdout.write(f"{count} of {ROWS} rows written and read; {times}\n")
-    return 0 if count == ROWS else 1
-
-
+#: Of the round trip.
+_ROWS = 1000
 _OLDEST_JAVA = 17
 _PYSPARKS = ((4, 0), (4, 4))
 _COMMAND_SECONDS = 30.0
@@ -239,8 +219,6 @@ def _output(command: list[str], seconds: float | None = None, cwd: str | None = 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             timeout=seconds,
             cwd=cwd,
             check=False,
@@ -249,19 +227,7 @@ def _output(command: list[str], seconds: float | None = None, cwd: str | None = 
         return -1, f"{command[0]} did not end in {seconds:g} s"
     except OSError as error:
         return -1, f"{command[0]}: {error.strerror}"
-    return ran.returncode, ran.stdout
-
-
-def machine() -> Iterator[Finding]:
-    """The checks that need no cluster, but for the round trip."""
-    for name, check in (
-        ("Python", python),
-        ("Spark's Python", worker_python),
-        ("Java", java),
-        ("pyspark", spark_version),
-        ("kernel", kernel),
-    ):
-        yield run(name, check)
+    return ran.returncode, ran.stdout.decode(errors="replace")
 
 
 def way_to(settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -275,7 +241,7 @@ def way_to(settings: Mapping[str, str]) -> Iterator[Finding]:
         findings = list(_way_to_broker(host, port, config))
         yield from findings
         if not findings[-1].advice:
-            reached.append(_text(host, port))
+            reached.append(host_and_port(host, port))
     if not reached:
         return
     brokers: list[tuple[str, int]] = []
@@ -295,13 +261,9 @@ def way_to(settings: Mapping[str, str]) -> Iterator[Finding]:
                 yield finding
 
 
-def _text(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def _way_to_broker(host: str, port: int, config: ClientConfig) -> Iterator[Finding]:
     """The steps of a connection, each with the ones before it, up to the first that fails."""
-    where, security = _text(host, port), config.security
+    where, security = host_and_port(host, port), config.security
 
     def look_up() -> str:
         try:
@@ -375,18 +337,41 @@ def doctor(servers: str | None, command_config: Path | None, as_json: bool, no_s
 
 def _stages(settings: dict[str, str], no_spark: bool) -> Iterator[tuple[str, Iterator[Finding]]]:
     """What is checked, for the terminal, and the findings: the cheap ones first."""
-    yield "checking this machine", machine()
+    checks = {"Python": python, "Spark's Python": worker_python, "Java": java, "pyspark": spark_version}
+    yield "checking this machine", starmap(run, {**checks, "kernel": kernel}.items())
     if "bootstrap.servers" in settings:
         yield "checking the way to the cluster", way_to(settings)
     if not no_spark:
-        check = (run(name, action) for name, action in [("Spark", round_trip)])
-        yield "starting Spark, writing and reading rows: this may take a minute", check
+        said = "starting Spark, writing and reading rows: this may take a minute"
+        yield said, starmap(run, [("Spark", round_trip)])
 
 
 def _lines(finding: Finding) -> str:
     mark = "NOT WELL" if finding.advice else "ok"
     line = f"{mark:8}  {finding.check:24} {finding.seconds * 1000:7,.0f} ms  {finding.found}"
     return f"{line}\n{'':10}-> {finding.advice}" if finding.advice else line
+
+
+def main() -> int:
+    """The program of `round_trip`: write and read rows by Spark and a broker of its own."""
+    from pyspark.sql import SparkSession
+
+    from spark_klog.embedded import EmbeddedCluster
+
+    started = time.monotonic()
+    with EmbeddedCluster() as cluster:
+        builder = SparkSession.builder.master("local[2]").appName("klog doctor").config("spark.ui.enabled", "false")
+        spark = builder.getOrCreate()
+        began = time.monotonic()
+        options = {"kafka.bootstrap.servers": cluster.bootstrap_servers}
+        rows = spark.range(_ROWS).selectExpr("CAST(id AS STRING) AS value")
+        rows.write.format("klog").options(**options, topic="doctor", createTopics="2").mode("append").save()
+        found = spark.read.format("klog").options(**options, subscribe="doctor").load().select("value").distinct()
+        count = found.count()
+        spark.stop()
+    times = f"Spark started in {began - started:.1f} s, the rows took {time.monotonic() - began:.1f} s"
+    sys.stdout.write(f"{count} of {_ROWS} rows written and read; {times}\n")
+    return 0 if count == _ROWS else 1
 
 
 if __name__ == "__main__":

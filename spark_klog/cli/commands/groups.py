@@ -6,7 +6,7 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
@@ -26,9 +26,8 @@ from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import cell, console, escaped, print_lines, print_table, table
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import ConfigError, KlogError
-from spark_klog.groups.lag import Lag, LagMetrics, PartitionLag, owners_of, partition_lags
+from spark_klog.groups.lag import LagMetrics, owners_of, partition_lags
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
 from spark_klog.metrics.exposition import metrics_page
 from spark_klog.wire.http import LOOPBACK, HttpThread
@@ -37,53 +36,6 @@ from spark_klog.wire.listening import parse_listen
 _log = logging.getLogger(__name__)
 #: Time of a call, unless the settings say otherwise: an outage should be seen soon.
 _TIMEOUTS = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
-
-
-def serve_lag(
-    groups: Sequence[str],
-    address: str,
-    interval: float,
-    stores: Sequence[str],
-    servers: str | None,
-    command_config: Path | None,
-) -> None:
-    """Serve the lag until Ctrl-C or SIGTERM, read every `interval` seconds.
-
-    A first look-up that fails ends the command; a later one is logged, and the last figures are served.
-    """
-    parse_listen(address, "--metrics", LOOPBACK)  # a mistyped one must not wait for a broker
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    own = client_settings(command_config)
-    with suppress(KeyboardInterrupt), ExitStack() as stack:
-        settings = cluster_settings(servers, command_config)
-        if not settings.keys() & _TIMEOUTS.keys():
-            settings.update(_TIMEOUTS)
-        settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
-        admin = stack.enter_context(Admin(settings))
-        opened: dict[str, list[OffsetStore]] = {}
-
-        def others(group: str) -> list[OffsetStore]:
-            if group not in opened:
-                opened[group] = [stack.enter_context(open_store(one, group, own)) for one in stores]
-            return opened[group]
-
-        metrics = LagMetrics(admin, groups, others)
-        metrics.refresh()
-        served = stack.enter_context(closing(HttpThread(address, metrics_page(metrics.page))))
-        click.echo(f"metrics at http://{served.address}/metrics")
-        is_failing = False
-        while True:
-            time.sleep(interval)
-            try:
-                metrics.refresh()
-            except (KlogError, OSError) as error:
-                if not is_failing:
-                    _log.warning("can't read the lag, serving the last figures until it succeeds: %s", error)
-                is_failing = True
-            else:
-                if is_failing:
-                    _log.warning("the lag is read again")
-                is_failing = False
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -133,7 +85,6 @@ class _GroupSources(NamedTuple):
 
 
 def _other_stores(zookeeper: str | None, offsets_path: str | None) -> list[str]:
-    """The addresses of the stores besides the coordinator."""
     return [*([f"zookeeper://{zookeeper}"] if zookeeper else []), *([offsets_path] if offsets_path else [])]
 
 
@@ -156,25 +107,27 @@ def _read_group(sources: _GroupSources) -> tuple[GroupDescription, list[_Line]]:
     offsets = {store.kind: store.fetch() for store in sources.stores}
     if described.state == DEAD and not any(offsets.values()):
         raise ConfigError(described.reason or f"group {sources.group} does not exist")
-    return described, [_partition_line(lag, owners) for lag in partition_lags(sources.admin.cluster, offsets, owners)]
+    return described, [
+        {
+            "topic": lag.topic,
+            "partition": lag.partition,
+            "latest": lag.latest,
+            "member": owners.get((lag.topic, lag.partition)),
+            "stores": {
+                name: {"offset": one.offset, "lag": one.records, "lost": one.lost, "lagMs": one.time_ms}
+                for name, one in lag.stores.items()
+            },
+        }
+        for lag in partition_lags(sources.admin.cluster, offsets, owners)
+    ]
 
 
-def _partition_line(lag: PartitionLag[str], owners: Mapping[TopicPartition, str]) -> _Line:
-    return {
-        "topic": lag.topic,
-        "partition": lag.partition,
-        "latest": lag.latest,
-        "member": owners.get((lag.topic, lag.partition)),
-        "stores": {name: _lag_line(found) for name, found in lag.stores.items()},
-    }
-
-
-def _lag_line(lag: Lag) -> _Line:
-    return {"offset": lag.offset, "lag": lag.records, "lost": lag.lost, "lagMs": lag.time_ms}
-
-
-def _lags_table(sources: _GroupSources, lines: Sequence[_Line]) -> tuple[list[str], list[list[str]]]:
+def _lags_table(
+    sources: _GroupSources, partitions: Sequence[_Line], totals: _Line | None = None
+) -> tuple[list[str], list[list[str]]]:
     """(columns, rows); each store has an offset, the lag in records, the lost ones, and the lag in time."""
+    total = {"topic": "total", "partition": None, "member": None, "latest": None, "stores": totals}
+    lines = [*partitions, total] if totals is not None else partitions
     kinds = [store.kind for store in sources.stores]
     columns = ["topic", "partition", "member", "latest"]
     columns += [column for kind in kinds for column in (kind, "lag", "lost", "time")]
@@ -231,33 +184,26 @@ def describe(
             "protocolType": described.protocol_type,
             "protocol": described.protocol,
             "coordinator": described.coordinator,
-            "members": [_member_line(member) for member in described.members],
+            "members": [
+                {
+                    "member": member.member_id,
+                    "instance": member.instance_id,
+                    "client": member.client_id,
+                    "host": member.host,
+                    "assignment": member.assignment,
+                }
+                for member in described.members
+            ],
         }
         click.echo(json.dumps(head | {"partitions": lines}))
         return
-    parts = [
-        group,
-        described.state,
-        described.protocol_type,
-        described.protocol,
-        f"coordinator {described.coordinator}",
-    ]
+    parts = group, described.state, described.protocol_type, described.protocol, f"coordinator {described.coordinator}"
     click.echo(escaped("  ".join(filter(None, parts))))
     if described.members:
         names = ("member", "instance", "client", "host", "assignment")
         print_table(names, [_member_row(member) for member in described.members])
     if rows:
         print_table(columns, rows)
-
-
-def _member_line(member: GroupMember) -> _Line:
-    return {
-        "member": member.member_id,
-        "instance": member.instance_id,
-        "client": member.client_id,
-        "host": member.host,
-        "assignment": member.assignment,
-    }
 
 
 def _member_row(member: GroupMember) -> list[str]:
@@ -300,7 +246,7 @@ def lag(
         if watch or as_json:
             raise click.UsageError("give --metrics without --watch and --json")
         addresses = _other_stores(zookeeper, offsets_path)
-        serve_lag(names, metrics, interval, addresses, servers, command_config)
+        _serve_lag(names, metrics, interval, addresses, servers, command_config)
         return
     if len(names) != 1:
         raise click.UsageError("give one GROUP; only --metrics serves several")
@@ -308,11 +254,19 @@ def lag(
     with _open_sources(group, servers, command_config, zookeeper, offsets_path) as sources:
         rounds = _rounds(sources, interval if watch else None)
         with suppress(KeyboardInterrupt):
+            screen = console()
             if as_json:
                 for line in rounds:
                     click.echo(json.dumps(line))
+            elif not (watch and screen.is_terminal):
+                for line in rounds:
+                    print_table(*_lags_table(sources, line["partitions"], line["stores"]))
             else:
-                _show(sources, rounds, watch)
+                from rich.live import Live
+
+                with Live(console=screen, auto_refresh=False) as live:  # each round replaces the last one
+                    for line in rounds:
+                        live.update(table(*_lags_table(sources, line["partitions"], line["stores"])), refresh=True)
 
 
 def _rounds(sources: _GroupSources, interval: float | None) -> Iterator[_Line]:
@@ -336,28 +290,55 @@ def _rounds(sources: _GroupSources, interval: float | None) -> Iterator[_Line]:
 def _total(kind: str, lines: Sequence[_Line]) -> _Line:
     """The sums of the known lags in records and of the lost ones, and the longest lag in time."""
     found = [line["stores"][kind] for line in lines if kind in line["stores"]]
-    times = [one["lagMs"] for one in found if one["lagMs"] is not None]
     sums = {name: sum(one[name] or 0 for one in found) for name in ("lag", "lost")}
-    return {**sums, "lagMs": max(times, default=None)}
+    return {**sums, "lagMs": max((one["lagMs"] for one in found if one["lagMs"] is not None), default=None)}
 
 
-def _show(sources: _GroupSources, rounds: Iterator[_Line], watch: bool) -> None:
-    """Print a table per round; on a terminal each replaces the last one."""
-    screen = console()
-    if not (watch and screen.is_terminal):
-        for line in rounds:
-            print_table(*_lags_table(sources, _with_totals(line)))
-        return
-    from rich.live import Live
+def _serve_lag(
+    groups: Sequence[str],
+    address: str,
+    interval: float,
+    stores: Sequence[str],
+    servers: str | None,
+    command_config: Path | None,
+) -> None:
+    """Serve the lag until Ctrl-C or SIGTERM, read every `interval` seconds.
 
-    with Live(console=screen, auto_refresh=False) as live:
-        for line in rounds:
-            live.update(table(*_lags_table(sources, _with_totals(line))), refresh=True)
+    A first look-up that fails ends the command; a later one is logged, and the last figures are served.
+    """
+    parse_listen(address, "--metrics", LOOPBACK)  # a mistyped one must not wait for a broker
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    own = client_settings(command_config)
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        settings = cluster_settings(servers, command_config)
+        if not settings.keys() & _TIMEOUTS.keys():
+            settings.update(_TIMEOUTS)
+        settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
+        admin = stack.enter_context(Admin(settings))
+        opened: dict[str, list[OffsetStore]] = {}
 
+        def others(group: str) -> list[OffsetStore]:
+            if group not in opened:
+                opened[group] = [stack.enter_context(open_store(one, group, own)) for one in stores]
+            return opened[group]
 
-def _with_totals(line: _Line) -> list[_Line]:
-    total = {"topic": "total", "partition": None, "member": None, "latest": None, "stores": line["stores"]}
-    return [*line["partitions"], total]
+        metrics = LagMetrics(admin, groups, others)
+        metrics.refresh()
+        served = stack.enter_context(closing(HttpThread(address, metrics_page(metrics.page))))
+        click.echo(f"metrics at http://{served.address}/metrics")
+        is_failing = False
+        while True:
+            time.sleep(interval)
+            try:
+                metrics.refresh()
+            except (KlogError, OSError) as error:
+                if not is_failing:
+                    _log.warning("can't read the lag, serving the last figures until it succeeds: %s", error)
+                is_failing = True
+            else:
+                if is_failing:
+                    _log.warning("the lag is read again")
+                is_failing = False
 
 
 @groups.command(

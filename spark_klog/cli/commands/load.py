@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings
 from spark_klog.cli.output import print_table, say
 from spark_klog.client.cluster import Cluster
+
+if TYPE_CHECKING:
+    from spark_klog.load.audit import Completeness, Status
 
 
 @click.group()
@@ -46,7 +50,7 @@ def status_command(
     With a cluster (-b, --cluster or --command-config) its last hours are compared with the log, as it is now. The exit
     code is 1 if something is missing in what the load has.
     """
-    from spark_klog.load.audit import bars, compare, plot_hours, status, status_json
+    from spark_klog.load.audit import compare, plot_hours, status, status_json
 
     settings = cluster_settings(servers, command_config)
     found = status(output)
@@ -59,58 +63,53 @@ def status_command(
     if as_json:
         line = status_json(found)
         if compared is not None:
-            line["log"] = {
-                "hours": [item.__dict__ for item in compared.hours],
-                "lag": [
-                    {"topic": topic, "partition": number, "lag": lag} for (topic, number), lag in compared.lag.items()
-                ],
-                "gone": [f"{topic}-{number}" for topic, number in compared.gone],
-            }
+            lag = [{"topic": topic, "partition": number, "lag": lag} for (topic, number), lag in compared.lag.items()]
+            gone = [f"{topic}-{number}" for topic, number in compared.gone]
+            line["log"] = {"hours": [vars(item) for item in compared.hours], "lag": lag, "gone": gone}
         click.echo(json.dumps(line))
     else:
-        names = ("records", "files", "bad", "lag")
-        runs = [(run["run"], run["finished"], *(f"{run[name]:,}" for name in names)) for run in found.runs]
-        print_table(("run", "finished", *names), runs)
-        click.echo()
-        lines = [
-            (
-                item["topic"],
-                *(f"{item[name]:,}" for name in ("partition", "from", "until", "records")),
-                ", ".join(f"{count:,} {cause}" for cause, count in item["gaps"].items()) or "-",
-            )
-            for item in found.partitions
-        ]
-        print_table(("topic", "partition", "from", "until", "records", "gaps"), lines)
-        click.echo()
-        if with_bars:
-            for text in bars(found.hours):
-                click.echo(text)
-            click.echo()
-        if compared is not None:
-            rows = [
-                (
-                    item.topic,
-                    item.hour,
-                    f"{item.in_log:,}",
-                    f"{item.loaded:,}",
-                    f"{100 * item.loaded / item.in_log:.1f}%",
-                )
-                for item in compared.hours
-            ]
-            print_table(("topic", "hour", "in the log", "loaded", "complete"), rows)
-            click.echo(f"lag: {sum(compared.lag.values()):,} offsets of {len(compared.lag):,} partitions")
-            for topic, number in compared.gone:
-                click.echo(f"{topic}-{number} is no longer in the cluster")
-        if found.idle:
-            click.echo(f"nothing new at {found.idle}")
-        if found.unfinished:
-            click.echo(f"run {found.unfinished} failed, was killed, or is under way; the next run finishes it")
-        for item in found.findings:
-            click.echo(f"missing: {item.topic}-{item.partition} {item.what}")
-        if not found.findings:
-            click.echo("nothing is missing" if found.runs or found.idle else "no run has finished yet")
+        _print_status(found, compared, with_bars)
     if found.findings:
         raise SystemExit(1)
+
+
+def _print_status(found: Status, compared: Completeness | None, with_bars: bool) -> None:
+    from spark_klog.load.audit import bars
+
+    names = ("records", "files", "bad", "lag")
+    runs = [(run["run"], run["finished"], *(f"{run[name]:,}" for name in names)) for run in found.runs]
+    print_table(("run", "finished", *names), runs)
+    click.echo()
+    names = ("partition", "from", "until", "records")
+    lines = [
+        (
+            item["topic"],
+            *(f"{item[name]:,}" for name in names),
+            ", ".join(f"{count:,} {cause}" for cause, count in item["gaps"].items()) or "-",
+        )
+        for item in found.partitions
+    ]
+    print_table(("topic", *names, "gaps"), lines)
+    click.echo()
+    if with_bars:
+        click.echo("".join(f"{text}\n" for text in bars(found.hours)))
+    if compared is not None:
+        rows = [
+            (one.topic, one.hour, f"{one.in_log:,}", f"{one.loaded:,}", f"{100 * one.loaded / one.in_log:.1f}%")
+            for one in compared.hours
+        ]
+        print_table(("topic", "hour", "in the log", "loaded", "complete"), rows)
+        click.echo(f"lag: {sum(compared.lag.values()):,} offsets of {len(compared.lag):,} partitions")
+        for topic, number in compared.gone:
+            click.echo(f"{topic}-{number} is no longer in the cluster")
+    if found.idle:
+        click.echo(f"nothing new at {found.idle}")
+    if found.unfinished:
+        click.echo(f"run {found.unfinished} failed, was killed, or is under way; the next run finishes it")
+    for item in found.findings:
+        click.echo(f"missing: {item.topic}-{item.partition} {item.what}")
+    if not found.findings:
+        click.echo("nothing is missing" if found.runs or found.idle else "no run has finished yet")
 
 
 @load.command(

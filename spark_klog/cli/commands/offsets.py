@@ -44,37 +44,6 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.trees.paths import consumer_offset_path, parse_offset
 
 _LINE = re.compile(r"/consumers/([^/]+)/offsets/([^/]+)/([0-9]{1,10}):([0-9]+)")
-
-
-def export_lines(group: str, offsets: Mapping[TopicPartition, int]) -> list[str]:
-    """The lines of a group's offsets; `ConfigError` for names that can't be part of a path."""
-    return [f"{consumer_offset_path(group, *key)}:{offset}" for key, offset in sorted(offsets.items())]
-
-
-def parse_export(text: str, group: str, where: str) -> dict[TopicPartition, int]:
-    """The offsets of `group` in such a file; `ConfigError`, which begins with `where`, for other lines and without any.
-
-    Lines of other groups are left out: an export may have all.
-    """
-    found: dict[TopicPartition, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        match = _LINE.fullmatch(line.strip())
-        if match is None:
-            raise ConfigError(
-                f"{where}, line {number}: {line[:200]!r} must be /consumers/GROUP/offsets/TOPIC/PARTITION:OFFSET"
-            )
-        if match[1] == group:
-            try:
-                found[match[2], int(match[3])] = parse_offset(match[4].encode(), where)
-            except DecodeError as error:
-                raise ConfigError(f"{where}, line {number}: {error}") from None
-    if not found:
-        raise ConfigError(f"{where} has no offsets of group {group}")
-    return found
-
-
 _HOST_PORT = re.compile(r"[^/]+:[0-9]+(/.*)?")
 #: An address of a cluster with a user, perhaps with a password; stores of files may have @ in their addresses.
 _WITH_USER = re.compile(r"(?:(?:kafka|(?:sasl_)?(?:plaintext|ssl))://[^/]*|[^/]*:[^/]*)@", re.IGNORECASE)
@@ -138,14 +107,11 @@ def _store_option(option: str, name: str, verb: str) -> Callable[[_F], _F]:
 
 def _chosen(offsets: Mapping[TopicPartition, int], topics: Mapping[str, set[int] | None]) -> dict[TopicPartition, int]:
     """The offsets of the topics; all offsets if `topics` is empty."""
-
-    def is_chosen(topic: str, partition: int) -> bool:
-        if topic not in topics:
-            return not topics
-        partitions = topics[topic]
-        return partitions is None or partition in partitions
-
-    return {key: offset for key, offset in offsets.items() if is_chosen(*key)}
+    return {
+        (topic, partition): offset
+        for (topic, partition), offset in offsets.items()
+        if not topics or (topic in topics and ((only := topics[topic]) is None or partition in only))
+    }
 
 
 def _stored(store: OffsetStore, address: str, group: str, topics: Mapping[str, set[int] | None]) -> dict[Any, int]:
@@ -184,8 +150,8 @@ def show(
     with open_store(source, group, client_settings(command_config)) as store:
         found = sorted(_stored(store, source, group, chosen).items())
     if as_lines:
-        for text in export_lines(group, dict(found)):
-            click.echo(text)
+        for key, offset in found:
+            click.echo(f"{consumer_offset_path(group, *key)}:{offset}")
         return
     lines = [{"topic": topic, "partition": partition, "offset": offset} for (topic, partition), offset in found]
     print_lines(as_json, lines, ("topic", "partition", "offset"))
@@ -303,11 +269,35 @@ def _parse_file(path: Path, group: str) -> dict[TopicPartition, int]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} can't be read: {error}") from None
     if text.lstrip().startswith("/"):
-        return parse_export(text, group, str(path))
+        return _parse_export(text, group, str(path))
     each = offsets_by_partition("--from-file", text).each
     if any(offset < 0 for _, offset in each):
         raise ConfigError(f'{path} must have an offset of at least 0 for each partition: {{"TOPIC":{{"0":23}}}}')
     return dict(each)
+
+
+def _parse_export(text: str, group: str, where: str) -> dict[TopicPartition, int]:
+    """The offsets of `group` in such a file; `ConfigError`, which begins with `where`, for other lines and without any.
+
+    Lines of other groups are left out: an export may have all.
+    """
+    found: dict[TopicPartition, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise ConfigError(
+                f"{where}, line {number}: {line[:200]!r} must be /consumers/GROUP/offsets/TOPIC/PARTITION:OFFSET"
+            )
+        if match[1] == group:
+            try:
+                found[match[2], int(match[3])] = parse_offset(match[4].encode(), where)
+            except DecodeError as error:
+                raise ConfigError(f"{where}, line {number}: {error}") from None
+    if not found:
+        raise ConfigError(f"{where} has no offsets of group {group}")
+    return found
 
 
 @contextmanager

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -34,13 +33,11 @@ from spark_klog.client import Admin
 from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
-from spark_klog.trees.consumers import OffsetDirectory
-from spark_klog.trees.opening import open_tree
+from spark_klog.groups.stores import open_store
 
 OUT = Path("demo") / "out"
 TOPIC, PARTITIONS, GROUP = "flights", 4, "demo"
 _TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
-
 _PLOT = "flights-by-hour.png"
 
 console = Console()
@@ -69,22 +66,14 @@ def _field(name: str, text: str) -> Any:
     return text if name in _TEXTS else int(float(text))
 
 
-def _records(rows: list[dict[str, Any]]) -> Iterator[tuple[bytes, bytes, int]]:
-    """(key, value, timestamp in ms) of each flight: carrier, JSON, hour of departure."""
-    for row in rows:
-        departure = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-        value = json.dumps(row, separators=(",", ":")).encode()
-        yield row["carrier"].encode(), value, int(departure.timestamp() * 1000)
-
-
 def produce(bootstrap: str, rows: list[dict[str, Any]], what: str) -> None:
-    """Send the flights, compressed with lz4, and wait for the broker's acknowledgements."""
+    """Send the flights as JSON, each with its carrier as the key and its hour of departure as the timestamp."""
     settings = {"bootstrap.servers": bootstrap, "compression.type": "lz4", "acks": "all"}
     with Producer(settings) as producer:
-        for key, value, timestamp in track(
-            _records(rows), f"produce {what}", total=len(rows), console=console, update_period=0.2
-        ):
-            producer.send(TOPIC, value, key, timestamp=timestamp)
+        for row in track(rows, f"produce {what}", console=console, update_period=0.2):
+            departure = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+            value = json.dumps(row, separators=(",", ":")).encode()
+            producer.send(TOPIC, value, row["carrier"].encode(), timestamp=int(departure.timestamp() * 1000))
 
 
 def load(cluster: EmbeddedCluster) -> None:
@@ -92,36 +81,22 @@ def load(cluster: EmbeddedCluster) -> None:
     submit = shutil.which("spark-submit", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if submit is None:
         raise DemoError("spark-submit is not on the PATH: pip install pyspark")
-    command = [
-        submit,
-        "--master",
-        "local[2]",
-        "--conf",
-        "spark.log.level=ERROR",
-        "--conf",
-        "spark.ui.enabled=false",
-    ]
-    command += [
-        str(Path(__file__).with_name("batch_load.py")),
-        "--bootstrap-servers",
-        cluster.bootstrap_servers,
-    ]
+    command = [submit, "--master", "local[2]", "--conf", "spark.log.level=ERROR", "--conf", "spark.ui.enabled=false"]
+    command += [str(Path(__file__).with_name("batch_load.py")), "--bootstrap-servers", cluster.bootstrap_servers]
     command += ["--topics", TOPIC, "--output", str(OUT / "parquet")]
     command += ["--group", GROUP, "--zookeeper", str(cluster.zookeeper_connect)]
     console.rule("spark-submit batch_load.py")
     with (OUT / "spark-submit.log").open("ab") as log:
-        code = subprocess.run(
-            command, stderr=log, env=os.environ | {"PYSPARK_PYTHON": sys.executable}, check=False
-        ).returncode
-    if code:
+        environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
+        ended = subprocess.run(command, stderr=log, env=environment, check=False)
+    if ended.returncode:
         raise DemoError(f"the load failed; see {OUT / 'spark-submit.log'}")
 
 
 def show_offsets(cluster: EmbeddedCluster) -> None:
     """Print the group's offsets, as any program can read them in ZooKeeper."""
-    tree = open_tree(f"zookeeper://{cluster.zookeeper_connect}")
-    offsets = OffsetDirectory(tree, GROUP).fetch([(TOPIC, partition) for partition in range(PARTITIONS)])
-    tree.close()
+    with open_store(f"zookeeper://{cluster.zookeeper_connect}", GROUP, {}) as store:
+        offsets = store.fetch()
     console.print("in ZooKeeper:")
     for (topic, partition), offset in sorted(offsets.items()):
         console.print(f"  /consumers/{GROUP}/offsets/{topic}/{partition} -> {offset:,}")
@@ -170,13 +145,6 @@ def plot(table: pa.Table) -> Path:
     return path
 
 
-def _remove_last_output() -> None:
-    for path in (OUT / "cluster", OUT / "parquet"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in (OUT / "spark-submit.log", OUT / _PLOT):
-        path.unlink(missing_ok=True)
-
-
 @click.command(
     epilog="""\b
 Examples:
@@ -191,7 +159,10 @@ def demo() -> None:
     started = time.monotonic()
     rows = flights()
     OUT.mkdir(parents=True, exist_ok=True)
-    _remove_last_output()
+    for path in (OUT / "cluster", OUT / "parquet"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in (OUT / "spark-submit.log", OUT / _PLOT):
+        path.unlink(missing_ok=True)
     until_november = [row for row in rows if row["month"] < 12]
     december = [row for row in rows if row["month"] == 12]
     with EmbeddedCluster(zookeeper=True, data_dir=OUT / "cluster") as cluster:
