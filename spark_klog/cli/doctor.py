@@ -70,8 +70,6 @@ class Finding:
 
 
 class NotWell(Exception):
-    """A check failed."""
-
     def __init__(self, found: str, advice: str) -> None:
         self.found, self.advice = found, advice
         super().__init__(found)
@@ -96,7 +94,6 @@ def run(check: str, action: Callable[[], str]) -> Finding:
 
 
 def python() -> str:
-    """The Python that runs this command."""
     return f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}"
 
 
@@ -167,7 +164,6 @@ def java() -> str:
 
 
 def spark_version() -> str:
-    """The pyspark that is installed here."""
     try:
         import pyspark
     except Exception as error:  # of a broken environment: any

@@ -119,8 +119,6 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats each log record as one line of JSON."""
-
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
         line = {
@@ -191,7 +189,6 @@ def console() -> Console:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table."""
     console().print(table(columns, rows))
 
 

@@ -141,8 +141,6 @@ def _gaps_text(gaps: dict[str, int] | Counter[str]) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is missing from an output."""
-
     topic: str
     partition: int
     what: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from spark_klog.errors import LoadError
@@ -97,7 +97,7 @@ def make_manifest(
         for item in ranges:
             asked[item.topic, item.partition].append(item)
     audits, files, letters = [], [], []
-    hours: dict[str, dict[str, int]] = {}
+    hours: dict[str, Counter[str]] = defaultdict(Counter)
     progress = {**before, **progress_of(plan.starts)}
     replaces: dict[Key, list[RangeResult]] = defaultdict(list)
     for old in plan.replaces:
@@ -115,15 +115,13 @@ def make_manifest(
         progress[key] = Progress(max(until, last), first.incarnation, first.topic_id)
         audits.append(_audit(key, kept, max(item.end for item in asked[key]), log_end.get(key, until)))
         for part in kept:
-            for hour, count in part.hours.items():
-                each = hours.setdefault(key[0], {})
-                each[hour] = each.get(hour, 0) + count
+            hours[key[0]].update(part.hours)
     return Manifest(
         plan.run,
         plan.started,
         now,
         audits,
-        {topic: dict(sorted(each.items())) for topic, each in sorted(hours.items())},
+        {topic: dict(sorted(each.items())) for topic, each in sorted(hours.items()) if each},
         files,
         sorted(set(letters)),
         plan.lost,
@@ -146,10 +144,9 @@ def _whole(kept: list[RangeResult], replaces: Sequence[RangeResult]) -> list[Ran
 
 
 def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) -> PartitionAudit:
-    gaps: dict[str, int] = {}
+    gaps: Counter[str] = Counter()
     for item in kept:
-        for cause, count in item.gaps.items():
-            gaps[cause] = gaps.get(cause, 0) + count
+        gaps.update(item.gaps)
     low = [item.min_time for item in kept if item.min_time is not None]
     high = [item.max_time for item in kept if item.max_time is not None]
     return PartitionAudit(
@@ -161,7 +158,7 @@ def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) ->
         sum(item.bytes for item in kept),
         min(low, default=None),
         max(high, default=None),
-        gaps,
+        dict(gaps),
         sum(item.bad for item in kept),
         log_end,
         next((item.error for item in kept if item.error), ""),
@@ -182,8 +179,8 @@ def publish(store: Store, manifest: Manifest, *, has_leftovers: bool = True) -> 
 
     `has_leftovers` is whether attempts of its tasks may have written files that the run does not have.
     """
+    _remove_replaced(store, manifest)
     if not store.shows_whole_files_only:
-        _remove_replaced(store, manifest)
         for item in manifest.files:
             store.move(staged_path(manifest.run, item.path), item.path)
         show_letters(store, manifest)
@@ -192,7 +189,6 @@ def publish(store: Store, manifest: Manifest, *, has_leftovers: bool = True) -> 
         except LoadError as error:  # an attempt that Spark is about to stop writes there
             _log.warning("files of run %s that are of no use are left: %s", run_name(manifest.run), error)
     else:
-        _remove_replaced(store, manifest)
         if has_leftovers:
             remove_leftovers(store, manifest)
         remove_orphans(store, manifest.run, {item.topic for item in manifest.partitions})

@@ -137,7 +137,6 @@ class Loaded:
 
     @property
     def failed(self) -> list[PartitionAudit]:
-        """The partitions that could not be loaded to the end."""
         return [item for item in self.partitions if item.error]
 
 

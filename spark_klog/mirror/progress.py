@@ -155,7 +155,6 @@ def _note(kind: int, text: str) -> tuple[bytes, bytes]:
 
 
 def progress_topic(name: str) -> str:
-    """The topic of the mirror `name`."""
     return f"klog-mirror.{name}.internal"
 
 

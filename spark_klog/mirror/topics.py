@@ -1,11 +1,4 @@
-"""The topics of a mirror: which there are at the source, and topics like them at the target.
-
-Where topics of the source come from: copies of the target's own topics must not go back there.
-
-Each mirror notes in its topic at its target from which cluster the topics with its prefix come, and what was noted at
-its source of those that it copies (see beginnings.py). So a mirror finds at its source which topics come from its
-target, in a cycle of any length, as MirrorMaker 2 does by the names of clusters.
-"""
+"""The topics of a mirror: which there are at the source, and topics like them at the target."""
 
 from __future__ import annotations
 
@@ -27,7 +20,12 @@ _log = logging.getLogger(__name__)
 
 
 class Origins:
-    """The clusters that topics of the source come from, by the topics' prefix."""
+    """The clusters that topics of the source come from, by the topics' prefix: copies must not go back there.
+
+    Each mirror notes in its topic at its target from which cluster the topics with its prefix come, and what was noted
+    at its source of those that it copies (see progress.py). So a mirror finds at its source which topics come from its
+    target, in a cycle of any length, as MirrorMaker 2 does by the names of clusters.
+    """
 
     def __init__(self, settings: MirrorSettings, source: Admin, target: Admin) -> None:
         self._settings, self._source, self._target = settings, source, target
@@ -108,7 +106,8 @@ class MirroredTopics:
         self.ids: dict[str, UUID] = {}
         self.copy_ids: dict[str, UUID] = {}
         self.origins = Origins(settings, source, target)
-        self._told: set[str] = set()
+        #: Topics that are left out, which was logged.
+        self._logged: set[str] = set()
         #: Since when topics of earlier looks are missing at the source, readings of `time.monotonic`.
         self._missing_since: dict[str, float] = {}
 
@@ -120,8 +119,15 @@ class MirroredTopics:
         """
         there = {one.name: one for one in self._source.list_topics()}
         self.origins.look(there)
-        listed = [one for name, one in there.items() if self._settings.wants(name) and not self._is_returning(name)]
-        self._tell(name for name in there if self._settings.leaves_out(name))
+        settings = self._settings
+        listed = [
+            one
+            for name, one in there.items()
+            if settings.wants(name) and (settings.names(name) or not self.origins.is_from_target(name))
+        ]
+        if new := sorted({name for name in there if self._settings.leaves_out(name)} - self._logged):
+            self._logged |= set(new)
+            _log.warning("left out as internal, unless --topics names them: %s", ", ".join(new))
         self.ids = {one.name: one.topic_id for one in listed if one.topic_id is not None}
         found = {one.name: one.partitions for one in listed}
         now = time.monotonic()
@@ -137,26 +143,13 @@ class MirroredTopics:
         if changed:
             self._make(changed, {name: one.partitions for name, one in copies.items()})
             copies = self._listed_copies()
-        ids = {
-            name: copies[self._settings.prefix + name].topic_id
-            for name in found
-            if self._settings.prefix + name in copies
-        }
-        self.copy_ids = {name: one for name, one in ids.items() if one is not None}
+        of_copies = {name: copies.get(self._settings.prefix + name) for name in found}
+        self.copy_ids = {name: one.topic_id for name, one in of_copies.items() if one and one.topic_id is not None}
         made = {name: count for name, count in sorted(found.items()) if self._made.get(name, 0) >= count}
         return [(name, number) for name, count in made.items() for number in range(count)]
 
     def _listed_copies(self) -> dict[str, TopicListing]:
         return {one.name: one for one in self._target.list_topics(include_internal=True)}
-
-    def _is_returning(self, topic: str) -> bool:
-        return self.origins.is_from_target(topic) and not self._settings.names(topic)
-
-    def _tell(self, left_out: Iterable[str]) -> None:
-        """Log once what the pattern leaves out."""
-        if new := sorted(set(left_out) - self._told):
-            self._told |= set(new)
-            _log.warning("left out as internal, unless --topics names them: %s", ", ".join(new))
 
     @property
     def missing(self) -> Set[str]:

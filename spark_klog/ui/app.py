@@ -73,7 +73,6 @@ _TIMEOUTS = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
 
 
 def event(name: str, data: Any) -> bytes:
-    """Encode an event."""
     return f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
@@ -123,7 +122,6 @@ class Streams:
         return self._pieces(_events(steps), _EVENT_STREAM)
 
     def download(self, work: Iterator[bytes], name: str, media_type: str) -> StreamingResponse:
-        """Send the pieces of a file."""
         saved_as = f"attachment; filename*=UTF-8''{quote(name, safe='')}"
         return self._pieces(work, media_type, {"Content-Disposition": saved_as})
 

@@ -25,9 +25,16 @@ from spark_klog.load.journal.store import open_store
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.restore import restore as reading
-from spark_klog.restore.plan import Part, RestoreOptions, plan_restore, restored_offsets
 from spark_klog.restore.replay import replay
-from spark_klog.restore.restore import Restored, read_part, restore_partition
+from spark_klog.restore.restore import (
+    Part,
+    Restored,
+    RestoreOptions,
+    plan_restore,
+    read_part,
+    restore_partition,
+    restored_offsets,
+)
 from tests.jobs.support import ROOT, environment, spark_submit
 from tests.load.support import Killed, kills, run
 from tests.spark.support import Sent, create_topic, delete_topic, produce

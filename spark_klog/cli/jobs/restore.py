@@ -30,8 +30,14 @@ from spark_klog.cli.jobs.running import (
     spark_session,
 )
 from spark_klog.cli.output import say
-from spark_klog.restore.plan import RestoreOptions, plan_restore, restored_offsets
-from spark_klog.restore.restore import Restored, progress_of, restore_partition
+from spark_klog.restore.restore import (
+    Restored,
+    RestoreOptions,
+    plan_restore,
+    progress_of,
+    restore_partition,
+    restored_offsets,
+)
 
 _JOB = "restore"
 
@@ -55,12 +61,11 @@ def _restore(options: argparse.Namespace) -> int:
     topics = [topic.strip() for topic in options.topics.split(",") if topic.strip()]
     asked = RestoreOptions(options.load, client, topics, options.prefix, options.name, options.append)
     parts = plan_restore(asked)
-    group = attrgetter("group")
-    by_group = {name: list(each) for name, each in groupby(sorted(parts, key=group), key=group)}
 
     def done() -> int:
-        found = {(name, *key): at for name, of in by_group.items() for key, at in progress_of(client, of).items()}
-        return restored_offsets(parts, found)
+        groups = sorted({part.group for part in parts})
+        of_groups = {name: progress_of(client, [part for part in parts if part.group == name]) for name in groups}
+        return restored_offsets(parts, {(name, *key): at for name, of in of_groups.items() for key, at in of.items()})
 
     found: list[Restored] = []
     if done() < (total := sum(part.end for part in parts)):

@@ -23,7 +23,6 @@ _LOOK_SECONDS = 0.5
 
 
 def spark_session(name: str) -> Any:
-    """The Spark session of a job."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(name).getOrCreate()
@@ -51,7 +50,6 @@ def check_cluster_options(parser: argparse.ArgumentParser, options: argparse.Nam
 
 
 def client_settings(options: argparse.Namespace) -> dict[str, str]:
-    """The client settings of the cluster that the options name; `ConfigError`."""
     return cluster_settings(options.bootstrap_servers, options.command_config, "--bootstrap-servers", options.cluster)
 
 

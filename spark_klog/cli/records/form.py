@@ -85,13 +85,11 @@ def safe(data: bytes) -> bytes:
 
 
 def literal(data: bytes) -> pa.Scalar:
-    """A scalar of large_binary."""
     ends = struct.pack("=qq", 0, len(data))
     return pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])[0]
 
 
 def _number_scalar(value: int) -> pa.Scalar:
-    """A scalar of int64."""
     return pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(struct.pack("=q", value))])[0]
 
 
@@ -116,7 +114,6 @@ class Form:
 
     @property
     def has_headers(self) -> bool:
-        """Whether the batches must have the column headers."""
         return "h" in self._pieces
 
     def render(self, batch: pa.RecordBatch) -> memoryview:

@@ -251,8 +251,6 @@ def _check_length(name: str, size: int) -> None:
 
 
 class _Lines:
-    """Writes lines as records."""
-
     def __init__(
         self,
         topic: str,
@@ -320,8 +318,6 @@ class _Lines:
 
 
 class _JsonLines(_Lines):
-    """Writes lines of JSON."""
-
     def send(self, producer: Producer, lines: list[bytes]) -> None:
         """Write the lines but empty ones; `ConfigError` names the one that can't be a record."""
         for line in lines:

@@ -35,8 +35,6 @@ _LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time":
 
 @dataclass(frozen=True)
 class Identity:
-    """Which load an output belongs to."""
-
     load: str
     cluster_id: str
     format: str

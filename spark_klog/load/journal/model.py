@@ -34,7 +34,6 @@ def run_name(number: int) -> str:
 
 
 def run_path(number: int, name: str) -> str:
-    """The path of a run's file, below the output."""
     return f"{_RUNS}/{run_name(number)}/{name}"
 
 

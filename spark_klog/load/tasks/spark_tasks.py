@@ -52,7 +52,6 @@ class SparkRunner:
             raise LoadError(cause_of(error)) from error
 
     def stop(self) -> None:
-        """Stop the session, if it was made."""
         if self._made is not None:
             self._made.stop()
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from uuid import UUID
@@ -130,8 +130,7 @@ class Values:
 
 
 def _rows(mask: NDArray[np.bool_]) -> list[int]:
-    found: list[int] = np.flatnonzero(mask).tolist()
-    return found
+    return list(np.flatnonzero(mask).tolist())
 
 
 def _text(value: Any) -> str | None:
@@ -323,16 +322,26 @@ def _load(attempt: _Attempt, item: Range, reader: RangeReader | None) -> RangeRe
     def keep(name: str, letter: dict[str, Any]) -> None:
         store.write(f"{LETTERS}/{name}", to_json(letter))
 
+    observer = _Observer(item, counts, attempt.time, keep)
     error = ""
     try:
         if item.topic in job.recreated:
             lost = Lost(item.topic, item.partition, item.start, item.end, -1, -1, RECREATED)
             LossReporter(job.source.on_data_loss, LOSS_ADVICE).report([lost])
-            _Observer(item, counts, attempt.time, keep).lost(lost)
+            observer.lost(lost)
         elif not attempt.time.is_over():
-            writer = RangeWriter(item, job.settings.columns, job.settings, attempt.folder, put, attempt.token)
+            writer = RangeWriter(item, job.settings, attempt.folder, put, attempt.token)
+            ids = {item.topic: UUID(item.topic_id)} if item.topic_id else {}
+            asked = OffsetRange(item.topic, item.partition, item.start, item.end)
             with Values(item, job.settings, attempt.folder, attempt.token) as values:
-                _copy(item, job, counts, _Observer(item, counts, attempt.time, keep), values, writer, reader)
+                for batch in read_ranges(job.source, [asked], READ, ids, observer, reader):
+                    kept = values.parse(batch)
+                    counts.gaps[UNPARSED] += len(batch) - len(kept.raw)
+                    if len(kept.raw):
+                        times = np.frombuffer(kept.raw["timestamp"].buffers()[1], np.int64)[: len(kept.raw)]
+                        _count(counts, kept.raw, times)
+                        writer.add(kept.parsed, times, values.layout_times(kept.parsed, times))
+                writer.finish(counts.until)
             if values.bad:
                 counts.bad_values = values.bad
                 attempt.put(values.letters, f"{LETTERS}/{values.letters.name}")
@@ -362,27 +371,6 @@ def _load(attempt: _Attempt, item: Range, reader: RangeReader | None) -> RangeRe
     )
 
 
-def _copy(
-    item: Range,
-    job: Job,
-    counts: _Counts,
-    observer: ReadObserver,
-    values: Values,
-    writer: RangeWriter,
-    reader: RangeReader | None,
-) -> None:
-    ids = {item.topic: UUID(item.topic_id)} if item.topic_id else {}
-    asked = OffsetRange(item.topic, item.partition, item.start, item.end)
-    for batch in read_ranges(job.source, [asked], READ, ids, observer, reader):
-        kept = values.parse(batch)
-        counts.gaps[UNPARSED] += len(batch) - len(kept.raw)
-        if len(kept.raw):
-            times = np.frombuffer(kept.raw["timestamp"].buffers()[1], np.int64)[: len(kept.raw)]
-            _count(counts, kept.raw, times)
-            writer.add(kept.parsed, times, values.layout_times(kept.parsed, times))
-    writer.finish(counts.until)
-
-
 def _count(counts: _Counts, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
     low, high = int(times.min()), int(times.max())
     counts.records += len(batch)
@@ -405,17 +393,4 @@ def _data_size(column: pa.Array) -> int:
 
 def cut(result: RangeResult, until: int) -> RangeResult:
     """A result without what was read, as a range before it could not be."""
-    return replace(
-        result,
-        until=until,
-        start=until,
-        records=0,
-        bytes=0,
-        min_time=None,
-        max_time=None,
-        gaps={},
-        hours={},
-        files=[],
-        dead_letters=[],
-        bad_values=0,
-    )
+    return RangeResult(result.topic, result.partition, until, until, 0, 0, None, None, {}, {}, [], [], result.error)

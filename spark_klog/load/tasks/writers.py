@@ -31,8 +31,6 @@ _HOURS = {"hour": 1, "day": 24}
 
 
 class FileWriter(Protocol):
-    """Writes tables to one file."""
-
     def write(self, table: pa.Table) -> None: ...
     def close(self) -> None: ...
 
@@ -170,13 +168,12 @@ class RangeWriter:
     def __init__(
         self,
         item: Range,
-        schema: pa.Schema,
         settings: WriteSettings,
         scratch: Path,
         put: Callable[[FinishedFile], None],
         token: str,
     ) -> None:
-        self._range, self._schema, self._settings = item, schema, settings
+        self._range, self._schema, self._settings = item, settings.columns, settings
         self._scratch, self._put, self._token = scratch, put, token
         self._files: dict[str, _OpenFile] = {}
         self._first = item.start
@@ -253,7 +250,6 @@ class RangeWriter:
         self._first = last + 1
 
     def _complete(self, folder: str, file: _OpenFile, last: int) -> None:
-        """Close a file and hand it over."""
         item = self._range
         file.close()
         path = file_path(item, self._first, last, folder, self._token, self._settings.extension)
