@@ -407,7 +407,7 @@ class Broker:
         topic = await self.internal_topic(name)
         partition = partition_for(key, len(topic.assignment))
         if self.logs.get(name, partition) is None and self.registry.leads(name, partition):
-            await self._topic_logs.settle()  # a topic is registered before its logs are created
+            await self.follower.settle()  # a topic is registered before its logs are created
         return self.registry.leader(topic, partition), partition
 
     def internal_log(self, name: str, key: str) -> PartitionLog | None:

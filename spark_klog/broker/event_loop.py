@@ -211,6 +211,21 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
         _log.error("a change failed after its client had disconnected: %s", error)
 
 
+async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
+    """Wait for `work` at most so long; `asyncio.TimeoutError`.
+
+    For handlers: `asyncio.wait_for` needs a task around it from Python 3.12 on, and a request begins without one.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+
+
 class Pace:
     """Yields the event loop after every few milliseconds of work."""
 

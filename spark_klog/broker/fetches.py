@@ -58,9 +58,8 @@ class Purgatory:
             self._waiting[key].add(waiter)
         self.waiting += 1
         try:
-            await asyncio.wait_for(waiter, timeout)
-        except asyncio.TimeoutError:
-            return False
+            woken, _ = await asyncio.wait({waiter}, timeout=timeout)
+            return bool(woken)
         finally:
             self.waiting -= 1
             for key in keys:
@@ -69,7 +68,6 @@ class Purgatory:
                     waiters.discard(waiter)
                     if not waiters:
                         del self._waiting[key]
-        return True
 
 
 _FINAL_EPOCH, _INITIAL_EPOCH = -1, 0

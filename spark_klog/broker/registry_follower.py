@@ -10,11 +10,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from spark_klog.broker.event_loop import BackgroundTasks, Rounds
+from spark_klog.broker.event_loop import BackgroundTasks, Rounds, within
 from spark_klog.broker.logs.topic_logs import TopicLogs
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.registry import Registry, Topic
@@ -23,6 +24,7 @@ from spark_klog.errors import DirectoryError
 
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS = 0.05
+_SETTLE_SECONDS = 5.0
 #: One round gives ids to topics and to requests for their deletion, the next one ends deletions.
 _MOST_ROUNDS = 3
 _T = TypeVar("_T")
@@ -95,6 +97,16 @@ class RegistryFollower:
         if now - self._looked_again_at >= _LOOK_AGAIN_SECONDS:
             self._looked_again_at = now
             await self._changes.finish(self._refresh_and_follow(waits=False))
+
+    async def settle(self) -> None:
+        """Wait for the change of topics under way, and then of their logs, at most a few seconds."""
+        with suppress(asyncio.TimeoutError):  # the same as the builtin TimeoutError only since Python 3.11
+            await within(_SETTLE_SECONDS, self._settle())
+
+    async def _settle(self) -> None:
+        async with self._tree_lock:
+            pass
+        await self._topic_logs.settle()
 
     async def retry(self) -> None:
         """Begin to read the tree again if that failed: there need be no later change, and others may wait for this."""

@@ -26,7 +26,6 @@ from spark_klog.log.partition_log import PartitionLog
 _log = logging.getLogger(__name__)
 #: Partitions changed in one call of a thread; after each call the new logs are served.
 _AT_ONCE = 64
-_SETTLE_SECONDS = 5.0
 _MOST_LOGGED = 1000
 _Overrides = Mapping[str, Any]
 #: (topic, partition), and the function that renames its folder.
@@ -74,12 +73,9 @@ class TopicLogs:
         return bool(self.is_busy or self._failures or self._not_renamed)
 
     async def settle(self) -> None:
-        """Wait for the change of folders under way, at most a few seconds."""
-        try:
-            await asyncio.wait_for(self._lock.acquire(), _SETTLE_SECONDS)
-        except asyncio.TimeoutError:  # the same as the builtin TimeoutError only since Python 3.11
-            return
-        self._lock.release()
+        """Wait for the change of folders under way."""
+        async with self._lock:
+            pass
 
     def check(self, topic: Topic) -> None:
         """Raise `DirectoryError` if the topic's logs could not be created or changed."""

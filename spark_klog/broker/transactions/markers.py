@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from spark_klog.base.clock import system_ms
-from spark_klog.broker.event_loop import Turns
+from spark_klog.broker.event_loop import Turns, within
 from spark_klog.broker.fetches import Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator, GroupHost
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
@@ -55,7 +55,7 @@ def peer_address(registry: Registry, node: int) -> tuple[str, int]:
 
 async def ask(address: tuple[str, int], api: Api, version: int, message: Message) -> Message:
     """Send a request and return the response. Raises one of `UNANSWERED`."""
-    return await asyncio.wait_for(_ask(address, api, version, message), _SECONDS)
+    return await within(_SECONDS, _ask(address, api, version, message))
 
 
 async def _ask(address: tuple[str, int], api: Api, version: int, message: Message) -> Message:
