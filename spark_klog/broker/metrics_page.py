@@ -41,14 +41,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spark_klog import __version__
-from spark_klog.broker.broker import Broker
 from spark_klog.broker.metrics import LATENCY_BOUNDS
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.metrics.exposition import COUNTER, GAUGE, HISTOGRAM, Family, Histogram, Labels, lines
 from spark_klog.records import kernels
+
+if TYPE_CHECKING:
+    from spark_klog.broker.broker import Broker
 
 #: Samples of a metric: clients choose names of topics and groups, and could flood a monitoring system.
 MAX_SERIES = 10_000

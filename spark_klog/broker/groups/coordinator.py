@@ -6,7 +6,7 @@ Each group lives in one partition; the broker that leads it coordinates the grou
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, BackgroundTasks
@@ -14,46 +14,13 @@ from spark_klog.broker.groups.expiry import DeletedTopics, expire
 from spark_klog.broker.groups.groups import Groups
 from spark_klog.broker.groups.offset_manager import OffsetManager, write_group
 from spark_klog.broker.groups.records import StoredGroup
-from spark_klog.broker.logs.log_flushes import LogFlushes
 from spark_klog.broker.logs.stored_rows import read_log
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
-from spark_klog.broker.metadata.registry import Registry
-from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.errors import DirectoryError, ErrorCode, KlogError
-from spark_klog.log.directory import LogDirectory
 from spark_klog.log.partition_log import PartitionLog
 
-
-class GroupHost(Protocol):
-    """A broker, as its group coordinator sees it."""
-
-    @property
-    def config(self) -> BrokerConfig: ...
-
-    @property
-    def registry(self) -> Registry: ...
-
-    @property
-    def logs(self) -> LogDirectory: ...
-
-    @property
-    def flushes(self) -> LogFlushes: ...
-
-    async def is_current(self, *, for_reading: bool = False) -> bool:
-        """Whether the broker may act on the topics it knows; waits a moment while it registers again."""
-
-    def serves(self, log: PartitionLog) -> bool:
-        """Whether `log` is, this moment, the log of the current topic of its name: check it before an append."""
-
-    async def confirms(self, log: PartitionLog) -> bool:
-        """Whether what has been appended to `log` may be acknowledged: the topic is still there."""
-
-    async def coordinator_of(self, key: str, name: str) -> tuple[int, int]:
-        """(broker id, partition) that keep the group or transactional id `key` in the internal topic `name`."""
-
-    def internal_log(self, name: str, key: str) -> PartitionLog | None:
-        """The log of the internal topic `name` that keeps `key`, if it is on this broker."""
-
+if TYPE_CHECKING:
+    from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +28,7 @@ _log = logging.getLogger(__name__)
 class GroupCoordinator:
     """All groups whose partitions this broker leads. For one event loop; `tasks` removes offsets of deleted topics."""
 
-    def __init__(self, broker: GroupHost, tasks: BackgroundTasks) -> None:
+    def __init__(self, broker: Broker, tasks: BackgroundTasks) -> None:
         self._broker = broker
         self._tasks = tasks
         config = broker.config

@@ -1,5 +1,8 @@
-"""Handlers: a function per API, by the API's name, that takes a request and returns a response or an awaitable of
-one."""
+"""Handlers: for each API the function of its name, in the module of its family.
+
+It gets the broker, the request's context and its message, and returns the response or an awaitable of it; None is no
+response.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeAcls v1-3 (KIP-140): the rules of the users file as ACLs; see `security.acls`."""
+"""ACLs: DescribeAcls, CreateAcls and DeleteAcls read and change the rules of the users file; see `security.acls`."""
 
 from __future__ import annotations
 
@@ -127,12 +127,10 @@ async def delete_acls(broker: Broker, request: Request, message: Message) -> Mes
     """DeleteAcls v1-3 (KIP-140): remove the rules that match the filters from the users file, in one change."""
     filters = [filter_of(entry) for entry in message["filters"]]
     if not broker.authorizer.is_admin(request.session):
-        refusal = _refused_of_delete_acls(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only admins delete ACLs")
+        refusal = _failed_filter(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only admins delete ACLs")
         return {"filter_results": [refusal for _ in filters]}
     if not broker.authorizer.has_rules:
-        return {
-            "filter_results": [_refused_of_delete_acls(ErrorCode.SECURITY_DISABLED, WITHOUT_RULES) for _ in filters]
-        }
+        return {"filter_results": [_failed_filter(ErrorCode.SECURITY_DISABLED, WITHOUT_RULES) for _ in filters]}
     matching: list[list[Acl]] = []
 
     def change(users: dict[str, User]) -> None:
@@ -146,7 +144,7 @@ async def delete_acls(broker: Broker, request: Request, message: Message) -> Mes
         await asyncio.to_thread(broker.users.change, change)
     except ConfigError as error:
         _log.error("ACLs can't be deleted: %s", error)
-        return {"filter_results": [_refused_of_delete_acls(ErrorCode.INVALID_CONFIG, str(error)) for _ in filters]}
+        return {"filter_results": [_failed_filter(ErrorCode.INVALID_CONFIG, str(error)) for _ in filters]}
     deleted = {acl for found in matching for acl in found}
     _log.info("%s (%s) deleted %d ACLs", request.client_id, request.peer, len(deleted))
     return {"filter_results": [_result(*pair) for pair in zip(filters, matching, strict=True)]}
@@ -164,9 +162,9 @@ def _result(acl_filter: AclFilter, found: list[Acl]) -> Message:
     try:
         acl_filter.check()
     except ConfigError as error:
-        return _refused_of_delete_acls(ErrorCode.INVALID_REQUEST, str(error))
+        return _failed_filter(ErrorCode.INVALID_REQUEST, str(error))
     return {"error_code": ErrorCode.NONE, "matching_acls": [{"error_code": 0} | acl._asdict() for acl in found]}
 
 
-def _refused_of_delete_acls(code: ErrorCode, reason: str) -> Message:
+def _failed_filter(code: ErrorCode, reason: str) -> Message:
     return {"error_code": code, "error_message": reason, "matching_acls": []}

@@ -1,6 +1,4 @@
-"""ApiVersions v0-4 (KIP-35): the APIs and versions that this broker serves, from the protocol tables.
-
-Topics in responses to Metadata and DescribeTopicPartitions.
+"""The cluster: ApiVersions, Metadata, DescribeTopicPartitions, DescribeCluster, DescribeLogDirs, client quotas.
 
 There is no replication: the leader is the only replica and in-sync replica. The leader epoch is -1 (unknown, so clients
 do not check it) for partitions without a log on this broker.
@@ -116,8 +114,7 @@ _NO_ELIGIBLE: Message = {"eligible_leader_replicas": [], "last_known_elr": []}
 
 
 async def describe_topic_partitions(broker: Broker, request: Request, message: Message) -> Message:
-    """DescribeTopicPartitions v0 (KIP-966): metadata in pages; the cursor names the first partition of the next
-    page."""
+    """DescribeTopicPartitions v0 (KIP-966): metadata in pages; the cursor names the next page's first partition."""
     limit = min(max(1, message["response_partition_limit"]), _MAX_PARTITIONS)
     cursor = message["cursor"]
     start = (cursor["topic_name"], max(0, cursor["partition_index"])) if cursor else ("", 0)

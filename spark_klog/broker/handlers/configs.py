@@ -1,4 +1,4 @@
-"""AlterConfigs v0-2 (replaces all of a topic's own settings) and IncrementalAlterConfigs v0-1 (some, KIP-339)."""
+"""Settings: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources; levels of loggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AlterUserScramCredentials v0 (KIP-554): changes of credentials in the users file."""
+"""Authentication (SaslHandshake, SaslAuthenticate), and the SCRAM credentials of the users file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetch v0-17. Waits in the purgatory until min_bytes are available or max_wait_ms have passed."""
+"""Fetch."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ async def fetch(broker: Broker, request: Request, message: Message) -> Message:
     """Fetch v0-17. Waits in the purgatory until min_bytes are available or max_wait_ms have passed.
 
     A partition that is named twice is answered once, as its last entry asks, like in Kafka. From version 3 on, the
-    first
-    partition with data returns at least one whole batch, even if it exceeds max_bytes. Apart from that, a range may end
-    within a batch, as in Kafka. Isolation level 1 (read_committed) gets records before the last stable offset, and a
-    list
-    of the aborted transactions among them. Versions 0-3 get message sets of magic 0 or 1: newer batches are converted
-    instead of sent from the file.
+    first partition with data returns at least one whole batch, even if it exceeds max_bytes. Apart from that, a range
+    may end within a batch, as in Kafka. Isolation level 1 (read_committed) gets records before the last stable offset,
+    and a list of the aborted transactions among them. Versions 0-3 get message sets of magic 0 or 1: newer batches are
+    converted instead of sent from the file.
     """
     now = time.monotonic()
     epoch, has_ids = message["session_epoch"], request.version >= _FIRST_TOPIC_IDS

@@ -1,4 +1,4 @@
-"""FindCoordinator v0-6 ("GroupCoordinator" in the guide): the broker that coordinates a group or transactional id."""
+"""Consumer groups: their coordinator, their members' requests, descriptions and deletion."""
 
 from __future__ import annotations
 
@@ -230,8 +230,7 @@ def _size_code(broker: Broker, message: Message) -> ErrorCode:
 
 
 async def find_coordinator(broker: Broker, request: Request, message: Message) -> Message:
-    """FindCoordinator v0-6 ("GroupCoordinator" in the guide): the broker that coordinates a group or transactional
-    id."""
+    """FindCoordinator v0-6 ("GroupCoordinator" in the guide): the broker of a group or transactional id."""
     if request.version >= 4:
         keys = dict.fromkeys(message["coordinator_keys"])
         return {"coordinators": [await _find(broker, request, key, message["key_type"]) for key in keys]}

@@ -1,4 +1,4 @@
-"""ListOffsets v0-10: latest (-1), earliest (-2), of the largest timestamp (-3, v7), or by time in ms."""
+"""Offsets of logs: ListOffsets and OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,12 @@ async def offset_for_leader_epoch(broker: Broker, request: Request, message: Mes
     """OffsetForLeaderEpoch v0-4 (KIP-101, KIP-320): end offset of a leader epoch; consumers detect truncation by it."""
     topics = []
     for topic in message["topics"]:
-        partitions = [
-            await _find_of_offset_for_leader_epoch(broker, request, topic["topic"], entry)
-            for entry in topic["partitions"]
-        ]
+        partitions = [await _end_of_epoch(broker, request, topic["topic"], entry) for entry in topic["partitions"]]
         topics.append({"topic": topic["topic"], "partitions": partitions})
     return {"topics": topics}
 
 
-async def _find_of_offset_for_leader_epoch(
-    broker: Broker, request: Request, topic: str, entry: dict[str, Any]
-) -> Message:
+async def _end_of_epoch(broker: Broker, request: Request, topic: str, entry: dict[str, Any]) -> Message:
     index = entry["partition"]
     if refusal := broker.authorizer.refusal(request.session, SEE, topic):
         return {"partition": index, "error_code": refusal}
@@ -51,9 +46,8 @@ async def list_offsets(broker: Broker, request: Request, message: Message) -> Me
 
     With isolation level 1 (read_committed), latest is the last stable offset. Version 0 returns the start offsets of
     segments begun by that time, newest first. There is no tiered storage, so all records are local: -4 (v8), the
-    earliest
-    local offset, equals -2; -5 (v9), the last tiered offset, is never found. A partition that is named twice gets
-    INVALID_REQUEST, as in Kafka.
+    earliest local offset, equals -2; -5 (v9), the last tiered offset, is never found. A partition that is named twice
+    gets INVALID_REQUEST, as in Kafka.
     """
     topics = []
     times: Counter[tuple[str, int]] = Counter()

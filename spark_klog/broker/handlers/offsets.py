@@ -1,4 +1,4 @@
-"""OffsetCommit v0-9: commit offsets to __consumer_offsets; version 0 commits to the shared directories."""
+"""Offsets of groups: OffsetCommit, OffsetFetch and OffsetDelete."""
 
 from __future__ import annotations
 
@@ -79,8 +79,7 @@ async def offset_fetch(broker: Broker, request: Request, message: Message) -> Me
     """OffsetFetch v0-9: committed offsets, -1 if there is none; null topics (v2) request all offsets of a group.
 
     With `require_stable` (v7, KIP-447), a pending transactional commit gets UNSTABLE_OFFSET_COMMIT: the client must
-    wait.
-    Version 0 reads from the shared directories.
+    wait. Version 0 reads from the shared directories.
     """
     if request.version == _FROM_DIRECTORIES and broker.config.directories is not None:
         return {"topics": await _of_directories(broker, request, message["group_id"], message["topics"])}

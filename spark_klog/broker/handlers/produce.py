@@ -1,4 +1,4 @@
-"""Produce v0-13. acks=0 gets no response; 1 and -1 are equal, since there is no replication."""
+"""Produce."""
 
 from __future__ import annotations
 
@@ -44,14 +44,10 @@ async def produce(broker: Broker, request: Request, message: Message) -> Message
     """Produce v0-13. acks=0 gets no response; 1 and -1 are equal, since there is no replication.
 
     Versions 0-2 may carry message sets of magic 0 and 1, which the log stores as magic 2. Later versions carry exactly
-    one
-    batch per partition; from version 8 on the response names the records that a topic does not take (KIP-467). Batches
-    are
-    validated first (`records/reading/produced.py`). No client may produce to internal topics; Kafka excepts clients
-    named
-    `__admin_client`, but a client's name proves nothing. A transactional batch is accepted only if its partition is in
-    the
-    transaction (KIP-890), so a late batch can't leave a transaction open.
+    one batch per partition; from version 8 on the response names the records that a topic does not take (KIP-467).
+    Batches are validated first (`records/reading/produced.py`). No client may produce to internal topics; Kafka excepts
+    clients named `__admin_client`, but a client's name proves nothing. A transactional batch is accepted only if its
+    partition is in the transaction (KIP-890), so a late batch can't leave a transaction open.
     """
     acks = message["acks"]
     responses = []

@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments v0-1 (KIP-455). Without replication a partition stays on its broker."""
+"""Requests to move or elect replicas, which change nothing: a partition has one replica, in one directory."""
 
 from __future__ import annotations
 

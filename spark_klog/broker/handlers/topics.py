@@ -1,4 +1,4 @@
-"""CreateTopics v0-7. The replication factor is 1 or -1 (the default); -1 partitions means num.partitions."""
+"""Topics: CreateTopics, DeleteTopics, CreatePartitions and DeleteRecords."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ async def delete_records(broker: Broker, request: Request, message: Message) -> 
     topics = []
     for topic in message["topics"]:
         partitions = [
-            await _delete_of_delete_records(broker, request, topic["name"], entry) for entry in topic["partitions"]
+            await _delete_records_before(broker, request, topic["name"], entry) for entry in topic["partitions"]
         ]
         topics.append({"name": topic["name"], "partitions": partitions})
     return {"topics": topics}
 
 
-async def _delete_of_delete_records(broker: Broker, request: Request, topic: str, entry: dict[str, Any]) -> Message:
+async def _delete_records_before(broker: Broker, request: Request, topic: str, entry: dict[str, Any]) -> Message:
     index, offset = entry["partition_index"], entry["offset"]
     result = {"partition_index": index, "low_watermark": _NONE}
     if not broker.authorizer.is_admin(request.session):
@@ -74,8 +74,7 @@ async def create_topics(broker: Broker, request: Request, message: Message) -> M
     """CreateTopics v0-7. The replication factor is 1 or -1 (the default); -1 partitions means num.partitions.
 
     Settings are those of `broker.settings.log_settings.topic_settings`; others get INVALID_CONFIG, so that no setting
-    is
-    accepted without effect.
+    is accepted without effect.
     """
     if not broker.authorizer.is_admin(request.session):
         code, reason = ErrorCode.TOPIC_AUTHORIZATION_FAILED, "only admins create topics"

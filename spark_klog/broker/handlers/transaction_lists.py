@@ -1,4 +1,4 @@
-"""DescribeProducers v0 (KIP-664): producers in partitions led here, with their open transactions."""
+"""Descriptions of transactions and producers (KIP-664)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""InitProducerId v0-5: assign a producer id and epoch (KIP-98, KIP-360)."""
+"""Transactions: what producers request of their coordinator, and coordinators of the partitions' leaders."""
 
 from __future__ import annotations
 
@@ -68,8 +68,7 @@ _NO_MEMBER = -1
 
 
 async def txn_offset_commit(broker: Broker, request: Request, message: Message) -> Message:
-    """TxnOffsetCommit v0-4: offsets that take effect if the transaction commits; from v3 on with membership
-    (KIP-447)."""
+    """TxnOffsetCommit v0-4: offsets that take effect if the transaction commits; from v3 on of a member (KIP-447)."""
     group = message["group_id"]
     producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
     checked = await check_offsets(broker, request, message)
@@ -113,8 +112,7 @@ def _membership(broker: Broker, message: Message) -> ErrorCode:
 
 
 async def add_offsets_to_txn(broker: Broker, request: Request, message: Message) -> Message:
-    """AddOffsetsToTxn v0-4: add a group's partition of __consumer_offsets to a transaction, before it commits
-    offsets."""
+    """AddOffsetsToTxn v0-4: add a group's partition of __consumer_offsets to a transaction, before its offsets."""
     group = message["group_id"]
     if not group:
         return {"error_code": ErrorCode.INVALID_GROUP_ID}
@@ -137,8 +135,7 @@ async def add_partitions_to_txn(broker: Broker, request: Request, message: Messa
     """AddPartitionsToTxn v0-5: add partitions to a transaction, before it writes to them.
 
     Clients use versions up to 3, for one transaction. Brokers use version 4 and later, for several transactions, or
-    only to
-    verify that partitions are in one (KIP-890). If one partition can't be added, none is.
+    only to verify that partitions are in one (KIP-890). If one partition can't be added, none is.
     """
     if request.version >= _FIRST_BATCHED:
         results = [
@@ -200,8 +197,7 @@ async def init_producer_id(broker: Broker, request: Request, message: Message) -
     """InitProducerId v0-5: assign a producer id and epoch (KIP-98, KIP-360).
 
     Without a transactional id, the producer id is new. A transactional id keeps its producer id and gets the next
-    epoch,
-    which fences earlier instances. If one left a transaction open, it is aborted first (CONCURRENT_TRANSACTIONS
+    epoch, which fences earlier instances. If one left a transaction open, it is aborted first (CONCURRENT_TRANSACTIONS
     meanwhile).
     """
     transactional_id = message["transactional_id"]

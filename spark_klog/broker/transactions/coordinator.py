@@ -20,7 +20,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, Pace
@@ -29,7 +29,7 @@ from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
 from spark_klog.broker.metadata.nodes import replace_node
 from spark_klog.broker.metadata.registry import NO_LEADER
 from spark_klog.broker.transactions import transaction as machine
-from spark_klog.broker.transactions.markers import MarkerEntry, MarkerSender, TransactionHost, write_marker
+from spark_klog.broker.transactions.markers import MarkerEntry, MarkerSender, write_marker
 from spark_klog.broker.transactions.records import read_transactions, state_batch
 from spark_klog.broker.transactions.transaction import (
     NeedsProducerId,
@@ -43,6 +43,9 @@ from spark_klog.log.files.file_system import FileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.trees import paths
 from spark_klog.trees.tree import Tree
+
+if TYPE_CHECKING:
+    from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
 _BLOCK = 1000
@@ -136,7 +139,7 @@ _SETTLED = frozenset(
 class TransactionCoordinator:
     """All transactional ids whose partitions this broker leads. For one event loop."""
 
-    def __init__(self, broker: TransactionHost, producer_ids: ProducerIds) -> None:
+    def __init__(self, broker: Broker, producer_ids: ProducerIds) -> None:
         self._broker = broker
         self._ids = producer_ids
         self._transactions: dict[str, Transaction] = {}

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_klog.base.clock import system_ms
-from spark_klog.broker.event_loop import Turns, within
-from spark_klog.broker.fetches import Purgatory
-from spark_klog.broker.groups.coordinator import GroupCoordinator, GroupHost
+from spark_klog.broker.event_loop import within
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.transactions.records import marker_batch, partitions_by_topic
@@ -24,18 +22,8 @@ from spark_klog.protocol.schema import Api
 from spark_klog.trees.paths import PLAINTEXT
 from spark_klog.wire.primitives import MAX_FRAME, SIZE, frame_size
 
-
-class TransactionHost(GroupHost, Protocol):
-    """A broker, as its transaction coordinator sees it; markers also end transactional offset commits."""
-
-    @property
-    def coordinator(self) -> GroupCoordinator: ...
-
-    @property
-    def purgatory(self) -> Purgatory: ...
-
-    @property
-    def turns(self) -> Turns: ...
+if TYPE_CHECKING:
+    from spark_klog.broker.broker import Broker
 
 
 _SECONDS = 5.0
@@ -86,7 +74,7 @@ class MarkerEntry(NamedTuple):
     coordinator_epoch: int
 
 
-async def write_marker(broker: TransactionHost, key: TopicPartition, marker: MarkerEntry) -> ErrorCode:
+async def write_marker(broker: Broker, key: TopicPartition, marker: MarkerEntry) -> ErrorCode:
     """Append a marker to a partition that this broker leads; returns NONE or the error.
 
     Waits for room in the log, and for the flush that flush.messages requires.
@@ -128,7 +116,7 @@ async def write_marker(broker: TransactionHost, key: TopicPartition, marker: Mar
 class MarkerSender:
     """Sends markers to the other brokers that lead the partitions."""
 
-    def __init__(self, broker: TransactionHost) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
         #: Brokers that do not answer.
         self._silent: set[int] = set()

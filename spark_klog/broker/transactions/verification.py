@@ -9,15 +9,19 @@ for producers older than 2.0).
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
-from spark_klog.broker.transactions.markers import UNANSWERED, TransactionHost, ask, peer_address
+from spark_klog.broker.transactions.markers import UNANSWERED, ask, peer_address
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol import apis
 from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
 from spark_klog.protocol.schema import Api
+
+if TYPE_CHECKING:
+    from spark_klog.broker.broker import Broker
 
 _FENCED = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
 _ABORTABLE = ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE
@@ -89,7 +93,7 @@ class Verification:
 class TransactionVerifier:
     """Asks for the transactions of the partitions that this broker leads; `coordinator` has the ids of this broker."""
 
-    def __init__(self, broker: TransactionHost, coordinator: TransactionCoordinator) -> None:
+    def __init__(self, broker: Broker, coordinator: TransactionCoordinator) -> None:
         self._broker = broker
         self._coordinator = coordinator
 
