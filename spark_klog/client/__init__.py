@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_klog.client.admin.admin import Admin
     from spark_klog.client.admin.calls import Outcomes
-    from spark_klog.client.admin.configs import Append, ConfigResource, Subtract
-    from spark_klog.client.admin.leaders import Reassignment
-    from spark_klog.client.admin.quotas import QuotaEntity
-    from spark_klog.client.admin.topics import NewTopic
-    from spark_klog.client.admin.users import Acl, AclFilter, ScramCredential, ScramDeletion
+    from spark_klog.client.admin.topics import Append, ConfigResource, NewTopic, Reassignment, Subtract
+    from spark_klog.client.admin.users import Acl, AclFilter, QuotaEntity, ScramCredential, ScramDeletion
     from spark_klog.client.consumer.consumer import Consumer
     from spark_klog.client.consumer.decoding import ConsumerRecord
     from spark_klog.client.consumer.group import RebalanceListener
@@ -52,9 +49,9 @@ _PUBLIC = {
     "Acl": "spark_klog.client.admin.users",
     "AclFilter": "spark_klog.client.admin.users",
     "Admin": "spark_klog.client.admin.admin",
-    "Append": "spark_klog.client.admin.configs",
+    "Append": "spark_klog.client.admin.topics",
     "Committed": "spark_klog.client.offsets",
-    "ConfigResource": "spark_klog.client.admin.configs",
+    "ConfigResource": "spark_klog.client.admin.topics",
     "Consumer": "spark_klog.client.consumer.consumer",
     "ConsumerRecord": "spark_klog.client.consumer.decoding",
     "Delivery": "spark_klog.client.producer.receipts",
@@ -62,13 +59,13 @@ _PUBLIC = {
     "NewTopic": "spark_klog.client.admin.topics",
     "Outcomes": "spark_klog.client.admin.calls",
     "Producer": "spark_klog.client.producer.producer",
-    "QuotaEntity": "spark_klog.client.admin.quotas",
-    "Reassignment": "spark_klog.client.admin.leaders",
+    "QuotaEntity": "spark_klog.client.admin.users",
+    "Reassignment": "spark_klog.client.admin.topics",
     "RebalanceListener": "spark_klog.client.consumer.group",
     "RecordMetadata": "spark_klog.client.producer.receipts",
     "ScramCredential": "spark_klog.client.admin.users",
     "ScramDeletion": "spark_klog.client.admin.users",
-    "Subtract": "spark_klog.client.admin.configs",
+    "Subtract": "spark_klog.client.admin.topics",
     "named_cluster": "spark_klog.client.settings",
 }
 

@@ -92,6 +92,20 @@ class Cluster:
         #: Topic ids from metadata, by name; brokers before 2.8 have none.
         self.topic_ids: dict[str, UUID] = {}
 
+    @classmethod
+    def connect(cls, settings: Mapping[str, Any], prefix: str = "") -> Cluster:
+        """Make a cluster from settings by Kafka's names and connect to it once; `ConfigError`, `ConnectionFailed`.
+
+        `prefix`: see `client_config`.
+        """
+        cluster = cls(client_config(settings, prefix))
+        try:
+            cluster.metadata([])
+        except BaseException:
+            cluster.close()
+            raise
+        return cluster
+
     @property
     def nodes(self) -> list[int]:
         """The node ids of the brokers in the last metadata, sorted."""
@@ -223,32 +237,6 @@ class Cluster:
             yield
         finally:
             self._bounds = outer._replace(deadline=outer.deadline + time.monotonic() - begin)
-
-    def close(self) -> None:
-        for connection in (*self._connections.values(), *self._record_connections.values()):
-            connection.close()
-        self._connections.clear()
-        self._record_connections.clear()
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    @classmethod
-    def connect(cls, settings: Mapping[str, Any], prefix: str = "") -> Cluster:
-        """Make a cluster from settings by Kafka's names and connect to it once; `ConfigError`, `ConnectionFailed`.
-
-        `prefix`: see `client_config`.
-        """
-        cluster = cls(client_config(settings, prefix))
-        try:
-            cluster.metadata([])
-        except BaseException:
-            cluster.close()
-            raise
-        return cluster
 
     def metadata(
         self, topics: Collection[str] | None, *, create: bool = False, is_retried: bool = False
@@ -483,6 +471,18 @@ class Cluster:
             self.metadata([])
         self._open(self._connections, self.address(self.controller_id))
         return self.controller_id
+
+    def close(self) -> None:
+        for connection in (*self._connections.values(), *self._record_connections.values()):
+            connection.close()
+        self._connections.clear()
+        self._record_connections.clear()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
 
 def numbers_of(

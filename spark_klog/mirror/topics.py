@@ -9,8 +9,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from spark_klog.client import Admin, NewTopic
-from spark_klog.client.admin.configs import ConfigEntry
-from spark_klog.client.admin.topics import TopicListing
+from spark_klog.client.admin.topics import ConfigEntry, TopicListing
 from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
 from spark_klog.mirror.progress import ProgressReader

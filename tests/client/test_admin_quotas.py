@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from spark_klog.client import Admin, QuotaEntity
-from spark_klog.client.admin.quotas import ANY, DEFAULT
+from spark_klog.client.admin.users import ANY, DEFAULT
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, UnsupportedVersionError
 from tests.support.consumers import Server
 from tests.support.kafka import kafka_libs

@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource as TheirResource, ResourceType
 
 from spark_klog.client import Admin, NewTopic
-from spark_klog.client.admin.configs import Append, ConfigResource, Subtract
-from spark_klog.client.admin.topics import CreatedTopic
+from spark_klog.client.admin.topics import Append, ConfigResource, CreatedTopic, Subtract
 from spark_klog.errors import ErrorCode, ItemsFailed, ProtocolError, UnsupportedVersionError
 from tests.support.admins import error_code
 from tests.support.consumers import SECONDS, Server

@@ -14,7 +14,7 @@ from spark_klog.cli.clusters import cluster_options, connected, parse_topics, pa
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import print_lines, say
 from spark_klog.client import Admin
-from spark_klog.client.admin.configs import ConfigResource
+from spark_klog.client.admin.topics import ConfigResource
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.client.places import parse_time
 from spark_klog.errors import ErrorCode, ProtocolError

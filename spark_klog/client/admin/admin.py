@@ -1,20 +1,102 @@
-"""The public admin client."""
+"""The public admin client, with the calls about transactions and the producers of partitions (KIP-664)."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from spark_klog.client.admin.configs import ConfigCalls
+from spark_klog.client.admin.calls import Outcomes, by_field, mapped, without_results
 from spark_klog.client.admin.groups import GroupCalls
-from spark_klog.client.admin.leaders import LeaderCalls
-from spark_klog.client.admin.quotas import QuotaCalls
-from spark_klog.client.admin.records import RecordCalls
 from spark_klog.client.admin.topics import TopicCalls
-from spark_klog.client.admin.transactions import TransactionCalls
 from spark_klog.client.admin.users import UserCalls
+from spark_klog.client.answers import answer_error, check_code
+from spark_klog.client.arguments import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.offsets import numbers_by_topic, partition_entries
+from spark_klog.client.producer.transactions import PreparedTransaction
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    KlogError,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersionError,
+)
+from spark_klog.protocol.apis import (
+    DESCRIBE_PRODUCERS,
+    DESCRIBE_TRANSACTIONS,
+    END_TXN,
+    INIT_PRODUCER_ID,
+    LIST_TRANSACTIONS,
+    WRITE_TXN_MARKERS,
+)
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.groups import TRANSACTION
+
+_MAX_INT16, _MAX_INT32 = 0x7FFF, 0x7FFFFFFF
+_STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
+#: The first version of ListTransactions with a filter by duration (KIP-994).
+_FIRST_WITH_DURATION = 1
+#: The first InitProducerId with the producer id and epoch that are to be fenced (KIP-360).
+_FIRST_WITH_EPOCH = 3
+#: InitProducerId's answers if the producer has another epoch than the given one.
+_FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
+#: Requests that are sent before the first is answered.
+_MOST_IN_FLIGHT = 100
 
 
-class Admin(TopicCalls, ConfigCalls, GroupCalls, RecordCalls, TransactionCalls, UserCalls, QuotaCalls, LeaderCalls):
+@dataclass(frozen=True)
+class TransactionListing:
+    """A transactional id; `state` is the coordinator's: Empty, Ongoing, PrepareCommit, CompleteCommit and so on."""
+
+    transactional_id: str
+    producer_id: int
+    state: str
+    coordinator: int
+
+
+@dataclass(frozen=True)
+class TransactionDescription:
+    """A transactional id with its transaction; `started` is in ms since 1970, None without an open transaction."""
+
+    transactional_id: str
+    state: str
+    timeout_ms: int
+    started: int | None
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True)
+class ProducerState:
+    """A producer of a partition as its leader knows it.
+
+    `last_sequence` and `last_timestamp` (ms) are None if unknown, `transaction_start` is the first offset of its open
+    transaction, None if it has none.
+    """
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int | None
+    last_timestamp: int | None
+    coordinator_epoch: int
+    transaction_start: int | None
+
+
+class Admin(TopicCalls, GroupCalls, UserCalls):
     """Administer a cluster of any version of Kafka from 0.10.1 on.
 
         with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:
@@ -48,3 +130,233 @@ class Admin(TopicCalls, ConfigCalls, GroupCalls, RecordCalls, TransactionCalls, 
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def list_transactions(
+        self,
+        *,
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
+        longer_than_ms: int | None = None,
+    ) -> list[TransactionListing]:
+        """The transactional ids of all brokers, sorted, of these states and producers if any are given.
+
+        `states` are those of `TransactionListing`, in any case; `ConfigError` for others. With `longer_than_ms` (Kafka
+        3.8) only transactions that are open for longer. ListTransactions (Kafka 3.0).
+        """
+        request: Message = {
+            "state_filters": [one_of("a state", name, _STATES) for name in names_of("states", states)],
+            "producer_id_filters": [number_of("a producer id", one) for one in items_of("producer_ids", producer_ids)],
+        }
+        if longer_than_ms is not None:
+            request["duration_filter"] = number_of("longer_than_ms", longer_than_ms)
+
+        def ask() -> list[TransactionListing]:
+            self.cluster.metadata([])
+            return [listing for node in self.cluster.nodes for listing in listed(node)]
+
+        def listed(node: int) -> Iterator[TransactionListing]:
+            version = self.cluster.version_of(node, LIST_TRANSACTIONS)
+            if longer_than_ms is not None and version < _FIRST_WITH_DURATION:
+                raise UnsupportedVersionError("ListTransactions with longer_than_ms needs Kafka 3.8 or later")
+            answer = self.cluster.request(node, LIST_TRANSACTIONS, request)
+            check_code(LIST_TRANSACTIONS, answer["error_code"], f"ListTransactions of broker {node}")
+            for entry in answer["transaction_states"]:
+                yield TransactionListing(
+                    entry["transactional_id"], entry["producer_id"], entry["transaction_state"], node
+                )
+
+        return sorted(self._attempt(ask), key=lambda listing: listing.transactional_id)
+
+    def describe_transactions(self, transactional_ids: Iterable[str]) -> Outcomes[str, TransactionDescription]:
+        """Describe transactional ids; an unknown one has the error TRANSACTIONAL_ID_NOT_FOUND.
+
+        DescribeTransactions (Kafka 3.0), at the coordinators.
+        """
+        names = names_of("transactional_ids", transactional_ids)
+
+        def ask(rest: list[str]) -> dict[str, Message | KlogError]:
+            return self._ask_coordinators(
+                DESCRIBE_TRANSACTIONS,
+                rest,
+                lambda keys: {"transactional_ids": list(keys)},
+                by_field("transaction_states", "transactional_id"),
+                lambda key: f"transaction of {key}",
+                TRANSACTION,
+            )
+
+        return mapped(self._each(names, ask), _described)
+
+    def end_transactions(
+        self, transactions: Iterable[PreparedTransaction], *, commits: bool
+    ) -> Outcomes[PreparedTransaction, None]:
+        """Commit or abort transactions of `Producer.prepare_transaction`; a repeated call succeeds again.
+
+        INVALID_TXN_STATE if a transaction has ended the other way, PRODUCER_FENCED or INVALID_PRODUCER_EPOCH if its
+        producer has another epoch by now, after a timeout for example. EndTxn (Kafka 0.11), at the coordinators.
+        """
+        wanted = items_of("transactions", transactions)
+        word = "commit" if commits else "abort"
+
+        def ended(one: PreparedTransaction, answer: Message | KlogError) -> Message | KlogError:
+            if not isinstance(answer, KlogError) and answer["error_code"]:
+                return answer_error(END_TXN, answer["error_code"], f"{word} of a transaction of {one.transactional_id}")
+            return answer
+
+        def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
+            answers = self._ask_about(END_TXN, rest, {"committed": commits})
+            return {one: ended(one, answer) for one, answer in answers.items()}
+
+        return without_results(self._each(wanted, ask))
+
+    def fence_transactions(self, transactions: Iterable[PreparedTransaction]) -> Outcomes[PreparedTransaction, None]:
+        """Abort transactions with the next epoch, so that leaders refuse what their producers still send.
+
+        After an abort by `end_transactions` brokers from 3.0 to 3.5 take a record of the same epoch, and open a
+        transaction with it that no coordinator ends (KIP-890). A producer that has another epoch already is fenced:
+        a repeated call succeeds again. Kafka aborts a transaction that its producer has begun with a later epoch
+        as well: the caller excludes that. InitProducerId and DescribeTransactions (Kafka 3.0), at the coordinators.
+        """
+        wanted = items_of("transactions", transactions)
+        more = {"transaction_timeout_ms": self.cluster.config.transaction_timeout_ms}
+
+        def is_open(one: PreparedTransaction, now: TransactionDescription) -> bool:
+            return (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", one.producer_id, one.epoch)
+
+        def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
+            found = self._ask_about(INIT_PRODUCER_ID, rest, more, _FIRST_WITH_EPOCH)
+            answers = {one: answer for one, answer in found.items() if not isinstance(answer, KlogError)}
+            # the broker has begun to abort, or is ending another transaction; markers may take long to be written
+            busy = [one for one in answers if answers[one]["error_code"] == ErrorCode.CONCURRENT_TRANSACTIONS]
+            described = self.describe_transactions(one.transactional_id for one in busy)
+            for one in busy:
+                now = described[one.transactional_id]
+                if isinstance(now, KlogError):
+                    found[one] = now
+                elif not is_open(one, now):
+                    answers[one]["error_code"] = ErrorCode.NONE
+            for one, answer in answers.items():
+                code = answer["error_code"]
+                if code and code not in _FENCED and found[one] is answer:
+                    found[one] = answer_error(
+                        INIT_PRODUCER_ID, code, f"abort of a transaction of {one.transactional_id}"
+                    )
+            return found
+
+        return without_results(self._each(wanted, ask))
+
+    def _ask_about(
+        self, api: Api, transactions: list[PreparedTransaction], more: Message, first_version: int = 0
+    ) -> dict[PreparedTransaction, Message | KlogError]:
+        """Ask the coordinators about transactions, each by a request of its own, with `more` fields."""
+        by_name = self._found.nodes([one.transactional_id for one in transactions], TRANSACTION)
+        found: dict[PreparedTransaction, Message | KlogError] = {}
+        requests: dict[PreparedTransaction, tuple[int, Message]] = {}
+        for one in transactions:
+            node = by_name[one.transactional_id]
+            if isinstance(node, ProtocolError):
+                found[one] = node
+                continue
+            if first_version and self.cluster.version_of(node, api) < first_version:
+                raise UnsupportedVersionError(f"{api.name} with a producer's epoch needs Kafka 2.5 or later")
+            identity = {
+                "transactional_id": one.transactional_id,
+                "producer_id": one.producer_id,
+                "producer_epoch": one.epoch,
+            }
+            requests[one] = node, {**identity, **more}
+        asked = list(requests)
+        for start in range(0, len(asked), _MOST_IN_FLIGHT):
+            some = {one: requests[one] for one in asked[start : start + _MOST_IN_FLIGHT]}
+            for one, answer in self.cluster.request_all(api, some).items():
+                if isinstance(answer, KlogError) and not isinstance(answer, ConnectionFailed | RequestTimedOut):
+                    raise answer
+                found[one] = answer
+        return found
+
+    def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
+        """The active producers of partitions. DescribeProducers (Kafka 2.8), at the leaders."""
+        wanted = partitions_of("partitions", partitions)
+        return self._producers(wanted)
+
+    def _producers(self, wanted: list[TopicPartition]) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
+        def request(keys: Collection[TopicPartition]) -> Message:
+            topics = numbers_by_topic(keys)
+            return {"topics": [{"name": name, "partition_indexes": numbers} for name, numbers in topics.items()]}
+
+        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
+            return self._ask_leaders(DESCRIBE_PRODUCERS, rest, request, partition_entries)
+
+        return mapped(self._each(wanted, ask), lambda entry: tuple(_producer(one) for one in entry["active_producers"]))
+
+    def abort_transaction(
+        self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int = -1
+    ) -> None:
+        """Abort a transaction that its coordinator has forgotten, in one partition; `ProtocolError` if refused.
+
+        The ids and epochs are those of `describe_producers`; a coordinator_epoch of -1 is written as 0. Consumers with
+        read_committed go on behind the transaction. A transaction that its coordinator knows ends by its timeout or by
+        a new producer: aborting it here leaves its other partitions open. INVALID_TXN_STATE if this producer has no
+        open transaction in the partition, which only Kafka 2.8 and later tell. WriteTxnMarkers (Kafka 0.11), at the
+        leader.
+        """
+        key = partition_of("partition", partition)
+        marker = {
+            "producer_id": number_of("producer_id", producer_id),
+            "producer_epoch": number_of("producer_epoch", producer_epoch, 0, _MAX_INT16),
+            "transaction_result": False,
+            "topics": [{"name": name_of("the topic", key[0]), "partition_indexes": [key[1]]}],
+            "coordinator_epoch": max(0, number_of("coordinator_epoch", coordinator_epoch, -1, _MAX_INT32)),
+        }
+
+        def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+            for one in answer["markers"]:
+                if one["producer_id"] != producer_id:
+                    raise DecodeError(f"WriteTxnMarkers response with producer {one['producer_id']}, not asked for")
+                yield from partition_entries(one)
+
+        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
+            return self._ask_leaders(WRITE_TXN_MARKERS, rest, lambda _: {"markers": [marker]}, entries)
+
+        with self._turn, self._call():
+            self._check_open(key, producer_id)
+            self._each([key], ask).check()
+
+    def _check_open(self, key: TopicPartition, producer_id: int) -> None:
+        """Brokers write any marker, also of a producer that never was."""
+        try:
+            states = self._producers([key]).check()[key]
+        except UnsupportedVersionError:
+            return
+        if not any(state.producer_id == producer_id and state.transaction_start is not None for state in states):
+            what = f"abort of a transaction of producer {producer_id} in {key[0]}-{key[1]}"
+            advice = "it has no open transaction there: see describe_producers"
+            raise ProtocolError(ErrorCode.INVALID_TXN_STATE, what, advice=advice)
+
+
+def _described(entry: Message) -> TransactionDescription:
+    started = entry["transaction_start_time_ms"]
+    return TransactionDescription(
+        entry["transactional_id"],
+        entry["transaction_state"],
+        entry["transaction_timeout_ms"],
+        started if started >= 0 else None,
+        entry["producer_id"],
+        entry["producer_epoch"],
+        tuple((topic["topic"], partition) for topic in entry["topics"] for partition in topic["partitions"]),
+    )
+
+
+def _producer(entry: Message) -> ProducerState:
+    def known(value: int) -> int | None:
+        return value if value >= 0 else None
+
+    return ProducerState(
+        entry["producer_id"],
+        entry["producer_epoch"],
+        known(entry["last_sequence"]),
+        known(entry["last_timestamp"]),
+        entry["coordinator_epoch"],
+        known(entry["current_txn_start_offset"]),
+    )

@@ -198,8 +198,9 @@ class AdminCalls:
         return max(1, self.cluster.config.request_timeout_ms * 9 // 10)
 
     def _attempt(self, action: Callable[[], _V]) -> _V:
-        """Run `action` until it succeeds, see `Cluster.attempt`, within the timeout of the call."""
-        return self.cluster.attempt(action, self._timeout_ms, self._limit)
+        """Run `action` until it succeeds, see `Cluster.attempt`, in this thread's turn and the timeout of the call."""
+        with self._turn, self._call():
+            return self.cluster.attempt(action, self._timeout_ms, self._limit)
 
     def _each(
         self,
@@ -208,50 +209,53 @@ class AdminCalls:
         *,
         waits_for_topics: bool = False,
     ) -> Outcomes[_K, _V]:
-        """Ask for the items until none has a retriable error or the time is over.
+        """Ask for the items in this thread's turn, until none has a retriable error or the time is over.
 
         A topic that does not exist is a final error if a look-up after a second says so, or with `waits_for_topics` at
         the end of the time. What `ask` raises is retried for all items if it is retriable; it is the call's error if
         none was answered. So is an item's error if no broker gave any item a usable answer.
         """
-        found: dict[_K, _V | KlogError] = {}
-        #: The errors of the last attempt if `ask` raised.
-        refused: dict[_K, KlogError] = {}
-        wanted = list(dict.fromkeys(keys))
-        rest = wanted
-        unknown_until = time.monotonic() + UNKNOWN_SECONDS
+        with self._turn, self._call():
+            found: dict[_K, _V | KlogError] = {}
+            #: The errors of the last attempt if `ask` raised.
+            refused: dict[_K, KlogError] = {}
+            wanted = list(dict.fromkeys(keys))
+            rest = wanted
+            unknown_until = time.monotonic() + UNKNOWN_SECONDS
 
-        def is_passing(result: object, asked_at: float) -> bool:
-            is_missing = isinstance(result, ProtocolError) and result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            is_late = is_missing and not waits_for_topics and asked_at > unknown_until
-            return is_retriable(result) and not is_late
+            def is_passing(result: object, asked_at: float) -> bool:
+                is_missing = isinstance(result, ProtocolError) and result.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                is_late = is_missing and not waits_for_topics and asked_at > unknown_until
+                return is_retriable(result) and not is_late
 
-        def ask_rest() -> None:
-            nonlocal rest
-            asked_at = time.monotonic()
-            with self._found.forgotten_on_error():
-                try:
-                    found.update(ask(rest))
-                except (ConnectionFailed, RequestTimedOut, ProtocolError) as refusal:
-                    refused.update(dict.fromkeys(rest, refusal))
-                    raise
-                refused.clear()
-                rest = [key for key in rest if is_passing(found[key], asked_at)]
-                if rest:
-                    raise worst([error for key in rest if isinstance(error := found[key], KlogError)])
+            def ask_rest() -> None:
+                nonlocal rest
+                asked_at = time.monotonic()
+                with self._found.forgotten_on_error():
+                    try:
+                        found.update(ask(rest))
+                    except (ConnectionFailed, RequestTimedOut, ProtocolError) as refusal:
+                        refused.update(dict.fromkeys(rest, refusal))
+                        raise
+                    refused.clear()
+                    rest = [key for key in rest if is_passing(found[key], asked_at)]
+                    if rest:
+                        raise worst([error for key in rest if isinstance(error := found[key], KlogError)])
 
-        try:
-            if wanted:
-                self._attempt(ask_rest)
-        except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-            if all(error is not result for result in found.values()):  # else it had no time: the answers before stand
-                found |= refused
-                if not any(_is_answered(result) for result in found.values()) or found.keys() == refused.keys():
-                    raise
-        unusable = [error for error in found.values() if isinstance(error, _UNUSABLE)]
-        if found and len(unusable) == len(found):
-            raise unusable[0]
-        return Outcomes({key: found[key] for key in wanted})
+            try:
+                if wanted:
+                    self._attempt(ask_rest)
+            except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                if all(
+                    error is not result for result in found.values()
+                ):  # else it had no time: the answers before stand
+                    found |= refused
+                    if not any(_is_answered(result) for result in found.values()) or found.keys() == refused.keys():
+                        raise
+            unusable = [error for error in found.values() if isinstance(error, _UNUSABLE)]
+            if found and len(unusable) == len(found):
+                raise unusable[0]
+            return Outcomes({key: found[key] for key in wanted})
 
     def _ask_brokers(
         self,
@@ -279,7 +283,7 @@ class AdminCalls:
             else:
                 for key, entry in answered.items():
                     is_accepted = entry["error_code"] in accepted
-                    found[key] = entry if is_accepted else _entry_or_error(api, entry, what(key))
+                    found[key] = entry if is_accepted else entry_or_error(api, entry, what(key))
         return found
 
     def _ask_leaders(
@@ -355,7 +359,7 @@ class AdminCalls:
         is_answer_lost: set[_K] = set()
 
         def result(key: _K, entry: Message) -> Message | KlogError:
-            found = _entry_or_error(api, entry, what(key))
+            found = entry_or_error(api, entry, what(key))
             if isinstance(found, ProtocolError):
                 if found.code == ErrorCode.REQUEST_TIMED_OUT:
                     is_answer_lost.add(key)
@@ -396,7 +400,7 @@ def _is_answered(result: object) -> bool:
     return not isinstance(result, ConnectionFailed | RequestTimedOut)
 
 
-def _entry_or_error(api: Api, entry: Message, what: str) -> Message | KlogError:
+def entry_or_error(api: Api, entry: Message, what: str) -> Message | KlogError:
     """An entry of a response, or its error with the broker's message."""
     if not entry["error_code"]:
         return entry

@@ -1,20 +1,40 @@
-"""Groups at their coordinators: list, describe and delete them, and their offsets."""
+"""Groups at their coordinators, and their offsets; offsets by time, deletion of records, log directories, brokers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, without_results
+from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, entry_or_error, mapped, without_results
 from spark_klog.client.answers import answer_error, by_key, check_code
-from spark_klog.client.arguments import mapping_of, name_of, names_of, number_of, partition_of, partitions_of
+from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of, partition_of, partitions_of
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.coordinator import find_coordinator
-from spark_klog.client.offsets import Committed, GroupOffsets, by_topic, partition_entries
-from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
-from spark_klog.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, LIST_GROUPS, OFFSET_DELETE
+from spark_klog.client.offsets import Committed, GroupOffsets, by_topic, numbers_by_topic, partition_entries
+from spark_klog.errors import (
+    ConfigError,
+    ConnectionFailed,
+    DecodeError,
+    ErrorCode,
+    KlogError,
+    ProtocolError,
+    RequestTimedOut,
+    UnsupportedVersionError,
+)
+from spark_klog.protocol.apis import (
+    DELETE_GROUPS,
+    DELETE_RECORDS,
+    DESCRIBE_GROUPS,
+    DESCRIBE_LOG_DIRS,
+    LIST_GROUPS,
+    LIST_OFFSETS,
+    METADATA,
+    OFFSET_DELETE,
+)
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.groups import decode_assignment
+from spark_klog.protocol.tables.records import EARLIEST, LATEST, MAX_TIMESTAMP
 
 _CONSUMER = "consumer"
 #: The state of a group that does not exist.
@@ -59,8 +79,72 @@ class GroupDescription:
     reason: str | None
 
 
+OffsetTime = Literal["earliest", "latest", "max-timestamp"] | int
+_PLACES = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
+#: The first version of ListOffsets with MAX_TIMESTAMP (KIP-734).
+_FIRST_WITH_MAX = 7
+#: DeleteRecords up to the high watermark.
+_TO_END = -1
+
+
+@dataclass(frozen=True)
+class FoundOffset:
+    """An offset, with the timestamp (ms) and the leader epoch of its record where the broker tells them.
+
+    `offset` is None if no record has the timestamp or a later one.
+    """
+
+    offset: int | None
+    timestamp: int | None
+    leader_epoch: int | None
+
+
+@dataclass(frozen=True)
+class BrokerDescription:
+    """A broker: its node id, address and rack."""
+
+    node: int
+    host: str
+    port: int
+    rack: str | None
+
+
+@dataclass(frozen=True)
+class ClusterDescription:
+    """The cluster; `controller` is a node id, with KRaft any broker, which passes changes on; None if unknown."""
+
+    cluster_id: str | None
+    controller: int | None
+    brokers: tuple[BrokerDescription, ...]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A log in a directory: its size in bytes, and how many records it is behind.
+
+    `is_future`: it will replace the log in another directory of the broker.
+    """
+
+    size: int
+    offset_lag: int
+    is_future: bool
+
+
+@dataclass(frozen=True)
+class LogDir:
+    """A log directory of a broker; `error` says why it can't be used.
+
+    `total_bytes` and `usable_bytes` of its volume are None from brokers before 3.3.
+    """
+
+    error: KlogError | None
+    replicas: dict[TopicPartition, Replica]
+    total_bytes: int | None
+    usable_bytes: int | None
+
+
 class GroupCalls(AdminCalls):
-    """Calls about groups."""
+    """Calls about groups, records, logs and brokers."""
 
     def list_groups(self) -> list[GroupListing]:
         """The groups of all brokers, sorted by name; `ProtocolError` if a broker refuses. ListGroups."""
@@ -69,8 +153,7 @@ class GroupCalls(AdminCalls):
             self.cluster.metadata([])
             return [listing for node in self.cluster.nodes for listing in self._groups_of(node)]
 
-        with self._turn, self._call():
-            return sorted(self._attempt(ask), key=lambda listing: listing.group)
+        return sorted(self._attempt(ask), key=lambda listing: listing.group)
 
     def _groups_of(self, node: int) -> list[GroupListing]:
         answer = self.cluster.request(node, LIST_GROUPS, {})
@@ -94,8 +177,7 @@ class GroupCalls(AdminCalls):
             by_node, failures = self._coordinators(rest)
             return {**failures, **self._describe(by_node)}
 
-        with self._turn, self._call():
-            return self._each(names, ask)
+        return self._each(names, ask)
 
     def describe_group(self, group: str) -> GroupDescription:
         """Describe a group; its state is `DEAD` if it does not exist."""
@@ -145,8 +227,7 @@ class GroupCalls(AdminCalls):
                     answered[name] = {}  # the attempt whose response was lost has deleted it
             return answered
 
-        with self._turn, self._call():
-            return without_results(self._each(names, ask))
+        return without_results(self._each(names, ask))
 
     def delete_group(self, group: str) -> None:
         """Delete a group; `ProtocolError` if it has members or does not exist."""
@@ -158,8 +239,7 @@ class GroupCalls(AdminCalls):
         """The committed offsets of the partitions that have one, or of all (None). OffsetFetch, at the coordinator."""
         name_of("the name of a group", group)
         wanted = None if partitions is None else partitions_of("partitions", partitions)
-        with self._turn, self._call():
-            return self._attempt(lambda: GroupOffsets(self.cluster, group).committed(wanted))
+        return self._attempt(lambda: GroupOffsets(self.cluster, group).committed(wanted))
 
     def alter_group_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int | Committed]
@@ -180,8 +260,7 @@ class GroupCalls(AdminCalls):
             refused = GroupOffsets(self.cluster, group).commit_once({key: wanted[key] for key in rest})
             return {key: refused.get(key) for key in rest}
 
-        with self._turn, self._call():
-            return self._each(wanted, ask)
+        return self._each(wanted, ask)
 
     def delete_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> Outcomes[TopicPartition, None]:
         """Delete a group's offsets of topics that none of its members reads. OffsetDelete (Kafka 2.4).
@@ -193,19 +272,92 @@ class GroupCalls(AdminCalls):
 
         def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
             node = find_coordinator(self.cluster, group)
-            answer = self.cluster.request(node, OFFSET_DELETE, {"group_id": group, "topics": _topics(rest)})
+            answer = self.cluster.request(node, OFFSET_DELETE, {"group_id": group, "topics": _to_delete(rest)})
             check_code(OFFSET_DELETE, answer["error_code"], f"deleting offsets of group {group}")
-            found: dict[TopicPartition, Message | KlogError] = {}
-            for key, entry in by_key(OFFSET_DELETE, answer, partition_entries(answer), rest).items():
-                code, what = entry["error_code"], f"deleting the offset of {key[0]}-{key[1]} for group {group}"
-                found[key] = answer_error(OFFSET_DELETE, code, what) if code else entry
-            return found
+            entries = by_key(OFFSET_DELETE, answer, partition_entries(answer), rest)
+            what = f"deleting an offset of group {group}, of partition"
+            return {
+                key: entry_or_error(OFFSET_DELETE, entry, f"{what} {key[0]}-{key[1]}") for key, entry in entries.items()
+            }
+
+        return without_results(self._each(wanted, ask))
+
+    def describe_cluster(self) -> ClusterDescription:
+        """The brokers, the controller and the id of the cluster. Metadata, any broker."""
+        answer = self._attempt(lambda: self.cluster.any_broker(METADATA, lambda _: {"topics": []}))
+        brokers = [
+            BrokerDescription(entry["node_id"], entry["host"], entry["port"], entry["rack"])
+            for entry in sorted(answer["brokers"], key=lambda entry: int(entry["node_id"]))
+        ]
+        controller = answer["controller_id"]
+        return ClusterDescription(answer["cluster_id"], controller if controller >= 0 else None, tuple(brokers))
+
+    def list_offsets(self, times: Mapping[TopicPartition, OffsetTime]) -> Outcomes[TopicPartition, FoundOffset]:
+        """The offset of each partition at a time. ListOffsets, at the leaders.
+
+        A time is "earliest", "latest", "max-timestamp" (the record with the largest timestamp, Kafka 3.0) or ms since
+        1970: the first record with this timestamp or a later one. With isolation.level=read_committed, "latest" is the
+        last stable offset.
+        """
+        wanted = {partition_of("times", key): _time(key, value) for key, value in mapping_of("times", times).items()}
+
+        def request(keys: Collection[TopicPartition]) -> Message:
+            entries = ((key, {"partition_index": key[1], "timestamp": wanted[key]}) for key in keys)
+            return {"isolation_level": self.cluster.config.isolation_level, "topics": _entries_by_topic(entries)}
+
+        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
+            if MAX_TIMESTAMP in wanted.values():
+                self._check_max_timestamp()
+            return self._ask_leaders(LIST_OFFSETS, rest, request, partition_entries)
+
+        return mapped(self._each(wanted, ask), _found)
+
+    def _check_max_timestamp(self) -> None:
+        for node in self.cluster.nodes:
+            if self.cluster.version_of(node, LIST_OFFSETS) < _FIRST_WITH_MAX:
+                raise UnsupportedVersionError(f"ListOffsets by max-timestamp needs Kafka 3.0 or later at broker {node}")
+
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> Outcomes[TopicPartition, int]:
+        """Delete the records before an offset of each partition (-1: all); the result is the first offset left.
+
+        DeleteRecords (Kafka 0.11), at the leaders. An offset that the log does not have is OFFSET_OUT_OF_RANGE, a
+        compacted topic POLICY_VIOLATION.
+        """
+        wanted = {
+            partition_of("offsets", key): number_of(f"the offset of {key}", offset, _TO_END)
+            for key, offset in mapping_of("offsets", offsets).items()
+        }
+
+        def request(keys: Collection[TopicPartition]) -> Message:
+            entries = ((key, {"partition_index": key[1], "offset": wanted[key]}) for key in keys)
+            return {"topics": _entries_by_topic(entries), "timeout_ms": self._broker_timeout_ms}
+
+        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
+            return self._ask_leaders(DELETE_RECORDS, rest, request, partition_entries)
+
+        return mapped(self._each(wanted, ask), lambda entry: int(entry["low_watermark"]))
+
+    def describe_log_dirs(
+        self, brokers: Iterable[int] | None = None, partitions: Iterable[TopicPartition] | None = None
+    ) -> Outcomes[int, dict[str, LogDir]]:
+        """The log directories of brokers (None: all) by path, with the logs of the partitions (None: all) in them.
+
+        DescribeLogDirs (Kafka 1.0), at each broker.
+        """
+        nodes = None if brokers is None else [number_of("a broker", node) for node in items_of("brokers", brokers)]
+        wanted = None if partitions is None else partitions_of("partitions", partitions)
+
+        def ask(rest: list[int]) -> dict[int, Message | KlogError]:
+            return self._ask_nodes(DESCRIBE_LOG_DIRS, rest, {"topics": None if wanted is None else _numbered(wanted)})
 
         with self._turn, self._call():
-            return without_results(self._each(wanted, ask))
+            if nodes is None:
+                self._attempt(lambda: self.cluster.metadata([]))
+                nodes = self.cluster.nodes
+            return mapped(self._each(nodes, ask), _directories)
 
 
-def _topics(partitions: Iterable[TopicPartition]) -> list[Message]:
+def _to_delete(partitions: Iterable[TopicPartition]) -> list[Message]:
     entries = by_topic((key, {"partition_index": key[1]}) for key in partitions)
     return [{"name": topic, "partitions": numbers} for topic, numbers in entries.items()]
 
@@ -236,3 +388,48 @@ def _members(entry: Message) -> Iterator[GroupMember]:
             member["client_host"],
             assignment,
         )
+
+
+def _time(key: object, value: object) -> int:
+    if isinstance(value, str):
+        if value not in _PLACES:
+            raise ConfigError(f"the time {value!r} of {key}: set earliest, latest, max-timestamp or ms since 1970")
+        return _PLACES[value]
+    return number_of(f"the time of {key}", value)
+
+
+def _entries_by_topic(entries: Iterable[tuple[TopicPartition, Message]]) -> list[Message]:
+    return [{"name": topic, "partitions": partitions} for topic, partitions in by_topic(entries).items()]
+
+
+def _numbered(partitions: Iterable[TopicPartition]) -> list[Message]:
+    return [{"topic": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(partitions).items()]
+
+
+def _found(entry: Message) -> FoundOffset:
+    offset, timestamp, epoch = entry["offset"], entry["timestamp"], entry["leader_epoch"]
+    return FoundOffset(
+        offset if offset >= 0 else None, timestamp if timestamp >= 0 else None, epoch if epoch >= 0 else None
+    )
+
+
+def _directories(answer: Message) -> dict[str, LogDir]:
+    found: dict[str, LogDir] = {}
+    for entry in answer["results"]:
+        if entry["log_dir"] in found:
+            raise DecodeError(f"DescribeLogDirs response with {entry['log_dir']!r} twice")
+        code = entry["error_code"]
+        found[entry["log_dir"]] = LogDir(
+            answer_error(DESCRIBE_LOG_DIRS, code, f"log directory {entry['log_dir']}") if code else None,
+            dict(_replicas(entry)),
+            entry["total_bytes"] if entry["total_bytes"] >= 0 else None,
+            entry["usable_bytes"] if entry["usable_bytes"] >= 0 else None,
+        )
+    return found
+
+
+def _replicas(entry: Message) -> Iterator[tuple[TopicPartition, Replica]]:
+    for topic in entry["topics"]:
+        for one in topic["partitions"]:
+            replica = Replica(one["partition_size"], one["offset_lag"], one["is_future_key"])
+            yield (topic["name"], one["partition_index"]), replica

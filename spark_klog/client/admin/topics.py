@@ -1,18 +1,52 @@
-"""Topics: list, describe, create and delete them; add partitions."""
+"""Topics and other resources: list, describe, create and delete topics, add partitions; settings; elections of leaders
+(KIP-460) and reassignments of replicas (KIP-455).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, get_args
 from uuid import UUID
 
 from spark_klog.base.names import check_topic_name
-from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, without_results
-from spark_klog.client.answers import answer_error
-from spark_klog.client.arguments import configs_of, items_of, mapping_of, name_of, names_of, number_of
-from spark_klog.errors import ConfigError, ErrorCode, KlogError, UnsupportedVersionError
-from spark_klog.protocol.apis import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, METADATA
+from spark_klog.client.admin.calls import (
+    AdminCalls,
+    Outcomes,
+    by_field,
+    entry_or_error,
+    mapped,
+    no_broker,
+    without_results,
+)
+from spark_klog.client.answers import answer_error, check_code
+from spark_klog.client.arguments import (
+    configs_of,
+    items_of,
+    mapping_of,
+    name_of,
+    names_of,
+    number_of,
+    partition_of,
+    partitions_of,
+)
+from spark_klog.client.cluster import TopicPartition
+from spark_klog.client.offsets import numbers_by_topic
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
+from spark_klog.protocol.apis import (
+    ALTER_PARTITION_REASSIGNMENTS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    DESCRIBE_CONFIGS,
+    ELECT_LEADERS,
+    INCREMENTAL_ALTER_CONFIGS,
+    LIST_PARTITION_REASSIGNMENTS,
+    METADATA,
+)
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables import configs
 
 _BROKERS_DEFAULT = -1
 #: The first versions of CreateTopics with validate_only (Kafka 0.10.2), and with the broker's defaults (KIP-464).
@@ -106,13 +140,105 @@ class TopicDescription:
     partitions: tuple[PartitionDescription, ...]
 
 
+ResourceKind = Literal["topic", "broker", "broker-logger", "client-metrics", "group"]
+_KINDS: dict[ResourceKind, int] = {
+    "topic": configs.TOPIC,
+    "broker": configs.BROKER,
+    "broker-logger": configs.BROKER_LOGGER,
+    "client-metrics": configs.CLIENT_METRICS,
+    "group": configs.GROUP,
+}
+_KIND_NAMES = {number: kind for kind, number in _KINDS.items()}
+#: Kinds whose name is a node id: only that broker answers for them.
+_OF_ONE_BROKER = ("broker", "broker-logger")
+_SOURCES = {
+    configs.TOPIC_SOURCE: "topic",
+    2: "dynamic broker",
+    3: "dynamic default broker",
+    configs.BROKER_SOURCE: "static broker",
+    configs.DEFAULT_SOURCE: "default",
+    configs.LOGGER_SOURCE: "broker logger",
+    7: "client metrics",
+    8: "group",
+}
+
+
+class ConfigResource(NamedTuple):
+    """What has settings: ("topic", NAME), ("broker", NODE ID as text), or ("broker", "") for the default of brokers.
+
+    Other kinds are broker-logger (a node id), client-metrics and group.
+    """
+
+    kind: ResourceKind
+    name: str
+
+
+@dataclass(frozen=True)
+class ConfigEntry:
+    """A setting; `value` is None if it is sensitive or has none.
+
+    `source` says where the value comes from: topic, dynamic broker, dynamic default broker, static broker, default,
+    broker logger, client metrics, group; or "" if the broker does not say.
+    """
+
+    name: str
+    value: str | None
+    source: str
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
+
+
+@dataclass(frozen=True)
+class Append:
+    """Add a value to a setting that is a list."""
+
+    value: str
+
+    def __post_init__(self) -> None:
+        _check_text(self)
+
+
+@dataclass(frozen=True)
+class Subtract:
+    """Remove a value from a setting that is a list."""
+
+    value: str
+
+    def __post_init__(self) -> None:
+        _check_text(self)
+
+
+def _check_text(change: Append | Subtract) -> None:
+    if not isinstance(change.value, str):
+        found = type(change.value).__name__
+        raise TypeError(f"the value of {type(change).__name__} must be a str, not {found}: separate several by commas")
+
+
+ConfigChange = str | Append | Subtract | None
+
+
+_PREFERRED, _UNCLEAN = 0, 1
+#: The first version of ElectLeaders with a choice of the election (Kafka 2.4).
+_FIRST_WITH_TYPE = 1
+_NOT_NEEDED = ErrorCode.ELECTION_NOT_NEEDED
+
+
+@dataclass(frozen=True)
+class Reassignment:
+    """A partition whose replicas are being changed: the brokers that hold them, of which some come or go."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
 class TopicCalls(AdminCalls):
-    """Calls about topics."""
+    """Calls about topics, settings of any resource, leaders and replicas."""
 
     def list_topics(self, *, include_internal: bool = False) -> list[TopicListing]:
         """All topics, sorted by name. Metadata, any broker."""
-        with self._turn, self._call():
-            found = self._attempt(lambda: self.cluster.metadata(None))
+        found = self._attempt(lambda: self.cluster.metadata(None))
         return [
             TopicListing(name, _id(topic), topic["is_internal"], len(topic["partitions"]))
             for name, topic in sorted(found.items())
@@ -133,8 +259,7 @@ class TopicCalls(AdminCalls):
             found = self.cluster.metadata(rest)
             return {name: _described(name, found.get(name)) for name in rest}
 
-        with self._turn, self._call():
-            return self._each(names, ask)
+        return self._each(names, ask)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """Describe a topic; `ProtocolError` UNKNOWN_TOPIC_OR_PARTITION if it does not exist."""
@@ -284,6 +409,189 @@ class TopicCalls(AdminCalls):
         for name, error in self._each(counts, ask, waits_for_topics=True).failures.items():
             made[name] = error
 
+    def describe_configs(
+        self, resources: Iterable[ConfigResource | tuple[ResourceKind, str]]
+    ) -> Outcomes[ConfigResource, dict[str, ConfigEntry]]:
+        """The settings of each resource, by name. DescribeConfigs (Kafka 0.11), at the broker that it is about."""
+        wanted = [_resource(value) for value in items_of("resources", resources)]
+
+        def request(keys: Collection[ConfigResource]) -> Message:
+            entries = [
+                {"resource_type": _KINDS[key.kind], "resource_name": key.name, "configuration_keys": None}
+                for key in keys
+            ]
+            return {"resources": entries}
+
+        described = self._each(wanted, self._asker(DESCRIBE_CONFIGS, request, "results"))
+        return mapped(described, _settings_of)
+
+    def alter_configs(
+        self,
+        changes: Mapping[ConfigResource | tuple[ResourceKind, str], Mapping[str, ConfigChange]],
+        *,
+        validate_only: bool = False,
+    ) -> Outcomes[ConfigResource, None]:
+        """Change settings, all of a resource or none: text sets one, None resets it to its default.
+
+            admin.alter_configs({("topic", "clicks"): {"retention.ms": "1000", "segment.ms": None}}).check()
+
+        `Append` and `Subtract` change lists; other settings stay. IncrementalAlterConfigs (Kafka 2.3), at the
+        controller, or the broker that it is about. With `validate_only` the broker only checks the changes.
+        """
+        wanted: dict[ConfigResource, dict[str, ConfigChange]] = {}
+        for value, of_resource in mapping_of("changes", changes).items():
+            key = _resource(value)
+            wanted[key] = mapping_of(f"changes of {_settings_named(key)}", of_resource)
+            for name, change in wanted[key].items():
+                name_of(f"each name in changes of {_settings_named(key)}", name)
+                if not isinstance(change, str | Append | Subtract | None):
+                    raise TypeError(f"{name} must be a str, Append, Subtract or None, not {type(change).__name__}")
+
+        def request(keys: Collection[ConfigResource]) -> Message:
+            entries = [
+                {
+                    "resource_type": _KINDS[key.kind],
+                    "resource_name": key.name,
+                    "configs": [_operation(name, change) for name, change in wanted[key].items()],
+                }
+                for key in keys
+            ]
+            return {"resources": entries, "validate_only": validate_only}
+
+        altered = self._each(wanted, self._asker(INCREMENTAL_ALTER_CONFIGS, request, "responses"))
+        return without_results(altered)
+
+    def _asker(
+        self, api: Api, request: Callable[[Collection[ConfigResource]], Message], results: str
+    ) -> Callable[[list[ConfigResource]], dict[ConfigResource, Message | KlogError]]:
+        """A function for `_each` that asks the broker that each resource is about, or else the controller."""
+
+        def ask(rest: list[ConfigResource]) -> dict[ConfigResource, Message | KlogError]:
+            by_node: dict[int, list[ConfigResource]] = {}
+            failures: dict[ConfigResource, Message | KlogError] = {}
+            for key in rest:
+                node = int(key.name) if key.kind in _OF_ONE_BROKER and key.name else self.cluster.controller()
+                if self._knows(node):
+                    by_node.setdefault(node, []).append(key)
+                else:
+                    failures[key] = no_broker(node)
+            return failures | self._ask_brokers(api, by_node, request, _of_resources(results), _settings_named)
+
+        return ask
+
+    def elect_leaders(
+        self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
+    ) -> Outcomes[TopicPartition, bool]:
+        """Make the first replica of each partition its leader; the result says whether the leader has changed.
+
+        With `unclean` (Kafka 2.4), a partition without a leader gets any replica that lives, and may lose records.
+        None: all partitions that need an election; only these are in the outcomes. ElectLeaders (Kafka 2.2), at the
+        controller.
+        """
+        keys = None if partitions is None else partitions_of("partitions", partitions)
+
+        def request(wanted: Collection[TopicPartition] | None) -> Message:
+            if unclean and self.cluster.version_of(self.cluster.controller(), ELECT_LEADERS) < _FIRST_WITH_TYPE:
+                raise UnsupportedVersionError("ElectLeaders with unclean=True needs Kafka 2.4 or later")
+            return {
+                "election_type": _UNCLEAN if unclean else _PREFERRED,
+                "topic_partitions": None
+                if wanted is None
+                else [{"topic": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(wanted).items()],
+                "timeout_ms": self._broker_timeout_ms,
+            }
+
+        def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+            check_code(ELECT_LEADERS, answer["error_code"], "election of leaders")
+            for topic in answer["replica_election_results"]:
+                for entry in topic["partition_result"]:
+                    yield (topic["topic"], entry["partition_id"]), entry
+
+        def elect_all() -> dict[TopicPartition, Message | KlogError]:
+            answer = self.cluster.request(self.cluster.controller(), ELECT_LEADERS, request(None))
+            return {key: entry_or_error(ELECT_LEADERS, entry, _election_of(key)) for key, entry in entries(answer)}
+
+        found = (
+            Outcomes(self._attempt(elect_all))
+            if keys is None
+            else self._change(ELECT_LEADERS, keys, request, entries, _election_of, lambda _, code: code == _NOT_NEEDED)
+        )
+        return Outcomes({key: _is_elected(outcome) for key, outcome in found.items()})
+
+    def alter_partition_reassignments(
+        self, replicas: Mapping[TopicPartition, Sequence[int] | None]
+    ) -> Outcomes[TopicPartition, None]:
+        """Begin to move partitions to these brokers, the preferred leader first; None cancels a move.
+
+        The move itself takes as long as the brokers copy: see `list_partition_reassignments`.
+        AlterPartitionReassignments (Kafka 2.4), at the controller.
+        """
+        wanted: dict[TopicPartition, list[int] | None] = {}
+        for value, nodes in mapping_of("replicas", replicas).items():
+            key = partition_of("replicas", value)
+            if nodes is None:
+                wanted[key] = None
+                continue
+            ids = [
+                number_of(f"a broker of {key}", node, 0, _MAX_INT32) for node in items_of(f"brokers of {key}", nodes)
+            ]
+            if not ids:
+                raise ConfigError(f"the brokers of {key} are empty: name at least one, or None to cancel a move")
+            wanted[key] = ids
+
+        def request(keys: Collection[TopicPartition]) -> Message:
+            topics: dict[str, list[Message]] = {}
+            for topic, partition in keys:
+                entry = {"partition_index": partition, "replicas": wanted[topic, partition]}
+                topics.setdefault(topic, []).append(entry)
+            return {
+                "timeout_ms": self._broker_timeout_ms,
+                "topics": [{"name": topic, "partitions": entries} for topic, entries in topics.items()],
+            }
+
+        def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+            check_code(ALTER_PARTITION_REASSIGNMENTS, answer["error_code"], "reassignment of partitions")
+            for topic in answer["responses"]:
+                for entry in topic["partitions"]:
+                    yield (topic["name"], entry["partition_index"]), entry
+
+        def was_cancelled(key: TopicPartition, code: ErrorCode) -> bool:
+            return wanted[key] is None and code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+
+        altered = self._change(
+            ALTER_PARTITION_REASSIGNMENTS,
+            wanted,
+            request,
+            entries,
+            lambda key: f"reassignment of {key[0]}-{key[1]}",
+            was_cancelled,
+        )
+        return without_results(altered)
+
+    def list_partition_reassignments(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, Reassignment]:
+        """Those of the partitions (None: of all) that are being moved. ListPartitionReassignments (Kafka 2.4)."""
+        keys = None if partitions is None else partitions_of("partitions", partitions)
+        topics = None
+        if keys is not None:
+            topics = [{"name": topic, "partition_indexes": found} for topic, found in numbers_by_topic(keys).items()]
+
+        def ask() -> Message:
+            request = {"timeout_ms": self._broker_timeout_ms, "topics": topics}
+            answer = self.cluster.request(self.cluster.controller(), LIST_PARTITION_REASSIGNMENTS, request)
+            check_code(LIST_PARTITION_REASSIGNMENTS, answer["error_code"], "list of reassignments")
+            return answer
+
+        answer = self._attempt(ask)
+        return {
+            (topic["name"], entry["partition_index"]): Reassignment(
+                tuple(entry["replicas"]), tuple(entry["adding_replicas"]), tuple(entry["removing_replicas"])
+            )
+            for topic in answer["topics"]
+            for entry in topic["partitions"]
+        }
+
 
 def _count(topic: NewTopic) -> int | None:
     return topic.partitions if topic.assignments is None else len(topic.assignments)
@@ -338,3 +646,69 @@ def _created(name: str, entry: Message | KlogError) -> CreatedTopic | KlogError:
         return CreatedTopic(name)
     partitions, replicas = entry["num_partitions"], entry["replication_factor"]
     return CreatedTopic(name, _id(entry), partitions if partitions >= 0 else None, replicas if replicas >= 0 else None)
+
+
+def _resource(value: object) -> ConfigResource:
+    """Check a resource."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        raise TypeError(f"a resource must be (kind, name), for example ('topic', 'clicks'), not {value!r}")
+    kind, name = value
+    if kind not in get_args(ResourceKind):
+        raise ConfigError(f"resource {value!r}: the kind must be one of {', '.join(_KINDS)}")
+    if kind in _OF_ONE_BROKER and isinstance(name, int):
+        raise TypeError(f"resource {value!r}: write the node id as text, {str(name)!r}")
+    if kind in _OF_ONE_BROKER and name != "":
+        is_number = isinstance(name, str) and name.isascii() and name.isdecimal()
+        number_of(f"the node id of {value!r}", int(name) if is_number else name, 0, 0x7FFFFFFF)
+    elif kind != "broker":
+        name_of(f"the name of {value!r}", name)
+    return ConfigResource(kind, name)
+
+
+def _operation(name: str, change: ConfigChange) -> Message:
+    if isinstance(change, Append):
+        return {"name": name, "config_operation": configs.APPEND, "value": change.value}
+    if isinstance(change, Subtract):
+        return {"name": name, "config_operation": configs.SUBTRACT, "value": change.value}
+    return {"name": name, "config_operation": configs.DELETE if change is None else configs.SET, "value": change}
+
+
+def _of_resources(results: str) -> Callable[[Message], Iterator[tuple[ConfigResource, Message]]]:
+    def entries(answer: Message) -> Iterator[tuple[ConfigResource, Message]]:
+        for entry in answer[results]:
+            # an unknown kind is not one that was asked for
+            yield ConfigResource(_KIND_NAMES.get(entry["resource_type"], "topic"), entry["resource_name"]), entry
+
+    return entries
+
+
+def _settings_named(resource: ConfigResource) -> str:
+    return f"settings of {resource.kind} {resource.name or '(default of all)'}"
+
+
+def _settings_of(result: Message) -> dict[str, ConfigEntry]:
+    return {entry["name"]: _config_entry(entry) for entry in result["configs"]}
+
+
+def _config_entry(entry: Message) -> ConfigEntry:
+    source = entry["config_source"]
+    # version 0 has no source
+    is_default = source == configs.DEFAULT_SOURCE if source >= 0 else entry["is_default"]
+    return ConfigEntry(
+        entry["name"],
+        None if entry["is_sensitive"] else entry["value"],
+        _SOURCES.get(source, ""),
+        bool(is_default),
+        entry["read_only"],
+        entry["is_sensitive"],
+    )
+
+
+def _election_of(key: TopicPartition) -> str:
+    return f"election of a leader of {key[0]}-{key[1]}"
+
+
+def _is_elected(outcome: Message | KlogError) -> bool | KlogError:
+    if isinstance(outcome, ProtocolError) and outcome.code == _NOT_NEEDED:
+        return False
+    return outcome if isinstance(outcome, KlogError) else True
