@@ -183,6 +183,8 @@ class Assignment:
     def __init__(self) -> None:
         #: Replaced as a whole, so that an interrupt loses none.
         self.partitions: OrderedDict[TopicPartition, Assigned] = OrderedDict()
+        #: Partitions that were assigned before: what is kept for them can go.
+        self.dropped: set[TopicPartition] = set()
 
     def assigned(self, topic: str, partition: int) -> Assigned:
         """The partition; `ConfigError` if it is not assigned."""
@@ -202,3 +204,4 @@ class Assignment:
         """Assign exactly these partitions; those assigned before keep their positions unless they are in `changed`."""
         there = {**self.partitions, **(changed or {})}
         self.partitions = OrderedDict((key, there.get(key) or Assigned(*key)) for key in keys)
+        self.dropped |= there.keys() - self.partitions.keys()

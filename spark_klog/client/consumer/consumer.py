@@ -38,7 +38,6 @@ from spark_klog.errors import (
     ConfigError,
     ConsumerClosed,
     KlogError,
-    ProtocolError,
     RequestTimedOut,
     WokenUp,
 )
@@ -176,8 +175,7 @@ class Consumer:
         self._moving, self._joining = Section(*ORDERLY), Section(*ORDERLY)
         self._troubles = Troubles()
         self._group = None if self._config.group_id is None else self._new_group()
-        committed = None if self._group is None else self._committed
-        self._positions = Positions(self._cluster, self._config, self._assignment, committed, self._troubles)
+        self._positions = Positions(self._cluster, self._config, self._assignment, self._troubles)
         self._fetches = Fetches(self._cluster, self._config, self._assignment, self._waker, self._troubles)
         self._decoders = Decoders(self._config, include_headers=include_headers)
         self._decoding: _Decoding | None = None
@@ -202,16 +200,10 @@ class Consumer:
                 if offset is not None:
                     changed[topic, partition] = self._assignment.copy_of((topic, partition))
                     self._seek(changed[topic, partition], offset)
-            self._assign([(topic, partition) for topic, partition, _ in wanted], changed)
-
-    def _assign(self, keys: Iterable[TopicPartition], changed: Mapping[TopicPartition, Assigned] | None = None) -> None:
-        before = set(self._assignment.partitions)
-        self._assignment.set(keys, changed)
-        for key in before.difference(self._assignment.partitions):
-            self._decoders.forget(key)
+            self._assignment.set([(topic, partition) for topic, partition, _ in wanted], changed)
 
     def _new_group(self) -> ConsumerGroup:
-        return ConsumerGroup(self._config, self._assignment, self._assign, self._waker.wake, self._troubles)
+        return ConsumerGroup(self._config, self._assignment, self._waker.wake, self._troubles)
 
     def subscribe(
         self, topics: Collection[str] | str | re.Pattern[str], listener: RebalanceListener | None = None
@@ -242,7 +234,7 @@ class Consumer:
             finally:  # even if the listener raises: the member has left
                 if self._group is not None:
                     self._group = self._new_group()
-                self._assign([])
+                self._assignment.set([])
 
     def commit(self, offsets: Mapping[TopicPartition, int | Committed] | None = None) -> None:
         """Commit these offsets, or all positions, for the group; waits up to default.api.timeout.ms.
@@ -283,12 +275,6 @@ class Consumer:
         if self._group is None:
             raise ConfigError("group.id is not set: a consumer without a group can neither subscribe nor commit")
         return self._group
-
-    def _committed(
-        self, partitions: Collection[TopicPartition]
-    ) -> tuple[Mapping[TopicPartition, Committed], Mapping[TopicPartition, ProtocolError]]:
-        seconds = self._cluster.deadline() - time.monotonic()
-        return self._in_group().committed_now(partitions, 1000 * seconds, CALL_TIMEOUT)
 
     def assignment(self) -> list[TopicPartition]:
         """The assigned partitions, sorted."""
@@ -381,6 +367,8 @@ class Consumer:
                     self._decodes_arrow, self._decoding = is_arrow, None
                     self._fetches.rewind()
                 self._returned = None
+                while self._assignment.dropped:
+                    self._decoders.forget(self._assignment.dropped.pop())
                 found = self._read(decode, time.monotonic() + timeout)
             except BaseException as error:
                 self._moving.__exit__(type(error), error, None)
@@ -461,7 +449,7 @@ class Consumer:
 
     def _find_positions(self, deadline: float) -> None:
         with self._cluster.within(*self._patience(deadline)):
-            self._positions.step()
+            self._positions.step(self._group)
 
     def _patience(self, deadline: float) -> tuple[float, str]:
         """Milliseconds that a step may wait for brokers, and what limits them."""

@@ -177,20 +177,14 @@ class ConsumerGroup:
     """A consumer's work in its group. The consumer calls `step` at each poll; that does not wait for rebalances.
 
     A JoinGroup waits at the coordinator, and so do later requests on its connection. It therefore uses the record
-    connection of `cluster`, which has no other use. `on_assign` sets the assignment, `on_news` ends the wait.
+    connection of `cluster`, which has no other use. `on_news` ends the consumer's wait.
     """
 
     def __init__(
-        self,
-        config: ConsumerConfig,
-        assignment: Assignment,
-        on_assign: Callable[[Iterable[TopicPartition]], None],
-        on_news: Callable[[], None],
-        troubles: Troubles,
+        self, config: ConsumerConfig, assignment: Assignment, on_news: Callable[[], None], troubles: Troubles
     ) -> None:
         self._config, self.name = config, config.group_id or ""
-        self._assignment, self._on_assign = assignment, on_assign
-        self._troubles = troubles
+        self._assignment, self._troubles = assignment, troubles
         self.cluster = Cluster(config.client)
         self._stored = GroupOffsets(self.cluster, self.name, is_stable=True)
         self._commits = Commits(self.cluster, config, self._committer)
@@ -483,7 +477,7 @@ class ConsumerGroup:
             self._wants_rejoin = True
             self._revoke(revoked, is_lost=False)
         self._kept = wanted
-        self._on_assign(wanted)
+        self._assignment.set(wanted)
         self._tell(self._listener.on_assigned, sorted(set(wanted) - owned))
 
     def _as_member(self) -> GroupMetadata:
@@ -552,7 +546,7 @@ class ConsumerGroup:
             self._tell(self._listener.on_lost if is_lost else self._listener.on_revoked, partitions)
         finally:  # even if it is interrupted: another member gets them soon
             gone = set(partitions)
-            self._on_assign([key for key in self._assignment.partitions if key not in gone])
+            self._assignment.set([key for key in self._assignment.partitions if key not in gone])
 
     def _tell(self, call: Callable[[list[TopicPartition]], None], partitions: list[TopicPartition]) -> None:
         """Call the listener, and note what it raises: that must not break off the rebalance (as in Java's client)."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Leader
+from spark_klog.client.consumer.group import ConsumerGroup
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.offsets import NO_OFFSET, Committed, offsets_of_led
-from spark_klog.client.retry import pause_seconds
+from spark_klog.client.retry import CALL_TIMEOUT, pause_seconds
 from spark_klog.errors import (
     ConnectionFailed,
     ErrorCode,
@@ -43,39 +44,25 @@ _DECLINED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 _log = logging.getLogger(__name__)
-#: Asks for committed offsets once; returns them, and the errors of single partitions.
-_AskCommitted = Callable[
-    [Collection[TopicPartition]],
-    tuple[Mapping[TopicPartition, Committed], Mapping[TopicPartition, ProtocolError]],
-]
 
 
 class Positions:
     """Find the missing leaders and positions of an `Assignment`; each step asks brokers and waits for the answers.
 
     Retriable failures are noted in the partition (see `Assigned.failed`), the others in `troubles`.
-    `committed` fetches a group's committed offsets.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        config: ConsumerConfig,
-        assignment: Assignment,
-        committed: _AskCommitted | None,
-        troubles: Troubles,
-    ) -> None:
+    def __init__(self, cluster: Cluster, config: ConsumerConfig, assignment: Assignment, troubles: Troubles) -> None:
         self._cluster, self._config = cluster, config
         self._assignment = assignment
-        self._committed = committed
         self._troubles = troubles
         self._refresh_at = -math.inf
         #: When the last look-up of leaders that was answered began, a reading of `time.monotonic`.
         self.refreshed_at = -math.inf
         self._refreshes = 0
 
-    def step(self) -> None:
-        """Find leaders and positions that the brokers know now."""
+    def step(self, group: ConsumerGroup | None) -> None:
+        """Find leaders and positions that the brokers know now; `group` has the committed offsets."""
         now = time.monotonic()
         lacking = [item for item in self._assignment.partitions.values() if item.leader is None]
         is_old = now >= self.refreshed_at + self._config.client.metadata_max_age_ms / 1000
@@ -85,7 +72,7 @@ class Positions:
         if beyond := [item for item in items if item.out_of_range is not None]:
             self._check_ranges(beyond)
         if unknown := [item for item in items if item.position is None and item.leader and now >= item.retry_at]:
-            self._find_positions(unknown)
+            self._find_positions(unknown, group)
         if unchecked := [item for item in items if item.is_unchecked and item.leader and now >= item.retry_at]:
             self._check_epochs(unchecked)
 
@@ -170,13 +157,14 @@ class Positions:
         item.failed(recreated, self._config.client)
         item.leader = None
 
-    def _find_positions(self, unknown: list[Assigned]) -> None:
+    def _find_positions(self, unknown: list[Assigned], group: ConsumerGroup | None) -> None:
         asked = [item.key for item in unknown if item.start is None]
         known: Mapping[TopicPartition, Committed] = {}
-        if asked and self._committed is not None:
+        if asked and group is not None:
+            timeout_ms = 1000 * (self._cluster.deadline() - time.monotonic())
             failed: Mapping[TopicPartition, KlogError]
             try:
-                known, failed = self._committed(asked)
+                known, failed = group.committed_now(asked, timeout_ms, CALL_TIMEOUT)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 failed = dict.fromkeys(asked, error)
             for item in unknown:
