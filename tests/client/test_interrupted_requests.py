@@ -26,7 +26,16 @@ _QUEUEING = (
     "client/producer/queues.py",
     "client/producer/numbering.py",
 )
-_QUEUEING_FUNCTIONS = ("_finish", "_finish_all", "add", "_admit", "new_queue", "take")
+_QUEUEING_FUNCTIONS = (
+    "_finish",
+    "_finish_all",
+    "remove",
+    "add_records",
+    "append",
+    "_admit",
+    "new_queue",
+    "take_sequences",
+)
 
 #: The code that confirms or resends batches after a response or the end of a connection.
 _PROCESSING = (

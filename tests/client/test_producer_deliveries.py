@@ -295,7 +295,7 @@ def test_a_signal_handler_does_not_use_the_producer_within_a_call(monkeypatch: p
     with ModelCluster(1, {"t": 1}) as brokers, producing(brokers.servers, linger_ms="600000") as producer:
         producer.send("t", b"a")
         refused: list[BaseException] = []
-        add = Gathering.add
+        add_record = Gathering.add_record
 
         def interrupted(gathering: Gathering, *record: object) -> int:
             for call in (producer.flush, producer.close, producer.abort, lambda: producer.send("t", b"x")):
@@ -303,9 +303,9 @@ def test_a_signal_handler_does_not_use_the_producer_within_a_call(monkeypatch: p
                     call()
                 except ConcurrentUse as error:
                     refused.append(error)
-            return add(gathering, *record)  # type: ignore[arg-type]
+            return add_record(gathering, *record)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Gathering, "add", interrupted)
+        monkeypatch.setattr(Gathering, "add_record", interrupted)
         delivery = producer.send("t", b"b")
         producer.flush()
         assert len(refused) == 4

@@ -265,8 +265,8 @@ FAULTS = (
     Fault(
         "spark-sweep-of-a-later-claim",  # a driver that was overtaken aborts its successor's transactions
         "spark_klog/spark/write/exactly_once.py",
-        "    if log.end > number:\n        raise Superseded\n    yield Abort(found)",
-        "    yield Abort(found)",
+        "    if log.end > number:\n        raise Superseded\n    yield Abort(undecided)",
+        "    yield Abort(undecided)",
         ("tests/spark/exactly_once/test_model.py", "tests/spark/exactly_once/test_driver.py"),
     ),
     Fault(

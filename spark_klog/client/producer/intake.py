@@ -177,7 +177,7 @@ class Gathering:
     #: Number of records, bytes of `body`, greatest timestamp: replaced at once, when a record is added as a whole.
     whole: tuple[int, int, int] = 0, 0, 0
 
-    def add(
+    def add_record(
         self,
         timestamp: int,
         key: bytes | None,
@@ -194,13 +194,13 @@ class Gathering:
             self.first_timestamp = last = timestamp
         append_record(body, timestamp - self.first_timestamp, count, key, value, headers)
         if on_delivery is not None:
-            self.receipt.ask(on_delivery, count, timestamp)
+            self.receipt.call_later(on_delivery, count, timestamp)
         size = len(body)
         self.whole = count + 1, size, timestamp if timestamp > last else last
         return count, size - before
 
     def mend(self) -> None:
-        """Remove what an interrupted `add` has left."""
+        """Remove what an interrupted `add_record` has left."""
         count, size, _ = self.whole
         if len(self.body) != size:
             del self.body[size:]
@@ -214,7 +214,7 @@ class Gatherings(dict[TopicPartition, Gathering]):
         super().__init__()
         self.bytes = 0
 
-    def take(self, key: TopicPartition) -> Gathering:
+    def remove(self, key: TopicPartition) -> Gathering:
         gathering = self.pop(key)
         gathering.mend()
         self.bytes = self.bytes - gathering.whole[1] if self else 0

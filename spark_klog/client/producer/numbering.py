@@ -28,7 +28,7 @@ class Numbering:
     epoch: int
     next_sequence: int = 0
 
-    def take(self, count: int) -> int:
+    def take_sequences(self, count: int) -> int:
         """Take the sequence for a batch of `count` records; after 2^31 - 1 it wraps to 0."""
         sequence = self.next_sequence
         self.next_sequence = (sequence + count) & _MAX_INT32

@@ -194,7 +194,7 @@ class Producer:
             gathering = self._gathering.get((topic, partition))
             if gathering is None:
                 gathering = self._gather((topic, partition))
-            index, size = gathering.add(timestamp, key, value, headers, on_delivery)
+            index, size = gathering.add_record(timestamp, key, value, headers, on_delivery)
             self._gathering.bytes += size
             if is_free:
                 self._choice.filled(topic, size)
@@ -355,7 +355,7 @@ class Producer:
         row = 0
         while row < columns.count:
             body, following, base, maximum = self._kernel.encode(columns, row, self.batch_size)
-            self._sender.add(key, body, following - row, base, maximum)
+            self._sender.add_records(key, body, following - row, base, maximum)
             self._sender.make_room()
             row = following
 
@@ -372,10 +372,10 @@ class Producer:
 
     def _finish(self, key: TopicPartition, until: float = math.inf) -> None:
         """Make a batch of what has gathered for a partition; `until`: see `Sender.make_room`."""
-        gathering = self._gathering.take(key)
+        gathering = self._gathering.remove(key)
         count, _, last = gathering.whole
         if count:  # no records if the first one could not be encoded
-            self._sender.add(key, gathering.body, count, gathering.first_timestamp, last, gathering.receipt)
+            self._sender.add_records(key, gathering.body, count, gathering.first_timestamp, last, gathering.receipt)
         self._sender.make_room(until)
 
     def _finish_all(self, until: float = math.inf) -> None:

@@ -73,7 +73,7 @@ class Queue:
     def name(self) -> str:
         return f"{self.key[0]}-{self.key[1]}"
 
-    def add(self, batch: Batch) -> None:
+    def append(self, batch: Batch) -> None:
         self.added += 1
         batch.order = self.added
         self.batches.append(batch)
@@ -136,7 +136,7 @@ class Queue:
             return
         for batch in self.batches:
             batch.data = bytearray(batch.data)
-            sequence = numbering.take(batch.count)
+            sequence = numbering.take_sequences(batch.count)
             set_producer(memoryview(batch.data), numbering.producer_id, numbering.epoch, sequence)
 
 
@@ -169,7 +169,7 @@ def split(batch: Batch, config: ClientConfig) -> list[Batch]:
             attributes=TRANSACTIONAL_BIT if header.is_transactional else 0,
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
-            base_sequence=numbering.take(len(some)) if numbering else -1,
+            base_sequence=numbering.take_sequences(len(some)) if numbering else -1,
         )
         is_doubtful = may_be_written and not parts
         parts.append(Batch(data, len(some), batch.deadline, batch.receipt, first, may_be_written=is_doubtful))

@@ -59,7 +59,7 @@ class Receipt:
         self._left, self._written = 1, 0
         self._callbacks: deque[tuple[OnDelivery, int, int]] = deque()
 
-    def ask(self, callback: OnDelivery, index: int, timestamp: int) -> None:
+    def call_later(self, callback: OnDelivery, index: int, timestamp: int) -> None:
         """Have `callback` called for a record; `index` is its position in the batch."""
         self._callbacks.append((callback, index, timestamp))
 
@@ -92,7 +92,7 @@ class Receipt:
             self.done.set()
 
     @property
-    def is_asked(self) -> bool:
+    def has_callbacks(self) -> bool:
         """Whether there are callbacks to call."""
         return bool(self._callbacks)
 
@@ -139,14 +139,14 @@ class Receipts:
         if not receipt.done.is_set():
             return
         self._open.discard(receipt)
-        if receipt.is_asked:
+        if receipt.has_callbacks:
             self._completed.append(receipt)
 
     def fail_all(self, error: KlogError) -> None:
         """Fail all records that are not confirmed."""
         for receipt in self._open:
             receipt.fail(error)
-            if receipt.is_asked:
+            if receipt.has_callbacks:
                 self._completed.append(receipt)
         self._open.clear()
 
@@ -167,7 +167,7 @@ class Receipts:
                 if not self._completed:
                     break
                 receipt = self._completed[0]
-                if receipt.is_asked:
+                if receipt.has_callbacks:
                     before, self._caller = self._caller, threading.get_ident()
                     try:
                         receipt.call_next()

@@ -141,7 +141,7 @@ class Sender:
 
     @property
     def unconfirmed(self) -> int:
-        """Records that `add` was given and no leader has confirmed."""
+        """Records that `add_records` was given and no leader has confirmed."""
         return self._outcomes.unconfirmed
 
     @property
@@ -169,7 +169,7 @@ class Sender:
         if self._failure is not None:
             raise fresh(self._failure)
 
-    def add(
+    def add_records(
         self,
         key: TopicPartition,
         body: Buffer,
@@ -191,23 +191,23 @@ class Sender:
             attributes=self._attributes,
             producer_id=numbering.producer_id if numbering else -1,
             producer_epoch=numbering.epoch if numbering else -1,
-            base_sequence=numbering.take(count) if numbering else -1,
+            base_sequence=numbering.take_sequences(count) if numbering else -1,
         )
-        queue.add(Batch(data, count, self._deadline(), receipt))
+        queue.append(Batch(data, count, self._deadline(), receipt))
         self._outcomes.bytes += len(data)
 
     def add_batch(self, key: TopicPartition, batch: bytearray, count: int, receipt: Receipt | None = None) -> None:
         """Queue a batch of magic 2 of another log: its header becomes this producer's, its records stay as they are.
 
         `count` is the number of its records, whose offset deltas must be 0, 1, 2 and so on. It is never split, so that
-        these are its offsets in the log, too. Else like `add`.
+        these are its offsets in the log, too. Else like `add_records`.
         """
         queue = self._admit(key, count)
         numbering, producer = queue.numbering, (-1, -1, -1)
         if numbering is not None:
-            producer = numbering.producer_id, numbering.epoch, numbering.take(count)
+            producer = numbering.producer_id, numbering.epoch, numbering.take_sequences(count)
         set_produced(memoryview(batch), *producer, is_transactional=self._transactions is not None)
-        queue.add(Batch(batch, count, self._deadline(), receipt, first=None))
+        queue.append(Batch(batch, count, self._deadline(), receipt, first=None))
         self._outcomes.bytes += len(batch)
 
     def _admit(self, key: TopicPartition, count: int) -> Queue:
@@ -236,7 +236,7 @@ class Sender:
             self._deliver(lambda: not self._is_enough(), until)
 
     def has_room(self, size: int) -> bool:
-        """Whether `add` of a batch of this size does not have to wait."""
+        """Whether `add_batch` of a batch of this size does not have to wait."""
         unsent = self.size - self._bytes_in_flight
         return not unsent or (unsent + size < self._enough and self.size + size <= self._config.buffer_memory)
 
@@ -257,7 +257,7 @@ class Sender:
         return size - self._bytes_in_flight >= self._enough or size > self._config.buffer_memory
 
     def _is_enough(self) -> bool:
-        """Whether `add` must wait until batches are sent."""
+        """Whether `make_room` must wait until batches are sent."""
         if not self._may_be_enough() or self.size > self._config.buffer_memory:
             return self._may_be_enough()
         unsent = (queue.size - queue.in_flight_size for queue in self._queues.values() if self._is_taken_from(queue))

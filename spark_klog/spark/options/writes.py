@@ -90,8 +90,8 @@ def _checkpoint(options: Mapping[str, str], settings: dict[str, str], streaming:
             "deliveryGuarantee=exactly-once is for streams (writeStream): a batch write, in foreachBatch too, has no "
             "checkpoint to keep its decisions in"
         )
-    found = {canonical(name): value for name, value in options.items()}.get(_CHECKPOINT, "").strip()
-    if not found:
+    checkpoint = {canonical(name): value for name, value in options.items()}.get(_CHECKPOINT, "").strip()
+    if not checkpoint:
         raise ConfigError(
             "deliveryGuarantee=exactly-once needs the option checkpointLocation on the writer: Spark does not show "
             "spark.sql.streaming.checkpointLocation to Python data sources"
@@ -99,4 +99,4 @@ def _checkpoint(options: Mapping[str, str], settings: dict[str, str], streaming:
     settings.setdefault("transaction.timeout.ms", str(_TRANSACTION_MS))
     if not client_config(settings, PREFIX).is_idempotent:
         raise ConfigError("deliveryGuarantee=exactly-once needs kafka.acks=all and kafka.enable.idempotence=true")
-    return found
+    return checkpoint

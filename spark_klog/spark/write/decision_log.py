@@ -233,10 +233,10 @@ class DecisionLog:
     def _entry(self, number: int) -> Entry:
         path = self._folder / str(number)
         try:
-            found = json.loads(path.read_bytes())
-            entry = _decoded(found)
+            fields = json.loads(path.read_bytes())
+            entry = _decoded(fields)
             # entries from before transactionalIdPrefix have none
-            identity = Identity(str(found.get("prefix", DEFAULT_ID_PREFIX)), str(uuid.UUID(found["log"])))
+            identity = Identity(str(fields.get("prefix", DEFAULT_ID_PREFIX)), str(uuid.UUID(fields["log"])))
         except (ValueError, KeyError, TypeError) as error:
             raise DecodeError(f"{path} is not an entry of a decision log: {error!r}") from error
         if self._is_claimed and identity.log != self.identity.log:
@@ -269,18 +269,18 @@ def _has_batches(checkpoint: Path) -> bool:
         return False
 
 
-def _decoded(found: dict[str, Any]) -> Entry:
-    if found["version"] != _VERSION:
-        raise ValueError(f"version {found['version']!r}, not {_VERSION}")
-    if found["entry"] == "claim":
+def _decoded(fields: dict[str, Any]) -> Entry:
+    if fields["version"] != _VERSION:
+        raise ValueError(f"version {fields['version']!r}, not {_VERSION}")
+    if fields["entry"] == "claim":
         return Claim()
-    if found["entry"] == "ended":
+    if fields["entry"] == "ended":
         return Ended()
-    if found["entry"] != "decision":
-        raise ValueError(f"entry {found['entry']!r}")
+    if fields["entry"] != "decision":
+        raise ValueError(f"entry {fields['entry']!r}")
     transactions = tuple(
         Transaction(str(name), int(producer_id), int(epoch), int(task))
-        for name, producer_id, epoch, task in found["transactions"]
+        for name, producer_id, epoch, task in fields["transactions"]
     )
     # decisions of earlier versions have no plan
-    return Decision(int(found["batch"]), transactions, str(found.get("planned", "")))
+    return Decision(int(fields["batch"]), transactions, str(fields.get("planned", "")))

@@ -218,10 +218,10 @@ def _sweep(number: int) -> Program[None]:
     If the log is not longer after they were listed, none of them belongs to a later claim. A later claim fences them
     itself before its tasks begin, so that no producer uses their ids again.
     """
-    found: tuple[Transaction, ...] = yield ListOpen()
-    if not found:
+    undecided: tuple[Transaction, ...] = yield ListOpen()
+    if not undecided:
         return
     log: Log = yield ReadLog()
     if log.end > number:
         raise Superseded
-    yield Abort(found)
+    yield Abort(undecided)

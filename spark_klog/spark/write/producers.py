@@ -84,8 +84,8 @@ class SinkProducer:
             raise answer_error(METADATA, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{what} ({hint})")
 
     def _missing(self, names: list[str]) -> list[str]:
-        found = self._cluster.attempt(lambda: self._cluster.partitions(names, missing_ok=True))
-        return [name for name in names if name not in found]
+        there = self._cluster.attempt(lambda: self._cluster.partitions(names, missing_ok=True))
+        return [name for name in names if name not in there]
 
     def _create(self, names: list[str], partitions: int) -> None:
         """Create topics with the brokers' default.replication.factor.
@@ -129,10 +129,10 @@ class SinkProducer:
 
     def prepare_transaction(self) -> PreparedTransaction | None:
         """As `Producer.prepare_transaction`."""
-        found = self._producer.prepare_transaction()
-        self._has_new_epoch = found is None
-        self.prepared = found or self.prepared
-        return found
+        prepared = self._producer.prepare_transaction()
+        self._has_new_epoch = prepared is None
+        self.prepared = prepared or self.prepared
+        return prepared
 
     def abort_transaction(self) -> None:
         """Abort what the task has written, for readers not to wait for it; within 5 s, and without errors.
@@ -140,8 +140,8 @@ class SinkProducer:
         Records may be in flight: brokers refuse them then. The producer can only be closed.
         """
         with suppress(KlogError), self._cluster.within(_LAST_ABORT_MS):
-            found = self._producer.transaction_under_way()
-            Admin(self._cluster).fence_transactions([] if found is None else [found])
+            under_way = self._producer.transaction_under_way()
+            Admin(self._cluster).fence_transactions([] if under_way is None else [under_way])
 
     def refresh(self) -> bool:
         """As `Producer.refresh`; topics that are gone since have to be created again."""
@@ -262,22 +262,22 @@ class ProducerCache:
         """
         with self._lock:
             self._close_outdated()
-            fit = (entry for entry in reversed(self._idle) if entry.key == key and entry.claim < claim)
-            found = next(fit, None)
-            if found is None:
+            fit = [entry for entry in self._idle if entry.key == key and entry.claim < claim]
+            if not fit:
                 return None
-            self._idle.remove(found)
+            entry = fit[-1]
+            self._idle.remove(entry)
         try:
-            if found.producer.refresh():
-                return found
+            if entry.producer.refresh():
+                return entry
             _log.info("replacing the producer: its brokers now belong to another cluster")
         except KlogError as error:
             _log.info("replacing the producer: %s", error)
         except BaseException:
-            found.producer.abort()
+            entry.producer.abort()
             raise
         with self._lock:
-            self._close(found)
+            self._close(entry)
         return None
 
     def _keep(self, entry: _Entry, claim: int) -> None:

@@ -54,12 +54,12 @@ def count_rows(rows: pa.RecordBatch, topic: str | None) -> Counts:
 
 def total(counts: Iterable[Counts]) -> Counts:
     """Add up by topic."""
-    found: dict[str, tuple[int, int]] = {}
+    sums: dict[str, tuple[int, int]] = {}
     for one in counts:
         for topic, (records, size) in one.items():
-            before = found.get(topic, (0, 0))
-            found[topic] = before[0] + records, before[1] + size
-    return found
+            before = sums.get(topic, (0, 0))
+            sums[topic] = before[0] + records, before[1] + size
+    return sums
 
 
 def log_progress(messages: Sequence[WriterCommitMessage | None], batch: int | None = None) -> None:
