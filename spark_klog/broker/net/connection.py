@@ -235,7 +235,10 @@ class _Begun(Coroutine[Any, Any, None]):
 
     def throw(self, *error: Any) -> Any:
         self._is_first = False
-        return self._begun.throw(*error)
+        try:
+            return self._begun.throw(*error)
+        finally:
+            del error  # else it would keep itself, and the response that was being sent, by its traceback
 
     def close(self) -> None:
         self._begun.close()
@@ -507,29 +510,31 @@ class Connection(asyncio.BufferedProtocol):
         activity.sending_since = time.monotonic()
         size = sum(map(len, parts))
         self._leave_unsent(SIZE.pack(size))
-        if size > SCRATCH_BYTES:
-            in_memory = sum(len(part) for part in parts if not isinstance(part, FileRange))
-            if in_memory > SCRATCH_BYTES:
-                self._response_memory.hold(self, in_memory)
-            try:
+        is_long = size > SCRATCH_BYTES
+        try:
+            if is_long:
                 await self._send_long(parts)
-            finally:
+            else:
+                for part in parts:
+                    self._leave_unsent(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
+            if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
+                self._flush()
+            elif not self._is_flush_due:
+                # responses to requests already received are sent together, unless the next request has to wait
+                self._is_flush_due = True
+                asyncio.get_running_loop().call_soon(self._flush)
+            if not self._writable.is_set():
+                await self._writable.wait()
+        finally:
+            if is_long:
                 self._response_memory.release(self)
-        else:
-            for part in parts:
-                self._leave_unsent(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
-        if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
-            self._flush()
-        elif not self._is_flush_due:
-            # responses to requests already received are sent together, unless the next request has to wait
-            self._is_flush_due = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        if not self._writable.is_set():
-            await self._writable.wait()
         activity.touch(time.monotonic())
         activity.sending_since = None
 
     async def _send_long(self, parts: list[Sized]) -> None:
+        in_memory = sum(len(part) for part in parts if not isinstance(part, FileRange))
+        if in_memory > SCRATCH_BYTES:
+            self._response_memory.hold(self, in_memory)
         for part in parts:
             if isinstance(part, FileRange) and part.size >= _SENDFILE_FROM:
                 self._flush()
