@@ -218,7 +218,9 @@ class Cluster:
 
         `limit` is the name of the setting that the time comes from.
         """
-        outer, self._bounds = self._bounds, self.bounds(timeout_ms, limit)
+        outer, own = self._bounds, time.monotonic() + timeout_ms / 1000
+        if own < outer.deadline:
+            self._bounds = Bounds(own, limit)
         try:
             yield self._bounds.deadline
         finally:

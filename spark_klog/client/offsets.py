@@ -102,29 +102,21 @@ def _offsets_at(
     """Offsets of partitions grouped by leader, and the errors of the others; `DecodeError` for any bad response."""
     found: dict[TopicPartition, int] = {}
     failed: dict[TopicPartition, KlogError] = {}
+    wanted = {node: [(topic, one) for topic in topics for one in topics[topic]] for node, topics in leaders.items()}
     requests = {
         node: {
             "isolation_level": cluster.config.isolation_level if isolation_level is None else isolation_level,
-            "topics": [
-                {
-                    "name": topic,
-                    "partitions": [
-                        {"partition_index": partition, "timestamp": times[topic, partition]} for partition in partitions
-                    ],
-                }
-                for topic, partitions in topics.items()
-            ],
+            "topics": topic_entries((key, {"timestamp": times[key]}) for key in keys),
         }
-        for node, topics in leaders.items()
+        for node, keys in wanted.items()
     }
     for node, answer in cluster.request_each(LIST_OFFSETS, requests).items():
-        wanted = [(topic, partition) for topic, numbers in leaders[node].items() for partition in numbers]
         try:
             if isinstance(answer, KlogError):
                 raise answer
-            entries = by_key(LIST_OFFSETS, answer, partition_entries(answer), wanted)
+            entries = by_key(LIST_OFFSETS, answer, partition_entries(answer), wanted[node])
         except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-            failed |= dict.fromkeys(wanted, error)
+            failed |= dict.fromkeys(wanted[node], error)
             continue
         for (topic, partition), entry in entries.items():
             code = entry["error_code"]
@@ -157,13 +149,25 @@ def numbers_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int
     return by_topic((key, key[1]) for key in partitions)
 
 
+def topic_numbers(
+    partitions: Iterable[TopicPartition], name: str = "name", numbers: str = "partitions"
+) -> list[Message]:
+    """The partitions as a field of a request: each topic under `name`, the numbers of its partitions."""
+    return [{name: topic, numbers: some} for topic, some in numbers_by_topic(partitions).items()]
+
+
+def topic_entries(entries: Iterable[tuple[TopicPartition, Message]]) -> list[Message]:
+    """The entries of partitions as a field of a request, by topic; each gets its partition's number."""
+    topics = by_topic((key, {"partition_index": key[1], **entry}) for key, entry in entries)
+    return [{"name": topic, "partitions": some} for topic, some in topics.items()]
+
+
 def topics_to_commit(offsets: Mapping[TopicPartition, Committed]) -> list[Message]:
     """The field `topics` of a request that commits offsets."""
-    entries = (
+    return topic_entries(
         (
             key,
             {
-                "partition_index": key[1],
                 "committed_offset": item.offset,
                 "committed_leader_epoch": item.leader_epoch,
                 "committed_metadata": item.metadata,
@@ -171,7 +175,6 @@ def topics_to_commit(offsets: Mapping[TopicPartition, Committed]) -> list[Messag
         )
         for key, item in offsets.items()
     )
-    return [{"name": topic, "partitions": partitions} for topic, partitions in by_topic(entries).items()]
 
 
 def commit_errors(
@@ -318,8 +321,7 @@ class GroupOffsets:
     def _ask(
         self, partitions: Collection[TopicPartition] | None
     ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
-        topics = numbers_by_topic(partitions or ())
-        requested = [{"name": topic, "partition_indexes": indexes} for topic, indexes in topics.items()]
+        requested = topic_numbers(partitions or (), numbers="partition_indexes")
         node = self._coordinators.node(self.group)
         version = self._cluster.version_of(node, OFFSET_FETCH)
         if partitions is None and version < _FIRST_OF_ALL:

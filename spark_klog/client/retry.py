@@ -42,8 +42,25 @@ def shown_seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.1g}"
 
 
+class Lasting:
+    """When to tell of something that lasts: at `at`, a reading of `time.monotonic`, then at intervals that double."""
+
+    __slots__ = ("_at", "_longest", "pause")
+
+    def __init__(self, at: float, pause: float, longest: float = math.inf) -> None:
+        """`pause`: the first interval in seconds; it doubles up to `longest`."""
+        self._at, self.pause, self._longest = at, pause, longest
+
+    def is_due(self, now: float) -> bool:
+        """Whether to tell of it now; True begins the next interval."""
+        if now < self._at:
+            return False
+        self._at, self.pause = now + self.pause, min(2 * self.pause, self._longest)
+        return True
+
+
 class Retry:
-    """The pauses of one call; `pause_seconds` gives their lengths."""
+    """The attempts of one call, with pauses between them; `pause_seconds` gives their lengths."""
 
     def __init__(
         self, config: ClientConfig, deadline: float, limit: str = "request.timeout.ms", connect_until: float = math.inf
@@ -58,7 +75,8 @@ class Retry:
         self._attempts = 0
         self._failure: Exception | None = None
         self._limit = limit
-        self._say_at = _QUIET_CALL if limit == CALL_TIMEOUT else _QUIET
+        quiet = _QUIET_CALL if limit == CALL_TIMEOUT else _QUIET
+        self._lasting = Lasting(self._begin + quiet, quiet)
 
     def pause(self, failure: Exception) -> None:
         """Sleep before the next attempt; raise `failure` if the deadline has come.
@@ -86,9 +104,9 @@ class Retry:
 
     def _say(self, failure: Exception, left: float) -> None:
         """Log a lasting failure, at intervals that double."""
-        waited = time.monotonic() - self._begin
-        if waited >= self._say_at:
-            self._say_at = 2 * waited
+        now = time.monotonic()
+        if self._lasting.is_due(now):
+            waited = now - self._begin
             if self._limit == CALL_TIMEOUT:
                 _log.warning("still trying after %.0f s: %s", waited, failure)
             else:

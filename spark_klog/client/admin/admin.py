@@ -13,7 +13,7 @@ from spark_klog.client.admin.users import UserCalls
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.arguments import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.offsets import numbers_by_topic, partition_entries
+from spark_klog.client.offsets import partition_entries, topic_numbers
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import (
     ConnectionFailed,
@@ -278,17 +278,12 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
     ) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
         """The active producers of partitions. DescribeProducers (Kafka 2.8), at the leaders."""
         wanted = partitions_of("partitions", partitions)
-        return self._producers(wanted)
 
-    def _producers(self, wanted: list[TopicPartition]) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
         def request(keys: Collection[TopicPartition]) -> Message:
-            topics = numbers_by_topic(keys)
-            return {"topics": [{"name": name, "partition_indexes": numbers} for name, numbers in topics.items()]}
+            return {"topics": topic_numbers(keys, numbers="partition_indexes")}
 
-        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
-            return self._ask_leaders(DESCRIBE_PRODUCERS, rest, request, partition_entries)
-
-        return mapped(self._each(wanted, ask), lambda entry: tuple(_producer(one) for one in entry["active_producers"]))
+        described = self._each_at_leaders(DESCRIBE_PRODUCERS, wanted, request)
+        return mapped(described, lambda entry: tuple(_producer(one) for one in entry["active_producers"]))
 
     def abort_transaction(
         self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int = -1
@@ -316,17 +311,14 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
                     raise DecodeError(f"WriteTxnMarkers response with producer {one['producer_id']}, not asked for")
                 yield from partition_entries(one)
 
-        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
-            return self._ask_leaders(WRITE_TXN_MARKERS, rest, lambda _: {"markers": [marker]}, entries)
-
         with self._turn, self._call():
             self._check_open(key, producer_id)
-            self._each([key], ask).check()
+            self._each_at_leaders(WRITE_TXN_MARKERS, [key], lambda _: {"markers": [marker]}, entries).check()
 
     def _check_open(self, key: TopicPartition, producer_id: int) -> None:
         """Brokers write any marker, also of a producer that never was."""
         try:
-            states = self._producers([key]).check()[key]
+            states = self.describe_producers([key]).check()[key]
         except UnsupportedVersionError:
             return
         if not any(state.producer_id == producer_id and state.transaction_start is not None for state in states):

@@ -16,7 +16,7 @@ from spark_klog.client.answers import answer_error, by_key, worst
 from spark_klog.client.cluster import Cluster, TopicPartition
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
-from spark_klog.client.offsets import UNKNOWN_SECONDS
+from spark_klog.client.offsets import UNKNOWN_SECONDS, partition_entries
 from spark_klog.client.security import settings as security_settings
 from spark_klog.client.settings import ClientConfig, client_config, setting_texts
 from spark_klog.errors import (
@@ -286,29 +286,24 @@ class AdminCalls:
                     found[key] = entry if is_accepted else entry_or_error(api, entry, what(key))
         return found
 
-    def _ask_leaders(
+    def _each_at_leaders(
         self,
         api: Api,
-        partitions: Collection[TopicPartition],
+        wanted: Iterable[TopicPartition],
         request: Callable[[Collection[TopicPartition]], Message],
-        entries: Callable[[Message], Iterable[tuple[TopicPartition, Message]]],
-    ) -> dict[TopicPartition, Message | KlogError]:
-        """Like `_ask_brokers`, of the partitions' leaders."""
-        leaders, failures = self.cluster.by_leader(partitions)
-        by_node = {
-            node: [(topic, one) for topic in topics for one in topics[topic]] for node, topics in leaders.items()
-        }
-        answered = self._ask_brokers(api, by_node, request, entries, lambda key: f"{api.name} of {key[0]}-{key[1]}")
-        return {**failures, **answered}
+        entries: Callable[[Message], Iterable[tuple[TopicPartition, Message]]] = partition_entries,
+    ) -> Outcomes[TopicPartition, Message]:
+        """Ask the leaders of partitions as `_ask_brokers` does, each as `_each` does."""
 
-    def _ask_nodes(self, api: Api, nodes: Collection[int], request: Message) -> dict[int, Message | KlogError]:
-        """Ask brokers by their ids; each has its response or its error."""
-        found: dict[int, Message | KlogError] = {node: no_broker(node) for node in nodes if not self._knows(node)}
-        asked = {node: request for node in nodes if node not in found}
-        for node, answer in self.cluster.request_each(api, asked).items():
-            is_error = not isinstance(answer, KlogError) and answer.get("error_code")
-            found[node] = answer_error(api, is_error, f"{api.name} of broker {node}") if is_error else answer
-        return found
+        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
+            leaders, failures = self.cluster.by_leader(rest)
+            by_node = {
+                node: [(topic, one) for topic in topics for one in topics[topic]] for node, topics in leaders.items()
+            }
+            answered = self._ask_brokers(api, by_node, request, entries, lambda key: f"{api.name} of {key[0]}-{key[1]}")
+            return {**failures, **answered}
+
+        return self._each(wanted, ask)
 
     def _knows(self, node: int) -> bool:
         """Whether a broker is part of the cluster; fetches metadata if the last ones do not name it."""

@@ -6,12 +6,20 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, entry_or_error, mapped, without_results
+from spark_klog.client.admin.calls import (
+    AdminCalls,
+    Outcomes,
+    by_field,
+    entry_or_error,
+    mapped,
+    no_broker,
+    without_results,
+)
 from spark_klog.client.answers import answer_error, by_key, check_code
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of, partition_of, partitions_of
 from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.coordinator import find_coordinator
-from spark_klog.client.offsets import Committed, GroupOffsets, by_topic, numbers_by_topic, partition_entries
+from spark_klog.client.offsets import Committed, GroupOffsets, partition_entries, topic_entries, topic_numbers
 from spark_klog.errors import (
     ConfigError,
     ConnectionFailed,
@@ -272,7 +280,9 @@ class GroupCalls(AdminCalls):
 
         def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
             node = find_coordinator(self.cluster, group)
-            answer = self.cluster.request(node, OFFSET_DELETE, {"group_id": group, "topics": _to_delete(rest)})
+            answer = self.cluster.request(
+                node, OFFSET_DELETE, {"group_id": group, "topics": topic_entries((key, {}) for key in rest)}
+            )
             check_code(OFFSET_DELETE, answer["error_code"], f"deleting offsets of group {group}")
             entries = by_key(OFFSET_DELETE, answer, partition_entries(answer), rest)
             what = f"deleting an offset of group {group}, of partition"
@@ -302,15 +312,12 @@ class GroupCalls(AdminCalls):
         wanted = {partition_of("times", key): _time(key, value) for key, value in mapping_of("times", times).items()}
 
         def request(keys: Collection[TopicPartition]) -> Message:
-            entries = ((key, {"partition_index": key[1], "timestamp": wanted[key]}) for key in keys)
-            return {"isolation_level": self.cluster.config.isolation_level, "topics": _entries_by_topic(entries)}
-
-        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
             if MAX_TIMESTAMP in wanted.values():
                 self._check_max_timestamp()
-            return self._ask_leaders(LIST_OFFSETS, rest, request, partition_entries)
+            entries = topic_entries((key, {"timestamp": wanted[key]}) for key in keys)
+            return {"isolation_level": self.cluster.config.isolation_level, "topics": entries}
 
-        return mapped(self._each(wanted, ask), _found)
+        return mapped(self._each_at_leaders(LIST_OFFSETS, wanted, request), _found)
 
     def _check_max_timestamp(self) -> None:
         for node in self.cluster.nodes:
@@ -329,13 +336,11 @@ class GroupCalls(AdminCalls):
         }
 
         def request(keys: Collection[TopicPartition]) -> Message:
-            entries = ((key, {"partition_index": key[1], "offset": wanted[key]}) for key in keys)
-            return {"topics": _entries_by_topic(entries), "timeout_ms": self._broker_timeout_ms}
+            entries = topic_entries((key, {"offset": wanted[key]}) for key in keys)
+            return {"topics": entries, "timeout_ms": self._broker_timeout_ms}
 
-        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
-            return self._ask_leaders(DELETE_RECORDS, rest, request, partition_entries)
-
-        return mapped(self._each(wanted, ask), lambda entry: int(entry["low_watermark"]))
+        deleted = self._each_at_leaders(DELETE_RECORDS, wanted, request)
+        return mapped(deleted, lambda entry: int(entry["low_watermark"]))
 
     def describe_log_dirs(
         self, brokers: Iterable[int] | None = None, partitions: Iterable[TopicPartition] | None = None
@@ -348,18 +353,20 @@ class GroupCalls(AdminCalls):
         wanted = None if partitions is None else partitions_of("partitions", partitions)
 
         def ask(rest: list[int]) -> dict[int, Message | KlogError]:
-            return self._ask_nodes(DESCRIBE_LOG_DIRS, rest, {"topics": None if wanted is None else _numbered(wanted)})
+            found: dict[int, Message | KlogError] = {node: no_broker(node) for node in rest if not self._knows(node)}
+            request = {"topics": None if wanted is None else topic_numbers(wanted, "topic")}
+            known = {node: request for node in rest if node not in found}
+            for node, answer in self.cluster.request_each(DESCRIBE_LOG_DIRS, known).items():
+                code = 0 if isinstance(answer, KlogError) else answer.get("error_code", 0)
+                what = f"DescribeLogDirs of broker {node}"
+                found[node] = answer_error(DESCRIBE_LOG_DIRS, code, what) if code else answer
+            return found
 
         with self._turn, self._call():
             if nodes is None:
                 self._attempt(lambda: self.cluster.metadata([]))
                 nodes = self.cluster.nodes
             return mapped(self._each(nodes, ask), _directories)
-
-
-def _to_delete(partitions: Iterable[TopicPartition]) -> list[Message]:
-    entries = by_topic((key, {"partition_index": key[1]}) for key in partitions)
-    return [{"name": topic, "partitions": numbers} for topic, numbers in entries.items()]
 
 
 def _described(entry: Message, node: int) -> GroupDescription:
@@ -396,14 +403,6 @@ def _time(key: object, value: object) -> int:
             raise ConfigError(f"the time {value!r} of {key}: set earliest, latest, max-timestamp or ms since 1970")
         return _PLACES[value]
     return number_of(f"the time of {key}", value)
-
-
-def _entries_by_topic(entries: Iterable[tuple[TopicPartition, Message]]) -> list[Message]:
-    return [{"name": topic, "partitions": partitions} for topic, partitions in by_topic(entries).items()]
-
-
-def _numbered(partitions: Iterable[TopicPartition]) -> list[Message]:
-    return [{"topic": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(partitions).items()]
 
 
 def _found(entry: Message) -> FoundOffset:

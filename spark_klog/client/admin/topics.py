@@ -31,7 +31,7 @@ from spark_klog.client.arguments import (
     partitions_of,
 )
 from spark_klog.client.cluster import TopicPartition
-from spark_klog.client.offsets import numbers_by_topic
+from spark_klog.client.offsets import topic_entries, topic_numbers
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
 from spark_klog.protocol.apis import (
     ALTER_PARTITION_REASSIGNMENTS,
@@ -495,9 +495,7 @@ class TopicCalls(AdminCalls):
                 raise UnsupportedVersionError("ElectLeaders with unclean=True needs Kafka 2.4 or later")
             return {
                 "election_type": _UNCLEAN if unclean else _PREFERRED,
-                "topic_partitions": None
-                if wanted is None
-                else [{"topic": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(wanted).items()],
+                "topic_partitions": None if wanted is None else topic_numbers(wanted, "topic"),
                 "timeout_ms": self._broker_timeout_ms,
             }
 
@@ -540,14 +538,8 @@ class TopicCalls(AdminCalls):
             wanted[key] = ids
 
         def request(keys: Collection[TopicPartition]) -> Message:
-            topics: dict[str, list[Message]] = {}
-            for topic, partition in keys:
-                entry = {"partition_index": partition, "replicas": wanted[topic, partition]}
-                topics.setdefault(topic, []).append(entry)
-            return {
-                "timeout_ms": self._broker_timeout_ms,
-                "topics": [{"name": topic, "partitions": entries} for topic, entries in topics.items()],
-            }
+            topics = topic_entries((key, {"replicas": wanted[key]}) for key in keys)
+            return {"timeout_ms": self._broker_timeout_ms, "topics": topics}
 
         def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
             check_code(ALTER_PARTITION_REASSIGNMENTS, answer["error_code"], "reassignment of partitions")
@@ -573,9 +565,7 @@ class TopicCalls(AdminCalls):
     ) -> dict[TopicPartition, Reassignment]:
         """Those of the partitions (None: of all) that are being moved. ListPartitionReassignments (Kafka 2.4)."""
         keys = None if partitions is None else partitions_of("partitions", partitions)
-        topics = None
-        if keys is not None:
-            topics = [{"name": topic, "partition_indexes": found} for topic, found in numbers_by_topic(keys).items()]
+        topics = None if keys is None else topic_numbers(keys, numbers="partition_indexes")
 
         def ask() -> Message:
             request = {"timeout_ms": self._broker_timeout_ms, "topics": topics}

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Hashable
 
+from spark_klog.client.retry import Lasting
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Troubles:
 
     def __init__(self) -> None:
         #: When a failure was last noted, when to warn again, and the pause after that, in seconds.
-        self._known: dict[Hashable, tuple[float, float, float]] = {}
+        self._known: dict[Hashable, tuple[float, Lasting]] = {}
         #: Failures that can't be retried; each is raised by a poll.
         self.final: deque[KlogError] = deque()
 
@@ -57,14 +58,13 @@ class Troubles:
         now = time.monotonic()
         code = error.code if isinstance(error, ProtocolError) else None
         key = where, type(error), code
-        noted_at, warn_at, pause = self._known.get(key, (-math.inf, 0.0, _FIRST_PAUSE))
-        if now > noted_at + _FORGET + pause:
+        noted_at, lasting = self._known.get(key, (-math.inf, Lasting(now, _FIRST_PAUSE, _LAST_PAUSE)))
+        if now > noted_at + _FORGET + lasting.pause:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            warn_at, pause = now + _PASSING_SECONDS if code in _PASSING else now, _FIRST_PAUSE
-        if now < warn_at:
-            self._known[key] = now, warn_at, pause
+            lasting = Lasting(now + _PASSING_SECONDS if code in _PASSING else now, _FIRST_PAUSE, _LAST_PAUSE)
+        self._known[key] = now, lasting
+        if lasting.is_due(now):
+            _log.warning("no records from %s, trying again: %s", where, error)
+        else:
             _log.info("%s: trying again: %s", where, error)
-            return
-        self._known[key] = now, now + pause, min(2 * pause, _LAST_PAUSE)
-        _log.warning("no records from %s, trying again: %s", where, error)

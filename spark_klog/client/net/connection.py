@@ -420,7 +420,11 @@ class Connection:
             if number not in self._arrived:
                 self._await(handle, deadline)
             del self._pending[number]
-            frame = self._taken(number)
+            frame = self._arrived.pop(number)
+            if number == self._read_last:
+                self._read_last = None
+            else:
+                self._copied_bytes -= len(frame)
             if number == _BARE:
                 return {"error_code": 0, "error_message": None, "auth_bytes": frame}
             _, message = decode_response(handle.api, handle.version, frame)
@@ -486,15 +490,6 @@ class Connection:
         self._arrived[number] = bytes(frame)
         self._copied_bytes += len(frame)
 
-    def _taken(self, number: int) -> memoryview | bytes:
-        """Remove a response that has arrived."""
-        frame = self._arrived.pop(number)
-        if number == self._read_last:
-            self._read_last = None
-        else:
-            self._copied_bytes -= len(frame)
-        return frame
-
     def has_arrived(self, handle: Handle) -> bool:
         """Whether the response was read already: `poll` of another handle may have done so."""
         return handle.correlation_id in self._arrived
@@ -508,9 +503,10 @@ class Connection:
         number = handle.correlation_id
         if self._pending.get(number) is not handle:
             return
+        frame = self._arrived.pop(number, None)
         del self._pending[number]
-        if number in self._arrived:
-            self._taken(number)
+        if frame is not None:
+            self._copied_bytes -= 0 if number == self._read_last else len(frame)
             return
         self._forgotten.add(number)
         if not self._pending:

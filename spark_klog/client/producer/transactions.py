@@ -26,8 +26,8 @@ from spark_klog.client.offsets import (
     Committed,
     GroupMetadata,
     check_committable,
-    numbers_by_topic,
     partition_entries,
+    topic_numbers,
     topics_to_commit,
 )
 from spark_klog.client.producer.numbering import Numbering
@@ -182,8 +182,7 @@ class Transactions:
             self.asking = None
 
     def _addition(self, wanted: list[TopicPartition]) -> SteppedRequest[set[TopicPartition]]:
-        topics = [{"name": topic, "partitions": numbers} for topic, numbers in numbers_by_topic(wanted).items()]
-        fields = {**self._identity(), "topics": topics}
+        fields = {**self._identity(), "topics": topic_numbers(wanted)}
         message = {f"v3_and_below_{name}": value for name, value in fields.items()}
 
         def added(answer: Message) -> set[TopicPartition]:
