@@ -141,7 +141,6 @@ def _slices(header: MessageHeader, inner: memoryview) -> Iterator[_Slice]:
     """The records of a wrapper, whose decompressed messages are given; `CorruptBatchError`, `DecodeError`."""
     kernel, position = kernels.load(), 0
     builder = kernel.builder(_COLUMNS)
-    append_time = header.timestamp if header.timestamp_type == LOG_APPEND_TIME else None
     while position < len(inner):
         size = kernel.message_run(inner[position : position + _SLICE_BYTES], 0, _MAX_OFFSET)
         if not size:  # a message that is larger than a slice, or a bad one, which the builder refuses
@@ -149,8 +148,8 @@ def _slices(header: MessageHeader, inner: memoryview) -> Iterator[_Slice]:
             if size <= _SLICE_BYTES and read_message_header(inner, position).offset == _MAX_OFFSET:
                 raise DecodeError(f"message of offset {_MAX_OFFSET} inside a compressed message")
         messages = inner[position : position + size]
-        builder.append_messages(messages, header.magic, None, append_time, ~_MAX_OFFSET, _MAX_OFFSET + 1)
-        yield _Slice(builder.finish(), append_time is not None)
+        builder.append_messages(messages, header.magic, None, header.append_time, ~_MAX_OFFSET, _MAX_OFFSET + 1)
+        yield _Slice(builder.finish(), header.append_time is not None)
         position += size
 
 

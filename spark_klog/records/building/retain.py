@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP
+from spark_klog.records.contract import NO_TIMESTAMP
 from spark_klog.records.formats.batch_v2 import (
     CONTROL_BIT,
     DELETE_HORIZON_BIT,
@@ -33,7 +33,6 @@ def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], d
     `records` is the decompressed body, `kept` has an entry per record, `delete_horizon` (ms) may be None.
     `DecodeError` if the body does not have `len(kept)` records.
     """
-    append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
     reader = Reader(records)
     body = bytearray()
     base, latest = delete_horizon, NO_TIMESTAMP
@@ -44,7 +43,9 @@ def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], d
         fields = Reader(record)
         attributes = fields.take(1)
         delta = fields.varlong()
-        timestamp = wrap_int64(header.base_timestamp + delta) if append_time is None else append_time
+        timestamp = header.append_time
+        if timestamp is None:
+            timestamp = wrap_int64(header.base_timestamp + delta)
         if base is None:
             base = timestamp
         latest = max(latest, timestamp)

@@ -115,6 +115,11 @@ class BatchHeader:
         return (self.attributes >> 3) & 1
 
     @property
+    def append_time(self) -> int | None:
+        """The log append time (ms) of all its records; None if each has its own time."""
+        return self.max_timestamp if self.attributes & LOG_APPEND_TIME_BIT else None
+
+    @property
     def is_transactional(self) -> bool:
         return bool(self.attributes & TRANSACTIONAL_BIT)
 

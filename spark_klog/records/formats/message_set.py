@@ -92,6 +92,11 @@ class MessageHeader:
         return (self.attributes & LOG_APPEND_TIME_BIT) >> 3 if self.magic else NO_TIMESTAMP_TYPE
 
     @property
+    def append_time(self) -> int | None:
+        """The log append time (ms) of all its messages; None if each has its own time."""
+        return self.timestamp if self.timestamp_type == LOG_APPEND_TIME else None
+
+    @property
     def max_timestamp(self) -> int:
         return self.timestamp
 
@@ -173,11 +178,9 @@ def inner_set(header: MessageHeader, message: memoryview, limit: int = MAX_DECOM
 def message_records(header: MessageHeader, message: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
     """The record of a message, or the records of a wrapper, whose CRC was checked; errors as in `plain_records`."""
     if header.codec_id:
-        append_time = header.timestamp if header.timestamp_type == LOG_APPEND_TIME else None
         last_offset = header.offset if header.magic else None
-        yield from plain_records(inner_set(header, message, limit), header.magic, last_offset, append_time)
-    else:
-        yield from plain_records(message, header.magic, None, None)
+        return plain_records(inner_set(header, message, limit), header.magic, last_offset, header.append_time)
+    return plain_records(message, header.magic, None, None)
 
 
 def plain_records(messages: Buffer, magic: int, last_offset: int | None, append_time: int | None) -> Iterator[Record]:

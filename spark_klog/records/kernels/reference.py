@@ -16,14 +16,7 @@ from collections.abc import Iterator
 from struct import Struct
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.contract import (
-    LOG_APPEND_TIME,
-    BinaryColumn,
-    Headers,
-    HeadersColumn,
-    Record,
-    RecordColumns,
-)
+from spark_klog.records.contract import BinaryColumn, Headers, HeadersColumn, Record, RecordColumns
 from spark_klog.records.formats.batch import magic_of, whole_batch_size
 from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.records.formats.message_set import plain_records, read_message_header
@@ -116,8 +109,8 @@ def iter_body(
 
 def iter_records(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMPRESSED) -> Iterator[Record]:
     """The records of one batch, whose CRC was checked."""
-    append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
-    return iter_body(body(header, batch, limit), header.count, header.base_offset, header.base_timestamp, append_time)
+    records = body(header, batch, limit)
+    return iter_body(records, header.count, header.base_offset, header.base_timestamp, header.append_time)
 
 
 class _Binary:

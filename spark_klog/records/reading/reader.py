@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, Kernel, Record, RecordColumns
+from spark_klog.records.contract import ColumnBuilder, Kernel, Record, RecordColumns
 from spark_klog.records.formats.batch import (
     Header,
     check_crc,
@@ -141,20 +141,12 @@ def append_batch(
     limit: int = MAX_DECOMPRESSED,
 ) -> None:
     """Add the records with offsets in [first, end) of a batch, whose CRC was checked, to a builder."""
-    append_time = header.max_timestamp if header.timestamp_type == LOG_APPEND_TIME else None
     if isinstance(header, BatchHeader):
-        builder.append(
-            body(header, batch, limit),
-            header.count,
-            header.base_offset,
-            header.base_timestamp,
-            append_time,
-            first,
-            end,
-        )
+        records, base_offset, base_timestamp = body(header, batch, limit), header.base_offset, header.base_timestamp
+        builder.append(records, header.count, base_offset, base_timestamp, header.append_time, first, end)
     elif header.codec_id:
-        last_offset = header.offset if header.magic else None
-        builder.append_messages(inner_set(header, batch, limit), header.magic, last_offset, append_time, first, end)
+        messages, last_offset = inner_set(header, batch, limit), header.offset if header.magic else None
+        builder.append_messages(messages, header.magic, last_offset, header.append_time, first, end)
     else:
         builder.append_messages(batch, header.magic, None, None, first, end)
 

@@ -118,11 +118,7 @@ class Lost(NamedTuple):
         return f"{name}: wanted {lost}, {available} ({self.cause})"
 
 
-def clip(
-    ranges: list[OffsetRange],
-    earliest: Offsets,
-    latest: Offsets,
-) -> tuple[list[OffsetRange], list[Lost]]:
+def clip(ranges: list[OffsetRange], earliest: Offsets, latest: Offsets) -> tuple[list[OffsetRange], list[Lost]]:
     """Cut ranges to the offsets that the log has: (ranges, what was cut off)."""
     kept, lost = [], []
     for item in ranges:
@@ -137,12 +133,7 @@ def clip(
     return kept, lost
 
 
-def beyond(
-    start: Offsets,
-    end: Offsets,
-    earliest: Offsets,
-    latest: Offsets,
-) -> list[Lost]:
+def beyond(start: Offsets, end: Offsets, earliest: Offsets, latest: Offsets) -> list[Lost]:
     """Starts after the log's end, as losses. Their ranges are empty, so `clip` does not see them."""
     return [
         Lost(*key, offset, offset, earliest[key], latest[key], NOT_YET)
@@ -152,12 +143,7 @@ def beyond(
 
 
 def plan_micro_batch(
-    start: Offsets,
-    end: Offsets,
-    earliest: Offsets,
-    recreated: Collection[str],
-    *,
-    is_first: bool = False,
+    start: Offsets, end: Offsets, earliest: Offsets, recreated: Collection[str], *, is_first: bool = False
 ) -> tuple[list[OffsetRange], list[Lost]]:
     """The readable ranges of a micro-batch, and the lost parts of [start, end).
 
