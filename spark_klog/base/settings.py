@@ -7,7 +7,6 @@ default, and its `Kind`, which turns a text into the value. A kind raises `Value
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
@@ -108,8 +107,10 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1)
 
     `cutoff` is a ratio of `difflib`.
     """
+    from difflib import get_close_matches  # only for errors
+
     by_lower = {one.lower(): one for one in known}
-    close = [by_lower[one] for one in difflib.get_close_matches(name.lower(), by_lower, most, cutoff)]
+    close = [by_lower[one] for one in get_close_matches(name.lower(), by_lower, most, cutoff)]
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 

@@ -17,7 +17,10 @@ _TIMESTAMPS = choice("string", {CREATE_TIME: CREATE_TIME, LOG_APPEND_TIME: LOG_A
 
 
 def _ratio(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("a number from 0 to 1") from None
     if not 0 <= value <= 1:
         raise ValueError("from 0 to 1")
     return value

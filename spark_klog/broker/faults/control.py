@@ -24,12 +24,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.broker.faults.script import Fault, FaultScript
 from spark_klog.errors import ConfigError
-from spark_klog.wire.http import LOOPBACK, HttpThread, Request, Response
 from spark_klog.wire.listening import is_loopback, is_own_host, parse_listen
+
+if TYPE_CHECKING:
+    from spark_klog.wire.http import HttpThread, Request, Response
 
 _READ_BYTES = 65536
 _OPTION = "--control"
@@ -95,6 +97,8 @@ def serve_control(script: FaultScript, address: str, is_remote_allowed: bool = F
 
     A host that is not loopback needs `is_remote_allowed`, as everybody who reaches the port may change the script.
     """
+    from spark_klog.wire.http import LOOPBACK, HttpThread, Response  # asyncio, which the broker's process has
+
     host, _ = parse_listen(address, _OPTION, LOOPBACK)
     if not is_remote_allowed and not is_loopback(host):
         raise ConfigError(
