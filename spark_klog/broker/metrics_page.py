@@ -133,14 +133,11 @@ def _requests(broker: Broker) -> Iterator[Family]:
     times: list[Sample] = [((name,), Histogram(LATENCY_BOUNDS, tuple(api.buckets), api.seconds)) for name, api in apis]
     text = "Time from a complete request to its encoded response"
     yield _family("request_seconds", HISTOGRAM, text, ("api",), times)
+    names = {code.value: code.name for code in ErrorCode}
     errors: list[Sample] = [
-        ((name, _code_name(code)), count) for name, api in apis for code, count in sorted(api.errors.items())
+        ((name, names.get(code, str(code))), count) for name, api in apis for code, count in sorted(api.errors.items())
     ]
     yield _family("errors_total", COUNTER, "Error codes in responses", ("api", "code"), errors)
-
-
-def _code_name(code: int) -> str:
-    return ErrorCode(code).name if code in ErrorCode._value2member_map_ else str(code)
 
 
 def _logs(broker: Broker) -> Iterator[Family]:

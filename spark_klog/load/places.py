@@ -17,7 +17,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.history import last_committed, read_manifest
-from spark_klog.load.journal.model import Manifest, Progress, run_name
+from spark_klog.load.journal.model import Progress, run_name
 from spark_klog.load.journal.store import Store
 
 Key = tuple[str, int]
@@ -121,19 +121,16 @@ def offsets_of_run(store: Store, run: int | None) -> dict[Key, Progress]:
     found = before.progress() if before else {}
     for number in range(run, last + 1):
         manifest = read_manifest(store, number)
-        if manifest is not None:
-            _add_firsts(found, manifest, is_asked=number == run)
+        if manifest is None:
+            continue
+        progress = manifest.progress()
+        for item in manifest.partitions:
+            key = item.topic, item.partition
+            now = progress[key]
+            # of later runs only the partitions that they, or whose new log they, have first
+            if number == run or key not in found or found[key].incarnation < now.incarnation:
+                found[key] = Progress(item.start, now.incarnation, now.topic_id)
     return found
-
-
-def _add_firsts(found: dict[Key, Progress], manifest: Manifest, *, is_asked: bool) -> None:
-    """Add where a run has begun; of later runs only the partitions that they, or whose new log they, have first."""
-    progress = manifest.progress()
-    for item in manifest.partitions:
-        key = item.topic, item.partition
-        now = progress[key]
-        if is_asked or key not in found or found[key].incarnation < now.incarnation:
-            found[key] = Progress(item.start, now.incarnation, now.topic_id)
 
 
 def resolve(

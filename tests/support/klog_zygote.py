@@ -24,7 +24,7 @@ _PRELOADED = [
     "spark_klog.client.admin.admin",
     "spark_klog.columns.decode",
     "spark_klog.client.consumer.consumer",
-    "spark_klog.client.producer.intake_arrow",
+    "spark_klog.columns.encode",
     "spark_klog.client.producer.producer",
 ]
 

@@ -102,42 +102,34 @@ def security_settings(settings: Mapping[str, str]) -> SecurityConfig:
     client_auth = settings.get("ssl.client.auth", "none").lower()
     if client_auth not in CLIENT_AUTH:
         raise ConfigError(f"setting ssl.client.auth={client_auth} must be one of {', '.join(CLIENT_AUTH)}")
-    config = SecurityConfig(
+    mechanisms = settings.get("sasl.enabled.mechanisms", f"{SCRAM_SHA_256},{SCRAM_SHA_512}")
+    names = tuple(items(mechanisms.upper()))
+    if not names or not set(names) <= set(MECHANISMS):
+        raise ConfigError(f"setting sasl.enabled.mechanisms={mechanisms} must be of {', '.join(MECHANISMS)}")
+    key_store, trust_store, users_file = (
+        Path(settings[name]) if settings.get(name) else None
+        for name in ("ssl.keystore.location", "ssl.truststore.location", "klog.users.file")
+    )
+    for listener in listeners:
+        if listener.is_tls and key_store is None:
+            raise ConfigError(f"listener {listener} needs ssl.keystore.location, a PEM file with key and certificates")
+        if listener.is_sasl and users_file is None:
+            raise ConfigError(f"listener {listener} needs klog.users.file; `klog users add` writes it")
+    if client_auth != "none" and trust_store is None:
+        raise ConfigError(
+            f"ssl.client.auth={client_auth} needs ssl.truststore.location, a PEM file with the CA certificates that "
+            "clients' certificates are signed with"
+        )
+    return SecurityConfig(
         listeners=listeners,
         advertised=advertised,
-        key_store=_path(settings, "ssl.keystore.location"),
+        key_store=key_store,
         key_password=settings.get("ssl.key.password", ""),
-        trust_store=_path(settings, "ssl.truststore.location"),
+        trust_store=trust_store,
         client_auth=client_auth,
-        mechanisms=_mechanisms(settings.get("sasl.enabled.mechanisms", f"{SCRAM_SHA_256},{SCRAM_SHA_512}")),
-        users_file=_path(settings, "klog.users.file"),
+        mechanisms=names,
+        users_file=users_file,
     )
-    _check(config)
-    return config
-
-
-def _check(config: SecurityConfig) -> None:
-    for listener in config.listeners:
-        if listener.is_tls and config.key_store is None:
-            raise ConfigError(f"listener {listener} needs ssl.keystore.location, a PEM file with key and certificates")
-        if listener.is_sasl and config.users_file is None:
-            raise ConfigError(f"listener {listener} needs klog.users.file; `klog users add` writes it")
-    if config.client_auth != "none" and config.trust_store is None:
-        raise ConfigError(
-            f"ssl.client.auth={config.client_auth} needs ssl.truststore.location, a PEM file with the CA "
-            "certificates that clients' certificates are signed with"
-        )
-
-
-def _path(settings: Mapping[str, str], name: str) -> Path | None:
-    return Path(settings[name]) if settings.get(name) else None
-
-
-def _mechanisms(text: str) -> tuple[str, ...]:
-    mechanisms = tuple(item.upper() for item in items(text))
-    if not mechanisms or not set(mechanisms) <= set(MECHANISMS):
-        raise ConfigError(f"setting sasl.enabled.mechanisms={text} must be of {', '.join(MECHANISMS)}")
-    return mechanisms
 
 
 def _protocol_map(text: str) -> dict[str, str]:

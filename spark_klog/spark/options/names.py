@@ -17,19 +17,14 @@ _DURATION = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
 _UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def canonical(name: str) -> str:
-    """The form of an option's name in which names are compared: Spark ignores case."""
-    return name.lower()
-
-
 def boolean(own: dict[str, str], name: str, default: bool) -> bool:
     """Parse true or false."""
-    return bool(value_of(BOOLEAN, name, own.get(canonical(name), str(default)).lower(), _WORDING))
+    return bool(value_of(BOOLEAN, name, own.get(name, str(default)).lower(), _WORDING))
 
 
 def count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
     """Parse an integer of at least `smallest`; None if the option is not set."""
-    text = own.get(canonical(name))
+    text = own.get(name)
     wanted = "an integer of at least {}"
     kind = number("count", smallest, malformed=wanted, outside=wanted)
     return None if text is None else int(value_of(kind, name, text, _WORDING))
@@ -37,7 +32,7 @@ def count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
 
 def milliseconds(own: dict[str, str], name: str, default: int) -> int:
     """Parse a duration as Spark writes it: 15m, 30s, 500ms; a bare number is ms."""
-    text = own.get(canonical(name))
+    text = own.get(name)
     if text is None:
         return default
     match = _DURATION.fullmatch(text.strip().lower())
@@ -49,7 +44,7 @@ def milliseconds(own: dict[str, str], name: str, default: int) -> int:
 def chosen(own: dict[str, str], name: str, values: Mapping[str, str]) -> str:
     """The value of the chosen word; the first one is the default."""
     kind = choice("choice", values, f"one of {', '.join(values)}", any_case=True)
-    return str(value_of(kind, name, own.get(canonical(name), next(iter(values))), _WORDING))
+    return str(value_of(kind, name, own.get(name, next(iter(values))), _WORDING))
 
 
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
@@ -104,7 +99,7 @@ PROTECTED = {
 }
 #: Secrets that Spark does not redact by name, but shows in the plans of streams.
 _SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
-_KNOWN_BY_KEY = {canonical(name): name for name in _KNOWN}
+_KNOWN_BY_KEY = {name.lower(): name for name in _KNOWN}
 #: Spark keeps the options and TBLPROPERTIES of a table in its catalog, and passes none of them to a Python source.
 _DROPPED = (
     "No option is set: Spark drops those of CREATE TABLE ... USING klog. Use CREATE TEMPORARY VIEW ... USING klog "
@@ -115,11 +110,14 @@ _MEANT = {"topics": "subscribe (to read; topics with commas between them) or top
 
 
 def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(client settings without their prefix, connector options by lower-case name); `ConfigError` for unknown names."""
+    """(client settings without their prefix, the connector's own options); `ConfigError` for unknown names.
+
+    Spark ignores the case of names: the results have settings in lower case, options as the documents write them.
+    """
     settings = Settings()
     own: dict[str, str] = {}
     for name, value in options.items():
-        key = canonical(name)
+        key = name.lower()
         check_holds_no_secret(f"option {name}", key, value)
         if key.startswith(PREFIX):
             setting = key[len(PREFIX) :]
@@ -133,7 +131,7 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
             settings[setting] = value
         elif key in _KNOWN_BY_KEY:
             if key != "path" or value:  # without a path Spark passes an empty one
-                own[key] = value
+                own[_KNOWN_BY_KEY[key]] = value
         else:
             if is_known(key):
                 raise ConfigError(f"unknown option {name!r}: write {PREFIX}{key}")

@@ -31,7 +31,6 @@ from spark_klog.spark.options.names import (
     SUBSCRIPTIONS,
     TRIGGER,
     boolean,
-    canonical,
     chosen,
     count,
     milliseconds,
@@ -142,13 +141,13 @@ class SourceOptions:
 
 
 def _subscription(own: dict[str, str], default: Subscription | None) -> Subscription:
-    given = [name for name in SUBSCRIPTIONS if canonical(name) in own]
+    given = [name for name in SUBSCRIPTIONS if name in own]
     if not given and default is not None:
         return default
     if len(given) != 1:
         found = f"found {' and '.join(given)}" if given else "none is set"
         raise ConfigError(f"set exactly one of the options assign, subscribe and subscribePattern; {found}")
-    name, text = given[0], own[canonical(given[0])]
+    name, text = given[0], own[given[0]]
     if name == "assign":
         return Subscription(assign=parse_assign(text))
     if name == "subscribePattern":
@@ -172,7 +171,7 @@ def _group_offsets(
     The group alone does not make a stream commit: with format("kafka") it doesn't, and another application may use the
     group.
     """
-    group, connect, path = settings.get("group.id"), settings.get("zookeeper.connect"), own.get("offsetspath")
+    group, connect, path = settings.get("group.id"), settings.get("zookeeper.connect"), own.get("offsetsPath")
     commits = boolean(own, "commitOffsets", False)
     if group is None:
         if commits:
@@ -187,7 +186,7 @@ def _group_offsets(
     if streaming and not commits:
         if path is not None and not is_read:
             raise ConfigError("option offsetsPath needs commitOffsets=true, to commit a query's progress there")
-        if canonical("commitOffsets") not in own:
+        if "commitOffsets" not in own:
             _warn_commits_nothing(group)
     default = "zookeeper" if connect is not None else "kafka" if path is None else None
     storage = settings.get("offsets.storage", default)
@@ -217,13 +216,13 @@ def _warn_commits_nothing(group: str) -> None:
 def _bound(settings: dict[str, str], own: dict[str, str], which: str, default: str, strict: bool) -> tuple[str, Spec]:
     """(option, spec) of the start or end. By precedence: one timestamp, timestamps per partition, offsets."""
     name = f"{which}Timestamp"
-    if canonical(name) in own:
-        return name, parse_timestamp(name, own[canonical(name)], strict)
+    if name in own:
+        return name, parse_timestamp(name, own[name], strict)
     name = f"{which}OffsetsByTimestamp"
-    if canonical(name) in own:
-        return name, parse_timestamps(name, own[canonical(name)], strict)
+    if name in own:
+        return name, parse_timestamps(name, own[name], strict)
     name = f"{which}Offsets"
-    return name, parse_offsets(name, own.get(canonical(name), default), system_ms, settings.get("group.id"))
+    return name, parse_offsets(name, own.get(name, default), system_ms, settings.get("group.id"))
 
 
 def _paths(settings: dict[str, str], own: dict[str, str], streaming: bool) -> tuple[str, ...]:
@@ -238,7 +237,7 @@ def _paths(settings: dict[str, str], own: dict[str, str], streaming: bool) -> tu
         if name not in _OF_DIRECTORIES:
             raise ConfigError(f"option kafka.{name} does not apply to option path, which needs no broker: remove it")
     for name in ("startingOffsets", "endingOffsets"):
-        if own.get(canonical(name), "").strip().lower() == "group":
+        if own.get(name, "").strip().lower() == "group":
             raise ConfigError(f"option {name}=group needs brokers: log directories have no offsets of groups")
     directory_config(settings)
     paths = tuple(items(own["path"]))
@@ -257,7 +256,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     settings, own = split(options)
     paths = _paths(settings, own, streaming)
     for name in SINK:
-        if canonical(name) in own:
+        if name in own:
             hint = ": use subscribe, subscribePattern or assign" if name == "topic" else ""
             raise ConfigError(f"option {name} is for writing{hint}")
     strict = chosen(own, "startingOffsetsByTimestampStrategy", {"error": "error", "latest": "latest"}) == "error"
@@ -266,7 +265,7 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     _check_query(own, streaming, starting, start_option, ending, end_option)
     is_read = isinstance(starting, GroupSpec) or isinstance(ending, GroupSpec)
     mode = chosen(own, "badRecords", {"fail": "fail", "skip": "skip", "deadletter": "deadletter"})
-    path = own.get("badrecordspath")
+    path = own.get("badRecordsPath")
     if (mode == "deadletter") != (path is not None):
         raise ConfigError("options badRecords=deadletter and badRecordsPath require each other")
     retries, pause = count(own, "fetchOffset.numRetries", 0), count(own, "fetchOffset.retryIntervalMs", 0)
@@ -297,11 +296,11 @@ def _check_query(
 ) -> None:
     if streaming:
         for name in ENDING:
-            if canonical(name) in own:
+            if name in own:
                 raise ConfigError(f"option {name} is for batch queries: a stream has no end")
     else:
         for name in TRIGGER:
-            if own.pop(canonical(name), None) is not None:  # its value does not matter then
+            if own.pop(name, None) is not None:  # its value does not matter then
                 _log.warning("option %s has no effect in a batch query", name)
     if not streaming and isinstance(starting, OffsetSpec) and starting.holds_latest:
         raise ConfigError(
@@ -327,4 +326,5 @@ def _trigger_limits(own: dict[str, str]) -> TriggerLimits:
 
 def include_headers(options: Mapping[str, Any]) -> bool:
     """Parse the option includeHeaders."""
-    return boolean({canonical(name): value for name, value in options.items()}, "includeHeaders", False)
+    given = {name.lower(): value for name, value in options.items()}
+    return boolean({"includeHeaders": given.get("includeheaders", "false")}, "includeHeaders", False)

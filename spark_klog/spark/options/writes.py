@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spark_klog.base.names import check_topic_name
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options.names import PREFIX, SOURCE, SUBSCRIPTIONS, boolean, canonical, chosen, count, split
+from spark_klog.spark.options.names import PREFIX, SOURCE, SUBSCRIPTIONS, boolean, chosen, count, split
 
 #: Spark's own options for a streaming write, which it passes to the sink, too.
 _CHECKPOINT = "checkpointlocation"
@@ -40,9 +40,9 @@ class SinkOptions:
 
 def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOptions:
     """Check the options of a write; `ConfigError` for options that are unknown, for reading, or for streams only."""
-    settings, own = split({name: value for name, value in options.items() if canonical(name) not in _SPARKS})
+    settings, own = split({name: value for name, value in options.items() if name.lower() not in _SPARKS})
     for name in SOURCE:
-        if canonical(name) in own:
+        if name in own:
             instead = ": set the option topic" if name == "path" or name in SUBSCRIPTIONS else ""
             raise ConfigError(f"option {name} is for reading{instead}")
     boolean(own, "includeHeaders", False)  # without effect, as with Spark's connector: a column headers is written
@@ -70,7 +70,7 @@ def _topic(own: dict[str, str]) -> str | None:
 
 def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
     """The option transactionalIdPrefix."""
-    text = own.get(canonical("transactionalIdPrefix"))
+    text = own.get("transactionalIdPrefix")
     if text is None:
         return DEFAULT_ID_PREFIX
     if not is_exact:
@@ -90,7 +90,7 @@ def _checkpoint(options: Mapping[str, str], settings: dict[str, str], streaming:
             "deliveryGuarantee=exactly-once is for streams (writeStream): a batch write, in foreachBatch too, has no "
             "checkpoint to keep its decisions in"
         )
-    checkpoint = {canonical(name): value for name, value in options.items()}.get(_CHECKPOINT, "").strip()
+    checkpoint = {name.lower(): value for name, value in options.items()}.get(_CHECKPOINT, "").strip()
     if not checkpoint:
         raise ConfigError(
             "deliveryGuarantee=exactly-once needs the option checkpointLocation on the writer: Spark does not show "
