@@ -398,9 +398,12 @@ class Consumer:
 
     def _read(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], deadline: float) -> _T | None:
         self._guard.check()
+        part: _T | None = None
         last = self._decoding
-        if last is not None and last.item.position == last.chunk.following and not last.chunk.damaged:
-            self._release()  # all is returned: the next response may take its buffer. Damage may still raise an error
+        if last is not None and last.item.position == last.chunk.following:
+            part = self._next_part()  # none, but then the next response may take the buffer
+        if part is not None:
+            return part
         while True:
             if self._group is not None:
                 with self._joining:
@@ -409,7 +412,7 @@ class Consumer:
                 self._find_positions(deadline)
             self._fetches.step()
             while True:
-                part: _T | None = self._next_part()
+                part = self._next_part()
                 if part is not None:
                     return part
                 chunk = self._fetches.take()
