@@ -60,8 +60,10 @@ class Commits:
         """Commit, and wait for the answer for up to default.api.timeout.ms. `skips_deleted`: see `Uncommitted`.
 
         `CommitFailed` if the group has rebalanced or as `committer` says, `MemberFenced`, or what `Cluster.attempt`
-        raises. Earlier commits in flight are finished first.
+        raises. Earlier commits in flight are finished first, unless there is nothing to commit.
         """
+        if not offsets:
+            return
         deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
         while self._under_way:
             self._finish_first(deadline)

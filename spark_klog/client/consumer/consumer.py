@@ -244,7 +244,7 @@ class Consumer:
         """
         with self._guard.used(), self._joining:
             group = self._in_group()
-            group.commit(group.consumed() if offsets is None else offsets_of("commit", offsets))
+            group.commits.commit(group.consumed() if offsets is None else offsets_of("commit", offsets))
 
     def commit_async(
         self,
@@ -256,7 +256,8 @@ class Consumer:
             group = self._in_group()
             if on_done is not None and not callable(on_done):
                 raise TypeError(f"commit_async: on_done must be a function, not {type(on_done).__name__}")
-            group.commit_async(group.consumed() if offsets is None else offsets_of("commit_async", offsets), on_done)
+            wanted = group.consumed() if offsets is None else offsets_of("commit_async", offsets)
+            group.commits.begin(wanted, on_done)
 
     def group_metadata(self) -> GroupMetadata:
         """This member in its generation, for `Producer.send_offsets_to_transaction`; take it for each transaction.

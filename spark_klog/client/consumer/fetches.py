@@ -2,15 +2,6 @@
 
 The records of a response stay in the connection's buffer, so a broker's next response is received only after all of
 them are taken: memory is bounded by `fetch.max.bytes` per broker, besides the sockets' buffers.
-
-Incremental fetch sessions, the client's side (KIP-227): requests after the first one contain only changes.
-
-    session id  epoch   the request
-    0 or N      0       all partitions; the broker opens a new session (and drops N), or answers with id 0: none
-    N           E > 0   new, changed and forgotten partitions
-
-Brokers before Fetch 7 have no sessions: each request is a full one. From Fetch 13 on topics are named by id (KIP-516),
-all of a session or none. No I/O.
 """
 
 from __future__ import annotations
@@ -104,7 +95,15 @@ def chunk_of(key: TopicPartition, run: int, fetched: Fetched, *, is_committed: b
 
 
 class FetchSession:
-    """The fetch session with one broker. Call `request` and `accept` in turn, `restart` if there is no answer."""
+    """The client's side of an incremental fetch session with one broker (KIP-227): later requests contain only changes.
+
+        session id  epoch   the request
+        0 or N      0       all partitions; the broker opens a new session (and drops N), or answers with id 0: none
+        N           E > 0   new, changed and forgotten partitions
+
+    Brokers before Fetch 7 have no sessions: each request is a full one. From Fetch 13 on topics are named by id
+    (KIP-516), all of a session or none. Call `request` and `accept` in turn, `restart` if there is no answer.
+    """
 
     def __init__(self) -> None:
         self._id = _NO_SESSION

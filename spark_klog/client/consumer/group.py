@@ -28,7 +28,7 @@ from spark_klog.client.consumer.assignors import (
     encode_assignment,
     encode_subscription,
 )
-from spark_klog.client.consumer.commits import Commits, Offsets, OnCommit
+from spark_klog.client.consumer.commits import Commits
 from spark_klog.client.consumer.heartbeat import Heartbeats, leave
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.consumer.troubles import Troubles
@@ -187,7 +187,7 @@ class ConsumerGroup:
         self._assignment, self._troubles = assignment, troubles
         self.cluster = Cluster(config.client)
         self._stored = GroupOffsets(self.cluster, self.name, is_stable=True)
-        self._commits = Commits(self.cluster, config, self._committer)
+        self.commits = Commits(self.cluster, config, self._committer)
         self._heartbeats = Heartbeats(config, on_news)
         self._topics = SubscribedTopics(self.cluster, config)
         self._listener = RebalanceListener()
@@ -236,13 +236,13 @@ class ConsumerGroup:
         revocation, and the listener, may take longer than `timeout_ms`: what they do not commit is read again.
         """
         with self.cluster.within(timeout_ms, limit):
-            self._commits.step()
+            self.commits.step()
             if self.is_subscribed:
                 self._take_part()
             if time.monotonic() >= self._commit_at:
                 self._set_timer()
                 if offsets := self.consumed():
-                    self._commits.begin(offsets, None)
+                    self.commits.begin(offsets, None)
         if self._listener_failure is not None:
             failure, self._listener_failure = self._listener_failure, None
             between_steps(failure)
@@ -283,7 +283,7 @@ class ConsumerGroup:
             self._handle = self._connection = None
             self._retry_at, self._has_prepared = 0.0, False
             self._lose(is_id_known=True)
-        self._commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
+        self.commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
 
     def _try_again(self, error: KlogError) -> None:
         self._troubles.note(f"group {self.name}", error)
@@ -516,15 +516,6 @@ class ConsumerGroup:
             )
         return None
 
-    def commit(self, offsets: Offsets, *, skips_deleted: bool = False) -> None:
-        """Commit and wait, see `Commits.commit`."""
-        if offsets:
-            self._commits.commit(offsets, skips_deleted=skips_deleted)
-
-    def commit_async(self, offsets: Offsets, on_done: OnCommit | None) -> None:
-        """Commit without waiting, see `Commits.begin`."""
-        self._commits.begin(offsets, on_done)
-
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
         """The committed offsets of the partitions that have one; waits up to default.api.timeout.ms."""
         with self.cluster.within(self._config.default_api_timeout_ms, "default.api.timeout.ms"):
@@ -563,7 +554,7 @@ class ConsumerGroup:
         if not self._config.enable_auto_commit:
             return
         try:
-            self.commit(self.consumed(keys), skips_deleted=True)
+            self.commits.commit(self.consumed(keys), skips_deleted=True)
         except KlogError as error:
             _log.warning("offsets of group %s were not committed: %s", self.name, error)
 
@@ -595,7 +586,7 @@ class ConsumerGroup:
         try:
             with self.cluster.within(longest_ms, _CLOSE_LIMIT):
                 try:
-                    self._commits.finish()
+                    self.commits.finish()
                 finally:  # even if `on_done` raises
                     try:
                         if commits:

@@ -263,7 +263,7 @@ class ShortRanges:
 
 
 class ShortAnswer(NamedTuple):
-    """Partitions whose range is there as a whole, and those cut off, each with an estimate of the bytes it needs."""
+    """Partitions whose range is there as a whole, and those cut off, each with the bytes it may need (0: unknown)."""
 
     found: dict[TopicPartition, Fetched]
     cut: dict[TopicPartition, int]
@@ -304,19 +304,11 @@ def fetch_short(
         if fetched is not None and fetched.next_offset >= end:
             result.found[key] = fetched
         elif not entry["error_code"] and entry["high_watermark"] >= end:
-            offsets = 0 if fetched is None else fetched.next_offset - start
-            result.cut[key] = _needed(entry["records"], offsets, end - start)
+            # brokers leave out a first batch that is larger than what was asked for
+            size = 0 if fetched is None else len(entry["records"])
+            fetched_offsets = 1 if fetched is None else fetched.next_offset - start
+            result.cut[key] = size * (end - start) // fetched_offsets + size // 8
     return result
-
-
-def _needed(records: memoryview | None, offsets: int, wanted: int) -> int:
-    """Estimate the bytes of `wanted` offsets from an answer with `offsets` of them; 0 if it tells nothing.
-
-    Brokers leave out a first batch that is larger than what was asked for.
-    """
-    if not records or not offsets:
-        return 0
-    return len(records) * wanted // offsets + len(records) // 8
 
 
 def is_short(start: int, end: int) -> bool:
