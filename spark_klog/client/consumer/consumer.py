@@ -21,14 +21,13 @@ from spark_klog.client.arguments import (
     topics_of,
 )
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.consumer.assignment import Assigned, Assignment
+from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.decoding import ConsumerRecord, Decoders
 from spark_klog.client.consumer.fetches import Chunk, Fetches
 from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import Positions
 from spark_klog.client.consumer.settings import consumer_config
-from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.waiting import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata

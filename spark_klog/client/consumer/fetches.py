@@ -16,9 +16,8 @@ from uuid import UUID
 
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster, TopicPartition
-from spark_klog.client.consumer.assignment import Assigned, Assignment
+from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.settings import ConsumerConfig
-from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.fetch.entries import (
     FETCH_WITH_TOPIC_IDS,
     LEAST_BYTES,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from spark_klog.base.interrupts import between_steps
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
-from spark_klog.client.consumer.assignment import Assignment
+from spark_klog.client.consumer.assignment import Assignment, Troubles
 from spark_klog.client.consumer.assignors import (
     ASSIGNORS,
     Member,
@@ -31,7 +31,6 @@ from spark_klog.client.consumer.assignors import (
 from spark_klog.client.consumer.commits import Commits
 from spark_klog.client.consumer.heartbeat import Heartbeats, leave
 from spark_klog.client.consumer.settings import ConsumerConfig
-from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets

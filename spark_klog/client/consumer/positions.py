@@ -14,10 +14,9 @@ from collections.abc import Iterable, Mapping
 
 from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
-from spark_klog.client.consumer.assignment import Assigned, Assignment, Leader
+from spark_klog.client.consumer.assignment import Assigned, Assignment, Leader, Troubles
 from spark_klog.client.consumer.group import ConsumerGroup
 from spark_klog.client.consumer.settings import ConsumerConfig
-from spark_klog.client.consumer.troubles import Troubles
 from spark_klog.client.offsets import NO_OFFSET, Committed, offsets_of_led
 from spark_klog.client.retry import CALL_TIMEOUT, pause_seconds
 from spark_klog.errors import (
