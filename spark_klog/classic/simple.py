@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -151,15 +152,14 @@ class SimpleConsumer:
                 raise ConfigError(f"fetch_size={one.fetch_size}: set 1 to buffer_size={self._buffer_size} bytes")
         wait = {"max_wait_ms": max_wait_ms, "min_bytes": min_bytes}
         found: dict[TopicPartition, list[ConsumerRecord] | KlogError] = {}
-        with self._turn():
-            while wanted:
-                answered = self._reconnecting(lambda: self._fetch(wanted, wait, version))  # noqa: B023
-                wanted = {}
-                for key, result in answered.items():
-                    if isinstance(result, FetchRequest):
-                        wanted[key] = result
-                    else:
-                        found[key] = result
+        while wanted:
+            answered = self._call(partial(self._fetch, wanted, wait, version))
+            wanted = {}
+            for key, result in answered.items():
+                if isinstance(result, FetchRequest):
+                    wanted[key] = result
+                else:
+                    found[key] = result
         return [found[one.topic, one.partition] for one in requests]
 
     def _fetch(
@@ -259,8 +259,7 @@ class SimpleConsumer:
             found = self._offsets(connection, (topic, partition), timestamp, max_offsets, used)
             return found or self._offsets(connection, (topic, partition), LATEST_TIME, 1, used)
 
-        with self._turn():
-            return self._reconnecting(ask)
+        return self._call(ask)
 
     def _offsets(
         self, connection: Connection, key: TopicPartition, timestamp: int, most: int, version: int
@@ -289,8 +288,7 @@ class SimpleConsumer:
             connection = self._open()
             return connection.request(_BY_NAME[api], request, version=self._version(connection, _BY_NAME[api], version))
 
-        with self._turn():
-            return self._reconnecting(ask)
+        return self._call(ask)
 
     def _topic_ids(self, connection: Connection, topics: set[str]) -> dict[str, UUID]:
         request = {"topics": [{"name": topic} for topic in topics], "allow_auto_topic_creation": False}
@@ -321,12 +319,6 @@ class SimpleConsumer:
             raise UnsupportedVersionError(f"broker {connection.address} does not support {api.name} {version}")
         return version
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        self._maker.check()  # before the lock, which a thread of the parent may have held
-        with self._lock:
-            yield
-
     def _open(self) -> Connection:
         if self._connection is None or not self._connection.is_usable():
             self._connection = Connection(self._host, self._port, self._config)
@@ -334,15 +326,17 @@ class SimpleConsumer:
         self._connection.finish_opening()
         return self._connection
 
-    def _reconnecting(self, ask: Callable[[], _T]) -> _T:
-        """Ask once more if a connection made before has broken."""
-        is_old = self._connection is not None
-        try:
-            return ask()
-        except ConnectionFailed:
-            if not is_old:
-                raise
-            return ask()
+    def _call(self, ask: Callable[[], _T]) -> _T:
+        """Ask when it is this thread's turn, and once more if a connection made before has broken."""
+        self._maker.check()  # before the lock, which a thread of the parent may have held
+        with self._lock:
+            is_old = self._connection is not None
+            try:
+                return ask()
+            except ConnectionFailed:
+                if not is_old:
+                    raise
+                return ask()
 
     def close(self) -> None:
         """Close the connection; a later call makes a new one."""

@@ -18,8 +18,13 @@ from spark_klog.protocol.apis import HEARTBEAT, LEAVE_GROUP
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
-_COORDINATOR_MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
-_COORDINATOR_LOADS = (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REQUEST_TIMED_OUT)
+#: The coordinator has moved or loads its groups: the heartbeat is sent again.
+_AGAIN = (
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.REQUEST_TIMED_OUT,
+)
 #: Seconds that `stop` waits for the thread; a request in flight then ends by request.timeout.ms.
 _STOP_SECONDS = 5.0
 
@@ -150,7 +155,7 @@ class Heartbeats:
         }
         answer = cluster.request(node, HEARTBEAT, request)
         error = answer_error(HEARTBEAT, answer["error_code"], f"heartbeat of group {self._group}")
-        if error.code in (*_COORDINATOR_MOVED, *_COORDINATOR_LOADS):
+        if error.code in _AGAIN:
             raise error
         return error.code
 
