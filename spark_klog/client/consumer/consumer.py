@@ -412,7 +412,8 @@ class Consumer:
                 self._find_positions(deadline)
             self._fetches.step()
             while True:
-                part = self._next_part()
+                if self._decoding is not None:
+                    part = self._next_part()
                 if part is not None:
                     return part
                 chunk = self._fetches.take()
@@ -447,8 +448,8 @@ class Consumer:
         return None
 
     def _release(self) -> None:
-        self._decoding = None
-        self._fetches.release()
+        """Give back the chunk's buffer."""
+        self._decoding = self._fetches.taken = None
 
     def _find_positions(self, deadline: float) -> None:
         with self._cluster.within(*self._patience(deadline)):

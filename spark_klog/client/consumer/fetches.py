@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from uuid import UUID
 
 from spark_klog.client.answers import answer_error
@@ -117,7 +118,7 @@ class FetchSession:
 
         Topics are named by id if all have one.
         """
-        has_ids = None not in [item.topic_id for item in partitions.values()]
+        has_ids = None not in map(attrgetter("topic_id"), partitions.values())
         if has_ids != self.has_ids:
             self.restart()
             self.has_ids = has_ids
@@ -199,15 +200,15 @@ class Fetches:
         self._least_bytes = max(config.client.partition_fetch_bytes, LEAST_BYTES)
         self._most_bytes = config.client.response_max_bytes
         self._sources: dict[int, _Source] = {}
-        #: The broker whose chunk was taken last: its buffer must stay valid.
-        self._taken: _Source | None = None
+        #: The broker whose chunk was taken last: its buffer must stay valid until this is None.
+        self.taken: _Source | None = None
         #: When to call `step` again if nothing arrives, a reading of `time.monotonic`.
         self._look_at = math.inf
 
     def step(self) -> None:
         """Receive responses that have arrived, and send the next requests."""
         for source in list(self._sources.values()):
-            if source.handle is not None and not source.chunks and source is not self._taken:
+            if source.handle is not None and not source.chunks and source is not self.taken:
                 self._receive(source)
         by_node: dict[int, dict[TopicPartition, FetchParameters]] = {}
         now, self._look_at = time.monotonic(), math.inf
@@ -239,7 +240,7 @@ class Fetches:
                 source.connection = self._cluster.begin_connection(source.node)
             connection = source.connection
             if connection.must_renew:
-                if source.chunks or source is self._taken:
+                if source.chunks or source is self.taken:
                     return  # SASL answers would overwrite the buffer that holds them
                 connection.renew(self._cluster.deadline())
             source.is_opening = not connection.open_step()
@@ -252,7 +253,7 @@ class Fetches:
             request = source.session.request(partitions) | {
                 "max_wait_ms": config.fetch_max_wait_ms,
                 "min_bytes": config.fetch_min_bytes,
-                "max_bytes": max([config.client.fetch_max_bytes, *[item.max_bytes for item in partitions.values()]]),
+                "max_bytes": max(config.client.fetch_max_bytes, *map(attrgetter("max_bytes"), partitions.values())),
                 "isolation_level": config.client.isolation_level,
                 "rack_id": config.client_rack,
             }
@@ -370,8 +371,8 @@ class Fetches:
         return chunk_of(item.key, item.run, found, is_committed=self._config.client.isolation_level > 0)
 
     def take(self) -> Chunk | None:
-        """The next fetched records; their buffer is valid until `take` or `release` is called."""
-        self._taken = None
+        """The next fetched records; their buffer is valid until the next call, or until `taken` is reset."""
+        self.taken = None
         for node, source in list(self._sources.items()):
             for chunk in list(source.chunks):
                 item = self._assignment.partitions.get((chunk.topic, chunk.partition))
@@ -381,13 +382,9 @@ class Fetches:
                 source.chunks.remove(chunk)
                 if is_current:
                     self._sources[node] = self._sources.pop(node)  # to the end: the others come first next time
-                    self._taken = source
+                    self.taken = source
                     return chunk
         return None
-
-    def release(self) -> None:
-        """Give back the buffer of the chunk taken last."""
-        self._taken = None
 
     def wait(self, timeout: float, other: Connection | None = None) -> None:
         """Wait up to `timeout` seconds until `step` can continue, the waker is woken, or `other` is ready."""
@@ -403,7 +400,7 @@ class Fetches:
 
     def rewind(self) -> None:
         """Drop all fetched records that were not returned; they are fetched again."""
-        self._taken = None
+        self.taken = None
         for source in self._sources.values():
             source.chunks.clear()
         for item in self._assignment.partitions.values():
@@ -418,7 +415,7 @@ class Fetches:
         self._sources.clear()
 
     def close(self) -> None:
-        self._taken = None
+        self.taken = None
         for source in self._sources.values():
             source.chunks.clear()
             if source.connection is not None and source.handle is not None:

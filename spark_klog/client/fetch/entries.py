@@ -74,12 +74,15 @@ def entries_of(
         name = topic["topic"] if names is None else names.get(topic["topic_id"], str(topic["topic_id"]))
         for entry in topic["partitions"]:
             entries.append(((name, entry["partition_index"]), entry))
+    found, asked = dict(entries), set(wanted)
     if is_incremental:
-        wanted = [key for key, _ in entries if key in wanted]
-    elif not entries and wanted and not answer.get("throttle_time_ms"):
-        what = f"fetch of {len(wanted)} partitions, whose answer has none"
+        asked &= found.keys()
+    elif not entries and asked and not answer.get("throttle_time_ms"):
+        what = f"fetch of {len(asked)} partitions, whose answer has none"
         raise answer_error(FETCH, ErrorCode.UNKNOWN_SERVER_ERROR, what)
-    return by_key(FETCH, answer, entries, wanted)
+    if len(found) < len(entries) or found.keys() != asked:
+        return by_key(FETCH, answer, entries, asked if is_incremental else wanted)  # it names the difference
+    return found
 
 
 @dataclass(frozen=True, slots=True)
