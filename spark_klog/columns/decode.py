@@ -123,13 +123,16 @@ class PartitionDecoder:
         self._decoded += count
         parts, self._moved = [*self._moved, (self._topic, self._partition, count)], []
         fixed: dict[str, Any] = {"offset": columns.offset, "timestampType": columns.timestamp_type}
-        fits = None
+        fits: np.ndarray[Any, np.dtype[np.bool_]] | None = None
         if columns.timestamp is not None:
             times = np.frombuffer(columns.timestamp, np.int64)
             if not self._is_exact:
                 fits = has_microseconds(times)
-                for row in () if fits.all() else np.flatnonzero(~fits).tolist():
-                    yield self._unfit(row, times[row], columns, parts)
+                if fits.all():
+                    fits = None
+                else:
+                    for row in np.flatnonzero(~fits).tolist():
+                        yield self._unfit(row, times[row], columns, parts)
                 times = np.multiply(times, 1000, out=times if times.flags.writeable else None)
             fixed["timestamp"] = times
         arrays = []
@@ -141,16 +144,16 @@ class PartitionDecoder:
             elif name in ("key", "value"):
                 array = _binary(columns.key if name == "key" else columns.value, count, kind)
             elif len(parts) > 1:
-                array = _varying(name, parts)
+                array = _place_column(name, parts)
             else:
                 array = self._constants.get(name)
                 if array is None or len(array) < count:
                     size = max(count, min(ROWS, 8 * count))  # a small batch is often the only one
-                    array = self._constants[name] = _varying(name, [(self._topic, self._partition, size)])
+                    array = self._constants[name] = _place_column(name, [(self._topic, self._partition, size)])
                 array = array.slice(0, count)
             arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        yield batch if fits is None or fits.all() else batch.filter(pa.array(fits))
+        yield batch if fits is None else batch.filter(pa.array(fits))
 
     def _unfit(self, row: int, time: int, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]) -> Unreadable:
         """A record whose timestamp does not fit into microseconds; raises it as an error unless `yields_bad`."""
@@ -169,7 +172,7 @@ class PartitionDecoder:
         return Unreadable(topic, partition, BadBatch(offset, memoryview(value), error))
 
 
-def _varying(name: str, parts: Sequence[tuple[str, int, int]]) -> pa.Array:
+def _place_column(name: str, parts: Sequence[tuple[str, int, int]]) -> pa.Array:
     """The column `topic` or `partition` of (topic, partition, end of its rows), one after the other."""
     counts = np.diff(np.array([end for *_, end in parts]), prepend=0)
     if name == "partition":

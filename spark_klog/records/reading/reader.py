@@ -128,7 +128,7 @@ class BadBatch(NamedTuple):
 
 
 def refuse(bad: BadBatch) -> None:
-    """Raise the error of a corrupt batch: the default for `on_bad`."""
+    """Raise the error of a corrupt batch: what stored logs do with one by default."""
     raise bad.error
 
 
