@@ -20,7 +20,6 @@ from spark_klog.client.places import (
     parse_timestamps,
 )
 from spark_klog.errors import ConfigError, StartAfterEnd
-from spark_klog.spark.read.batch_query import split_times
 from spark_klog.spark.read.pushdown import Pushed
 from spark_klog.spark.read.ranges import (
     DELETED,
@@ -120,21 +119,6 @@ def test_what_may_be_in_order(start: Spec, end: Spec) -> None:
 )
 def test_check_covers_accepts(spec: Spec) -> None:
     check_covers("x", spec, [B, A])
-
-
-@pytest.mark.parametrize(
-    ("spec", "given_offsets", "asked"),
-    [
-        (OffsetSpec(-2), {}, {A: -2, B: -2, C: -2}),
-        (OffsetSpec(-1), {}, {A: -1, B: -1, C: -1}),
-        (OffsetSpec(each=((A, 5), (B, -1), (C, -2))), {A: 5}, {B: -1, C: -2}),
-        (OffsetSpec(each=((A, 0), (B, 0), (C, 0))), {A: 0, B: 0, C: 0}, {}),
-        (TimeSpec(0), {}, {A: 0, B: 0, C: 0}),
-        (TimeSpec(each=((A, 5), (B, 0), (C, 7))), {}, {A: 5, B: 0, C: 7}),
-    ],
-)
-def test_split_times(spec: OffsetSpec | TimeSpec, given_offsets: Offsets, asked: Offsets) -> None:
-    assert split_times(spec, [A, B, C]) == (given_offsets, asked)
 
 
 def test_ranges() -> None:

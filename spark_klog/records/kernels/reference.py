@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from itertools import accumulate
 from struct import Struct
 
 from spark_klog.errors import DecodeError
@@ -113,25 +114,6 @@ def iter_records(header: BatchHeader, batch: memoryview, limit: int = MAX_DECOMP
     return iter_body(records, header.count, header.base_offset, header.base_timestamp, header.append_time)
 
 
-class _Binary:
-    """Collects one binary column."""
-
-    def __init__(self) -> None:
-        self.offsets = array("i", [0])
-        self.data = bytearray()
-        self.valid: list[bool] = []
-
-    def append(self, value: bytes | None) -> None:
-        if value is not None:
-            self.data += value
-        self.offsets.append(len(self.data))
-        self.valid.append(value is not None)
-
-    def finish(self) -> BinaryColumn:
-        validity, nulls = _bitmap(self.valid)
-        return BinaryColumn(self.offsets.tobytes(), bytes(self.data), validity, nulls)
-
-
 def _bitmap(valid: list[bool]) -> tuple[bytes | None, int]:
     nulls = valid.count(False)
     if not nulls:
@@ -214,23 +196,19 @@ class ReferenceBuilder:
 
 
 def _binary(values: list[bytes | None]) -> BinaryColumn:
-    column = _Binary()
-    for value in values:
-        column.append(value)
-    return column.finish()
+    contents = [value or b"" for value in values]
+    offsets = array("i", accumulate(map(len, contents), initial=0))
+    validity, nulls = _bitmap([value is not None for value in values])
+    return BinaryColumn(offsets.tobytes(), b"".join(contents), validity, nulls)
 
 
 def _headers_column(rows: list[Headers]) -> HeadersColumn:
     """The headers column; null for a record without headers, as in Spark's Kafka connector."""
-    offsets = array("i", [0])
-    keys, values = _Binary(), _Binary()
-    for headers in rows:
-        for key, value in headers:
-            keys.append(key.encode())
-            values.append(value)
-        offsets.append(offsets[-1] + len(headers))
+    offsets = array("i", accumulate(map(len, rows), initial=0))
+    names = _binary([name.encode() for headers in rows for name, _ in headers])
+    values = _binary([value for headers in rows for _, value in headers])
     validity, nulls = _bitmap([bool(headers) for headers in rows])
-    return HeadersColumn(offsets.tobytes(), validity, nulls, keys.finish(), values.finish(), offsets[-1])
+    return HeadersColumn(offsets.tobytes(), validity, nulls, names, values, offsets[-1])
 
 
 def builder(columns: frozenset[str]) -> ReferenceBuilder:

@@ -69,7 +69,9 @@ class QuerySource(ABC):
         if isinstance(spec, BeforeEndSpec):
             first, end = self.earliest(partitions), self.latest(partitions)
             return {key: max(first[key], end[key] - spec.count) for key in partitions}
-        given, times = split_times(spec, partitions)
+        values = spec.values(partitions)
+        given = {key: value for key, value in values.items() if value >= 0 and isinstance(spec, OffsetSpec)}
+        times = {key: value for key, value in values.items() if key not in given}
         offsets = given | (self.list_offsets(times) if times else {})
         late = [key for key, offset in offsets.items() if offset == NO_OFFSET]
         if late and isinstance(spec, TimeSpec) and spec.strict:
@@ -79,17 +81,6 @@ class QuerySource(ABC):
                 "set startingOffsetsByTimestampStrategy=latest to start at the end of such partitions"
             )
         return offsets | (self.latest(late) if late else {})
-
-
-def split_times(spec: OffsetSpec | TimeSpec, partitions: Collection[TopicPartition]) -> tuple[Offsets, Offsets]:
-    """(offsets that the spec gives, times to look up with ListOffsets: EARLIEST, LATEST or ms)."""
-    given, times = {}, {}
-    for key, value in spec.values(partitions).items():
-        if value >= 0 and isinstance(spec, OffsetSpec):
-            given[key] = value
-        else:
-            times[key] = value
-    return given, times
 
 
 def plan_batch_query(
