@@ -14,7 +14,6 @@ from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.errors import DecodeError
-from spark_klog.records import kernels
 from spark_klog.records.contract import COLUMNS, Headers, RecordColumns
 from spark_klog.records.reading.reader import RecordReader
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 #: Rows decoded at once: few enough that a seek wastes little work.
 _ROWS = 10_000
-_ALL_COLUMNS = frozenset(COLUMNS)
 
 
 class ConsumerRecord(NamedTuple):
@@ -46,16 +44,17 @@ class RecordDecoder:
 
     def __init__(self, limit: int, most: int, checks_crcs: bool = True) -> None:
         self._limit, self._most, self._checks_crcs = limit, most, checks_crcs
-        self._kernel = kernels.load()
+        self._reader: RecordReader | None = None
 
     def parts(self, chunk: Chunk) -> Iterator[tuple[list[ConsumerRecord], int]]:
         """Yield lists of records, each with the offset after it; for the last one that is the chunk's end.
 
         Raises `DecodeError` for a corrupt batch, after yielding the records before it.
         """
-        reader = RecordReader(
-            _ALL_COLUMNS, rows=_ROWS, limit=self._limit, checks=self._checks_crcs, kernel=self._kernel
-        )
+        # a reader abandoned in the middle of a chunk still holds its records, so keep it only at the end
+        reader, self._reader = self._reader, None
+        if reader is None:
+            reader = RecordReader(frozenset(COLUMNS), rows=_ROWS, limit=self._limit, checks=self._checks_crcs)
         failure = None
         try:
             for columns in reader.read(chunk.data, chunk.offset, chunk.following, chunk.aborted, chunk.damaged):
@@ -65,6 +64,7 @@ class RecordDecoder:
         except DecodeError as error:
             failure = chunk.named(error)
         lists = list(self._lists(chunk, reader.finish()))
+        self._reader = reader
         for number, part in enumerate(lists, 1):
             is_last = number == len(lists) and failure is None
             yield part, chunk.following if is_last else part[-1].offset + 1
