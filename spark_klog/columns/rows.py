@@ -62,14 +62,18 @@ class RecordRows:
         return iter(self._batches() if self._few is None else self._few)
 
     def _batches(self) -> Iterator[tuple[int, pa.RecordBatch]]:
-        first, names = self._first, [name for name in self._rows.schema.names if name in _COLUMNS]
-        for batch in _slices(self._rows.select(names)):
-            for place, name in enumerate(names):
-                if batch.column(place).type != _COLUMNS[name][2]:
-                    array = _checked_cast(batch.column(place), name, first)
-                    batch = batch.set_column(place, name, array)
-            yield first, batch
-            first += batch.num_rows
+        names = [name for name in self._rows.schema.names if name in _COLUMNS]
+        rows, first = self._rows.select(names), self._first
+        size = max(1, min(_SLICE_ROWS, _SLICE_BYTES * rows.num_rows // max(1, rows.nbytes)))
+        for start in range(0, rows.num_rows, size):
+            part = rows.slice(start, size)
+            for batch in [part] if isinstance(part, pa.RecordBatch) else part.combine_chunks().to_batches():
+                for place, name in enumerate(names):
+                    if batch.column(place).type != _COLUMNS[name][2]:
+                        array = _checked_cast(batch.column(place), name, first)
+                        batch = batch.set_column(place, name, array)
+                yield first, batch
+                first += batch.num_rows
 
     def check_partitions(self, counts: Mapping[str, int]) -> None:
         """Raise `InvalidRecords` for a row whose topic does not have its partition; `counts` by topic."""
@@ -144,16 +148,6 @@ def _check_columns(schema: pa.Schema, topic: str | None) -> None:
         own = schema.field(name).type if name in names else kind
         if own != kind and not (is_accepted(own) or kinds.is_null(own)):
             raise InvalidRecords(f"column '{name}' must be {wanted}, not {own}: cast it", name)
-
-
-def _slices(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    size = max(1, min(_SLICE_ROWS, _SLICE_BYTES * rows.num_rows // max(1, rows.nbytes)))
-    if isinstance(rows, pa.RecordBatch) and rows.num_rows <= size:
-        yield rows
-        return
-    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    for start in range(0, table.num_rows, size):
-        yield from table.slice(start, size).combine_chunks().to_batches()
 
 
 def _checked_cast(array: Any, name: str, first: int) -> Any:
