@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from spark_klog.client.cluster import Cluster, TopicPartition, numbers_of
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
 from spark_klog.client.requests import SteppedRequest
-from spark_klog.client.settings import ClientConfig
-from spark_klog.errors import BufferExhausted, ConfigError, KlogError, RecordTooLargeToSend
+from spark_klog.errors import ConfigError, KlogError, RecordTooLargeToSend
 from spark_klog.protocol.codec import Message
 from spark_klog.records.contract import NO_TIMESTAMP, Headers
 from spark_klog.records.kernels.reference import append_record
@@ -244,15 +243,8 @@ def check_bytes(name: str, content: object) -> None:
         raise TypeError(f"{name} must be bytes or None, not {type(content).__name__}")
 
 
-def size_limit(config: ClientConfig) -> tuple[int, str]:
-    """The most bytes of a batch with a single record, and the setting that says so, as the user writes it."""
-    if config.buffer_memory < config.max_request_size:
-        return config.buffer_memory, config.named("buffer.memory")
-    return config.max_request_size, config.named("max.request.size")
-
-
 def check_size(topic: str, key: bytes | None, value: bytes | None, headers: Headers, limit: int, setting: str) -> None:
-    """Raise `RecordTooLargeToSend` for a record that takes more than `limit` bytes; see `size_limit`."""
+    """Raise `RecordTooLargeToSend` for a record that takes more than `limit` bytes, which the setting says."""
     if not headers and len(key or b"") + len(value or b"") + OVERHEAD + MOST_LENGTHS <= limit:
         return  # most records: the exact count takes longer
     size = largest_size(key, value, headers)
@@ -280,12 +272,3 @@ def check_headers(headers: Headers) -> Headers:
             raise TypeError(f"the name of header {header[0]!r} must be str, not {type(header[0]).__name__}")
         check_bytes(f"header {header[0]!r}", header[1])
     return headers
-
-
-def no_room(config: ClientConfig, waiting: int, partition: str) -> BufferExhausted:
-    """The error of a record for which buffer.memory had no room within max.block.ms; `waiting` is in bytes."""
-    named, seconds = config.named, config.max_block_ms / 1000
-    return BufferExhausted(
-        f"{waiting} bytes of records wait to be sent, {named('buffer.memory')}={config.buffer_memory}, and none was "
-        f"confirmed within {seconds:g} s ({named('max.block.ms')}): a record for {partition} is not sent"
-    )

@@ -31,8 +31,6 @@ from spark_klog.client.producer.intake import (
     check_headers,
     check_size,
     check_timestamp,
-    no_room,
-    size_limit,
 )
 from spark_klog.client.producer.receipts import Delivery, OnDelivery
 from spark_klog.client.producer.sender import Sender
@@ -42,6 +40,7 @@ from spark_klog.client.requests import SteppedRequest
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import without_effect
 from spark_klog.errors import (
+    BufferExhausted,
     CallInterrupted,
     ConcurrentUse,
     ConfigError,
@@ -134,9 +133,12 @@ class Producer:
         self._gathering = Gatherings()
         #: Bytes of records in a batch before compression; a record is never split.
         self.batch_size = max(1, cluster.config.batch_size)
-        self._size_limit = size_limit(cluster.config)
         #: Bytes of records that may wait.
         self._room = max(1, cluster.config.buffer_memory)
+        #: The most bytes of a batch with a single record, and the setting that says so, as the user writes it.
+        self._size_limit = cluster.config.max_request_size, cluster.config.named("max.request.size")
+        if cluster.config.buffer_memory < cluster.config.max_request_size:
+            self._size_limit = cluster.config.buffer_memory, cluster.config.named("buffer.memory")
         self._choice = PartitionChoice(cluster, self.batch_size, creates_topics=creates_topics)
         if self._has_thread:
             _unclosed.add(self)
@@ -283,7 +285,12 @@ class Producer:
         finally:
             self._wake()
         if self._sender.size >= self._room:
-            raise no_room(self._cluster.config, self._sender.size, f"{topic}-{partition}")
+            config = self._cluster.config
+            limit = f"{config.named('buffer.memory')}={config.buffer_memory}"
+            raise BufferExhausted(
+                f"{self._sender.size} bytes of records wait to be sent, {limit}, and none was confirmed within "
+                f"{self._max_block:g} s ({config.named('max.block.ms')}): a record for {topic}-{partition} is not sent"
+            )
 
     def _work(self) -> tuple[float, Collection[Connection]]:
         """Do what is due, in the thread; return seconds and connections to wait for."""

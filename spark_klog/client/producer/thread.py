@@ -109,11 +109,6 @@ class Background:
             self._waker.close()
             raise
 
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller is this thread."""
-        return threading.current_thread() is self._thread
-
     def wake(self) -> None:
         """Have `work` called now."""
         self._waker.wake()
@@ -125,7 +120,7 @@ class Background:
 
     def join(self) -> None:
         """Wait until the thread has ended; do not hold the lock."""
-        if not self.is_current and self._thread.is_alive():
+        if threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
