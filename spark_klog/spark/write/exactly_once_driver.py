@@ -145,7 +145,7 @@ class Claimed:
 def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
     """Begin a micro-batch; `folder` is the query's checkpoint, `prefix` that of its transactional ids.
 
-    Raises what `protocol.begin`, `DecisionLog` and the brokers' answers raise; `UnsupportedVersionError` before Kafka
+    Raises what `begin`, `DecisionLog` and the brokers' answers raise; `UnsupportedVersionError` before Kafka
     3.0, which has no ListTransactions.
     """
     log = DecisionLog(folder, Identity(prefix))
@@ -159,7 +159,7 @@ def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
 def decide(
     settings: Mapping[str, str], folder: Path, claimed: Claimed, batch: int, transactions: Sequence[Transaction]
 ) -> None:
-    """Commit a micro-batch. Raises `NotDecided`, and what `protocol.finish` and the brokers' answers raise."""
+    """Commit a micro-batch. Raises `NotDecided`, and what `finish` and the brokers' answers raise."""
     log = DecisionLog(folder, claimed.identity, is_claimed=True)
     with CLIENTS.borrow(settings) as admin:
         if batch > claimed.begun.decided:
@@ -311,7 +311,7 @@ class ExactlyOnceWriter(StreamWriter):
         self._claimed: Claimed | None = None
 
     def claim(self) -> None:
-        """Claim the micro-batch for the tasks that this writer is pickled for; raises what `driver.claim` raises."""
+        """Claim the micro-batch for the tasks that this writer is pickled for; raises what the function `claim` raises."""
         self._claimed = claim(self._options.client, self._checkpoint, self._options.id_prefix)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:

@@ -5,7 +5,7 @@ writes to. So a worker keeps the producer of a successful task, with all records
 the same settings. The producer of a failed task is closed, and its unacknowledged record batches are dropped.
 
 A transactional producer has an id of its own. The driver ends its transactions, and it serves another task only in a
-later micro-batch, and not if the driver has fenced it: `exactly_once/protocol.py` says why.
+later micro-batch, and not if the driver has fenced it: `exactly_once.py` says why.
 """
 
 from __future__ import annotations

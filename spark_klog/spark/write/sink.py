@@ -1,11 +1,10 @@
 """The writers of batch queries and streams: DataFrames to compressed record batches.
 
 Delivery is at least once, as with Spark's own Kafka sink: a task that Spark repeats writes its rows again. Within a
-task the producer writes each row once. Streams may write exactly once: `exactly_once/writer.py`.
+task the producer writes each row once. Streams may write exactly once: `exactly_once_driver.py`.
 
-Counts of written records, by topic: made in the tasks, logged by the step that ends the write or micro-batch.
-
-Spark shows no figures of a Python sink in progress records and listeners. It keeps the logs of its Python processes, as
+The tasks count the records by topic, and the step that ends the write or micro-batch logs the counts: Spark shows no
+figures of a Python sink in progress records and listeners. It keeps the logs of its Python processes, as
 rows of `spark.tvf.python_worker_logs()`, if spark.sql.pyspark.worker.logging.enabled is true.
 """
 
