@@ -258,8 +258,8 @@ class Sender:
 
     def _is_enough(self) -> bool:
         """Whether `make_room` must wait until batches are sent."""
-        if not self._may_be_enough() or self.size > self._config.buffer_memory:
-            return self._may_be_enough()
+        if self.size > self._config.buffer_memory or not self._may_be_enough():
+            return self.size > self._config.buffer_memory
         unsent = (queue.size - queue.in_flight_size for queue in self._queues.values() if self._is_taken_from(queue))
         return sum(unsent) >= self._enough
 

@@ -311,7 +311,7 @@ class ExactlyOnceWriter(StreamWriter):
         self._claimed: Claimed | None = None
 
     def claim(self) -> None:
-        """Claim the micro-batch for the tasks that this writer is pickled for; raises what the function `claim` raises."""
+        """Claim the micro-batch for the tasks that this writer is pickled for; raises what `claim` does."""
         self._claimed = claim(self._options.client, self._checkpoint, self._options.id_prefix)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenInTransaction:
