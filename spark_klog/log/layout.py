@@ -148,8 +148,9 @@ def check_cluster_directory(path: Path, *, zookeeper: bool) -> list[int]:
             return found.brokers
         _refuse_07(path, found)
         if META in found.names or _is_kafkas(found):
+            evidence = [META] if META in found.names else found.logs or found.names
             raise DataDirectoryError(
-                f"{path} is the data directory of a broker, not of a cluster (it holds {_some(_evidence(found))}): "
+                f"{path} is the data directory of a broker, not of a cluster (it holds {_some(evidence)}): "
                 f"start it with klog broker --data-dir {path}, or {_CHOOSE}"
             )
         return []
@@ -231,10 +232,6 @@ def _refuse_07(path: Path, found: _Contents) -> None:
 def _is_kafkas(found: _Contents) -> bool:
     """Whether it is a broker's data directory without meta.properties."""
     return bool(found.logs) or any(name.endswith(_CHECKPOINT) for name in found.names)
-
-
-def _evidence(found: _Contents) -> list[str]:
-    return [META] if META in found.names else found.logs or found.names
 
 
 def _some(names: list[str]) -> str:

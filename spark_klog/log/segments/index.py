@@ -189,12 +189,6 @@ class SparseIndex:
             data = self._load()
         return len(data) + 2 * self._entry.size > limit
 
-    def sync(self) -> None:
-        """Write and sync the entries, as far as the disk accepts them."""
-        self.write()
-        if self._file is not None:
-            self._file.sync()
-
     def written_file(self) -> File | None:
         """Write the entries, as far as the disk accepts them. Returns the open file; None if nothing was written."""
         self.write()

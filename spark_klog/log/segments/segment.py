@@ -150,16 +150,17 @@ class Segment:
 
     def flush(self) -> None:
         """Wait until all appends are on disk; OSError."""
-        self.file.sync()
-        self.offset_index.sync()
-        self.time_index.sync()
-        self.transaction_index.sync()
+        for file in self.unsynced_files():
+            file.sync()
+        self.transaction_index.note_synced(self.transaction_index.written_bytes)
 
     def unsynced_files(self) -> list[File]:
         """The open files that a flush must sync, which contain all appends; OSError."""
         self.complete()
-        indexes = [self.offset_index.written_file(), self.time_index.written_file()]
-        return [self.file, *filter(None, [*indexes, self.transaction_index.unsynced_file()])]
+        return [self.file, *self._written_indexes(), *filter(None, [self.transaction_index.unsynced_file()])]
+
+    def _written_indexes(self) -> list[File]:
+        return [*filter(None, [self.offset_index.written_file(), self.time_index.written_file()])]
 
     def complete(self) -> None:
         """Retry writes that a full disk has rejected, before a flush. An OSError leaves all unchanged."""
@@ -457,29 +458,30 @@ class Segment:
         """Rebuild the indexes from headers alone; they end where headers can't be read."""
         self._rebuild(checks=False)
         self.seal()
-        self.offset_index.sync()
-        self.time_index.sync()
+        for file in self._written_indexes():
+            file.sync()
 
     def set_indexes(self, entries: IndexEntries) -> list[File]:
         """Set the indexes of a sealed segment; returns their files, to be synced in any thread.
 
         After an OSError the next look-up rebuilds the indexes.
         """
-        self._state = None
-        self.offset_index.clear()
-        self.time_index.clear()
+        self._clear_indexes()
         self.offset_index.append(entries.offset_entries)
         self.time_index.append(entries.time_entries)
         self._state = entries.state
         self.seal()
-        opened = [self.offset_index.written_file(), self.time_index.written_file()]
+        opened = self._written_indexes()
         self.close()
-        return [*filter(None, opened)]
+        return opened
 
-    def _rebuild(self, *, checks: bool) -> tuple[int, DamagedBatch | None]:
+    def _clear_indexes(self) -> None:
         self._state = None
         self.offset_index.clear()
         self.time_index.clear()
+
+    def _rebuild(self, *, checks: bool) -> tuple[int, DamagedBatch | None]:
+        self._clear_indexes()
         state, next_offset, damage = IndexState(), self.base_offset, None
         try:
             for run in scan(self.file, self.base_offset, self.size, self.interval, checks=checks):

@@ -104,7 +104,7 @@ class TransactionIndex:
         self._entries()
 
     def append(self, transaction: AbortedTransaction) -> None:
-        """Add an entry, unless it exists. If the disk rejects it, `sync` retries."""
+        """Add an entry, unless it exists. If the disk rejects it, a flush retries."""
         self._memory.forget(self)
         data = self._entries()
         if data and _entry_at(data, len(data) // TRANSACTION_ENTRY.size - 1).last_offset >= transaction.last_offset:
@@ -124,16 +124,6 @@ class TransactionIndex:
         write_all(file, self._written, data[self._written :])
         file.close()
         self._written = len(data)
-
-    def sync(self) -> None:
-        """Wait until the entries are on disk; OSError."""
-        self.write()
-        if self._synced == self._written or self._is_detached:
-            return
-        file = self._files.open(self.path)
-        file.sync()
-        file.close()
-        self._synced = self._written
 
     @property
     def written_bytes(self) -> int:

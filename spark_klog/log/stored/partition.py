@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from spark_klog.errors import DecodeError, OffsetOutOfRange
 from spark_klog.files.folder import Entry, ReadableFolder, read_whole
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
 from spark_klog.log.segments.segment import CLEANED, DELETED, LOG, SWAP
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.log.stored.segment import Block, StoredSegment, Tail
+from spark_klog.log.stored.segment import StoredBatches, StoredSegment, Tail
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.reading.offset_order import NOTHING
 from spark_klog.records.reading.reader import BadBatch, refuse
 
 #: `OffsetOutOfRange.available` of a partition that does not exist.
@@ -38,20 +37,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Attempts with outdated listings in a row before giving up: compaction replaces files.
 _LISTINGS = 10
-
-
-class StoredBatches(NamedTuple):
-    """Complete record batches, the offset after the last valid one, and (producer id, first offset) of aborted
-    transactions.
-
-    `data` is valid until the next call of the iterator. `damaged` maps positions in `data` to errors of batches with
-    wrong offsets.
-    """
-
-    data: memoryview
-    next_offset: int
-    aborted: list[tuple[int, int]]
-    damaged: Mapping[int, DecodeError] = NOTHING
 
 
 class ListedPartition:
@@ -128,15 +113,15 @@ class StoredPartition(ListedPartition):
                 break
         return found
 
-    def _again(self, ask: Callable[[], T]) -> T:
-        """Call `ask`; list the folder again if retention or compaction has removed a file since the listing."""
+    def _again(self, look_up: Callable[[], T]) -> T:
+        """Call `look_up`; list the folder again if retention or compaction has removed a file since the listing."""
         for _ in range(_LISTINGS):
             try:
-                return ask()
+                return look_up()
             except FileNotFoundError:
                 _log.info("%s has changed since it was listed", self._folder)
                 self._list()
-        return ask()
+        return look_up()
 
     @property
     def is_empty(self) -> bool:
@@ -299,7 +284,7 @@ class StoredPartition(ListedPartition):
             try:
                 aborted = self._aborted(offset, end) if self._read_committed else []
                 for block in self._blocks(offset, end):
-                    yield StoredBatches(block.data, block.next_offset, _from(aborted, offset), block.damaged)
+                    yield block._replace(aborted=_from(aborted, offset))
                     offset, listings = max(offset, block.next_offset), 0
                 break
             except FileNotFoundError:
@@ -313,7 +298,7 @@ class StoredPartition(ListedPartition):
             if self._again(self._written_end) < end:
                 self._out_of_range(offset, end)
 
-    def _blocks(self, start: int, end: int) -> Iterator[Block]:
+    def _blocks(self, start: int, end: int) -> Iterator[StoredBatches]:
         for index in range(self._index_at(start), len(self._segments)):
             segment = self._segments[index]
             if segment.base_offset >= end:

@@ -20,7 +20,8 @@ from contextlib import closing
 from spark_klog.errors import ConfigError, DecodeError, ErrorWithFields, OffsetOutOfRange
 from spark_klog.files.folder import ReadableFolder
 from spark_klog.log.files.partition_files import SUFFIX_07
-from spark_klog.log.stored.partition import ListedPartition, StoredBatches
+from spark_klog.log.stored.partition import ListedPartition
+from spark_klog.log.stored.segment import StoredBatches
 from spark_klog.records.contract import Record
 from spark_klog.records.formats.message_07 import Message07, iter_messages_07, records_07
 from spark_klog.records.formats.message_set import build_message

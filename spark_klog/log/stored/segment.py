@@ -21,7 +21,7 @@ from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_
 from spark_klog.log.segments.transaction_index import AbortedTransaction, parse_transaction_index
 from spark_klog.records.formats.batch import MIN_BATCH_SIZE, PREFIX, Header, check_crc, first_batch_size
 from spark_klog.records.formats.batch_v2 import LOG_OVERHEAD, BatchHeader
-from spark_klog.records.reading.offset_order import NO_END, End, OffsetOrder
+from spark_klog.records.reading.offset_order import NO_END, NOTHING, End, OffsetOrder
 from spark_klog.records.reading.reader import records_of
 
 #: Bytes per read of a walk over headers.
@@ -35,15 +35,18 @@ _LEAST_BYTES = 512 * 1024
 _CHECKED_BYTES = 8 * 1024 * 1024
 
 
-class Block(NamedTuple):
-    """Complete record batches, the offset after the last valid one, and errors of damaged ones (offset_order.py).
+class StoredBatches(NamedTuple):
+    """Complete record batches, the offset after the last valid one, and (producer id, first offset) of aborted
+    transactions.
 
-    `data` is valid until the next call of the iterator.
+    `data` is valid until the next call of the iterator. `damaged` maps positions in `data` to errors of batches with
+    wrong offsets.
     """
 
     data: memoryview
     next_offset: int
-    damaged: Mapping[int, DecodeError]
+    aborted: list[tuple[int, int]]
+    damaged: Mapping[int, DecodeError] = NOTHING
 
 
 class Tail(NamedTuple):
@@ -203,7 +206,7 @@ class StoredSegment:
 
     # ----- data
 
-    def blocks(self, start: int, end: int, following: int | None) -> Iterator[Block]:
+    def blocks(self, start: int, end: int, following: int | None) -> Iterator[StoredBatches]:
         """The batches with offsets in [start, end), in blocks; they may extend beyond both ends.
 
         `following` is the base offset of the next segment, None for the log's last one. Reads one block ahead.
@@ -236,7 +239,7 @@ class StoredSegment:
                     is_done = next_offset >= end or position >= file.size
                     if not is_done:
                         coming = ahead.submit(file.read_at, position, _block_size(position, limit))
-                    yield Block(data[: sound.position], next_offset, order.damaged)
+                    yield StoredBatches(data[: sound.position], next_offset, [], order.damaged)
                     if is_done:
                         return
 

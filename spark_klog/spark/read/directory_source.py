@@ -16,7 +16,7 @@ from spark_klog.client.places import Offsets, OffsetSpec, Spec, TopicPartition
 from spark_klog.errors import ConfigError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.log.stored.directory import Directory, StoredDirectories, StoredLog
-from spark_klog.log.stored.partition import StoredBatches
+from spark_klog.log.stored.segment import StoredBatches
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import BadBatch
 from spark_klog.spark.options.reads import SourceOptions, SplitLimits, directory_config
