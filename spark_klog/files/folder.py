@@ -124,7 +124,6 @@ class LocalFolder:
     # ----- reading
 
     def entries(self, path: str) -> list[Entry]:
-        """See `ReadableFolder`."""
         found = []
         with os.scandir(self._at(path)) as entries:
             for entry in entries:
@@ -138,7 +137,6 @@ class LocalFolder:
         return found
 
     def open(self, path: str) -> LocalFile:
-        """See `ReadableFolder`."""
         return LocalFile(self._at(path))
 
     def names(self, path: str) -> list[str]:

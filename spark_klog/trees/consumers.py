@@ -35,7 +35,6 @@ class Registration(NamedTuple):
 
 
 def consumer_id_path(group: str, consumer: str) -> str:
-    """The ephemeral node of a member; ConfigError."""
     if not consumer or "/" in consumer or consumer in (".", ".."):
         raise ConfigError(f"consumer.id {consumer!r} cannot be part of a path: give one without '/', not empty")
     return f"{consumer_ids_path(group)}/{consumer}"
@@ -58,7 +57,6 @@ def registration_payload(registration: Registration, timestamp_ms: int) -> bytes
 
 
 def parse_registration(payload: bytes, path: str = "/consumers/[group]/ids/[consumer]") -> Registration:
-    """A member's registration; DecodeError."""
     try:
         fields = json.loads(payload)
         pattern, subscription = fields["pattern"], fields["subscription"]

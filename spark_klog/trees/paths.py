@@ -222,7 +222,6 @@ def parse_topic_config(payload: bytes, path: str = "/config/topics/[topic]") -> 
 
 
 def delete_topic_path(topic: str) -> str:
-    """The node that asks for a topic's deletion; ConfigError."""
     return f"{DELETE_TOPICS_PATH}/{_name('topic', topic)}"
 
 

@@ -281,7 +281,6 @@ class SessionLease:
         self._wakes.set()
 
     def stop(self) -> None:
-        """End the thread."""
         self._is_stopped = True
         self._wakes.set()
         self._thread.join()

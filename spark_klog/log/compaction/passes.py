@@ -132,7 +132,6 @@ class OffsetMap:
         self._size = 0
 
     def __len__(self) -> int:
-        """The number of keys."""
         return self._size
 
     def put(self, key: Buffer, offset: int) -> bool:
@@ -150,7 +149,6 @@ class OffsetMap:
         return self._find(key)[2] - 1
 
     def clear(self) -> None:
-        """Forget all keys."""
         if self._size:
             before, self._table = self._table, mmap.mmap(-1, len(self._table))
             before.close()  # else the deallocator would unmap it, during which no other thread runs

@@ -142,7 +142,6 @@ class FileSystem:
         replace_file(path, content, path.with_name(path.name + ".tmp"))
 
     def rename(self, old: Path, new: Path) -> None:
-        """Rename a file or a folder."""
         old.rename(new)
 
     def remove(self, path: Path) -> None:

@@ -105,7 +105,6 @@ def _codec(codec_id: int) -> str:
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a file; OSError."""
     with path.open("rb") as file:  # an empty one can't be mapped
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.seek(0, 2) else b"")
 

@@ -120,7 +120,6 @@ class IndexCheck:
         self.advance()
 
     def advance(self) -> None:
-        """Go to the next entry."""
         self.next = None
         for found in self._found:
             if isinstance(found, IndexEntry):
@@ -145,14 +144,11 @@ class IndexCheck:
 
 
 class OffsetIndexCheck(IndexCheck):
-    """Check of a segment's .index."""
-
     left = "no batch begins there"
     #: An entry for several batches, if the last one of them has not come yet.
     _open: IndexEntry | None = None
 
     def batch(self, batch: Batch) -> None:
-        """Compare with the next batch."""
         while (entry := self.next) and entry.fields["position"] <= batch.position:
             offset = entry.fields["offset"]
             self._close()
@@ -184,12 +180,9 @@ class OffsetIndexCheck(IndexCheck):
 
 
 class TimeIndexCheck(IndexCheck):
-    """Check of a segment's .timeindex."""
-
     left = "the segment has no such offset"
 
     def batch(self, batch: Batch) -> None:
-        """Compare with the next batch."""
         while (entry := self.next) and entry.fields["offset"] <= batch.last:
             timestamp = entry.fields["timestamp"]
             if entry.fields["offset"] < batch.first:
