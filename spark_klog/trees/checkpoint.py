@@ -100,9 +100,15 @@ def _of_source(value: Any) -> dict[tuple[str, int], int]:
     if not isinstance(value, dict) or not all(isinstance(partitions, dict) for partitions in value.values()):
         return {}
     entries = [entry for topic, partitions in value.items() if _is_topic(topic) for entry in partitions.items()]
-    if not all(_is_partition(name) and _is_offset(offset) for name, offset in entries):
-        return {}
-    return from_json(value)
+    is_sound = all(
+        name.isascii()
+        and name.isdecimal()
+        and int(name[:11]) <= _INT32_MAX
+        and type(offset) is int
+        and 0 <= offset <= _INT64_MAX
+        for name, offset in entries
+    )
+    return from_json(value) if is_sound else {}
 
 
 def from_json(value: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, int], int]:
@@ -125,14 +131,6 @@ def to_json(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[str, int]]
 
 def _is_topic(name: str) -> bool:
     return not name.startswith(START_OF)
-
-
-def _is_partition(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and int(name[:11]) <= _INT32_MAX
-
-
-def _is_offset(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _INT64_MAX
 
 
 def with_start(

@@ -27,7 +27,6 @@ import hashlib
 import json
 import os
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from typing import Any
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.base.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.files.folder import LocalFolder
 from spark_klog.spark.options.writes import DEFAULT_ID_PREFIX
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
 
@@ -107,9 +107,11 @@ class DecisionLog:
         `ConfigError` if the checkpoint has micro-batches but no log.
         """
         self._folder = checkpoint / FOLDER
+        self._files = LocalFolder(self._folder)
         self.identity = identity
         self._is_claimed = is_claimed
-        if not self._folder.is_dir() and _has_batches(checkpoint):
+        has_batches = any(name.isdecimal() for name in LocalFolder(checkpoint).names("commits"))
+        if has_batches and not self._folder.is_dir():
             raise ConfigError(
                 f"the checkpoint has micro-batches, but no {self._folder}: the query has written at-least-once until "
                 "now, or its decision log was deleted. If you go on, only rows of the micro-batch that was under way "
@@ -218,10 +220,7 @@ class DecisionLog:
 
     def _last(self) -> int:
         """The highest number, -1 in an empty log."""
-        try:
-            return max((int(name) for name in os.listdir(self._folder) if name.isdecimal()), default=-1)
-        except FileNotFoundError:
-            return -1
+        return max((int(name) for name in self._files.names("") if name.isdecimal()), default=-1)
 
     def _is_mine(self, number: int) -> bool:
         """Whether an entry is there, and of this log: someone may have emptied the folder and begun another one."""
@@ -253,20 +252,11 @@ class DecisionLog:
 
     def _remove_before(self, first: int) -> None:
         """Remove older entries, temporary files of drivers that died, and the shared files of other logs."""
-        with suppress(FileNotFoundError):
-            for name in os.listdir(self._folder):
-                text = name.removeprefix(_TEMPORARY).split("-")[0]
-                is_old = text.isdecimal() and int(text) < first
-                if is_old or (name.startswith(_SHARED) and not name.endswith(self.identity.log)):
-                    (self._folder / name).unlink(missing_ok=True)
-
-
-def _has_batches(checkpoint: Path) -> bool:
-    """Whether Spark has ended a micro-batch with this checkpoint."""
-    try:
-        return any(name.isdecimal() for name in os.listdir(checkpoint / "commits"))
-    except FileNotFoundError:
-        return False
+        for name in self._files.names(""):
+            text = name.removeprefix(_TEMPORARY).split("-")[0]
+            is_old = text.isdecimal() and int(text) < first
+            if is_old or (name.startswith(_SHARED) and not name.endswith(self.identity.log)):
+                (self._folder / name).unlink(missing_ok=True)
 
 
 def _decoded(fields: dict[str, Any]) -> Entry:
