@@ -33,7 +33,7 @@ from spark_klog.broker.faults import Fault, control as fault_control
 from spark_klog.broker.metadata.registration import answers
 from spark_klog.client.forks import Maker
 from spark_klog.errors import ConfigError, DirectoryError, KlogError, LogDirLocked
-from spark_klog.log.files.file_system import take_lock
+from spark_klog.log.file_system import take_lock
 from spark_klog.log.layout import check_cluster_directory, mark_cluster, usable
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.paths import host_and_port

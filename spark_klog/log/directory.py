@@ -26,8 +26,9 @@ from spark_klog.errors import DataDirectoryError, LogCorrupted
 from spark_klog.log.compaction.cleaner import plan
 from spark_klog.log.compaction.plan import Cleanable
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.file_system import FileSystem, take_lock
-from spark_klog.log.files.partition_files import (
+from spark_klog.log.file_system import FileSystem, take_lock
+from spark_klog.log.layout import Meta, check_data_directory, read_meta, usable, write_meta
+from spark_klog.log.partition_files import (
     CLEANER,
     LOG_START,
     RECOVERY_POINT,
@@ -41,7 +42,6 @@ from spark_klog.log.files.partition_files import (
     topic_id_of,
     write_checkpoint,
 )
-from spark_klog.log.layout import Meta, check_data_directory, read_meta, usable, write_meta
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index import IndexMemory
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from spark_klog.log.files.file_system import File, FileSystem, Folder
+from spark_klog.log.file_system import File, FileSystem, Folder
 from spark_klog.log.segments.transaction_index import TransactionIndex
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, DataDirectoryError
-from spark_klog.log.files.file_system import FileSystem
-from spark_klog.log.files.partition_files import SUFFIX_07, partition_of_folder
+from spark_klog.log.file_system import FileSystem
+from spark_klog.log.partition_files import SUFFIX_07, partition_of_folder
 from spark_klog.log.segments.segment import LOG
 
 META = "meta.properties"

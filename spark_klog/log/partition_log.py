@@ -24,8 +24,9 @@ from uuid import UUID
 from spark_klog.base.clock import system_ms
 from spark_klog.errors import ConfigError, DecodeError, LogRetired, OffsetOutOfRange
 from spark_klog.log.config import LOG_APPEND_TIME, LogConfig
-from spark_klog.log.files.file_system import FileInfo, FileSystem, Folder
-from spark_klog.log.files.partition_files import (
+from spark_klog.log.file_system import FileInfo, FileSystem, Folder
+from spark_klog.log.flushing import Flush, Flushed
+from spark_klog.log.partition_files import (
     LeaderEpochs,
     partition_of_folder,
     read_overrides,
@@ -34,7 +35,6 @@ from spark_klog.log.files.partition_files import (
     write_overrides,
     write_topic_id,
 )
-from spark_klog.log.flushing import Flush, Flushed
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState, check_batches, headers_at
 from spark_klog.log.recovery import open_segments
 from spark_klog.log.segments import segment as lookup, segment as timestamp_lookup

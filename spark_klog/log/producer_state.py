@@ -38,7 +38,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, ErrorCode, KlogError
-from spark_klog.log.files.file_system import FileSystem
+from spark_klog.log.file_system import FileSystem
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records.formats.batch_v2 import BatchHeader, read_batch_header
 from spark_klog.records.reading.reader import ABORT, EndTransactionMarker, read_marker

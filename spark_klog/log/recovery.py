@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.file_system import FileInfo, FileSystem
+from spark_klog.log.file_system import FileInfo, FileSystem
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState, load_snapshot
 from spark_klog.log.segments.index import IndexMemory
 from spark_klog.log.segments.scan import headers

@@ -15,7 +15,7 @@ from spark_klog.broker.broker import Broker
 from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.errors import ErrorCode, LogCorrupted
-from spark_klog.log.files.partition_files import retired_folder
+from spark_klog.log.partition_files import retired_folder
 from spark_klog.log.partition_log import PartitionLog
 from tests.support.loop_broker import (
     append,

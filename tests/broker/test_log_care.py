@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.file_system import FileSystem
+from spark_klog.log.file_system import FileSystem
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.compaction_logs import dumped_with_holes

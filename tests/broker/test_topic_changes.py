@@ -31,7 +31,7 @@ from spark_klog.broker.security.session import Session
 from spark_klog.broker.transactions.markers import MarkerEntry
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, Transaction
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
-from spark_klog.log.files.file_system import FileSystem
+from spark_klog.log.file_system import FileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.tree import Tree

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spark_klog.log.files.file_system import FileInfo
+from spark_klog.log.file_system import FileInfo
 from spark_klog.wire.primitives import Buffer
 
 

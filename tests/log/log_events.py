@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine
 from spark_klog.errors import LogRetired
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
-from spark_klog.log.files.partition_files import LEADER_EPOCHS, RECOVERY_POINT, read_checkpoint
+from spark_klog.log.partition_files import LEADER_EPOCHS, RECOVERY_POINT, read_checkpoint
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import Clock

@@ -11,7 +11,7 @@ import pytest
 
 from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
-from spark_klog.log.files.file_system import File
+from spark_klog.log.file_system import File
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import Segment
 from tests.log.compacted_logs import CONFIG, fill, records

@@ -28,7 +28,7 @@ from spark_klog.errors import (
 )
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.files.file_system import FileSystem
+from spark_klog.log.file_system import FileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.records.contract import Record
 from tests.log.faulty_files import FaultyFiles

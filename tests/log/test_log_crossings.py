@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 
 from spark_klog.errors import LogCorrupted
+from spark_klog.log import file_system
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import LogDirectory
-from spark_klog.log.files import file_system
-from spark_klog.log.files.partition_files import PARTITION_METADATA
+from spark_klog.log.partition_files import PARTITION_METADATA
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import segment_name
 from spark_klog.log.segments.transaction_index import AbortedTransaction

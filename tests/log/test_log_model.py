@@ -30,7 +30,7 @@ from spark_klog.errors import ErrorCode
 from spark_klog.log.compaction.cleaner import compact
 from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.partition_files import RECOVERY_POINT, read_checkpoint
+from spark_klog.log.partition_files import RECOVERY_POINT, read_checkpoint
 from spark_klog.log.producer_state import ProducerRefused
 from tests.log.faulty_files import Faults
 from tests.log.faulty_logs import NOW, check_indexes

@@ -17,8 +17,8 @@ from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import COMPACT, LogConfig
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
-from spark_klog.log.files.file_system import FileSystem
-from spark_klog.log.files.partition_files import CLEANER, LOG_START, RECOVERY_POINT, read_checkpoint
+from spark_klog.log.file_system import FileSystem
+from spark_klog.log.partition_files import CLEANER, LOG_START, RECOVERY_POINT, read_checkpoint
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.index import IndexMemory
 from spark_klog.records.reading.reader import ABORT, COMMIT

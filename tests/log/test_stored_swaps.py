@@ -13,7 +13,7 @@ import pytest
 from spark_klog.files.folder import Entry
 from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
-from spark_klog.log.files.file_system import FileSystem
+from spark_klog.log.file_system import FileSystem
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.stored.partition import StoredPartition
 from spark_klog.records.reading.reader import AbortedTransactions

@@ -15,7 +15,7 @@ from spark_klog.errors import LogRetired
 from spark_klog.log.compaction.cleaner import compact, plan
 from spark_klog.log.compaction.passes import OffsetMap
 from spark_klog.log.config import COMPACT, DELETE
-from spark_klog.log.files.file_system import FileSystem, Folder
+from spark_klog.log.file_system import FileSystem, Folder
 from spark_klog.log.partition_log import PartitionLog
 from tests.log.compacted_logs import CONFIG, fill, records
 from tests.log.faulty_logs import NOW

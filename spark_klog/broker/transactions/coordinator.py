@@ -39,7 +39,7 @@ from spark_klog.broker.transactions.transaction import (
     Transaction,
 )
 from spark_klog.errors import DirectoryError, ErrorCode, KlogError
-from spark_klog.log.files.file_system import FileSystem
+from spark_klog.log.file_system import FileSystem
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.trees import paths
 from spark_klog.trees.tree import Tree

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from spark_klog.cli.output import os_error_text, progress, say
 from spark_klog.errors import ConfigError, DataDirectoryError, DecodeError
-from spark_klog.log.files.partition_files import SUFFIX_07
+from spark_klog.log.partition_files import SUFFIX_07
 from spark_klog.log.segments.segment import LOG
 from spark_klog.log.tools.dump import INDEX_SUFFIXES, Damage, Dumped, IndexEntry, Padding, dump as dump_file, dump_index
 from spark_klog.log.tools.upgrade import Upgraded, old_logs_size, upgrade as upgrade_logs

@@ -26,7 +26,7 @@ from spark_klog.log.compaction.plan import (
     group_segments,
     retains_legacy_tombstones,
 )
-from spark_klog.log.files.file_system import File, FileInfo, Folder, write_all
+from spark_klog.log.file_system import File, FileInfo, Folder, write_all
 from spark_klog.log.flushing import Flush
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.scan import IndexEntries, headers, index_entries

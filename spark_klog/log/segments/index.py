@@ -24,7 +24,7 @@ from struct import Struct
 from threading import Lock
 from typing import Protocol
 
-from spark_klog.log.files.file_system import File, FileSystem, write_all
+from spark_klog.log.file_system import File, FileSystem, write_all
 
 OFFSET_ENTRY, TIME_ENTRY = Struct(">ii"), Struct(">qi")
 #: Enough for both indexes of about 13 sealed segments of 1 GiB.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from spark_klog.errors import DecodeError, KlogError, LogCorrupted
-from spark_klog.log.files.file_system import File
+from spark_klog.log.file_system import File
 from spark_klog.records import kernels
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
 from spark_klog.records.formats.batch import (

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from spark_klog.errors import LogCorrupted
-from spark_klog.log.files.file_system import File, FileInfo, FileSystem, write_all
+from spark_klog.log.file_system import File, FileInfo, FileSystem, write_all
 from spark_klog.log.segments.index import IndexMemory, OffsetIndex, TimeIndex
 from spark_klog.log.segments.scan import DamagedBatch, IndexEntries, headers, scan
 from spark_klog.log.segments.transaction_index import AbortedTransaction, TransactionIndex

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
-from spark_klog.log.files.file_system import File, FileSystem, write_all
+from spark_klog.log.file_system import File, FileSystem, write_all
 from spark_klog.log.segments.index import IndexMemory
 
 _log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from spark_klog.errors import ConfigError, OffsetOutOfRange
 from spark_klog.files.folder import ReadableFolder, read_whole
-from spark_klog.log.files.partition_files import LOG_START, partition_of_folder
 from spark_klog.log.layout import BROKER_FOLDER, CLUSTER_MARK, META
+from spark_klog.log.partition_files import LOG_START, partition_of_folder
 from spark_klog.log.stored.partition import GONE, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.wire.codecs import MAX_DECOMPRESSED

@@ -19,7 +19,7 @@ from contextlib import closing
 
 from spark_klog.errors import ConfigError, DecodeError, ErrorWithFields, OffsetOutOfRange
 from spark_klog.files.folder import ReadableFolder
-from spark_klog.log.files.partition_files import SUFFIX_07
+from spark_klog.log.partition_files import SUFFIX_07
 from spark_klog.log.stored.partition import ListedPartition
 from spark_klog.log.stored.segment import StoredBatches
 from spark_klog.records.contract import Record

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_klog.errors import DecodeError
-from spark_klog.log.files.partition_files import SUFFIX_07
+from spark_klog.log.partition_files import SUFFIX_07
 from spark_klog.log.segments.index import OFFSET_ENTRY, TIME_ENTRY
 from spark_klog.log.segments.segment import INDEX, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.log.segments.transaction_index import TRANSACTION_ENTRY

@@ -35,9 +35,9 @@ from spark_klog.base.names import check_topic_name
 from spark_klog.errors import ConfigError, DecodeError, KlogError, LogCorrupted
 from spark_klog.files.folder import LocalFolder
 from spark_klog.log.config import LogConfig
-from spark_klog.log.files.file_system import FileSystem, locked
-from spark_klog.log.files.partition_files import PARTITION_METADATA, SUFFIX_07, partition_of_folder, read_topic_id
+from spark_klog.log.file_system import FileSystem, locked
 from spark_klog.log.layout import check_data_directory
+from spark_klog.log.partition_files import PARTITION_METADATA, SUFFIX_07, partition_of_folder, read_topic_id
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import LOG
 from spark_klog.log.stored.partition_07 import StoredPartition07

@@ -47,8 +47,9 @@ from spark_klog.errors import ConfigError, DecodeError, LogCorrupted
 from spark_klog.files.folder import LocalFolder
 from spark_klog.log.config import LogConfig
 from spark_klog.log.directory import CLEAN_STOP
-from spark_klog.log.files.file_system import FileSystem, locked
-from spark_klog.log.files.partition_files import (
+from spark_klog.log.file_system import FileSystem, locked
+from spark_klog.log.layout import check_no_cluster
+from spark_klog.log.partition_files import (
     LEADER_EPOCHS,
     LOG_START,
     PARTITION_METADATA,
@@ -60,7 +61,6 @@ from spark_klog.log.files.partition_files import (
     read_topic_id,
     write_checkpoint,
 )
-from spark_klog.log.layout import check_no_cluster
 from spark_klog.log.producer_state import SNAPSHOT, ProducerState
 from spark_klog.log.recovery import overlap_of
 from spark_klog.log.segments.index import IndexMemory

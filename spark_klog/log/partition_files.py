@@ -38,7 +38,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from spark_klog.errors import DecodeError, LogCorrupted
-from spark_klog.log.files.file_system import FileSystem
+from spark_klog.log.file_system import FileSystem
 
 _log = logging.getLogger(__name__)
 #: Suffix of Kafka 0.7's log files; their name is the offset of their first byte.

@@ -1,1 +1,0 @@
-"""Files of a partition: creation, replacement, checkpoints, locks, names."""
