@@ -1,9 +1,9 @@
 """A data directory (Kafka: log.dirs): all partition logs of a broker.
 
-.lock                     see lock.py
+.lock                     see file_system.py
 meta.properties           version, broker.id, cluster.id; which other folders are refused: layout.py
 .kafka_cleanshutdown      exists after a clean stop: the logs need no recovery
-*-checkpoint              see checkpoints.py
+*-checkpoint              see partition_files.py
 TOPIC-PARTITION/          see partition_log.py
 TOPIC-PARTITION.*-delete  being deleted; removed at the next start
 TOPIC-PARTITION.*-stray   of an earlier topic of that name; kept, not served

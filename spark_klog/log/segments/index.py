@@ -11,7 +11,7 @@ Crash story: an index only tells where to start walking the log, and is not trus
 log at the first look-up, and rebuilds them if they differ. So entries are written a few thousand at a time, and if the
 disk is full they stay in memory until the next write.
 
-Memory: entries are loaded at the first look-up. Those of sealed segments may be released again (index_memory.py).
+Memory: entries are loaded at the first look-up. Those of sealed segments may be released again, see `IndexMemory`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from typing import Protocol
 
 from spark_klog.log.file_system import File, FileSystem, write_all
 
+_log = logging.getLogger(__name__)
 OFFSET_ENTRY, TIME_ENTRY = Struct(">ii"), Struct(">qi")
 #: Enough for both indexes of about 13 sealed segments of 1 GiB.
 DEFAULT_LIMIT = 64 * 1024 * 1024
+#: Bytes of entries that may wait in memory.
+_UNWRITTEN = 16 * 1024
 
 
 class Releasable(Protocol):
@@ -66,11 +69,6 @@ class IndexMemory:
         """Stop counting an index: it is being appended to, or was removed."""
         with self._lock:
             self.used -= self._sizes.pop(index, 0)
-
-
-_log = logging.getLogger(__name__)
-#: Bytes of entries that may wait in memory.
-_UNWRITTEN = 16 * 1024
 
 
 class SparseIndex:

@@ -1,7 +1,7 @@
 """Find the partitions of data directories (Kafka: log.dirs), to read them without a broker.
 
 TOPIC-PARTITION/              see partition.py; of Kafka 0.7 partition_07.py
-log-start-offset-checkpoint   see checkpoints.py: start offsets within a segment. If it is missing or damaged, logs
+log-start-offset-checkpoint   see partition_files.py: start offsets within a segment. If it is missing or damaged, logs
                               start with their first segment
 meta.properties               exists once a broker has started here
 broker-N/meta.properties      the directory of a cluster, not of a broker: rejected

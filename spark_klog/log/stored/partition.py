@@ -1,6 +1,6 @@
 """Read a partition's folder without a broker, on any file system, even while a broker writes to it.
 
-    OFFSET.log .index .timeindex    see segment_files.py; the name is the offset of the first record, 20 digits
+    OFFSET.log .index .timeindex    see segments/segment.py; the name is the offset of the first record, 20 digits
     OFFSET.txnindex                 aborted transactions that end in the segment, see transaction_index.py
     OFFSET.snapshot                 see producer_state.py
 
