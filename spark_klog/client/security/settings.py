@@ -11,7 +11,7 @@ FLAG is required, requisite, sufficient or optional. Values in double or single 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
@@ -71,6 +71,7 @@ NO_JAVA = "it names a Java class, and there is no JVM here"
 #: What `sasl.mechanism` may be. AWS_MSK_IAM is OAUTHBEARER on the wire, with tokens that AWS's signer makes.
 AWS_MSK_IAM = "AWS_MSK_IAM"
 MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER, GSSAPI, AWS_MSK_IAM)
+_MSK_OPTIONS = ("awsProfileName", "awsRoleArn", "awsRoleSessionName")
 #: Login modules: the mechanisms that they are for (by their first letters), and their options.
 _MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
     "org.apache.kafka.common.security.plain.PlainLoginModule": (PLAIN, ("username", "password")),
@@ -83,10 +84,7 @@ _MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
         GSSAPI,
         ("useKeyTab", "keyTab", "principal", "serviceName", "useTicketCache", "ticketCache"),
     ),
-    "software.amazon.msk.auth.iam.IAMLoginModule": (
-        AWS_MSK_IAM,
-        ("awsProfileName", "awsRoleArn", "awsRoleSessionName"),
-    ),
+    "software.amazon.msk.auth.iam.IAMLoginModule": (AWS_MSK_IAM, _MSK_OPTIONS),
 }
 #: Options that concern a JVM's login only: accepted without effect.
 _JVM_OPTIONS = {
@@ -107,6 +105,7 @@ _CLIENT_HANDLERS = {
     AWS_MSK_IAM: f"{_MSK}IAMClientCallbackHandler",
     OAUTHBEARER: f"{_MSK}IAMOAuthBearerSaslClientCallbackHandler",
 }
+_INSTEAD_OF_PASSWORDS = {AWS_MSK_IAM: "AWS credentials", OAUTHBEARER: "tokens", GSSAPI: "tickets of Kerberos"}
 _CLAIM = "unsecuredLogin"
 _FILE_URL = "file://"
 #: Settings of the JVM, of brokers and of Java's login threads: accepted without effect.
@@ -265,12 +264,20 @@ class _Parser:
             found = next((name for name in self._given if name.startswith(prefixes)), None)
             if found is not None and mechanism != its:
                 raise ConfigError(f"{self._shown(found)} is for {its}, but the mechanism is {mechanism}")
+        options = {} if module is None else module.options
+        shown_mechanism = AWS_MSK_IAM if is_msk else mechanism
+        for name in ("sasl.username", "sasl.password"):
+            if shown_mechanism in _INSTEAD_OF_PASSWORDS and name in self._given:
+                raise ConfigError(
+                    f"{self._shown(name)} is not for {shown_mechanism}, which takes {_INSTEAD_OF_PASSWORDS[shown_mechanism]}: remove it"
+                )
         if is_msk:
-            return SaslConfig(OAUTHBEARER, oauth=OAuthConfig(msk=self._msk(module)))
+            msk = MskConfig(*(options.get(name, "") for name in _MSK_OPTIONS))
+            return SaslConfig(OAUTHBEARER, oauth=OAuthConfig(msk=msk))
         if mechanism == OAUTHBEARER:
-            return SaslConfig(mechanism, oauth=self._oauth(module))
+            return SaslConfig(mechanism, oauth=self._oauth(options))
         if mechanism == GSSAPI:
-            return SaslConfig(mechanism, kerberos=self._kerberos(module))
+            return SaslConfig(mechanism, kerberos=self._kerberos(options))
         username = self._credential("username", mechanism, module)
         password = self._credential("password", mechanism, module)
         if mechanism == PLAIN and "\0" in username + password:
@@ -331,19 +338,7 @@ class _Parser:
         }
         return replace(module, options=module.options | secrets)
 
-    def _no_password(self, mechanism: str, instead: str) -> None:
-        for name in ("sasl.username", "sasl.password"):
-            if name in self._given:
-                raise ConfigError(f"{self._shown(name)} is not for {mechanism}, which takes {instead}: remove it")
-
-    def _msk(self, module: LoginModule | None) -> MskConfig:
-        self._no_password(AWS_MSK_IAM, "AWS credentials")
-        options = {} if module is None else module.options
-        return MskConfig(*(options.get(name, "") for name in ("awsProfileName", "awsRoleArn", "awsRoleSessionName")))
-
-    def _kerberos(self, module: LoginModule | None) -> KerberosConfig:
-        self._no_password(GSSAPI, "tickets of Kerberos")
-        options = {} if module is None else module.options
+    def _kerberos(self, options: Mapping[str, str]) -> KerberosConfig:
         by_option = {"serviceName": "service.name", "principal": "principal", "keyTab": "keytab"}
         found = {}
         for option, end in by_option.items():
@@ -378,12 +373,15 @@ class _Parser:
             )
         return value
 
-    def _oauth(self, module: LoginModule | None) -> OAuthConfig:
-        self._no_password(OAUTHBEARER, "tokens")
+    def _oauth(self, options: Mapping[str, str]) -> OAuthConfig:
         if self._text("sasl.oauthbearer.method").lower() not in ("", "default", "oidc"):
             raise ConfigError(f"{self._shown('sasl.oauthbearer.method')}: set oidc, or remove it")
-        options = {} if module is None else module.options
-        extensions = dict(_pairs(self._text("sasl.oauthbearer.extensions"), self._shown("sasl.oauthbearer.extensions")))
+        extensions: dict[str, str] = {}
+        for pair in items(self._text("sasl.oauthbearer.extensions")):  # in librdkafka's syntax
+            name, equals, value = pair.partition("=")
+            if not equals:
+                raise ConfigError(f"{self._shown('sasl.oauthbearer.extensions')}: set NAME=VALUE[,NAME=VALUE...]")
+            extensions[name.strip()] = value.strip()
         extensions |= {
             name.removeprefix("extension_"): value for name, value in options.items() if name.startswith("extension_")
         }
@@ -396,10 +394,7 @@ class _Parser:
             ca=self._text("https.ca.location"),
             extensions=tuple(sorted(extensions.items())),
         )
-        url, provider = (
-            self._text("sasl.oauthbearer.token.endpoint.url"),
-            self._text("sasl.oauthbearer.provider"),
-        )
+        url, provider = self._text("sasl.oauthbearer.token.endpoint.url"), self._text("sasl.oauthbearer.provider")
         claims = {name: value for name, value in options.items() if name.startswith(_CLAIM)}
         named = self._shown("sasl.oauthbearer.token.endpoint.url")
         if sum(map(bool, (url, provider, claims))) != 1:
@@ -444,31 +439,19 @@ def _is_web_address(url: str) -> bool:
     return is_clean and has_port and bool(parts.hostname) and "@" not in parts.netloc
 
 
-def _pairs(text: str, shown: str) -> list[tuple[str, str]]:
-    """Parse NAME=VALUE,... (librdkafka's syntax)."""
-    found = []
-    for part in items(text):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise ConfigError(f"{shown}: set NAME=VALUE[,NAME=VALUE...]")
-        found.append((name.strip(), value.strip()))
-    return found
-
-
 def _unsecured(config: OAuthConfig, options: Mapping[str, str], shown: str) -> OAuthConfig:
     """Parse the options of Java's OAuthBearerUnsecuredLoginCallbackHandler for tokens without a signature (KIP-255)."""
     claims: dict[str, str | float | tuple[str, ...]] = {}
     lifetime = OAuthConfig.lifetime_seconds
-    number: Callable[[str], float] = float
     for name, value in options.items():
         kind, _, claim = name.removeprefix(_CLAIM).partition("_")
         try:
             if kind == "LifetimeSeconds":
-                lifetime = number(value)
+                lifetime = float(value)
             elif kind == "StringClaim":
                 claims[claim] = value
             elif kind == "NumberClaim":
-                claims[claim] = number(value)
+                claims[claim] = float(value)
             elif kind == "ListClaim":
                 claims[claim] = tuple(part for part in value[1:].split(value[:1]) if part)
             elif kind not in ("PrincipalClaimName", "ScopeClaimName"):
