@@ -265,12 +265,11 @@ class _Parser:
             if found is not None and mechanism != its:
                 raise ConfigError(f"{self._shown(found)} is for {its}, but the mechanism is {mechanism}")
         options = {} if module is None else module.options
-        shown_mechanism = AWS_MSK_IAM if is_msk else mechanism
+        meant = AWS_MSK_IAM if is_msk else mechanism
+        instead = _INSTEAD_OF_PASSWORDS.get(meant)
         for name in ("sasl.username", "sasl.password"):
-            if shown_mechanism in _INSTEAD_OF_PASSWORDS and name in self._given:
-                raise ConfigError(
-                    f"{self._shown(name)} is not for {shown_mechanism}, which takes {_INSTEAD_OF_PASSWORDS[shown_mechanism]}: remove it"
-                )
+            if instead is not None and name in self._given:
+                raise ConfigError(f"{self._shown(name)} is not for {meant}, which takes {instead}: remove it")
         if is_msk:
             msk = MskConfig(*(options.get(name, "") for name in _MSK_OPTIONS))
             return SaslConfig(OAUTHBEARER, oauth=OAuthConfig(msk=msk))
