@@ -57,7 +57,7 @@ _FEATURES = tuple(
         """
     )
 )
-WITHOUT_USE = words(
+_WITHOUT_USE = words(
     """
     add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms advertised.host.name
     advertised.port auto.include.jmx.reporter auto.leader.rebalance.enable background.threads
@@ -164,13 +164,7 @@ BROKER_SETTINGS = settings_of(BrokerConfig)
 
 def has_no_use(name: str) -> bool:
     """Whether a setting of Kafka's brokers has no use here."""
-    return name in WITHOUT_USE or name.startswith(_FEATURES)
-
-
-def without_secret(text: str) -> str:
-    """A text that is not NAME=VALUE, for an error message: cut where the value of a secret may follow."""
-    found = _SECRET.search(text)
-    return text[: found.end()] + "[hidden]" if found else text
+    return name in _WITHOUT_USE or name.startswith(_FEATURES)
 
 
 def shown(name: str, value: str) -> str:
@@ -184,7 +178,9 @@ def parse_settings(texts: Iterable[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals:
-            raise ConfigError(f"setting {without_secret(text)!r} is not NAME=VALUE")
+            secret = _SECRET.search(text)
+            seen = text[: secret.end()] + "[hidden]" if secret else text
+            raise ConfigError(f"setting {seen!r} is not NAME=VALUE")
         result[name] = value
     return result
 
@@ -206,7 +202,7 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
             result[item.name] = value_of(item.metadata["kind"], name, value, "setting {}={} must be {}")
         else:
             known = {*BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *known_elsewhere}
-            raise ConfigError(f"unknown setting {name!r}; {advice(name, known, WITHOUT_USE)}")
+            raise ConfigError(f"unknown setting {name!r}; {advice(name, known, _WITHOUT_USE)}")
     return result | {
         "log": LogConfig(**broker_log_settings(of_logs)),
         "security": security_settings(of_security),
