@@ -1,4 +1,4 @@
-"""The names of the connector's options, and Kafka's settings among them."""
+"""The connector's options: their names, Kafka's settings among them, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -12,46 +12,10 @@ from spark_klog.client.security.config import Settings, check_holds_no_secret
 from spark_klog.client.settings import check_names, client_config, is_known, named_cluster, without_effect
 from spark_klog.errors import ConfigError
 
-_WORDING = "option {}={} must be {}"
-_DURATION = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
-_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-def boolean(own: dict[str, str], name: str, default: bool) -> bool:
-    """Parse true or false."""
-    return bool(value_of(BOOLEAN, name, own.get(name, str(default)).lower(), _WORDING))
-
-
-def count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
-    """Parse an integer of at least `smallest`; None if the option is not set."""
-    text = own.get(name)
-    wanted = "an integer of at least {}"
-    kind = number("count", smallest, malformed=wanted, outside=wanted)
-    return None if text is None else int(value_of(kind, name, text, _WORDING))
-
-
-def milliseconds(own: dict[str, str], name: str, default: int) -> int:
-    """Parse a duration as Spark writes it: 15m, 30s, 500ms; a bare number is ms."""
-    text = own.get(name)
-    if text is None:
-        return default
-    match = _DURATION.fullmatch(text.strip().lower())
-    if not match:
-        raise ConfigError(f"option {name}={text} must be a duration like 15m, 30s or 500ms")
-    return int(match[1]) * _UNIT_MS[match[2]]
-
-
-def chosen(own: dict[str, str], name: str, values: Mapping[str, str]) -> str:
-    """The value of the chosen word; the first one is the default."""
-    kind = choice("choice", values, f"one of {', '.join(values)}", any_case=True)
-    return str(value_of(kind, name, own.get(name, next(iter(values))), _WORDING))
-
-
+_log = logging.getLogger(__name__)
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
 #: record of each partition (estimateRecordBytes). No topic has a space in its name.
 LOST, RECORD_BYTES = "lost ranges", "record bytes"
-_log = logging.getLogger(__name__)
-
 #: The prefix of Kafka's settings among the options.
 PREFIX = "kafka."
 SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
@@ -107,6 +71,39 @@ _DROPPED = (
 )
 #: What is meant by names of other connectors that look more like another option.
 _MEANT = {"topics": "subscribe (to read; topics with commas between them) or topic (to write)"}
+_WORDING = "option {}={} must be {}"
+_DURATION = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
+_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def boolean(own: dict[str, str], name: str, default: bool) -> bool:
+    """Parse true or false."""
+    return bool(value_of(BOOLEAN, name, own.get(name, str(default)).lower(), _WORDING))
+
+
+def count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
+    """Parse an integer of at least `smallest`; None if the option is not set."""
+    text = own.get(name)
+    wanted = "an integer of at least {}"
+    kind = number("count", smallest, malformed=wanted, outside=wanted)
+    return None if text is None else int(value_of(kind, name, text, _WORDING))
+
+
+def milliseconds(own: dict[str, str], name: str, default: int) -> int:
+    """Parse a duration as Spark writes it: 15m, 30s, 500ms; a bare number is ms."""
+    text = own.get(name)
+    if text is None:
+        return default
+    match = _DURATION.fullmatch(text.strip().lower())
+    if not match:
+        raise ConfigError(f"option {name}={text} must be a duration like 15m, 30s or 500ms")
+    return int(match[1]) * _UNIT_MS[match[2]]
+
+
+def chosen(own: dict[str, str], name: str, values: Mapping[str, str]) -> str:
+    """The value of the chosen word; the first one is the default."""
+    kind = choice("choice", values, f"one of {', '.join(values)}", any_case=True)
+    return str(value_of(kind, name, own.get(name, next(iter(values))), _WORDING))
 
 
 def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
