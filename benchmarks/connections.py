@@ -11,13 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks.broker_pair import KAFKA, broker_pair, partitions_by_leader, topic
-from benchmarks.compiler import compile_c
+from benchmarks.brokers import KAFKA, broker_pair, partitions_by_leader, topic
 from benchmarks.data import PARTITIONS
-from benchmarks.figures import Result, Side
+from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.record_batches import record_batches, take_turns
-from benchmarks.sides import SideFailed
-from benchmarks.work import Bench, Work
+from benchmarks.sides import SideFailed, compile_c
 from spark_klog.embedded import EmbeddedCluster
 
 log = logging.getLogger(__name__)

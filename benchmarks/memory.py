@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.figures import Result, Side
+from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.machine import ROOT
 from benchmarks.record_batches import record_batches
 from benchmarks.sides import SideFailed, recorded
-from benchmarks.work import Bench, Work
 from spark_klog.columns.decode import PartitionDecoder
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from tests.support.pyspark_versions import child_environment

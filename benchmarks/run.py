@@ -18,38 +18,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import sections
-from benchmarks.batch_read import BATCH_READ
-from benchmarks.breakdown import BREAKDOWN
-from benchmarks.broker_side import BROKER
-from benchmarks.codecs import CODECS
-from benchmarks.commands import COMMANDS
+from benchmarks import figures
+from benchmarks.beside_kafka import BROKER, CONSUME, END_TO_END, PRODUCE
+from benchmarks.broker_inside import EVENT_LOOP, GROUPS, LOG
+from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, PRODUCER, TLS
 from benchmarks.connections import CONNECTIONS
-from benchmarks.connector import CONNECTOR
-from benchmarks.consumer import CONSUMER, TLS
-from benchmarks.consuming import CONSUME
-from benchmarks.decode import DECODE
-from benchmarks.directory_read import DIRECTORY_READ
-from benchmarks.encode import ENCODE
-from benchmarks.end_to_end import END_TO_END
-from benchmarks.event_loop import EVENT_LOOP
-from benchmarks.figures import Result, Side, failures
-from benchmarks.groups import GROUPS
-from benchmarks.latency import LATENCY
-from benchmarks.loading import LOAD
-from benchmarks.log import LOG
+from benchmarks.figures import Bench, Result, Side, Work, failures, render
+from benchmarks.kernels import BREAKDOWN, CODECS, DECODE, ENCODE
+from benchmarks.loading import LOAD, WORKER_MEMORY
 from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
 from benchmarks.mirror import MIRROR
-from benchmarks.producer import PRODUCER
-from benchmarks.producing import PRODUCE
-from benchmarks.reads import READS
-from benchmarks.report import render
-from benchmarks.short_reads import SHORT_READS
-from benchmarks.work import Bench, Work
-from benchmarks.worker_memory import WORKER_MEMORY
-from benchmarks.write_latency import WRITE_LATENCY
-from benchmarks.writing import WRITE
+from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
+from benchmarks.spark_writes import WRITE, WRITE_LATENCY
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the processes started here end, too
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    sections.load(_kept(arguments.output))  # report an unreadable file before the work, not after it
+    figures.load(_kept(arguments.output))  # report an unreadable file before the work, not after it
     load = os.getloadavg()[0]
     code = code_state()
-    made = sections.Circumstances(_command(arguments, arguments.only), *commit(), describe(), load)
+    made = figures.Circumstances(_command(arguments, arguments.only), *commit(), describe(), load)
     has_failed = False
     with tempfile.TemporaryDirectory(prefix="spark-klog-bench-", ignore_cleanup_errors=True) as folder:
         for work in WORK:
@@ -113,19 +94,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 log.error(reason)
                 results.append(_stopped(f"{work.name} as a whole", reason, bench))
             notes = (_QUICK, *work.notes) if arguments.quick else work.notes
-            _keep(sections.Section(work.name, sections.now(), made, notes, tuple(results)), arguments.output)
+            _keep(figures.Section(work.name, figures.now(), made, notes, tuple(results)), arguments.output)
             has_failed |= bool(failures(results))
     return 1 if has_failed else 0
 
 
-def _keep(section: sections.Section, output: Path) -> None:
+def _keep(section: figures.Section, output: Path) -> None:
     """Replace the section of that name, and write the report of all sections."""
-    there = sections.load(_kept(output)) | {section.name: section}
+    there = figures.load(_kept(output)) | {section.name: section}
     names = [work.name for work in WORK if work.name in there]
     names += [name for name in there if name not in names]
     ordered = {name: there[name] for name in names}
-    sections.save(_kept(output), ordered)
-    sections.replace(output, render(list(ordered.values()), _kept(output).name))
+    figures.save(_kept(output), ordered)
+    figures.replace(output, render(list(ordered.values()), _kept(output).name))
     log.info("%s is in %s", section.name, output)
 
 

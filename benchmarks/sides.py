@@ -1,4 +1,4 @@
-"""The parent of `spark_side.py` processes: start a side, give it work, compare two sides."""
+"""The sides of the work with Spark: processes of klog, the JVM connector, and a source that does nothing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from benchmarks.data import RECORD_SIZE
-from benchmarks.figures import Side
+from benchmarks.data import PARTITIONS, RECORD_SIZE
+from benchmarks.figures import Bench, Result, Side
 from benchmarks.machine import ROOT
-from tests.support.pyspark_versions import child_environment
+from tests.support.jvm_connector import connector_jars
+from tests.support.pyspark_versions import WITH_CONNECTOR, child_environment, with_connector
 
 log = logging.getLogger(__name__)
 
@@ -206,3 +207,83 @@ def recorded(*figures: Side) -> Iterator[None]:
         log.error("%s failed: %s", figures[0].name, error)
         for side in figures:
             side.failed = str(error) if isinstance(error, SideFailed) else f"{type(error).__name__}: {error}"
+
+
+JVM = f"JVM connector {WITH_CONNECTOR}, pyspark {WITH_CONNECTOR}"
+
+
+def jvm_side(work_dir: Path) -> SparkSide:
+    """The connector in its own environment, which the first use installs into the cache."""
+    return SparkSide(JVM, "kafka", work_dir, python=with_connector(), confs={"spark.jars": connector_jars()})
+
+
+def beside_jvm(
+    bench: Bench,
+    work: str,
+    unit: str,
+    folder: Path,
+    run: Callable[[SparkSide], float],
+    repeat: int | None = None,
+    *,
+    higher_is_better: bool = True,
+    confs: Mapping[str, str] | None = None,
+) -> Result:
+    """Run the same work by klog and by the connector, in two sessions that take turns; `confs` apply to klog's."""
+    result = Result(work, unit, Side("klog"), peer := Side(JVM), bench.command, higher_is_better)
+    makers = [(result.klog, lambda: klog_side(folder, confs)), (peer, lambda: jvm_side(folder))]
+    alternate(makers, bench.repeat if repeat is None else repeat, run)
+    return result
+
+
+NO_OP = "no-op Python data source"
+
+
+def beside_no_op(
+    bench: Bench,
+    work: str,
+    unit: str,
+    folder: Path,
+    options: dict[str, str],
+    run: Callable[[SparkSide, dict[str, str]], float],
+    *,
+    records: int,
+    size: int = RECORD_SIZE,
+    trigger: int = 0,
+) -> Result:
+    """Run the same work by klog, with `options`, and by the source that does nothing, with `records` records of `size`
+    bytes.
+
+    A stream of that source has `trigger` records per micro-batch.
+    """
+    numbers = {"records": records, "partitions": PARTITIONS, "size": size, "trigger": trigger}
+    given = {"klog": options, NO_OP: {name: str(value) for name, value in numbers.items()}}
+    name = f"{work} beside a source that does nothing"
+    result = Result(name, unit, Side("klog"), peer := Side(NO_OP), bench.command)
+    makers = [(result.klog, lambda: klog_side(folder)), (peer, lambda: no_op_side(folder))]
+    alternate(makers, bench.repeat, lambda side: run(side, given[side.name]))
+    return result
+
+
+def no_op_side(folder: Path, confs: Mapping[str, str] | None = None) -> SparkSide:
+    """The source and writer that do nothing."""
+    # workers find no_op_source.py in this folder, too
+    environment = project_environment()
+    path = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
+    return SparkSide(NO_OP, "no-op", folder, confs=confs, environment={"PYTHONPATH": ":".join(path)})
+
+
+def compile_c(source: Path, program: Path) -> None:
+    """Compile a C file to a program; `SideFailed` has the compiler's message."""
+    _run(["cc", "-O2", "-Wall", "-o", str(program), str(source)])
+
+
+def compile_java(libs: Path, source: Path, folder: Path) -> str:
+    """Compile a Java file with these jars; return the class path to run it. `SideFailed` has javac's message."""
+    _run(["javac", "-cp", f"{libs}/*", "-d", str(folder), str(source)])
+    return f"{libs}/*:{folder}"
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise SideFailed(f"{command[0]}: {done.stderr[-500:]}")

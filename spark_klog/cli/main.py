@@ -30,7 +30,6 @@ from spark_klog.records import kernels
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
-    from spark_klog.broker.faults.script import FaultScript
     from spark_klog.broker.net.server import Server
     from spark_klog.embedded import EmbeddedCluster
 
@@ -216,6 +215,7 @@ def broker(
     faults: bool,
 ) -> None:
     """Run a broker until SIGTERM."""
+    from spark_klog.base.properties import parse_properties
     from spark_klog.broker.net.server import Server, run
     from spark_klog.broker.settings.config import broker_config, parse_settings
 
@@ -226,7 +226,7 @@ def broker(
         raise click.UsageError("give only one of --listen and the setting listeners")
     _log_as(ctx, log_format)
     config = broker_config(
-        _properties(properties),
+        parse_properties(properties.read_bytes(), str(properties)) if properties else {},
         chosen,
         listen=listen,
         data_dir=data_dir,
@@ -235,51 +235,27 @@ def broker(
         metrics=metrics,
     )
     make_server: Callable[[Broker], Server] = Server
-    ready: Callable[[str], None] = click.echo
+    addresses: list[str] = []
     if faults or control is not None:
-        from spark_klog.broker.faults.control import first_script, follow, lines_of
+        from spark_klog.broker.faults.control import first_script, follow, lines_of, serve_control
         from spark_klog.broker.faults.faulty_server import FaultyServer
 
         lines = lines_of(0) if faults else iter(())
         script = first_script(lines)
         make_server = partial(FaultyServer, script=script)
         if control is not None:
-            ready = _controlled(script, control, allow_remote_control)
+            served = serve_control(script, control, allow_remote_control)
+            addresses.append(f"faults at http://{served.address}/faults")
         if faults:
             _stop_after(lambda: follow(script, lines, click.echo))
     if stop_with_stdin and not faults:
         _stop_after(_read_stdin)
-    run(config, ready, make_server)
-
-
-def _controlled(script: FaultScript, address: str, is_remote_allowed: bool) -> Callable[[str], None]:
-    """Serve the script at an address; returns what prints both addresses when the broker is ready."""
-    from spark_klog.broker.faults.control import serve_control
-
-    served = serve_control(script, address, is_remote_allowed)
-
-    def ready(line: str) -> None:
-        click.echo(line)
-        click.echo(f"faults at http://{served.address}/faults")
-
-    return ready
+    run(config, lambda line: click.echo("\n".join([line, *addresses])), make_server)
 
 
 def _log_as(ctx: click.Context, log_format: str) -> None:
     if log_format == JSON:
         log_to_stderr(ctx.find_root().params["log_level"], log_format)
-
-
-def _properties(path: Path | None) -> dict[str, str]:
-    """Read a file in the syntax of java.util.Properties; `ConfigError` if it can't be read or parsed."""
-    if path is None:
-        return {}
-    from spark_klog.base.properties import parse_properties
-
-    try:
-        return parse_properties(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from None
 
 
 def _stop_after(task: Callable[[], None]) -> None:

@@ -182,7 +182,7 @@ def readers(admin: Admin, topic: str) -> list[dict[str, Any]]:
         offsets = {key: offset for key, offset in (one.offsets or {}).items() if key[0] == topic}
         if reading or offsets:
             row = {"group": one.listed.group, "state": one.listed.state}
-            rows.append({**row, "members": len(reading), "lag": _lag(offsets or None, latest)})
+            rows.append({**row, "members": len(reading), "lag": _lag(offsets, latest)})
     return rows
 
 

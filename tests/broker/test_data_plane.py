@@ -227,7 +227,7 @@ def test_waiting_fetches_cost_nothing_and_wake_at_once(broker: KlogBroker, wire:
 
 
 def test_an_append_without_an_answer_wakes_a_fetch(broker: KlogBroker, wire: KafkaPythonWire, topic: str) -> None:
-    """A produce with acks=0 wakes a waiting fetch; benchmarks/end_to_end.py measures how soon."""
+    """A produce with acks=0 wakes a waiting fetch; the section end-to-end of the benchmarks measures how soon."""
     _create(wire, topic)
     with closing(KafkaPythonWire(broker.bootstrap_servers)) as reader:
         reader.socket.settimeout(30)

@@ -308,13 +308,8 @@ def _print(head: dict[str, Any], found: _Found) -> None:
     rows = []
     for name, seconds in (("produce", found.produced), ("consume", found.consumed)):
         speed = _speed(head["records"], head["size"], seconds)
-        cells = (
-            f"{head['records']:,}",
-            f"{seconds:.2f}",
-            f"{speed['recordsPerSecond']:,}",
-            f"{speed['mbPerSecond']:,}",
-        )
-        rows.append((name, *cells))
+        per_second = f"{speed['recordsPerSecond']:,}", f"{speed['mbPerSecond']:,}"
+        rows.append((name, f"{head['records']:,}", f"{seconds:.2f}", *per_second))
     print_table(("", "records", "seconds", "records/s", "MB/s"), rows)
     latencies = {kind: _latency(times) for kind, times in found.latencies.items() if times}
     if latencies:

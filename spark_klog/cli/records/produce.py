@@ -112,11 +112,8 @@ def produce(
     separator = None if key_separator is None else unescape("--key-separator", key_separator)
     if separator == b"":
         raise click.UsageError("--key-separator must not be empty")
-    writer: _Lines
-    if as_json:
-        writer = _JsonLines(topic)
-    else:
-        writer = _Lines(topic, separator, key, [_header(text) for text in headers], partition, empty_is_null)
+    of_all = [_header(text) for text in headers]
+    writer = (_JsonLines if as_json else _Lines)(topic, separator, key, of_all, partition, empty_is_null)
     _check_topic(chosen, topic, partition)
     with Counter(shows_stats) as counter, Producer(chosen) as producer, _Signals() as signals:
         if transaction is not None:
@@ -254,15 +251,15 @@ class _Lines:
     def __init__(
         self,
         topic: str,
-        separator: bytes | None = None,
-        key: str | None = None,
-        headers: list[tuple[str, bytes | None]] | None = None,
-        partition: int | None = None,
-        empty_is_null: bool = False,
+        separator: bytes | None,
+        key: str | None,
+        headers: list[tuple[str, bytes | None]],
+        partition: int | None,
+        empty_is_null: bool,
     ) -> None:
         self._topic, self._separator = topic, separator
         self._key = None if key is None else key.encode("utf-8", "surrogateescape")
-        self._headers = tuple(headers or ())
+        self._headers = tuple(headers)
         self._partition = partition
         self._empty_is_null = empty_is_null
         #: Lines sent so far.
@@ -276,14 +273,11 @@ class _Lines:
             return
         for line in lines:
             self._count += 1
+            key, value = self._record(line)
             try:
-                self._send_one(producer, line)
+                producer.send(self._topic, value, key, self._partition, headers=self._headers)
             except ConfigError as error:
                 raise ConfigError(f"record {self._count:,}: {error}") from None
-
-    def _send_one(self, producer: Producer, line: bytes) -> None:
-        key, value = self._record(line)
-        producer.send(self._topic, value, key, self._partition, headers=self._headers)
 
     def _record(self, line: bytes) -> tuple[bytes | None, bytes | None]:
         """Key and value; a line without the separator has no key, as with kcat."""

@@ -1,27 +1,23 @@
-"""Spark writes to a real Kafka: klog, the JVM connector, a writer that does nothing, and exactly-once.
-
-Kafka shares the machine with Spark, which bounds any writer of Arrow batches: the processor time of a write that does
-nothing plus that of the broker, spread over all cores. The report has a line with this bound for each write.
-"""
+"""Spark writes: batches and streams of rows, and the latency of small micro-batches."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.broker_pair import check_count, topic
-from benchmarks.data import RECORD_SIZE
-from benchmarks.figures import Result, Side
-from benchmarks.jvm_connector import beside_jvm
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from benchmarks.brokers import check_count, create_topic, topic
+from benchmarks.data import PARTITIONS, RECORD_SIZE
+from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.machine import processor_time
-from benchmarks.no_op import NAME as NO_OP, no_op_side
-from benchmarks.sides import SparkSide, alternate, klog_side
-from benchmarks.work import Bench, Work
+from benchmarks.sides import NO_OP, SideFailed, SparkSide, alternate, beside_jvm, klog_side, no_op_side, recorded
 from spark_klog.records.formats.batch import iter_batches
 from tests.support.kafka import Kafka
 
@@ -203,5 +199,94 @@ WRITE = Work(
         "faster.",
         "Wanted: lz4, none, snappy and gzip 1.5 times the connector's rows, large rows 1.3 times, lz4 0.8 of a writer "
         "that does nothing, exactly once 0.9 of at least once.",
+    ),
+)
+
+
+#: Records of a probe, over all partitions.
+_RECORDS = 100
+#: Probes for each repeat; as many warm-up probes come first.
+_PROBES = 20
+#: Detects a stream that hangs. The first probes wait for Python workers to start.
+_SECONDS = 240.0
+_GUARANTEES = ("exactly-once", "at-least-once")
+
+
+def _write_latency(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("write-latency")
+    figures: list[tuple[Side, list[float]]] = [(Side(f"klog, {guarantee}"), []) for guarantee in _GUARANTEES]
+    with Kafka("3.9.1", folder / "broker", full_speed=True) as kafka:
+        for (figure, found), guarantee in zip(figures, _GUARANTEES, strict=True):
+            with recorded(figure), klog_side(folder / guarantee) as side:
+                side.start()
+                found += _measure(side, kafka.bootstrap_servers, guarantee, folder, _PROBES * bench.repeat)
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        result = Result(
+            f"micro-batches of {_RECORDS} records, topic to Spark to topic, {name} of {_PROBES * bench.repeat}",
+            "ms",
+            *(Side(figure.name, failed=figure.failed) for figure, _ in figures),
+            bench.command,
+            higher_is_better=False,
+        )
+        for side_, (_, found) in zip(result.sides, figures, strict=True):
+            if found:
+                side_.samples.append(sorted(found)[min(len(found) - 1, int(share * len(found)))])
+        yield result
+
+
+def _measure(side: SparkSide, servers: str, guarantee: str, folder: Path, probes: int) -> list[float]:
+    """Milliseconds of each probe after the warm-up. A probe starts when the one before has arrived."""
+    source, target = f"{guarantee}-from", f"{guarantee}-to"
+    for name in (source, target):
+        create_topic(servers, name)
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
+    address = {"kafka.bootstrap.servers": servers}
+    side.ask(
+        "copy",
+        {**address, "subscribe": source, "startingOffsets": "earliest"},
+        to={**address, "topic": target, "deliveryGuarantee": guarantee},
+        folder=str(folder / f"checkpoint-{guarantee}"),
+    )
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": "none", "isolation.level": "read_committed", "fetch.wait.max.ms": 10}
+    )
+    consumer.assign([TopicPartition(target, partition, 0) for partition in range(PARTITIONS)])
+    found = []
+    for number in range(_PROBES + probes):
+        started = time.perf_counter()
+        for record in range(_RECORDS):
+            producer.produce(source, f"{number}", partition=record % PARTITIONS)
+        if producer.flush(_SECONDS):
+            raise SideFailed("the probe could not be produced")
+        _await(consumer, str(number).encode())
+        if number >= _PROBES:
+            found.append((time.perf_counter() - started) * 1000)
+    consumer.close()
+    side.ask("stop", {})
+    return found
+
+
+def _await(consumer: Consumer, value: bytes) -> None:
+    """Wait for the records of a probe, each of them once."""
+    deadline = time.monotonic() + _SECONDS
+    for _ in itertools.repeat(None, _RECORDS):
+        message = None
+        while message is None:
+            if time.monotonic() > deadline:
+                raise SideFailed(f"probe {value.decode()} did not arrive within {_SECONDS:.0f} s")
+            message = consumer.poll(0.1)
+        if message.error() is not None or message.value() != value:
+            raise SideFailed(f"a record of probe {value.decode()} is {message.value()!r}, {message.error()}")
+
+
+WRITE_LATENCY = Work(
+    "write-latency",
+    _write_latency,
+    (
+        f"Write latency: a stream of {PARTITIONS} partitions to a topic of as many on Kafka 3.9.1, in local[2], the "
+        "next micro-batch as soon as there is something. From the producer's first call until librdkafka, with "
+        f"read_committed and fetch.wait.max.ms 10, has all {_RECORDS} records of the probe; the next one follows then. "
+        f"{_PROBES} come "
+        "before those that count. Wanted: at most 300 ms (p50) exactly once.",
     ),
 )
