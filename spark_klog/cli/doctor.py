@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from rich.console import Console
 import spark_klog
 from spark_klog.base.in_a_thread import addresses_of
 from spark_klog.cli.clusters import cluster_options, cluster_settings
+from spark_klog.cli.output import say
 from spark_klog.client import Admin
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.dial import Dial
@@ -326,7 +326,9 @@ def doctor(servers: str | None, command_config: Path | None, as_json: bool, no_s
             if finding is None:
                 break
             is_well = is_well and not finding.advice
-            click.echo(json.dumps(asdict(finding)) if as_json else _lines(finding))
+            mark = "NOT WELL" if finding.advice else "ok"
+            text = f"{mark:8}  {finding.check:24} {finding.seconds * 1000:7,.0f} ms  {finding.found}"
+            say(as_json, asdict(finding), f"{text}\n{'':10}-> {finding.advice}" if finding.advice else text)
     if not is_well:
         sys.exit(1)
 
@@ -340,12 +342,6 @@ def _stages(settings: dict[str, str], no_spark: bool) -> Iterator[tuple[str, Ite
     if not no_spark:
         said = "starting Spark, writing and reading rows: this may take a minute"
         yield said, starmap(run, [("Spark", round_trip)])
-
-
-def _lines(finding: Finding) -> str:
-    mark = "NOT WELL" if finding.advice else "ok"
-    line = f"{mark:8}  {finding.check:24} {finding.seconds * 1000:7,.0f} ms  {finding.found}"
-    return f"{line}\n{'':10}-> {finding.advice}" if finding.advice else line
 
 
 def main() -> int:

@@ -26,7 +26,6 @@ _HINTS = {
     "-L": "use klog topics describe",
     "-Q": "use klog topics offsets",
     "-u": "output is not held back; leave the option out",
-    "-e": "reading ends at the end of the topic, unless --follow says otherwise; leave the option out",
     "--timeout-ms": "reading ends at the end of the topic, unless --follow says otherwise",
     "--from-beginning": "reading begins at the first record, unless --from says another place",
     "--max-messages": "use --count",

@@ -216,8 +216,11 @@ class _Run:
         extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
         if options.start is not None and is_again:
             extent = _begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
-        if options.until is not None:
-            extent = _end_at(extent, cluster, self._store, options.until)
+        if options.until is not None:  # partitions of which it says nothing end at the log's end
+            ids = {key: item.topic_id for key, item in extent.start.items()}
+            asked = resolve(cluster, self._store, options.until, ids, extent.log_end)
+            ends = {key: min(end, asked.get(key, end)) for key, end in extent.end.items()}
+            extent = replace(extent, end={key: max(extent.start[key].offset, end) for key, end in ends.items()})
         return _whole_ranges(bounded(extent, cluster, limits))
 
     def _plan(self, number: int, extent: Extent, progress: Mapping[Key, Progress], asked: str) -> Plan:
@@ -410,14 +413,6 @@ def _begin_at(
             lost[0].cause,
         )
     return replace(extent, start=starts, again=again)
-
-
-def _end_at(extent: Extent, cluster: Cluster, store: Store, place: Place) -> Extent:
-    """The extent up to `place`; partitions of which it says nothing end at the log's end. Errors as of `resolve`."""
-    ids = {key: item.topic_id for key, item in extent.start.items()}
-    asked = resolve(cluster, store, place, ids, extent.log_end)
-    end = {key: max(extent.start[key].offset, min(until, asked.get(key, until))) for key, until in extent.end.items()}
-    return replace(extent, end=end)
 
 
 def _whole_ranges(extent: Extent) -> Extent:

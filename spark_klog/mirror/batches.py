@@ -23,7 +23,6 @@ from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.errors import DecodeError
 from spark_klog.records.building.conversion import batch_of
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, Record
-from spark_klog.records.formats.batch import Header
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import records_of, visible_batches
 from spark_klog.wire.codecs import NONE, codec_by_id
@@ -64,7 +63,8 @@ def out_batches(chunk: Chunk, limit: int) -> Iterator[OutBatch]:
     waiting: list[Record] = []
     size = 0
     try:
-        for header, batch in visible_batches(_sound(chunk), chunk.aborted):
+        sound = chunk.data[: min(chunk.damaged, default=len(chunk.data))]  # before the first batch with wrong offsets
+        for header, batch in visible_batches(sound, chunk.aborted):
             is_plain = not isinstance(header, BatchHeader) and not header.codec_id
             if waiting and (not is_plain or size >= _RUN_BYTES):
                 yield _rebuilt(waiting, 0)
@@ -73,7 +73,7 @@ def out_batches(chunk: Chunk, limit: int) -> Iterator[OutBatch]:
                 span = Span(header.base_offset, header.count, 0)
                 yield OutBatch(bytearray(batch), header.count, header.next_offset, [span], True)
                 continue
-            records = _records(header, batch, chunk.offset, limit)
+            records = [record for record in records_of(header, batch, limit) if record.offset >= chunk.offset]
             if is_plain:
                 waiting += records
                 size += len(batch)
@@ -87,21 +87,12 @@ def out_batches(chunk: Chunk, limit: int) -> Iterator[OutBatch]:
         raise chunk.named(error) from None
 
 
-def _sound(chunk: Chunk) -> memoryview:
-    """The bytes before the first batch with wrong offsets."""
-    return chunk.data[: min(chunk.damaged, default=len(chunk.data))]
-
-
 def _is_copyable(header: BatchHeader, offset: int) -> bool:
     return (
         0 < header.count == header.last_offset_delta + 1
         and header.timestamp_type != LOG_APPEND_TIME
         and header.base_offset >= offset
     )
-
-
-def _records(header: Header, batch: memoryview, offset: int, limit: int) -> list[Record]:
-    return [record for record in records_of(header, batch, limit) if record.offset >= offset]
 
 
 def _rebuilt(records: Sequence[Record], codec_id: int) -> OutBatch:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from spark_klog.client.producer.transactions import NEVER_COMMITTED
-from spark_klog.errors import KlogError, ProducerFenced, ProtocolError, is_retriable
+from spark_klog.errors import KlogError, ProducerFenced, is_retriable
 from spark_klog.mirror.session import Session, Totals
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.target import Ownership
@@ -63,16 +63,12 @@ class Mirror:
                 failures = 1 if self.totals.records > before else failures + 1
                 # A broker that aborts a transaction for its age fences the producer, although there is no other one.
                 is_expired = session is not None and session.has_expired
-                if not (is_retriable(error) or (is_expired and _is_abort(error))) or (
-                    until_end and failures >= _MOST_FAILURES
-                ):
+                is_abort = isinstance(error, ProducerFenced) or getattr(error, "code", None) in NEVER_COMMITTED
+                is_lasting = until_end and failures >= _MOST_FAILURES
+                if is_lasting or not (is_retriable(error) or (is_expired and is_abort)):
                     raise
                 pause = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(failures - 1, 10))
                 _log.warning("the mirror begins again in %.1f s: %s", pause, error)
                 self.totals.restarts += 1
                 self._stopped.wait(pause)
         return self.totals
-
-
-def _is_abort(error: KlogError) -> bool:
-    return isinstance(error, ProducerFenced) or (isinstance(error, ProtocolError) and error.code in NEVER_COMMITTED)

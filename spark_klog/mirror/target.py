@@ -52,7 +52,12 @@ class Target:
         #: When the open transaction began, a reading of `time.monotonic`.
         self._began_at: float | None = None
         try:
-            self._check_interval(settings)
+            timeout = self._timeout_seconds
+            if settings.exactly_once and settings.commit_seconds >= timeout:
+                raise ConfigError(
+                    f"--commit-interval {settings.commit_seconds:g} needs a transaction.timeout.ms of the target above "
+                    f"it, not {1000 * timeout:.0f}: the broker would abort the transactions"
+                )
             if self._cluster.config.transactional_id is not None:
                 self._transactions = Transactions(self._cluster, self._cluster.config.transactional_id)
                 self._transactions.init()
@@ -60,14 +65,6 @@ class Target:
             self._cluster.close()
             raise
         self._sender = Sender(self._cluster, self._transactions)
-
-    def _check_interval(self, settings: MirrorSettings) -> None:
-        timeout = self._timeout_seconds
-        if settings.exactly_once and settings.commit_seconds >= timeout:
-            raise ConfigError(
-                f"--commit-interval {settings.commit_seconds:g} needs a transaction.timeout.ms of the target above it, "
-                f"not {1000 * timeout:.0f}: the broker would abort the transactions"
-            )
 
     @property
     def _timeout_seconds(self) -> float:

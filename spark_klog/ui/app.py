@@ -179,14 +179,19 @@ class Pages:
 
     def routes(self) -> list[Route]:
         """All routes of the API."""
+        shown = self._sources
         looks = {
             "session": self._about,
             "overview": lambda _: views.overview(self._admin),
             "topic": lambda asked: views.topic(self._admin, _name(asked)),
-            "messages": self._messages,
+            "messages": lambda asked: page(
+                self._admin, self._new_consumer, _message_view(asked), _number(asked, "count", most=MAX_COUNT) or 50
+            ),
             "readers": lambda asked: views.readers(self._admin, _name(asked)),
             "groups": lambda _: views.groups(self._admin),
-            "group": self._group,
+            "group": lambda asked: views.group(
+                self._admin, _name(asked), shown.stores, shown.checkpoints, shown.settings
+            ),
             "queries": lambda _: views.queries(self._admin, self._sources.checkpoints),
             "loads": lambda _: views.loads(self._sources.loads),
         }
@@ -226,20 +231,12 @@ class Pages:
     def _new_consumer(self) -> Consumer:
         return Consumer(self._consumer_settings, include_headers=True)
 
-    def _messages(self, asked: Request) -> dict[str, Any]:
-        count = _number(asked, "count", most=MAX_COUNT) or 50
-        return page(self._admin, self._new_consumer, _message_view(asked), count)
-
     async def _export(self, asked: Request) -> Response:
         form = asked.query_params.get("format", "jsonl")
         records = _number(asked, "records", most=MAX_EXPORTED) or 10_000
         view, lines = _message_view(asked), self._sources.json_lines
         work = await run_in_threadpool(export, self._admin, self._new_consumer, view, form, records, lines)
         return self._streams.download(work, f"{view.topic}.{form}", FORMS[form])
-
-    def _group(self, asked: Request) -> dict[str, Any]:
-        sources = self._sources
-        return views.group(self._admin, _name(asked), sources.stores, sources.checkpoints, sources.settings)
 
     def _checked(self, look: Callable[[Request], Any]) -> Callable[[Request], Any]:
         def checked(asked: Request) -> Any:

@@ -25,7 +25,7 @@ from spark_klog.cli.clusters import (
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import cell, console, escaped, print_lines, print_table, table
 from spark_klog.client import Admin
-from spark_klog.client.admin.groups import DEAD, GroupDescription, GroupMember
+from spark_klog.client.admin.groups import DEAD, GroupDescription
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.groups.lag import LagMetrics, owners_of, partition_lags
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
@@ -201,14 +201,19 @@ def describe(
     click.echo(escaped("  ".join(filter(None, parts))))
     if described.members:
         names = ("member", "instance", "client", "host", "assignment")
-        print_table(names, [_member_row(member) for member in described.members])
+        print_table(
+            names,
+            [
+                (
+                    *(one.member_id, cell(one.instance_id), one.client_id, one.host),
+                    " ".join(f"{topic}:{cell(found)}" for topic, found in sorted((one.assignment or {}).items()))
+                    or "-",
+                )
+                for one in described.members
+            ],
+        )
     if rows:
         print_table(columns, rows)
-
-
-def _member_row(member: GroupMember) -> list[str]:
-    assigned = [f"{topic}:{cell(partitions)}" for topic, partitions in sorted((member.assignment or {}).items())]
-    return [member.member_id, cell(member.instance_id), member.client_id, member.host, " ".join(assigned) or "-"]
 
 
 @groups.command()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from pathlib import Path
-from uuid import UUID
 
 import click
 
@@ -158,7 +158,8 @@ def _describe(admin: Admin, names: Sequence[str]) -> list[Message]:
     return [
         {
             "name": name,
-            "id": _id(topic.topic_id),
+            # as Kafka's tools write it: 22 characters of base64
+            "id": topic.topic_id and urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("="),
             "internal": topic.is_internal,
             "settings": {
                 entry.name: entry.value or ""
@@ -179,13 +180,6 @@ def _describe(admin: Admin, names: Sequence[str]) -> list[Message]:
         }
         for name, topic in found.items()
     ]
-
-
-def _id(topic_id: UUID | None) -> str | None:
-    """A topic's id as Kafka's tools write it: 22 characters of base64."""
-    from base64 import urlsafe_b64encode
-
-    return None if topic_id is None else urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
 
 
 @topics.command(

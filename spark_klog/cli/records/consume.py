@@ -77,6 +77,7 @@ Examples:
 )
 @click.option("--until", metavar="PLACE", help="The same words; by default the ends at the start of the command.")
 @click.option("--follow", "-F", is_flag=True, help="Wait for more records, until Ctrl-C.")
+@click.option("--exit", "-e", "exits", is_flag=True, hidden=True, help="The default; for fingers that know kcat.")
 @click.option("--count", "-n", "-c", type=click.IntRange(1), metavar="N", help="Stop after N records.")
 @click.option("--where", multiple=True, metavar="FILTER", help="FIELD OPERATOR VALUE, see the examples; repeatable.")
 @click.option("--format", "-f", "form", metavar="FORMAT", help=r"%s %S %k %K %t %p %o %T %h %% \n \t \x00, as in kcat.")
@@ -94,6 +95,7 @@ def consume(
     begin: str | None,
     until: str | None,
     follow: bool,
+    exits: bool,
     count: int | None,
     where: tuple[str, ...],
     form: str | None,
@@ -113,7 +115,7 @@ def consume(
     Reads up to the ends of the partitions, or further with --follow. Bytes go to a pipe or file as they are; on a
     terminal control characters and bytes that are not UTF-8 are escaped.
     """
-    if follow and until is not None:
+    if follow and (until is not None or exits):
         raise click.UsageError("give only one of --follow and --until")
     if group is not None and (partitions or until is not None):
         raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")

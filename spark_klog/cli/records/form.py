@@ -192,8 +192,12 @@ def json_lines(batch: pa.RecordBatch, ascii: bool = False) -> memoryview:
         ("headers", batch.column("value")),
     ):
         pieces += [_json(column, ascii), _literal_text(f', "{name}": ')]
-    pieces += [_headers_json(batch.column("headers"), ascii), _literal_text("}\n")]
-    return _join(pieces)
+    column = batch.column("headers")
+    if column.null_count == len(column):
+        return _join([*pieces, _literal_text("[]}\n")])
+    rows = ([[each["key"], _shown(each["value"])] for each in headers or ()] for headers in column.to_pylist())
+    texts = pa.array([json.dumps(pairs, ensure_ascii=ascii).encode() for pairs in rows], pa.large_binary())
+    return _join([*pieces, texts, _literal_text("}\n")])
 
 
 def _literal_text(text: str) -> pa.Scalar:
@@ -223,13 +227,6 @@ def _quoted(column: pa.Array) -> pa.Array | None:
         return None
     joined = pc.binary_join_element_wise(_QUOTE, text.cast(pa.large_binary()), _QUOTE, _EMPTY)
     return joined.fill_null(_NULL)
-
-
-def _headers_json(column: pa.Array, ascii: bool) -> pa.Array | pa.Scalar:
-    if column.null_count == len(column):
-        return _literal_text("[]")
-    rows = ([[each["key"], _shown(each["value"])] for each in headers or ()] for headers in column.to_pylist())
-    return pa.array([json.dumps(pairs, ensure_ascii=ascii).encode() for pairs in rows], pa.large_binary())
 
 
 def _shown(data: bytes | None) -> object:

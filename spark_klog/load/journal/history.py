@@ -251,9 +251,5 @@ def files(output: str, topic: str | None = None) -> list[CommittedFile]:
         return store.uri(item.path)
 
     made = [CommittedFile(**{**item.__dict__, "path": place(item, run)}, run=run) for item, run in found]
-    return sorted(made, key=lambda item: (item.topic, item.partition, _incarnation(item.path), item.first))
-
-
-def _incarnation(path: str) -> int:
-    place = place_of(path.removesuffix(STAGED))
-    return 0 if place is None else place[2]
+    incarnations = {item.path: (place_of(item.path.removesuffix(STAGED)) or (0, 0, 0))[2] for item in made}
+    return sorted(made, key=lambda item: (item.topic, item.partition, incarnations[item.path], item.first))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from spark_klog.load.journal.model import FileEntry, Range, file_path
-from spark_klog.load.settings import ARROW, PARQUET, WriteSettings
+from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, WriteSettings
 
 HOUR_US = 3_600_000_000
 #: Files that are open at a time in one task; records of more hours begin new files.
@@ -114,12 +114,6 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Decimal) else value
 
 
-def _open(path: Path, schema: pa.Schema, settings: WriteSettings) -> FileWriter:
-    if settings.format == PARQUET:
-        return _ParquetWriter(path, schema, settings)
-    return (_ArrowWriter if settings.format == ARROW else _JsonWriter)(path, schema, settings)
-
-
 @dataclass(frozen=True)
 class FinishedFile:
     """A file that is complete in the scratch folder."""
@@ -134,7 +128,12 @@ class _OpenFile:
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
         self.path = path
         self._schema = schema
-        self._writer = _open(path, schema, settings)
+        kinds: dict[str, Callable[..., FileWriter]] = {
+            PARQUET: _ParquetWriter,
+            ARROW: _ArrowWriter,
+            JSON_LINES: _JsonWriter,
+        }
+        self._writer = kinds[settings.format](path, schema, settings)
         self._waiting: list[pa.RecordBatch] = []
         self.rows = self.bytes = 0
         self.records = 0
@@ -186,8 +185,11 @@ class RangeWriter:
         last = batch["offset"][len(batch) - 1].as_py()
         if self._files and len(self._files.keys() | {folder for folder, _, _ in parts}) > MOST_OPEN:
             self._roll(self._last)
-        if len(parts) > MOST_OPEN:
-            self._write_each(parts, last)
+        if len(parts) > MOST_OPEN:  # of one Arrow batch: one file after the other
+            for folder, part, part_times in parts:
+                self._file(folder).add(part, part_times)
+                self._complete(folder, self._files.pop(folder), last)
+            self._first, self._last = last + 1, last
             return
         for folder, part, part_times in parts:
             self._file(folder).add(part, part_times)
@@ -217,13 +219,6 @@ class RangeWriter:
             rows = order[end - count : end]
             # not a slice, which would keep the whole batch in memory until the few records of a rare hour are written
             yield self._folder(slot), batch.take(pa.array(rows)), times[rows]
-
-    def _write_each(self, parts: list[tuple[str, pa.RecordBatch, NDArray[np.int64]]], last: int) -> None:
-        """Write an Arrow batch with records of too many folders at once: one file after the other."""
-        for folder, part, times in parts:
-            self._file(folder).add(part, times)
-            self._complete(folder, self._files.pop(folder), last)
-        self._first, self._last = last + 1, last
 
     def _folder(self, slot: int) -> str:
         start_us = slot * HOUR_US * _HOURS[self._settings.layout]
