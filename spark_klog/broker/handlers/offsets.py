@@ -1,30 +1,33 @@
-"""Offsets of groups: OffsetCommit, OffsetFetch and OffsetDelete."""
+"""Offsets of groups: OffsetCommit, TxnOffsetCommit, OffsetFetch and OffsetDelete."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.commit_request import (
-    check_offsets,
-    encode_commits,
-    log_failure,
-    not_served,
-    response,
-    unconfirmed,
-)
 from spark_klog.broker.event_loop import distinct
 from spark_klog.broker.groups.expiry import removal_error
 from spark_klog.broker.groups.group import subscribed_topics
+from spark_klog.broker.groups.offset_manager import DEFAULT_RETENTION, Commit, EncodedCommits, encoded_commits
 from spark_klog.broker.groups.records import Committed
-from spark_klog.broker.security.authorizer import SEE
+from spark_klog.broker.security.authorizer import READ, SEE
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
+from spark_klog.broker.transactions.verification import as_known
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from spark_klog.log.producer_state import ProducerRefused
+from spark_klog.protocol.apis import TXN_OFFSET_COMMIT
 from spark_klog.protocol.codec import Message
 
+_log = logging.getLogger(__name__)
+
 _AT_ONCE = 100
+#: This version commits to and fetches from the shared directories.
+_DIRECTORIES = 0
 
 
 def _subscribed(broker: Broker, group_id: str) -> set[str] | None:
@@ -71,17 +74,13 @@ async def offset_delete(broker: Broker, request: Request, message: Message) -> M
     return {"error_code": ErrorCode.NONE, "topics": topics}
 
 
-_log = logging.getLogger(__name__)
-_FROM_DIRECTORIES = 0
-
-
 async def offset_fetch(broker: Broker, request: Request, message: Message) -> Message:
     """OffsetFetch v0-9: committed offsets, -1 if there is none; null topics (v2) request all offsets of a group.
 
     With `require_stable` (v7, KIP-447), a pending transactional commit gets UNSTABLE_OFFSET_COMMIT: the client must
     wait. Version 0 reads from the shared directories.
     """
-    if request.version == _FROM_DIRECTORIES and broker.config.directories is not None:
+    if request.version == _DIRECTORIES and broker.config.directories is not None:
         return {"topics": await _of_directories(broker, request, message["group_id"], message["topics"])}
     if request.version >= 8:
         is_strict = message["require_stable"]
@@ -175,7 +174,105 @@ def _entry(partition: int, committed: Committed | None, code: ErrorCode) -> Mess
     }
 
 
-_TO_DIRECTORIES = 0
+_Codes = dict[tuple[str, int], ErrorCode]
+_Offsets = dict[tuple[str, int], Commit]
+#: Offsets encoded in the event loop, which takes a few milliseconds.
+_ENCODED_AT_ONCE = 200
+
+
+class _CheckedOffsets(NamedTuple):
+    """Preliminary error codes by partition, offsets to commit, and the ids of their topics."""
+
+    codes: _Codes
+    offsets: _Offsets
+    topics: dict[str, UUID]
+
+    def refuse_deleted(self, broker: Broker) -> bool:
+        """Refuse the offsets of topics that were deleted since the check; return whether there are any."""
+        gone = {name for name, topic_id in self.topics.items() if broker.follower.current_id(name) != topic_id}
+        for name in gone:
+            del self.topics[name]
+        for key in [key for key in self.offsets if key[0] in gone]:
+            del self.offsets[key]
+            self.codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return bool(gone)
+
+
+async def _check_offsets(broker: Broker, request: Request, message: Message) -> _CheckedOffsets:
+    """Check which of the offsets of a request may be committed.
+
+    Other requests are served meanwhile, so the caller checks afterwards whether the client may commit at all, and just
+    before the append whether a topic was deleted.
+    """
+    codes: _Codes = {}
+    offsets: _Offsets = {}
+    topics: dict[str, UUID] = {}
+    for topic in message["topics"]:
+        await broker.turns.take()
+        for entry in topic["partitions"]:
+            await broker.turns.take()
+            key = topic["name"], entry["partition_index"]
+            metadata = entry["committed_metadata"] or ""
+            codes[key] = ErrorCode.NONE
+            if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
+                codes[key] = refusal
+            elif (found := broker.registry.topics.get(topic["name"])) is None or key[1] not in found.assignment:
+                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
+                codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                topics.setdefault(topic["name"], found.topic_id)
+                offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
+    return _CheckedOffsets(codes, offsets, topics)
+
+
+async def _encode_commits(
+    group: str, offsets: _Offsets, retention_ms: int = DEFAULT_RETENTION, producer: tuple[int, int] | None = None
+) -> EncodedCommits | None:
+    """Encode the batch to append, None without offsets; many offsets are encoded in a thread."""
+    if not offsets:
+        return None
+    if len(offsets) <= _ENCODED_AT_ONCE:
+        return encoded_commits(group, offsets, retention_ms, producer)
+    return await asyncio.to_thread(encoded_commits, group, offsets, retention_ms, producer)
+
+
+def _not_served(broker: Broker, log: PartitionLog) -> ErrorCode:
+    """COORDINATOR_NOT_AVAILABLE if the log is not, this moment, served by this broker: before an append; else NONE."""
+    return ErrorCode.NONE if broker.serves(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+async def _unconfirmed(broker: Broker, log: PartitionLog, keys: Iterable[tuple[str, int]]) -> _Codes:
+    """After an append: the error code of each partition if it can't be acknowledged, else nothing."""
+    return {} if await broker.confirms(log) else dict.fromkeys(keys, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _log_failure(group: str, keys: Iterable[tuple[str, int]], error: Exception) -> _Codes:
+    """Log a failed write, and return the error code of each partition."""
+    _log.error("commit of group %s failed: %s", group, error)
+    is_refused = isinstance(error, BatchTooLarge)
+    return dict.fromkeys(
+        keys, ErrorCode.INVALID_COMMIT_OFFSET_SIZE if is_refused else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    )
+
+
+def _commit_response(message: Message, codes: _Codes) -> Message:
+    """The response: an error code for each partition of the request."""
+    return {
+        "topics": [
+            {
+                "name": topic["name"],
+                "partitions": [
+                    {
+                        "partition_index": entry["partition_index"],
+                        "error_code": codes[topic["name"], entry["partition_index"]],
+                    }
+                    for entry in topic["partitions"]
+                ],
+            }
+            for topic in message["topics"]
+        ]
+    }
 
 
 async def offset_commit(broker: Broker, request: Request, message: Message) -> Message:
@@ -184,14 +281,14 @@ async def offset_commit(broker: Broker, request: Request, message: Message) -> M
     Members commit within their generation; a client without a group membership may commit only if the group is empty.
     """
     group = message["group_id"]
-    checked = await check_offsets(broker, request, message)
+    checked = await _check_offsets(broker, request, message)
     codes, offsets, _ = checked
     while True:
-        commits = await encode_commits(group, offsets, message["retention_time_ms"])
+        commits = await _encode_commits(group, offsets, message["retention_time_ms"])
         log = await broker.coordinator.log_of(group)
         if not checked.refuse_deleted(broker):  # no await between these checks and the append
             break
-    failure = log if isinstance(log, ErrorCode) else not_served(broker, log)
+    failure = log if isinstance(log, ErrorCode) else _not_served(broker, log)
     if not failure:  # an empty group id may commit, as before KIP-289
         failure = broker.groups.may_commit(
             group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
@@ -200,13 +297,60 @@ async def offset_commit(broker: Broker, request: Request, message: Message) -> M
         codes = dict.fromkeys(codes, failure)
     elif commits is not None and not isinstance(log, ErrorCode):
         try:
-            if request.version == _TO_DIRECTORIES and broker.config.directories is not None:
+            if request.version == _DIRECTORIES and broker.config.directories is not None:
                 directory = broker.registry.group_offsets(group)
                 await asyncio.to_thread(directory.commit, {key: entry[0] for key, entry in offsets.items()})
             else:
                 broker.offsets.append(log, commits)
                 await broker.flushes.flush_many(log)
-                codes |= await unconfirmed(broker, log, offsets)
+                codes |= await _unconfirmed(broker, log, offsets)
         except (OSError, DirectoryError, ConfigError) as error:
-            codes |= log_failure(group, offsets, error)
-    return response(message, codes)
+            codes |= _log_failure(group, offsets, error)
+    return _commit_response(message, codes)
+
+
+_NO_MEMBER = -1
+
+
+async def txn_offset_commit(broker: Broker, request: Request, message: Message) -> Message:
+    """TxnOffsetCommit v0-4: offsets that take effect if the transaction commits; from v3 on of a member (KIP-447)."""
+    group = message["group_id"]
+    producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
+    checked = await _check_offsets(broker, request, message)
+    codes, offsets, _ = checked
+    while True:
+        commits = await _encode_commits(group, offsets, producer=(producer.producer_id, producer.epoch))
+        log = await broker.coordinator.log_of(group)
+        if not group:
+            log = ErrorCode.INVALID_GROUP_ID
+        if not isinstance(log, ErrorCode):
+            verification = await broker.verifier.verify(message["transactional_id"], producer, log, of_offsets=True)
+            await broker.flushes.make_early_room(log)
+        if not checked.refuse_deleted(broker):  # no await between these checks and the append
+            break
+    if isinstance(log, ErrorCode):
+        failure = log
+    elif not (failure := _not_served(broker, log) or _membership(broker, message)):
+        failure, reason = verification.outcome()
+        if failure:
+            _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
+    if failure:
+        codes = dict.fromkeys(codes, as_known(TXN_OFFSET_COMMIT, request.version, failure))
+    elif commits is not None and not isinstance(log, ErrorCode):
+        try:
+            broker.offsets.append(log, commits)
+            await broker.flushes.flush_many(log)
+            codes |= await _unconfirmed(broker, log, offsets)
+        except ProducerRefused as error:
+            codes |= dict.fromkeys(offsets, error.code)
+        except (BatchTooLarge, OSError) as error:
+            codes |= _log_failure(group, offsets, error)
+    return _commit_response(message, codes)
+
+
+def _membership(broker: Broker, message: Message) -> ErrorCode:
+    """NONE if the member may commit; a producer without a member id may always, as before KIP-447."""
+    generation, member_id, instance_id = message["generation_id"], message["member_id"], message["group_instance_id"]
+    if generation == _NO_MEMBER and not member_id and instance_id is None:
+        return ErrorCode.NONE
+    return broker.groups.may_commit(message["group_id"], member_id, instance_id, generation, in_transaction=True)
