@@ -14,7 +14,7 @@ import pytest
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.groups.offset_manager import OffsetManager
-from spark_klog.broker.handlers import offsets as offset_commit, produce, transactions as txn_offset_commit
+from spark_klog.broker.handlers import offsets, produce
 from spark_klog.broker.security.config import PLAINTEXT, Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
@@ -112,7 +112,7 @@ async def new_producer(broker: Broker, transactional_id: str) -> ProducerIdAndEp
 async def commit(broker: Broker, *topics: str, offset: int, group: str = "g") -> dict[str, int]:
     """Commit an offset of partition 0 of each topic; return the error codes by topic."""
     message = {"generation_id_or_member_epoch": -1, "retention_time_ms": -1, **_to_commit(topics, offset, group)}
-    return _codes(await offset_commit.offset_commit(broker, client_request(), message))
+    return _codes(await offsets.offset_commit(broker, client_request(), message))
 
 
 async def commit_in_transaction(
@@ -126,7 +126,7 @@ async def commit_in_transaction(
         "generation_id": -1,
         **_to_commit(topics, offset, "g"),
     }
-    return _codes(await txn_offset_commit.txn_offset_commit(broker, client_request(), message))
+    return _codes(await offsets.txn_offset_commit(broker, client_request(), message))
 
 
 def offsets_of(offsets: OffsetManager) -> dict[str, int]:

@@ -20,6 +20,12 @@ from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.protocol.codec import decode_versioned
 from spark_klog.protocol.tables.groups import SUBSCRIPTION
 
+_log = logging.getLogger(__name__)
+CONSUMER = "consumer"
+_NO_GENERATION = -1
+#: Seconds between two looks at whether a static member has come back.
+_SHORTEST_WAIT = 1.0
+
 
 class State(Enum):
     """State of a group, as DescribeGroups names it."""
@@ -137,10 +143,41 @@ def choose_protocol(members: Collection[Member]) -> str | None:
     return max(votes, key=lambda name: votes[name], default=None)
 
 
-class Membership:
-    """The base of `Group`, which decides when members come and go."""
+class Reply(NamedTuple):
+    """Fields of the response to the request that `token` names."""
 
-    def __init__(self, group_id: str) -> None:
+    token: object
+    message: dict[str, Any]
+
+
+def refused_join(code: ErrorCode, member_id: str) -> dict[str, Any]:
+    """Fields of a JoinGroup response with an error."""
+    return {
+        "error_code": code,
+        "generation_id": _NO_GENERATION,
+        "protocol_type": None,
+        "protocol_name": "",
+        "leader": "",
+        "member_id": member_id,
+        "members": [],
+    }
+
+
+def refused_sync(code: ErrorCode) -> dict[str, Any]:
+    """Fields of a SyncGroup response with an error."""
+    return {"error_code": code, "assignment": b""}
+
+
+class Group:
+    """One group. Methods that take a token return all replies that are due, for any member.
+
+    An empty group's first rebalance waits `initial_delay_ms` for more members. `store` writes the group and returns
+    NONE, or the error that members get.
+    """
+
+    def __init__(
+        self, group_id: str, store: Callable[[Group], ErrorCode], initial_delay_ms: int = 3000, max_size: int = 1 << 31
+    ) -> None:
         self.group_id = group_id
         self.state = State.EMPTY
         self.generation = 0
@@ -152,89 +189,8 @@ class Membership:
         self.instances: dict[str, str] = {}
         #: Members of this generation that have not sent SyncGroup.
         self._unsynced: set[str] = set()
-        self._replies = Replies()
-
-    def _go(self, state: State) -> None:
-        if state is not self.state:
-            assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
-            self.state = state
-
-    def _hear_of(self, member: Member, now: float) -> None:
-        member.deadline = now + member.session_timeout_ms / 1000
-
-    def _member_code(self, member_id: str, instance_id: str | None) -> ErrorCode:
-        if self.state is State.DEAD:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if instance_id is not None and instance_id in self.instances and self.instances[instance_id] != member_id:
-            return ErrorCode.FENCED_INSTANCE_ID
-        member = self.members.get(member_id)
-        if member is None or (instance_id is not None and member.instance_id != instance_id):
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE
-
-    def _generation_code(self, generation: int) -> ErrorCode:
-        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
-
-    def _joined(self, member: Member) -> dict[str, Any]:
-        member.is_named = True
-        leads = member.member_id == self.leader
-        return {
-            "error_code": ErrorCode.NONE,
-            "generation_id": self.generation,
-            "protocol_type": self.protocol_type,
-            "protocol_name": self.protocol,
-            "leader": self.leader,
-            "member_id": member.member_id,
-            "members": [one.described_to_leader(self.protocol) for one in self.members.values()] if leads else [],
-        }
-
-    def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:
-        self._replies.add(token, self._joined(member) | {"skip_assignment": skips})
-
-    def _answer_synced(self, token: object, assignment: bytes) -> None:
-        protocol = {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
-        self._replies.add(token, {"error_code": ErrorCode.NONE, "assignment": assignment} | protocol)
-
-    def _replace(self, old_id: str, new_id: str) -> Member:
-        member = self.members.pop(old_id)
-        if old_id in self._unsynced:
-            self._unsynced.remove(old_id)
-            self._unsynced.add(new_id)
-        self._replies.refuse_waiting(member, ErrorCode.FENCED_INSTANCE_ID)
-        member.member_id = new_id
-        self.members[new_id] = member
-        assert member.instance_id is not None
-        self.instances[member.instance_id] = new_id
-        if self.leader == old_id:
-            self.leader = new_id
-        return member
-
-    def _forget(self, member: Member) -> None:
-        del self.members[member.member_id]
-        self._unsynced.discard(member.member_id)
-        if member.instance_id is not None:
-            self.instances.pop(member.instance_id, None)
-        self._replies.refuse_waiting(member, ErrorCode.UNKNOWN_MEMBER_ID)
-        if self.leader == member.member_id:
-            self.leader = next(iter(self.members), None)
-
-
-_log = logging.getLogger(__name__)
-#: Seconds between two looks at whether a static member has come back.
-_SHORTEST_WAIT = 1.0
-
-
-class Group(Membership):
-    """One group. Methods that take a token return all replies that are due, for any member.
-
-    An empty group's first rebalance waits `initial_delay_ms` for more members. `store` writes the group and returns
-    NONE, or the error that members get.
-    """
-
-    def __init__(
-        self, group_id: str, store: Callable[[Group], ErrorCode], initial_delay_ms: int = 3000, max_size: int = 1 << 31
-    ) -> None:
-        super().__init__(group_id)
+        #: Replies that are due, in order.
+        self._due: list[Reply] = []
         #: When the caller must call `tick`.
         self.wake_at = inf
         self._store = store
@@ -254,7 +210,7 @@ class Group(Membership):
         """Handle JoinGroup."""
         code = self._refusal(join)
         if code:
-            self._replies.refuse_join(token, code, join.member_id)
+            self._refuse_join(token, code, join.member_id)
         elif join.instance_id is not None and not join.member_id:
             self._join_static(join, token, now)
         elif not join.member_id:
@@ -283,7 +239,7 @@ class Group(Membership):
         if not code and self.state is State.PREPARING:
             code = ErrorCode.REBALANCE_IN_PROGRESS
         if code:
-            self._replies.refuse_sync(token, code)
+            self._refuse_sync(token, code)
             return self._taken()
         member = self.members[member_id]
         self._hear_of(member, now)
@@ -291,7 +247,9 @@ class Group(Membership):
         if self.state is State.STABLE:
             self._answer_synced(token, member.assignment)
             return self._taken()
-        self._replies.replace_sync(member, token)
+        if member.sync_token is not None:
+            self._refuse_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+        member.sync_token = token
         if member_id == self.leader:
             self._assign(assignments, now)
         return self._taken()
@@ -362,7 +320,7 @@ class Group(Membership):
     def release(self, code: ErrorCode) -> list[Reply]:
         """Answer all waiting requests with an error."""
         for member in self.members.values():
-            self._replies.refuse_waiting(member, code)
+            self._refuse_waiting(member, code)
         return self._taken()
 
     def restart(self, now: float) -> None:
@@ -400,7 +358,7 @@ class Group(Membership):
         member_id = f"{join.client_id}-{uuid4()}"
         if join.requires_id:
             self._pending[member_id] = now + join.session_timeout_ms / 1000
-            self._replies.refuse_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+            self._refuse_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
         else:
             self._add(member_id, join, token, now)
 
@@ -419,7 +377,7 @@ class Group(Membership):
             if code:  # the log still has the old member
                 self._replace(member_id, old_id)
                 self.members[old_id] = before
-                self._replies.refuse_join(token, code, join.member_id)
+                self._refuse_join(token, code, join.member_id)
             else:
                 self._hear_of(member, now)
                 self._answer_static(member, leader == old_id, join.can_skip, leader, token)
@@ -443,7 +401,7 @@ class Group(Membership):
         else:
             # the old leader's id, so that the member does not take itself for the leader and assign
             message = self._joined(member) | {"leader": old_leader or "", "members": []}
-            self._replies.add(token, message)
+            self._reply(token, message)
 
     def _add(self, member_id: str, join: Join, token: object, now: float, *, is_named: bool = False) -> None:
         member = self.members[member_id] = Member.joining(member_id, join)
@@ -464,7 +422,7 @@ class Group(Membership):
     def _rejoin(self, join: Join, token: object, now: float) -> None:
         code = self._member_code(join.member_id, join.instance_id)
         if code:
-            self._replies.refuse_join(token, code, join.member_id)
+            self._refuse_join(token, code, join.member_id)
             return
         member = self.members[join.member_id]
         has_changed = member.protocols != join.protocols
@@ -475,7 +433,7 @@ class Group(Membership):
             self._answer_joined(member, token)
         else:
             if member.join_token is not None:
-                self._replies.refuse_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+                self._refuse_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
             member.update(join)
             self._joined_again(member, token, now, f"member {member.member_id} joins again")
 
@@ -486,7 +444,7 @@ class Group(Membership):
         was_empty = self.state is State.EMPTY
         for member in self.members.values():
             if member.sync_token is not None:
-                self._replies.refuse_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+                self._refuse_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
                 member.sync_token = None
                 self._hear_of(member, now)
         self._go(State.PREPARING)
@@ -550,7 +508,7 @@ class Group(Membership):
             if token is not None:
                 self._hear_of(member, now)
                 if code:
-                    self._replies.refuse_sync(token, code)
+                    self._refuse_sync(token, code)
                 else:
                     self._answer_synced(token, member.assignment)
         if code:
@@ -562,6 +520,91 @@ class Group(Membership):
             self._complete_if_all_joined(now)
         elif self.state in (State.STABLE, State.COMPLETING):
             self._rebalance(now, f"member {member.member_id} {reason}")
+
+    # ----- members
+
+    def _go(self, state: State) -> None:
+        if state is not self.state:
+            assert state in TRANSITIONS[self.state], f"{self.state} to {state}"
+            self.state = state
+
+    def _hear_of(self, member: Member, now: float) -> None:
+        member.deadline = now + member.session_timeout_ms / 1000
+
+    def _member_code(self, member_id: str, instance_id: str | None) -> ErrorCode:
+        if self.state is State.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if instance_id is not None and instance_id in self.instances and self.instances[instance_id] != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+        member = self.members.get(member_id)
+        if member is None or (instance_id is not None and member.instance_id != instance_id):
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE
+
+    def _generation_code(self, generation: int) -> ErrorCode:
+        return ErrorCode.NONE if generation == self.generation else ErrorCode.ILLEGAL_GENERATION
+
+    def _replace(self, old_id: str, new_id: str) -> Member:
+        member = self.members.pop(old_id)
+        if old_id in self._unsynced:
+            self._unsynced.remove(old_id)
+            self._unsynced.add(new_id)
+        self._refuse_waiting(member, ErrorCode.FENCED_INSTANCE_ID)
+        member.member_id = new_id
+        self.members[new_id] = member
+        assert member.instance_id is not None
+        self.instances[member.instance_id] = new_id
+        if self.leader == old_id:
+            self.leader = new_id
+        return member
+
+    def _forget(self, member: Member) -> None:
+        del self.members[member.member_id]
+        self._unsynced.discard(member.member_id)
+        if member.instance_id is not None:
+            self.instances.pop(member.instance_id, None)
+        self._refuse_waiting(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members), None)
+
+    # ----- replies
+
+    def _reply(self, token: object, message: dict[str, Any]) -> None:
+        self._due.append(Reply(token, message))
+
+    def _refuse_join(self, token: object, code: ErrorCode, member_id: str) -> None:
+        self._reply(token, refused_join(code, member_id))
+
+    def _refuse_sync(self, token: object, code: ErrorCode) -> None:
+        self._reply(token, refused_sync(code))
+
+    def _refuse_waiting(self, member: Member, code: ErrorCode) -> None:
+        """Answer a member's waiting requests with an error."""
+        if member.join_token is not None:
+            self._refuse_join(member.join_token, code, member.member_id)
+        if member.sync_token is not None:
+            self._refuse_sync(member.sync_token, code)
+        member.join_token = member.sync_token = None
+
+    def _joined(self, member: Member) -> dict[str, Any]:
+        member.is_named = True
+        leads = member.member_id == self.leader
+        return {
+            "error_code": ErrorCode.NONE,
+            "generation_id": self.generation,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocol,
+            "leader": self.leader,
+            "member_id": member.member_id,
+            "members": [one.described_to_leader(self.protocol) for one in self.members.values()] if leads else [],
+        }
+
+    def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:
+        self._reply(token, self._joined(member) | {"skip_assignment": skips})
+
+    def _answer_synced(self, token: object, assignment: bytes) -> None:
+        protocol = {"protocol_type": self.protocol_type, "protocol_name": self.protocol}
+        self._reply(token, {"error_code": ErrorCode.NONE, "assignment": assignment} | protocol)
 
     # ----- helpers
 
@@ -585,76 +628,8 @@ class Group(Membership):
             ),
             default=inf,
         )
-        return self._replies.take()
-
-
-_NO_GENERATION = -1
-
-
-class Reply(NamedTuple):
-    """Fields of the response to the request that `token` names."""
-
-    token: object
-    message: dict[str, Any]
-
-
-def refused_join(code: ErrorCode, member_id: str) -> dict[str, Any]:
-    """Fields of a JoinGroup response with an error."""
-    return {
-        "error_code": code,
-        "generation_id": _NO_GENERATION,
-        "protocol_type": None,
-        "protocol_name": "",
-        "leader": "",
-        "member_id": member_id,
-        "members": [],
-    }
-
-
-def refused_sync(code: ErrorCode) -> dict[str, Any]:
-    """Fields of a SyncGroup response with an error."""
-    return {"error_code": code, "assignment": b""}
-
-
-class Replies:
-    """Replies of a group that are due, in order. Tokens are the caller's objects, opaque here."""
-
-    def __init__(self) -> None:
-        self._due: list[Reply] = []
-
-    def add(self, token: object, message: dict[str, Any]) -> None:
-        """Answer a request."""
-        self._due.append(Reply(token, message))
-
-    def refuse_join(self, token: object, code: ErrorCode, member_id: str) -> None:
-        """Answer a JoinGroup with an error."""
-        self.add(token, refused_join(code, member_id))
-
-    def refuse_sync(self, token: object, code: ErrorCode) -> None:
-        """Answer a SyncGroup with an error."""
-        self.add(token, refused_sync(code))
-
-    def refuse_waiting(self, member: Member, code: ErrorCode) -> None:
-        """Answer a member's waiting requests with an error."""
-        if member.join_token is not None:
-            self.refuse_join(member.join_token, code, member.member_id)
-        if member.sync_token is not None:
-            self.refuse_sync(member.sync_token, code)
-        member.join_token = member.sync_token = None
-
-    def replace_sync(self, member: Member, token: object) -> None:
-        """Let a member's new SyncGroup wait, in place of an earlier one."""
-        if member.sync_token is not None:
-            self.refuse_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
-        member.sync_token = token
-
-    def take(self) -> list[Reply]:
-        """Return the replies that are due, once."""
         due, self._due = self._due, []
         return due
-
-
-CONSUMER = "consumer"
 
 
 def subscribed_topics(group: Group) -> set[str] | None:

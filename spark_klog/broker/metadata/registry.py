@@ -3,18 +3,6 @@
 Lookups are answered from memory. `refresh` reads the tree again, after a watch fired or before an unknown topic is
 refused. Methods that use the tree block: the server calls them in a thread. A node that does not decode, which a
 foreign tool may have written, is logged once and skipped.
-
-Topics that are being deleted: their nodes stay until each live broker has dropped them.
-
-A topic whose nodes were removed at once could be created again while a broker has not heard of it. A leader would
-append the new topic's records to the old log, acknowledge them, and drop them with the log; the coordinator of a group
-would drop offsets that were committed for the new topic.
-
-1. A request in the tree names the topic's id. A tool's has none: the controller adds the id.
-2. Each broker that reads the request drops the topic, and writes its own id into the request.
-3. When all live ones have, the controller, or the broker that was asked if it waits for no other, removes the nodes.
-
-Source: Kafka keeps a topic's nodes likewise until all live replicas are deleted (`TopicDeletionManager`).
 """
 
 from __future__ import annotations
@@ -49,7 +37,19 @@ _NONE = DeletionRequest(None, frozenset())
 
 
 class Deletions:
-    """Deletions as one broker sees them. Methods block, and one runs at a time.
+    """Deletions of topics as one broker sees them: a topic's nodes stay until each live broker has dropped it.
+
+    A topic whose nodes were removed at once could be created again while a broker has not heard of it. A leader would
+    append the new topic's records to the old log, acknowledge them, and drop them with the log; the coordinator of a
+    group would drop offsets that were committed for the new topic.
+
+    1. A request in the tree names the topic's id. A tool's has none: the controller adds the id.
+    2. Each broker that reads the request drops the topic, and writes its own id into the request.
+    3. When all live ones have, the controller removes the nodes, or the broker that was asked if it waits for no other.
+
+    Source: Kafka keeps a topic's nodes likewise until all live replicas are deleted (`TopicDeletionManager`).
+
+    Methods block, and one runs at a time.
 
     `pending` is read in another thread: it is replaced, never changed.
     """
