@@ -1,15 +1,6 @@
-"""Background work: its failures are logged, and it yields the event loop to requests.
+"""Sharing the event loop: turns, tasks that nobody awaits, paced background work, short garbage collections.
 
-Protection from large requests: turns of the event loop, one answer for repeated elements, a limit for ids.
-
-`protocol/codec.py` bounds the memory that decoding such a request takes, and the length of its strings.
-
-Garbage collection in a broker: long-lived objects are scanned only once.
-
-A collection stops all threads while it scans; a full one scans all objects: 50 ms for 2,000 topics, a second for a
-million offsets. So the survivors of a slow full collection are frozen (`gc.freeze`), and later collections skip them.
-Frozen objects are still freed when their last reference goes, but frozen cycles never are: logs, topics, groups and
-connections must not leave cycles behind.
+Nothing here bounds what a request allocates: `protocol/codec.py` bounds the memory that decoding takes, and strings.
 """
 
 from __future__ import annotations
@@ -28,14 +19,36 @@ from typing import Any, TypeVar
 
 from spark_klog.errors import ConfigError, LogRetired
 
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_K = TypeVar("_K", bound=Hashable)
 #: Processor time of a full collection above which its survivors are frozen.
 _LONG_SECONDS = 0.005
 _FULL = 2
+#: Characters of the longest id that a client may choose: of a group, member, client or transaction. Kafka's only limit
+#: is that of a string, 32,767 bytes, but ids are kept, and are parts of other ids, records and answers.
+MAX_ID_LENGTH = 1024
+#: A round of the loop takes some 0.03 ms; who waits behind fifty others waits for as many turns.
+_TURN_SECONDS = 0.001
+#: A task that has not taken turns for so long begins one at once.
+_REST_SECONDS = 0.02
+#: Elements of a response above which encoding takes longer than a turn.
+_MANY = 1000
+#: How long work may run in the event loop before others get their turn.
+_SLICE_SECONDS = 0.002
+#: A pause is this many times as long as the round before it.
+_REST_FACTOR = 3
+_LONGEST_REST_SECONDS = 1.0
 
 
 @contextmanager
 def short_collections() -> Iterator[None]:
-    """Freeze the survivors of slow full collections while the context is open."""
+    """Freeze the survivors of slow full collections while the context is open.
+
+    A collection stops all threads while it scans; a full one scans all objects: 50 ms for 2,000 topics, a second for a
+    million offsets. Later collections skip what is frozen (`gc.freeze`). Frozen objects are still freed when their last
+    reference goes, but frozen cycles never are: logs, topics, groups and connections must not leave cycles behind.
+    """
     started = 0.0
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -65,20 +78,6 @@ def uncollected() -> Iterator[None]:
         gc.freeze()
         if was_enabled:
             gc.enable()
-
-
-#: Characters of the longest id that a client may choose: of a group, member, client or transaction. Kafka's only limit
-#: is that of a string, 32,767 bytes, but ids are kept, and are parts of other ids, records and answers.
-MAX_ID_LENGTH = 1024
-#: A round of the loop takes some 0.03 ms; who waits behind fifty others waits for as many turns.
-_TURN_SECONDS = 0.001
-#: A task that has not taken turns for so long begins one at once.
-_REST_SECONDS = 0.02
-#: Elements of a response above which encoding takes longer than a turn.
-_MANY = 1000
-
-T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
 
 
 class Turns:
@@ -126,7 +125,7 @@ class Turns:
             self._call_soon()
 
 
-def distinct(entries: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[T]:
+def distinct(entries: Iterable[_T], key: Callable[[_T], Hashable]) -> Iterator[_T]:
     """Skip entries whose key came before, so that a large answer is given only once."""
     seen = set()
     for entry in entries:
@@ -136,7 +135,7 @@ def distinct(entries: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[T]:
             yield entry
 
 
-def repeated(keys: Iterable[K]) -> dict[K, None]:
+def repeated(keys: Iterable[_K]) -> dict[_K, None]:
     """The keys that come more than once, in order."""
     return {key: None for key, count in Counter(keys).items() if count > 1}
 
@@ -155,15 +154,6 @@ def has_many_elements(message: dict[str, Any]) -> bool:
                         if isinstance(inner, list):
                             count += len(inner)
     return count > _MANY
-
-
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-#: How long work may run in the event loop before others get their turn.
-_SLICE_SECONDS = 0.002
-#: A pause is this many times as long as the round before it.
-_REST_FACTOR = 3
-_LONGEST_REST_SECONDS = 1.0
 
 
 class BackgroundTasks:

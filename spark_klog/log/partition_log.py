@@ -14,7 +14,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from spark_klog.log.partition_files import (
     write_overrides,
     write_topic_id,
 )
-from spark_klog.log.producer_state import SNAPSHOT, ProducerState, check_batches, headers_at
+from spark_klog.log.producer_state import SNAPSHOT, check_batches, headers_at
 from spark_klog.log.recovery import open_segments
 from spark_klog.log.segments import segment as lookup, segment as timestamp_lookup
 from spark_klog.log.segments.index import IndexMemory
@@ -50,6 +50,15 @@ from spark_klog.records.kernels.batch_run import MAX_RELATIVE, run_of
 
 _log = logging.getLogger(__name__)
 _RETRY_MS = 60_000
+_NONE = -1
+_DAY_MS = 24 * 3600 * 1000
+_PRODUCER_EXPIRATION_MS = _DAY_MS
+#: How far ahead of this one a producer's clock may well be (Kafka 4's message.timestamp.after.max.ms).
+_SKEW_MS = 3600 * 1000
+_LOCAL = FileSystem()
+#: How many segments a request may delete while other requests wait.
+SEGMENTS_AT_ONCE = 8
+_Result = TypeVar("_Result")
 
 
 class DeletedFiles:
@@ -96,37 +105,8 @@ class DeletedFiles:
             raise failure
 
 
-class SegmentFacts(NamedTuple):
-    """A segment: its end offset, size in bytes, and largest timestamp (ms) or else the time of its last write."""
-
-    end: int
-    size: int
-    newest_ms: int
-
-
-def facts_of(segments: Sequence[Segment], end_offset: int) -> Iterator[SegmentFacts]:
-    """Yield the facts of a log's segments, lazily: retention rarely needs more than the first."""
-    ends = [segment.base_offset for segment in segments[1:]] + [end_offset]
-    for segment, end in zip(segments, ends, strict=True):
-        newest = segment.max_timestamp
-        yield SegmentFacts(end, segment.size, newest if newest >= 0 else segment.made_ms)
-
-
-def expired(segments: Iterable[SegmentFacts], config: LogConfig, size: int, start_offset: int, now_ms: int) -> int:
-    """How many of the oldest segments to delete; `size` is the sum of all segments, including the active one.
-
-    A segment is deleted if it ends at or before `start_offset`; with cleanup.policy=delete also if its newest record is
-    older than retention.ms, or if the log without it still has retention.bytes. The count stops at the first to keep.
-    """
-    count = 0
-    for segment in segments:
-        too_old = config.deletes and 0 <= config.retention_ms < now_ms - segment.newest_ms
-        too_much = config.deletes and 0 <= config.retention_bytes <= size - segment.size
-        if not (segment.end <= start_offset or too_old or too_much):
-            break
-        count += 1
-        size -= segment.size
-    return count
+class BatchTooLarge(ConfigError):
+    """A record batch is larger than `max.message.bytes`."""
 
 
 class Appended(NamedTuple):
@@ -184,9 +164,6 @@ def is_full(active: Segment, size: int, timestamp: int, config: LogConfig, now_m
     return (timestamp - first if first >= 0 and timestamp >= 0 else now_ms - active.made_ms) > config.segment_ms
 
 
-_Result = TypeVar("_Result")
-
-
 def _result(steps: Steps[_Result]) -> _Result:
     answer: object = None
     while True:
@@ -198,24 +175,77 @@ def _result(steps: Steps[_Result]) -> _Result:
         answer = None if work is None else work()
 
 
-class ReadableLog:
-    """The base of `PartitionLog`, which changes these attributes."""
+class PartitionLog:
+    """An open log. One thread at a time may change it; creates `directory` if it is missing.
 
-    topic: str
-    partition: int
-    #: The first and the next offset.
-    start_offset: int
-    end_offset: int
-    producers: ProducerState
-    flushed: Flushed
-    config: LogConfig
-    #: Why the log rejects appends until it is reopened.
-    failure: OSError | None
-    #: False once it is closed or retired.
-    is_open: bool
-    _segments: tuple[Segment, ...]
-    _epochs: LeaderEpochs
-    _now_ms: Callable[[], int]
+    `clean`: the last stop was clean. `recovery_point`: the log was flushed up to this offset. `start_offset`: records
+    before it were deleted. Raises what `recovery.open_segments` raises.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: LogConfig,
+        topic_id: UUID | None = None,
+        *,
+        clean: bool = False,
+        recovery_point: int = 0,
+        start_offset: int = 0,
+        overrides: Mapping[str, Any] | None = None,
+        files: FileSystem = _LOCAL,
+        now_ms: Callable[[], int] = system_ms,
+        memory: IndexMemory | None = None,
+    ) -> None:
+        parsed = partition_of_folder(directory.name)
+        if parsed is None:
+            raise ConfigError(f"{directory} is not named TOPIC-PARTITION")
+        self.topic, self.partition = parsed
+        self.directory = directory
+        self.files = files
+        self._now_ms = now_ms
+        self.kernel = kernels.load()
+        is_new_folder = files.make_folder(directory)
+        self._defaults = config
+        self._overrides = read_overrides(files, directory)
+        if overrides is not None and overrides != self._overrides:  # the folder may be left from a failed creation
+            write_overrides(files, directory, overrides)
+            self._overrides = dict(overrides)
+        self.config = replace(config, **self._overrides)
+        #: None until `set_topic_id`: Kafka before 2.8 has no topic ids.
+        self.topic_id = topic_id_of(files, directory)
+        if self.topic_id is None and topic_id is not None:
+            self.set_topic_id(topic_id)
+        self._memory = IndexMemory() if memory is None else memory
+        opened = open_segments(
+            files,
+            directory,
+            self.config,
+            clean=clean,
+            recovery_point=recovery_point,
+            start_offset=start_offset,
+            now_ms=now_ms(),
+            memory=self._memory,
+        )
+        self._segments, self.end_offset, self.producers = opened
+        self.start_offset = max(start_offset, self._segments[0].base_offset)
+        self.producers.forget_before(self.start_offset)
+        self._epochs = LeaderEpochs(files, directory)
+        if is_new_folder:
+            self._epochs.begin(self.end_offset)  # here, so that the first append does not wait for the disk
+        # The folder's directory entry may not be on disk: the folder is new, or from before a crash or a failure.
+        is_new_name = is_new_folder or not clean or not self.end_offset
+        self.flushed = Flushed(files, directory, min(recovery_point, self.end_offset), now_ms, has_new_name=is_new_name)
+        #: Why the log rejects appends until it is reopened.
+        self.failure: OSError | None = None
+        #: False once it is closed or retired.
+        self.is_open = True
+        #: Compacted segments are replacing others: their files have no other use until that is done.
+        self.is_swapping = False
+        #: Whether a timestamp in the future has been logged.
+        self._has_warned = False
+        self.deleted_files = DeletedFiles(files, now_ms)
+        #: Since it was opened: offsets before the appends, bytes appended, segments that retention deleted.
+        self.opened_at, self.appended_bytes, self.expired_segments = self.end_offset, 0, 0
 
     @property
     def segments(self) -> tuple[Segment, ...]:
@@ -331,99 +361,28 @@ class ReadableLog:
         return self._count_expired() == len(self._segments)
 
     def _count_expired(self) -> int:
-        facts = facts_of(self._segments, self.end_offset)
-        return expired(facts, self.config, self.size, self.start_offset, self._now_ms())
+        """How many of the oldest segments to delete; the count stops at the first to keep.
+
+        A segment is deleted if it ends at or before the log's start; with cleanup.policy=delete also if its newest
+        record is older than retention.ms, or if the log without it still has retention.bytes.
+        """
+        config, now_ms, size, count = self.config, self._now_ms(), self.size, 0
+        ends = [segment.base_offset for segment in self._segments[1:]] + [self.end_offset]
+        for segment, end in zip(self._segments, ends, strict=True):
+            newest_ms = segment.max_timestamp if segment.max_timestamp >= 0 else segment.made_ms
+            is_old = config.deletes and 0 <= config.retention_ms < now_ms - newest_ms
+            is_much = config.deletes and 0 <= config.retention_bytes <= size - segment.size
+            if not (end <= self.start_offset or is_old or is_much):
+                break
+            count += 1
+            size -= segment.size
+        return count
 
     @property
     def is_flush_due(self) -> bool:
         """Whether flush.ms requires a flush."""
         is_over = self._now_ms() - self.flushed.at_ms >= self.config.flush_ms
         return is_over and self.recovery_point < self.end_offset and self.failure is None and self.is_open
-
-
-_NONE = -1
-_DAY_MS = 24 * 3600 * 1000
-_PRODUCER_EXPIRATION_MS = _DAY_MS
-#: How far ahead of this one a producer's clock may well be (Kafka 4's message.timestamp.after.max.ms).
-_SKEW_MS = 3600 * 1000
-_LOCAL = FileSystem()
-#: How many segments a request may delete while other requests wait.
-SEGMENTS_AT_ONCE = 8
-
-
-class BatchTooLarge(ConfigError):
-    """A record batch is larger than `max.message.bytes`."""
-
-
-class PartitionLog(ReadableLog):
-    """An open log. One thread at a time may change it; creates `directory` if it is missing.
-
-    `clean`: the last stop was clean. `recovery_point`: the log was flushed up to this offset. `start_offset`: records
-    before it were deleted. Raises what `recovery.open_segments` raises.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        config: LogConfig,
-        topic_id: UUID | None = None,
-        *,
-        clean: bool = False,
-        recovery_point: int = 0,
-        start_offset: int = 0,
-        overrides: Mapping[str, Any] | None = None,
-        files: FileSystem = _LOCAL,
-        now_ms: Callable[[], int] = system_ms,
-        memory: IndexMemory | None = None,
-    ) -> None:
-        parsed = partition_of_folder(directory.name)
-        if parsed is None:
-            raise ConfigError(f"{directory} is not named TOPIC-PARTITION")
-        self.topic, self.partition = parsed
-        self.directory = directory
-        self.files = files
-        self._now_ms = now_ms
-        self.kernel = kernels.load()
-        is_new_folder = files.make_folder(directory)
-        self._defaults = config
-        self._overrides = read_overrides(files, directory)
-        if overrides is not None and overrides != self._overrides:  # the folder may be left from a failed creation
-            write_overrides(files, directory, overrides)
-            self._overrides = dict(overrides)
-        self.config = replace(config, **self._overrides)
-        #: None until `set_topic_id`: Kafka before 2.8 has no topic ids.
-        self.topic_id = topic_id_of(files, directory)
-        if self.topic_id is None and topic_id is not None:
-            self.set_topic_id(topic_id)
-        self._memory = IndexMemory() if memory is None else memory
-        opened = open_segments(
-            files,
-            directory,
-            self.config,
-            clean=clean,
-            recovery_point=recovery_point,
-            start_offset=start_offset,
-            now_ms=now_ms(),
-            memory=self._memory,
-        )
-        self._segments, self.end_offset, self.producers = opened
-        self.start_offset = max(start_offset, self._segments[0].base_offset)
-        self.producers.forget_before(self.start_offset)
-        self._epochs = LeaderEpochs(files, directory)
-        if is_new_folder:
-            self._epochs.begin(self.end_offset)  # here, so that the first append does not wait for the disk
-        # The folder's directory entry may not be on disk: the folder is new, or from before a crash or a failure.
-        is_new_name = is_new_folder or not clean or not self.end_offset
-        self.flushed = Flushed(files, directory, min(recovery_point, self.end_offset), now_ms, has_new_name=is_new_name)
-        self.failure: OSError | None = None
-        self.is_open = True
-        #: Compacted segments are replacing others: their files have no other use until that is done.
-        self.is_swapping = False
-        #: Whether a timestamp in the future has been logged.
-        self._has_warned = False
-        self.deleted_files = DeletedFiles(files, now_ms)
-        #: Since it was opened: offsets before the appends, bytes appended, segments that retention deleted.
-        self.opened_at, self.appended_bytes, self.expired_segments = self.end_offset, 0, 0
 
     def set_topic_id(self, topic_id: UUID) -> None:
         """Set the topic's id of a log that has none; OSError."""

@@ -117,7 +117,7 @@ async def _find(broker: Broker, log: PartitionLog, timestamp: int, *, is_committ
 
 
 async def _search(broker: Broker, log: PartitionLog, timestamp: int | None) -> tuple[int, int] | None:
-    """See `ReadableLog.search`; starts over if what it looks through was deleted or compacted meanwhile."""
+    """See `PartitionLog.search`; starts over if what it looks through was deleted or compacted meanwhile."""
     while True:
         segments = log.segments
         try:
