@@ -25,6 +25,10 @@ from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
 Key = tuple[str, int]
+_FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
+_MAX_ID = _MAX_EPOCH = 0x7FFFFFFF
+#: Memory of a partition beside its topic's name: an upper estimate.
+_PARTITION_BYTES = 600
 
 
 class Purgatory:
@@ -68,12 +72,6 @@ class Purgatory:
                     waiters.discard(waiter)
                     if not waiters:
                         del self._waiting[key]
-
-
-_FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
-_MAX_ID = _MAX_EPOCH = 0x7FFFFFFF
-#: Memory of a partition beside its topic's name: an upper estimate.
-_PARTITION_BYTES = 600
 
 
 class PartitionKey(NamedTuple):

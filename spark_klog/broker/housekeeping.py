@@ -26,6 +26,7 @@ from spark_klog.log.partition_log import SEGMENTS_AT_ONCE, PartitionLog
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _LONGEST_PAUSE = 1.0
+_RETRY_SECONDS = 1.0
 
 
 class _Stopping(Exception):
@@ -106,9 +107,6 @@ async def _dirtiest(logs: LogDirectory, now_ms: int) -> tuple[PartitionLog, Clea
             dirtiest = log, found
         await pace.rest()
     return dirtiest
-
-
-_RETRY_SECONDS = 1.0
 
 
 async def keep_house(broker: Broker) -> None:

@@ -59,6 +59,9 @@ _VIEWS = (Primitive.BYTES, Primitive.RECORDS)
 _DICT_BYTES, _FIELD_BYTES, _VALUE_BYTES, _VIEW_BYTES = 120, 50, 150, 240
 #: A copy of shorter bytes is cheaper than a part of their own.
 _COPIED_BYTES = 4096
+_REQUEST_HEADER = Packing(">hhi")
+#: What decoding raises; the latter three where the bytes end too early, or a string is no UTF-8.
+_UNREADABLE = (DecodeError, StructError, IndexError, UnicodeDecodeError)
 
 
 def _decoded_bytes(kind: Primitive | Struct) -> int:
@@ -466,9 +469,6 @@ def _encoder(kind: Type, version: int, flexible: bool, what: str, nullable: bool
     return source.encoder(what)
 
 
-_REQUEST_HEADER = Packing(">hhi")
-
-
 def encode_request(api: Api, version: int, correlation_id: int, client_id: str | None, message: Message) -> Writer:
     """Encode a request with its header, without the frame's size. `EncodeError` names the field that does not fit."""
     writer = Writer()
@@ -557,10 +557,6 @@ def _decoded(what: str, reader: Reader, decode: Decode) -> Message:
         return decode(reader)  # type: ignore[no-any-return]
     except _UNREADABLE as error:
         raise _unreadable(what, reader, error) from None
-
-
-#: What decoding raises; the latter three where the bytes end too early, or a string is no UTF-8.
-_UNREADABLE = (DecodeError, StructError, IndexError, UnicodeDecodeError)
 
 
 def _unreadable(what: str, reader: Reader, error: Exception) -> DecodeError:

@@ -49,6 +49,20 @@ _MOST_OF_A_BLOCK = 128 * 1024
 #: What a stream of libzstd, Java's too, takes at most; compressors use it from level 20 on.
 _LARGEST_WINDOW = 128 << 20
 _CHECKSUM_OF_NOTHING = bytes.fromhex("99e9d851")
+#: Bytes that one compressed batch may decompress to, by default.
+MAX_DECOMPRESSED = 256 * 1024 * 1024
+_PIECE = 4 * 1024 * 1024
+_GZIP = 31
+_GZIP_INPUT, _GZIP_LEAST_INPUT = 256 * 1024, 1024
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK = 32 * 1024
+_SIZE = Struct(">i")
+_XERIAL_MAGIC_AS_SIZE: int = _SIZE.unpack_from(_XERIAL_MAGIC)[0]
+_LZ4_FAST, _KAFKA_LZ4_FAST = 0, 9
+_ZSTD_IS_FULL = "did not decompress full frame"
+_ZSTD_KEPT_WINDOW = 8 * 1024 * 1024
+_ZSTD_KEPT_LEVEL = 9
 
 
 class ZstdFrame(NamedTuple):
@@ -118,23 +132,6 @@ def _blocks(view: memoryview, position: int) -> tuple[int, int]:
 
 def _cut_off() -> DecodeError:
     return DecodeError("zstd data are cut off")
-
-
-#: Bytes that one compressed batch may decompress to, by default.
-MAX_DECOMPRESSED = 256 * 1024 * 1024
-
-_PIECE = 4 * 1024 * 1024
-_GZIP = 31
-_GZIP_INPUT, _GZIP_LEAST_INPUT = 256 * 1024, 1024
-_XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_XERIAL_HEADER = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
-_XERIAL_BLOCK = 32 * 1024
-_SIZE = Struct(">i")
-_XERIAL_MAGIC_AS_SIZE: int = _SIZE.unpack_from(_XERIAL_MAGIC)[0]
-_LZ4_FAST, _KAFKA_LZ4_FAST = 0, 9
-_ZSTD_IS_FULL = "did not decompress full frame"
-_ZSTD_KEPT_WINDOW = 8 * 1024 * 1024
-_ZSTD_KEPT_LEVEL = 9
 
 
 @dataclass(frozen=True)

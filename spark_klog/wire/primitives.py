@@ -28,6 +28,9 @@ Buffer = bytes | bytearray | memoryview
 TAG_BYTES = 240
 #: Bytes of the longest STRING in either form, as in Kafka (Short.MAX_VALUE).
 MAX_STRING = 0x7FFF
+SIZE = Struct(">i")
+#: The largest request that a broker accepts (Kafka: socket.request.max.bytes), and the largest response for a client.
+MAX_FRAME = 100 * 1024 * 1024
 
 
 class AllowanceExceeded(DecodeError):
@@ -299,12 +302,6 @@ def append_uvarint(target: bytearray, value: int) -> None:
         target.append(value & 0x7F | 0x80)
         value >>= 7
     target.append(value)
-
-
-SIZE = Struct(">i")
-
-#: The largest request that a broker accepts (Kafka: socket.request.max.bytes), and the largest response for a client.
-MAX_FRAME = 100 * 1024 * 1024
 
 
 def frame_size(prefix: Buffer, limit: int = MAX_FRAME) -> int:

@@ -25,6 +25,8 @@ _PLAIN_OFFSET = Struct(">hqihq")
 _VALUE_VERSION = 3
 #: The only version of an offset value with an expiry time.
 _EXPIRING = 1
+#: The committed offset has no expiry time of its own.
+NO_EXPIRY = -1
 
 
 class OffsetKey(NamedTuple):
@@ -39,10 +41,6 @@ class GroupKey(NamedTuple):
     """Key of a group."""
 
     group: str
-
-
-#: The committed offset has no expiry time of its own.
-NO_EXPIRY = -1
 
 
 class Committed(NamedTuple):

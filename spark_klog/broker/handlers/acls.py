@@ -14,6 +14,7 @@ from spark_klog.protocol.codec import Message
 
 #: Response of DescribeAcls, CreateAcls and DeleteAcls until a user has a rule.
 WITHOUT_RULES = "no user has rules: everything is allowed until a user in the users file has admin = true"
+_log = logging.getLogger(__name__)
 
 
 async def describe_acls(broker: Broker, request: Request, message: Message) -> Message:
@@ -68,9 +69,6 @@ def filter_of(message: Message) -> AclFilter:
 
 def _refused(code: ErrorCode, reason: str) -> Message:
     return {"error_code": code, "error_message": reason, "resources": []}
-
-
-_log = logging.getLogger(__name__)
 
 
 async def create_acls(broker: Broker, request: Request, message: Message) -> Message:

@@ -25,6 +25,14 @@ from spark_klog.protocol.apis import BY_KEY
 from spark_klog.protocol.codec import Message
 
 _UNKNOWN_EPOCH = -1
+_log = logging.getLogger(__name__)
+_USER, _CLIENT_ID, _IP = "user", "client-id", "ip"
+_MAX_PARTITIONS = 2000
+#: There are none without replication; the schema allows null, but Java's admin client fails on it.
+_NO_ELIGIBLE: Message = {"eligible_leader_replicas": [], "last_known_elr": []}
+#: Versions 10 and 11 return topic ids, but can't request topics by id (KIP-516).
+_FIRST_BY_ID = 12
+_BROKERS = 1
 
 
 def missing_topic(name: str | None, topic_id: UUID | None, code: ErrorCode) -> Message:
@@ -69,9 +77,6 @@ def _partition(
     }
 
 
-_USER, _CLIENT_ID, _IP = "user", "client-id", "ip"
-
-
 def describe_client_quotas(broker: Broker, request: Request, message: Message) -> Message:
     """DescribeClientQuotas v0-1 (KIP-546): the broker has no quotas, so the result is always empty."""
     if not broker.authorizer.is_admin(request.session):
@@ -108,11 +113,6 @@ def _alter(entry: dict[str, Any], is_admin: bool) -> Message:
     return {"error_code": ErrorCode.NONE}
 
 
-_MAX_PARTITIONS = 2000
-#: There are none without replication; the schema allows null, but Java's admin client fails on it.
-_NO_ELIGIBLE: Message = {"eligible_leader_replicas": [], "last_known_elr": []}
-
-
 async def describe_topic_partitions(broker: Broker, request: Request, message: Message) -> Message:
     """DescribeTopicPartitions v0 (KIP-966): metadata in pages; the cursor names the next page's first partition."""
     limit = min(max(1, message["response_partition_limit"]), _MAX_PARTITIONS)
@@ -145,11 +145,6 @@ async def describe_topic_partitions(broker: Broker, request: Request, message: M
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": next_index}}
         limit -= len(partitions)
     return {"topics": topics}
-
-
-_log = logging.getLogger(__name__)
-#: Versions 10 and 11 return topic ids, but can't request topics by id (KIP-516).
-_FIRST_BY_ID = 12
 
 
 async def metadata(broker: Broker, request: Request, message: Message) -> Message:
@@ -243,9 +238,6 @@ def describe_log_dirs(broker: Broker, request: Request, message: Message) -> Mes
         "usable_bytes": disk.free,
     }
     return {"results": [result]}
-
-
-_BROKERS = 1
 
 
 def describe_cluster(broker: Broker, request: Request, message: Message) -> Message:

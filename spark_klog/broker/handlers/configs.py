@@ -41,6 +41,9 @@ _LEVELS = {
 }
 #: Kafka's names by Python's levels; Python has no TRACE.
 _NAMES = {number: name for name, number in _LEVELS.items() if name != "TRACE"}
+_FIRST_WITH_TYPES = 1
+_REFUSALS = {TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED, GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED}
+Changed = Callable[[Mapping[str, str], list[dict[str, Any]]], dict[str, str]]
 
 
 def levels() -> dict[str, str]:
@@ -66,9 +69,6 @@ def set_levels(changes: Mapping[str, str | None], *, validate_only: bool = False
 
 def _logger(name: str) -> logging.Logger:
     return logging.getLogger(None if name == ROOT else name)
-
-
-_FIRST_WITH_TYPES = 1
 
 
 def list_config_resources(broker: Broker, request: Request, message: Message) -> Message:
@@ -146,10 +146,6 @@ def _logger_entry(name: str, level: str) -> Message:
         "synonyms": [],
         "documentation": None,
     }
-
-
-_REFUSALS = {TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED, GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED}
-Changed = Callable[[Mapping[str, str], list[dict[str, Any]]], dict[str, str]]
 
 
 async def alter_configs(broker: Broker, request: Request, message: Message) -> Message:

@@ -22,6 +22,12 @@ from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
+#: Mechanisms by Kafka's numbers.
+MECHANISMS = {1: SCRAM_SHA_256, 2: SCRAM_SHA_512}
+_MAX_SALT_BYTES = 1024
+_WITHOUT_ADMINS = "only admins alter credentials: give a user admin = true in the file klog.users.file"
+#: Changes of one user: a new credential by mechanism, None to remove it.
+_Changes = dict[str, Credential | None]
 
 
 def sasl_handshake(broker: Broker, request: Request, message: Message) -> Message:
@@ -56,10 +62,6 @@ async def step(broker: Broker, session: Session, token: bytes | bytearray | memo
         raise
 
 
-#: Mechanisms by Kafka's numbers.
-MECHANISMS = {1: SCRAM_SHA_256, 2: SCRAM_SHA_512}
-
-
 def describe_user_scram_credentials(broker: Broker, request: Request, message: Message) -> Message:
     """DescribeUserScramCredentials v0 (KIP-554): mechanisms and iterations of users in the users file."""
     if not broker.authorizer.is_admin(request.session):
@@ -92,13 +94,6 @@ def _result(name: str, user: User | None, times_asked: int = 1) -> Message:
         if mechanism in user.credentials
     ]
     return {"user": name, "error_code": ErrorCode.NONE, "credential_infos": infos}
-
-
-_MAX_SALT_BYTES = 1024
-_WITHOUT_ADMINS = "only admins alter credentials: give a user admin = true in the file klog.users.file"
-
-#: Changes of one user: a new credential by mechanism, None to remove it.
-_Changes = dict[str, Credential | None]
 
 
 async def alter_user_scram_credentials(broker: Broker, request: Request, message: Message) -> Message:

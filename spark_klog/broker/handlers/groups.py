@@ -13,6 +13,12 @@ from spark_klog.protocol.tables.groups import GROUP, TRANSACTION
 
 _CLASSIC = "classic"
 _FIRST_WITH_STATE, _FIRST_WITH_TYPE = 4, 5
+_FIRST_NOT_FOUND = 6
+_FIRST_WITH_MEMBERS = 3
+_FIRST_WITH_PROTOCOL = 5
+#: Far more than there are assignors; each join of a member compares its protocols with those of all others.
+_MAX_PROTOCOLS = 100
+_FIRST_WITH_REBALANCE_TIMEOUT, _FIRST_WITH_IDS, _FIRST_NULL_PROTOCOL, _FIRST_SKIPPING = 1, 4, 7, 9
 
 
 def list_groups(broker: Broker, request: Request, message: Message) -> Message:
@@ -34,9 +40,6 @@ def list_groups(broker: Broker, request: Request, message: Message) -> Message:
             entry["group_type"] = _CLASSIC
         listed.append(entry)
     return {"error_code": ErrorCode.NONE, "groups": listed}
-
-
-_FIRST_NOT_FOUND = 6
 
 
 async def describe_groups(broker: Broker, request: Request, message: Message) -> Message:
@@ -122,9 +125,6 @@ async def _delete(broker: Broker, group: str) -> ErrorCode:
     return code
 
 
-_FIRST_WITH_MEMBERS = 3
-
-
 async def leave_group(broker: Broker, request: Request, message: Message) -> Message:
     """LeaveGroup v0-5: remove members; from version 3 on several at once, static ones by instance id."""
     group = message["group_id"]
@@ -150,9 +150,6 @@ async def heartbeat(broker: Broker, request: Request, message: Message) -> Messa
     return {"error_code": code or broker.groups.heartbeat(group, member_id, instance_id, message["generation_id"])}
 
 
-_FIRST_WITH_PROTOCOL = 5
-
-
 async def sync_group(broker: Broker, request: Request, message: Message) -> Message:
     """SyncGroup v0-5: the leader sends the assignment, and each member gets its part."""
     group = message["group_id"]
@@ -171,11 +168,6 @@ async def sync_group(broker: Broker, request: Request, message: Message) -> Mess
     if request.version < _FIRST_WITH_PROTOCOL:
         answer = {"error_code": answer["error_code"], "assignment": answer["assignment"]}
     return answer
-
-
-#: Far more than there are assignors; each join of a member compares its protocols with those of all others.
-_MAX_PROTOCOLS = 100
-_FIRST_WITH_REBALANCE_TIMEOUT, _FIRST_WITH_IDS, _FIRST_NULL_PROTOCOL, _FIRST_SKIPPING = 1, 4, 7, 9
 
 
 async def join_group(broker: Broker, request: Request, message: Message) -> Message:

@@ -15,6 +15,10 @@ from spark_klog.log.segments.segment import Steps
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
 
+_log = logging.getLogger(__name__)
+_UNKNOWN = (-1, -1)
+_READ_COMMITTED = 1
+
 
 async def offset_for_leader_epoch(broker: Broker, request: Request, message: Message) -> Message:
     """OffsetForLeaderEpoch v0-4 (KIP-101, KIP-320): end offset of a leader epoch; consumers detect truncation by it."""
@@ -34,11 +38,6 @@ async def _end_of_epoch(broker: Broker, request: Request, topic: str, entry: dic
         return {"partition": index, "error_code": log}
     epoch, end = log.end_of_epoch(entry["leader_epoch"])
     return {"partition": index, "error_code": ErrorCode.NONE, "leader_epoch": epoch, "end_offset": end}
-
-
-_log = logging.getLogger(__name__)
-_UNKNOWN = (-1, -1)
-_READ_COMMITTED = 1
 
 
 async def list_offsets(broker: Broker, request: Request, message: Message) -> Message:

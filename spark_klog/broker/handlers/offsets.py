@@ -28,6 +28,11 @@ _log = logging.getLogger(__name__)
 _AT_ONCE = 100
 #: This version commits to and fetches from the shared directories.
 _DIRECTORIES = 0
+_Codes = dict[tuple[str, int], ErrorCode]
+_Offsets = dict[tuple[str, int], Commit]
+#: Offsets encoded in the event loop, which takes a few milliseconds.
+_ENCODED_AT_ONCE = 200
+_NO_MEMBER = -1
 
 
 def _subscribed(broker: Broker, group_id: str) -> set[str] | None:
@@ -174,12 +179,6 @@ def _entry(partition: int, committed: Committed | None, code: ErrorCode) -> Mess
     }
 
 
-_Codes = dict[tuple[str, int], ErrorCode]
-_Offsets = dict[tuple[str, int], Commit]
-#: Offsets encoded in the event loop, which takes a few milliseconds.
-_ENCODED_AT_ONCE = 200
-
-
 class _CheckedOffsets(NamedTuple):
     """Preliminary error codes by partition, offsets to commit, and the ids of their topics."""
 
@@ -307,9 +306,6 @@ async def offset_commit(broker: Broker, request: Request, message: Message) -> M
         except (OSError, DirectoryError, ConfigError) as error:
             codes |= _log_failure(group, offsets, error)
     return _commit_response(message, codes)
-
-
-_NO_MEMBER = -1
 
 
 async def txn_offset_commit(broker: Broker, request: Request, message: Message) -> Message:

@@ -27,6 +27,14 @@ from spark_klog.protocol.codec import Message
 _log = logging.getLogger(__name__)
 _HIGH_WATERMARK = -1
 _NONE = -1
+_DEFAULT = -1
+#: None of the entries counts, as in Kafka: which one is meant?
+NAMED_TWICE = "the request names it more than once"
+_CODES: dict[type[Exception], ErrorCode] = {
+    UnknownTopic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    InvalidPartitions: ErrorCode.INVALID_PARTITIONS,
+    InvalidAssignment: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+}
 
 
 async def delete_records(broker: Broker, request: Request, message: Message) -> Message:
@@ -63,11 +71,6 @@ async def _delete_records_before(broker: Broker, request: Request, topic: str, e
         return result | {"error_code": ErrorCode.KAFKA_STORAGE_ERROR}
     _log.info("%s (%s) deleted the records of %s-%d before %d", request.client_id, request.peer, topic, index, start)
     return result | {"low_watermark": start, "error_code": ErrorCode.NONE}
-
-
-_DEFAULT = -1
-#: None of the entries counts, as in Kafka: which one is meant?
-NAMED_TWICE = "the request names it more than once"
 
 
 async def create_topics(broker: Broker, request: Request, message: Message) -> Message:
@@ -153,13 +156,6 @@ def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:
     return sorted(assignment) == list(range(len(assignment))) and all(
         len(replicas) == 1 and replicas[0] in broker.registry.brokers for replicas in assignment.values()
     )
-
-
-_CODES: dict[type[Exception], ErrorCode] = {
-    UnknownTopic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    InvalidPartitions: ErrorCode.INVALID_PARTITIONS,
-    InvalidAssignment: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-}
 
 
 async def create_partitions(broker: Broker, request: Request, message: Message) -> Message:

@@ -11,6 +11,7 @@ from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
 _STATES = {state.text for state in State}
+_NONE = -1
 
 
 def list_transactions(broker: Broker, request: Request, message: Message) -> Message:
@@ -74,9 +75,6 @@ async def _describe(broker: Broker, request: Request, transactional_id: str) -> 
         "producer_epoch": found.producer.epoch,
         "topics": [{"topic": topic, "partitions": partitions} for topic, partitions in topics.items()],
     }
-
-
-_NONE = -1
 
 
 async def describe_producers(broker: Broker, request: Request, message: Message) -> Message:

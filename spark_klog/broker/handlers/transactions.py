@@ -20,6 +20,11 @@ from spark_klog.protocol.apis import (
 )
 from spark_klog.protocol.codec import Message
 
+_log = logging.getLogger(__name__)
+_FIELDS = ("transactional_id", "producer_id", "producer_epoch", "topics")
+_FIRST_BATCHED = 4
+_NONE = -1
+
 
 async def write_txn_markers(broker: Broker, request: Request, message: Message) -> Message:
     """WriteTxnMarkers v1: end transactions in partitions that this broker leads, for another broker or an admin."""
@@ -52,9 +57,6 @@ async def end_txn(broker: Broker, request: Request, message: Message) -> Message
     return {"error_code": as_known(END_TXN, request.version, code)}
 
 
-_log = logging.getLogger(__name__)
-
-
 async def add_offsets_to_txn(broker: Broker, request: Request, message: Message) -> Message:
     """AddOffsetsToTxn v0-4: add a group's partition of __consumer_offsets to a transaction, before its offsets."""
     group = message["group_id"]
@@ -69,10 +71,6 @@ async def add_offsets_to_txn(broker: Broker, request: Request, message: Message)
     keys = frozenset({(OFFSETS_TOPIC, partition)})
     code = await broker.transactions.add(message["transactional_id"], producer, keys)
     return {"error_code": as_known(ADD_OFFSETS_TO_TXN, request.version, code)}
-
-
-_FIELDS = ("transactional_id", "producer_id", "producer_epoch", "topics")
-_FIRST_BATCHED = 4
 
 
 async def add_partitions_to_txn(broker: Broker, request: Request, message: Message) -> Message:
@@ -132,9 +130,6 @@ async def _refusal(broker: Broker, request: Request, key: TopicPartition, *, ver
     topic = await broker.topic(key[0])
     is_there = topic is not None and key[1] in topic.assignment
     return ErrorCode.NONE if is_there else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-
-
-_NONE = -1
 
 
 async def init_producer_id(broker: Broker, request: Request, message: Message) -> Message:

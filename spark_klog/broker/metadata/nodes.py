@@ -9,6 +9,9 @@ from typing import TypeVar
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.trees.tree import NodeExists, Tree
 
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
 
 class TopicCollides(ConfigError):
     """The name differs from another topic's only in '.' and '_', which Kafka's metrics do not distinguish."""
@@ -28,10 +31,6 @@ class InvalidPartitions(ConfigError):
 
 class InvalidAssignment(ConfigError):
     """The partitions can't be assigned to these brokers."""
-
-
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 def create_node(tree: Tree, path: str, value: bytes, *, ephemeral: bool = False) -> bool:

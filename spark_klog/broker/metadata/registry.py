@@ -34,6 +34,10 @@ from spark_klog.trees.tree import SESSION_SECONDS, Tree
 
 _log = logging.getLogger(__name__)
 _NONE = DeletionRequest(None, frozenset())
+#: Function from a topic's own settings to its new ones.
+Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
+NO_LEADER = -1
+MAX_PARTITIONS = 10_000
 
 
 class Deletions:
@@ -198,13 +202,6 @@ class Deletions:
         """A request that does not decode asks by the name, as a tool's does."""
         path = paths.delete_topic_path(name)
         return (self._decoder.decode(paths.parse_deletion, request, path) if request else None) or _NONE
-
-
-#: Function from a topic's own settings to its new ones.
-Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
-
-NO_LEADER = -1
-MAX_PARTITIONS = 10_000
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _LONGEST_PAUSE = 1.0
+#: Size of the shared buffer, and minimum of a large frame's first buffer.
+SCRATCH_BYTES = 64 * 1024
+_MAX_QUEUED = 100
+#: For less, a copy is cheaper than setting up sendfile.
+_SENDFILE_FROM = 32 * 1024
+#: Bytes sent by one sendfile; after each the watchdog sees that the client reads.
+_SENDFILE_STEP = 1024 * 1024
+_TLS_STEP = 256 * 1024
+#: Bytes given to the socket at once, which copies what it can't send.
+_MEMORY_STEP = 256 * 1024
+#: When the broker stops: how long a client has to agree that TLS is closed. Idle ones may never read that.
+_TLS_CLOSE_SECONDS = 2.0
+#: How long the records of a client that has hung up may take.
+_LAST_SECONDS = 30.0
+_PRODUCE_KEY = PRODUCE.key.to_bytes(2, "big")
 
 
 @dataclass
@@ -183,23 +198,6 @@ class ResponseMemory:
     def release(self, sender: Connection) -> None:
         """End the count of a response that is sent or dropped; may be called again."""
         self.used -= self._held.pop(sender, 0)
-
-
-#: Size of the shared buffer, and minimum of a large frame's first buffer.
-SCRATCH_BYTES = 64 * 1024
-_MAX_QUEUED = 100
-#: For less, a copy is cheaper than setting up sendfile.
-_SENDFILE_FROM = 32 * 1024
-#: Bytes sent by one sendfile; after each the watchdog sees that the client reads.
-_SENDFILE_STEP = 1024 * 1024
-_TLS_STEP = 256 * 1024
-#: Bytes given to the socket at once, which copies what it can't send.
-_MEMORY_STEP = 256 * 1024
-#: When the broker stops: how long a client has to agree that TLS is closed. Idle ones may never read that.
-_TLS_CLOSE_SECONDS = 2.0
-#: How long the records of a client that has hung up may take.
-_LAST_SECONDS = 30.0
-_PRODUCE_KEY = PRODUCE.key.to_bytes(2, "big")
 
 
 class AnswerCut(ConnectionError):

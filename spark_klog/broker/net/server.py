@@ -50,6 +50,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _DRAIN_SECONDS = 5.0
 _LOOK_SECONDS = 0.01
+#: Interval after which a working thread yields to the event loop; each of the loop's system calls may wait that long.
+_SWITCH_SECONDS = 0.001
+#: The largest frame before authentication (Kafka: sasl.server.max.receive.size).
+_UNAUTHENTICATED_MAX = 512 * 1024
+#: Bytes that a request's decoded elements may take beyond twice its frame; enough to commit 50,000 offsets.
+_DECODED_MAX = 24 * 1024 * 1024
+#: Bytes of a frame that may take milliseconds to decode.
+_LONG_FRAME = 16 * 1024
+#: Allowance for decoding in the event loop, which then takes a few milliseconds.
+_DECODED_AT_ONCE = 512 * 1024
 
 
 class StopSignals:
@@ -77,18 +87,6 @@ async def drain(purgatory: Purgatory, connections: Collection[Connection], at_on
         for connection in list(connections):
             connection.abort()
         await asyncio.sleep(0)
-
-
-#: Interval after which a working thread yields to the event loop; each of the loop's system calls may wait that long.
-_SWITCH_SECONDS = 0.001
-#: The largest frame before authentication (Kafka: sasl.server.max.receive.size).
-_UNAUTHENTICATED_MAX = 512 * 1024
-#: Bytes that a request's decoded elements may take beyond twice its frame; enough to commit 50,000 offsets.
-_DECODED_MAX = 24 * 1024 * 1024
-#: Bytes of a frame that may take milliseconds to decode.
-_LONG_FRAME = 16 * 1024
-#: Allowance for decoding in the event loop, which then takes a few milliseconds.
-_DECODED_AT_ONCE = 512 * 1024
 
 
 class Server:

@@ -52,6 +52,16 @@ _BLOCK = 1000
 _MAX_ID = 2**63 - 1
 #: File name in the data directory.
 PRODUCER_IDS = "latest_producer_id_block"
+_RETRY_SECONDS = 0.5
+#: The marker was written, or can't or need not be written any more.
+_SETTLED = frozenset(
+    {
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+    }
+)
 
 
 class Blocks(Protocol):
@@ -122,18 +132,6 @@ class ProducerIds:
                 self._left = iter(block)
                 found = next(self._left)
             return found
-
-
-_RETRY_SECONDS = 0.5
-#: The marker was written, or can't or need not be written any more.
-_SETTLED = frozenset(
-    {
-        ErrorCode.NONE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-        ErrorCode.INVALID_PRODUCER_EPOCH,
-        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
-    }
-)
 
 
 class TransactionCoordinator:

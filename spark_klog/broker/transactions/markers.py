@@ -31,6 +31,10 @@ _CORRELATION_ID = 1
 _CLIENT_ID = "klog-broker"
 #: What `ask` and `peer_address` raise.
 UNANSWERED = (KlogError, OSError, asyncio.TimeoutError)
+_log = logging.getLogger(__name__)
+_VERSION = 1
+#: Upper bound of a marker batch.
+_MARKER_BYTES = 128
 
 
 def peer_address(registry: Registry, node: int) -> tuple[str, int]:
@@ -58,12 +62,6 @@ async def _ask(address: tuple[str, int], api: Api, version: int, message: Messag
         raise ConnectionFailed(f"{address[0]}:{address[1]} closed the connection without an answer") from None
     finally:
         writer.close()
-
-
-_log = logging.getLogger(__name__)
-_VERSION = 1
-#: Upper bound of a marker batch.
-_MARKER_BYTES = 128
 
 
 class MarkerEntry(NamedTuple):

@@ -27,6 +27,7 @@ _MAX_EPOCH = 0x7FFF
 _LAST_EPOCH = _MAX_EPOCH - 1
 
 TopicPartition = tuple[str, int]
+_BUSY, _INVALID = ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.INVALID_TXN_STATE
 
 
 class State(IntEnum):
@@ -58,8 +59,6 @@ class Event(Enum):
     COMPLETE = auto()
     EXPIRE = auto()
 
-
-_BUSY, _INVALID = ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.INVALID_TXN_STATE
 
 TRANSITIONS: dict[tuple[State, Event], State | ErrorCode] = {
     (State.EMPTY, Event.INIT): State.EMPTY,

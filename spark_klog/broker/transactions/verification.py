@@ -40,14 +40,6 @@ _FIRST: dict[tuple[int, ErrorCode], tuple[int, ErrorCode]] = {
         (_LOADING, apis.TXN_OFFSET_COMMIT, 2),
     )
 }
-
-
-def as_known(api: Api, version: int, code: ErrorCode) -> ErrorCode:
-    """The error to send to a client of this version."""
-    first, instead = _FIRST.get((api.key, code), (0, code))
-    return instead if version < first else code
-
-
 _log = logging.getLogger(__name__)
 #: First version of AddPartitionsToTxn that brokers send each other.
 _BATCHED = 4
@@ -60,6 +52,12 @@ _PASSING = frozenset(
         ErrorCode.NOT_COORDINATOR,
     }
 )
+
+
+def as_known(api: Api, version: int, code: ErrorCode) -> ErrorCode:
+    """The error to send to a client of this version."""
+    first, instead = _FIRST.get((api.key, code), (0, code))
+    return instead if version < first else code
 
 
 class Verification:
