@@ -16,12 +16,10 @@ from __future__ import annotations
 from collections.abc import Sized
 from math import inf
 from struct import Struct
-from uuid import UUID
 
 from spark_klog.errors import DecodeError, EncodeError, FrameTooLarge
 
-_INT8, _INT16, _INT32, _INT64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
-_UINT32, _FLOAT64 = Struct(">I"), Struct(">d")
+_INT16, _INT32 = Struct(">h"), Struct(">i")
 
 Buffer = bytes | bytearray | memoryview
 #: Bytes of a reader's allowance that a tagged field costs; it mostly takes time.
@@ -81,29 +79,11 @@ class Reader:
         value: int = form.unpack_from(self.buffer, start)[0]
         return value
 
-    def int8(self) -> int:
-        return self._unpack(_INT8)
-
     def int16(self) -> int:
         return self._unpack(_INT16)
 
     def int32(self) -> int:
         return self._unpack(_INT32)
-
-    def int64(self) -> int:
-        return self._unpack(_INT64)
-
-    def uint32(self) -> int:
-        return self._unpack(_UINT32)
-
-    def float64(self) -> float:
-        return self._unpack(_FLOAT64)
-
-    def boolean(self) -> bool:
-        return self._unpack(_INT8) != 0
-
-    def uuid(self) -> UUID:
-        return UUID(bytes=bytes(self.take(16)))
 
     def uvarint(self, bits: int = 32) -> int:
         result = shift = 0
@@ -142,25 +122,6 @@ class Reader:
     def nullable_string(self) -> str | None:
         size = self.int16()
         return None if size == -1 else self.text(size)
-
-    def compact_nullable_string(self) -> str | None:
-        size = self.uvarint()
-        return None if size == 0 else self.text(size - 1)
-
-    def nullable_bytes(self) -> memoryview | None:
-        size = self.int32()
-        return None if size == -1 else self.take(size)
-
-    def compact_nullable_bytes(self) -> memoryview | None:
-        size = self.uvarint()
-        return None if size == 0 else self.take(size - 1)
-
-    def count(self, compact: bool) -> int:
-        """An array's element count, -1 for null; at most the number of bytes left."""
-        count = self.uvarint() - 1 if compact else self.int32()
-        if count > self.remaining or count < -1:
-            raise DecodeError(f"array of {count} elements at position {self.position}, {self.remaining} bytes are left")
-        return count
 
     def skip_tags(self) -> None:
         """Skip tagged fields (KIP-482)."""
@@ -202,38 +163,14 @@ class Writer:
     def raw(self, data: Buffer) -> None:
         self.current += data
 
-    def int8(self, value: int) -> None:
-        self.current += _INT8.pack(value)
-
     def int16(self, value: int) -> None:
         self.current += _INT16.pack(value)
 
     def int32(self, value: int) -> None:
         self.current += _INT32.pack(value)
 
-    def int64(self, value: int) -> None:
-        self.current += _INT64.pack(value)
-
-    def uint32(self, value: int) -> None:
-        self.current += _UINT32.pack(value)
-
-    def float64(self, value: float) -> None:
-        self.current += _FLOAT64.pack(value)
-
-    def boolean(self, value: bool) -> None:
-        self.current += b"\x01" if value else b"\x00"
-
-    def uuid(self, value: UUID) -> None:
-        self.current += value.bytes
-
     def uvarint(self, value: int) -> None:
         append_uvarint(self.current, value)
-
-    def varint(self, value: int) -> None:
-        append_uvarint(self.current, (value << 1) ^ (value >> 31))
-
-    def varlong(self, value: int) -> None:
-        append_varlong(self.current, value)
 
     def nullable_string(self, value: str | None) -> None:
         if value is None:
@@ -242,37 +179,6 @@ class Writer:
         data = utf8(value)
         self.int16(len(data))
         self.current += data
-
-    def compact_nullable_string(self, value: str | None) -> None:
-        if value is None:
-            self.uvarint(0)
-            return
-        data = utf8(value)
-        self.uvarint(len(data) + 1)
-        self.current += data
-
-    def nullable_bytes(self, value: Sized | None) -> None:
-        self.int32(-1 if value is None else len(value))
-        if value is not None:
-            self._bytes(value)
-
-    def compact_nullable_bytes(self, value: Sized | None) -> None:
-        self.uvarint(0 if value is None else len(value) + 1)
-        if value is not None:
-            self._bytes(value)
-
-    def _bytes(self, value: Sized) -> None:
-        if isinstance(value, (bytes, bytearray, memoryview)) and len(value) < 4096:
-            self.current += value
-        else:
-            self.splice(value)
-
-    def count(self, count: int, compact: bool) -> None:
-        """An array's element count; -1 is null."""
-        if compact:
-            self.uvarint(count + 1)
-        else:
-            self.int32(count)
 
 
 def utf8(text: str) -> bytes:

@@ -63,10 +63,10 @@ FAULTS = (
         ("tests/wire", "tests/client/test_frame_stream.py", "tests/broker/test_bad_input.py"),
     ),
     Fault(
-        "wire-array-beyond-the-end",
+        "wire-bytes-beyond-the-end",
         "spark_klog/wire/primitives.py",
-        "if count > self.remaining or count < -1:",
-        "if count < -1:",
+        "if size < 0 or size > self.end - start:",
+        "if size < 0:",
         ("tests/wire/test_primitives.py", "tests/protocol/test_codec.py"),
     ),
     # ----- protocol
