@@ -35,7 +35,7 @@ from spark_klog.log.partition_files import (
     write_overrides,
     write_topic_id,
 )
-from spark_klog.log.producer_state import SNAPSHOT, check_batches, headers_at
+from spark_klog.log.producer_state import SNAPSHOT, check_batches
 from spark_klog.log.recovery import open_segments
 from spark_klog.log.segments import segment as lookup, segment as timestamp_lookup
 from spark_klog.log.segments.index import IndexMemory
@@ -45,7 +45,7 @@ from spark_klog.records import kernels
 from spark_klog.records.building.assignment import assign_offsets
 from spark_klog.records.contract import BatchRun, IndexState, Kernel
 from spark_klog.records.formats.batch import iter_batches
-from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.formats.batch_v2 import BatchHeader, read_batch_header
 from spark_klog.records.kernels.batch_run import MAX_RELATIVE, run_of
 
 _log = logging.getLogger(__name__)
@@ -441,7 +441,7 @@ class PartitionLog:
                 f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
                 f"{self.config.max_message_bytes}"
             )
-        producers = headers_at(data, run.producers) if run.producers else []
+        producers = [read_batch_header(data, position) for position in run.producers]
         known = (
             check_batches(self.producers, data, run.producers, producers, of_client=of_client) if producers else None
         )

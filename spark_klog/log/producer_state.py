@@ -13,7 +13,7 @@ after a restart, too. Kafka writes only the entry of the last batch, and of seve
 
 Source: KIP-98; KIP-360. Crash story: a snapshot is written completely or not at all; a start replays the log after it.
 
-Check the epochs and sequences of idempotent producers before an append (KIP-98, KIP-360).
+Before an append the epochs and sequences of idempotent producers are checked (KIP-98, KIP-360).
 
 A producer numbers its records per partition from 0 on; 2^31 - 1 is followed by 0. Rules for its record batches:
 
@@ -40,7 +40,7 @@ from typing import NamedTuple
 from spark_klog.errors import DecodeError, ErrorCode, KlogError
 from spark_klog.log.file_system import FileSystem
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.records.formats.batch_v2 import BatchHeader, read_batch_header
+from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import ABORT, EndTransactionMarker, read_marker
 from spark_klog.wire.checksums import crc32c
 
@@ -257,11 +257,6 @@ class _Known(NamedTuple):
     is_in_transaction: bool
 
 
-def headers_at(data: memoryview, positions: Sequence[int]) -> list[BatchHeader]:
-    """The headers of the record batches at these positions, all with producer ids."""
-    return [read_batch_header(data, position) for position in positions]
-
-
 def check_batches(
     state: ProducerState,
     data: memoryview,
@@ -271,8 +266,6 @@ def check_batches(
     of_client: bool,
 ) -> Duplicate | None:
     """Check the batches of one append; results and errors as in `check_clients`."""
-    if not headers:
-        return None
     if of_client:
         return check_clients(state, headers)
     for position, header in zip(positions, headers, strict=True):
