@@ -1,5 +1,6 @@
-"""Look up a host's addresses within a deadline. getaddrinfo has no timeout, and takes half a minute if no name server
-answers.
+"""Blocking calls with a deadline, in a thread of their own: any work, and the look-up of a host's addresses.
+
+getaddrinfo has no timeout, and takes half a minute if no name server answers.
 """
 
 from __future__ import annotations

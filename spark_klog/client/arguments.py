@@ -1,4 +1,7 @@
-"""Checks of the arguments of the consumer's methods: `TypeError` names the method and the argument."""
+"""Checks of the arguments of the admin client's and the consumer's methods: a wrong type is a `TypeError`.
+
+`what` names the argument in errors, `call` the method.
+"""
 
 from __future__ import annotations
 
@@ -75,11 +78,8 @@ def configs_of(what: str, value: object) -> dict[str, str]:
     return found
 
 
-_MAX_PARTITION, _MAX_OFFSET = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
-
-
 def partition_of(call: str, item: Any) -> TopicPartition:
-    """Check (topic, partition); `call` is the method's name."""
+    """Check (topic, partition)."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise TypeError(f"{call}: {item!r} must be (topic, partition)")
     return _topic(call, item[0]), _partition(call, item[1])
@@ -106,7 +106,7 @@ def starts_of(call: str, items: Any) -> list[tuple[str, int, int | None]]:
 def offset_of(call: str, offset: Any) -> int:
     """Check an offset to begin at: 0 or more, or -2 or -1."""
     number = _integer(call, "offset", offset)
-    if not EARLIEST <= number <= _MAX_OFFSET:
+    if not EARLIEST <= number <= _MAX_INT64:
         raise ConfigError(f"{call}: offset {number}: set -2 (the first one), -1 (the end), or 0 or more")
     return number
 
@@ -161,7 +161,7 @@ def _topic(call: str, topic: Any) -> str:
 
 def _partition(call: str, partition: Any) -> int:
     number = _integer(call, "partition", partition)
-    if not 0 <= number <= _MAX_PARTITION:
+    if not 0 <= number <= _MAX_INT32:
         raise ConfigError(f"{call}: partition {number} must be from 0 to 2^31 - 1")
     return number
 

@@ -401,17 +401,17 @@ class Cluster:
 
     def by_leader(
         self, partitions: Iterable[TopicPartition]
-    ) -> tuple[dict[int, dict[str, list[int]]], dict[TopicPartition, ProtocolError]]:
-        """Partitions by leader and topic, and the errors of partitions that are unknown or have no leader now."""
+    ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, ProtocolError]]:
+        """Partitions by leader, and the errors of partitions that are unknown or have no leader now."""
         wanted = list(partitions)
         unknown = {topic for topic, partition in wanted if self._leaders.get((topic, partition), -1) < 0}
         found = self.metadata(unknown) if unknown else {}
-        groups: dict[int, dict[str, list[int]]] = {}
+        groups: dict[int, list[TopicPartition]] = {}
         failures: dict[TopicPartition, ProtocolError] = {}
         for topic, partition in wanted:
             failure = self._leader_error(topic, partition, found)
             if failure is None:
-                groups.setdefault(self._leaders[topic, partition], {}).setdefault(topic, []).append(partition)
+                groups.setdefault(self._leaders[topic, partition], []).append((topic, partition))
             else:
                 failures[topic, partition] = failure
         return groups, failures

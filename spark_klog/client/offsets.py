@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -78,14 +78,14 @@ def offsets_of_led(
     retriable.
     """
     failed: dict[TopicPartition, KlogError] = {}
-    leaders: dict[int, dict[str, list[int]]] = {}
+    leaders: dict[int, list[TopicPartition]] = {}
     for topic, partition in times:
         node = cluster.last_leader(topic, partition)
         if node is None:
             what = f"partition {topic}-{partition}"
             failed[topic, partition] = ProtocolError(ErrorCode.LEADER_NOT_AVAILABLE, what)
         else:
-            leaders.setdefault(node, {}).setdefault(topic, []).append(partition)
+            leaders.setdefault(node, []).append((topic, partition))
     found, refused = _offsets_at(cluster, leaders, times, isolation_level)
     for refusal in refused.values():
         if not is_retriable(refusal):
@@ -95,28 +95,27 @@ def offsets_of_led(
 
 def _offsets_at(
     cluster: Cluster,
-    leaders: Mapping[int, Mapping[str, Collection[int]]],
+    leaders: Mapping[int, Sequence[TopicPartition]],
     times: Mapping[TopicPartition, int],
     isolation_level: int | None,
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KlogError]]:
     """Offsets of partitions grouped by leader, and the errors of the others; `DecodeError` for any bad response."""
     found: dict[TopicPartition, int] = {}
     failed: dict[TopicPartition, KlogError] = {}
-    wanted = {node: [(topic, one) for topic in topics for one in topics[topic]] for node, topics in leaders.items()}
     requests = {
         node: {
             "isolation_level": cluster.config.isolation_level if isolation_level is None else isolation_level,
             "topics": topic_entries((key, {"timestamp": times[key]}) for key in keys),
         }
-        for node, keys in wanted.items()
+        for node, keys in leaders.items()
     }
     for node, answer in cluster.request_each(LIST_OFFSETS, requests).items():
         try:
             if isinstance(answer, KlogError):
                 raise answer
-            entries = by_key(LIST_OFFSETS, answer, partition_entries(answer), wanted[node])
+            entries = by_key(LIST_OFFSETS, answer, partition_entries(answer), leaders[node])
         except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-            failed |= dict.fromkeys(wanted[node], error)
+            failed |= dict.fromkeys(leaders[node], error)
             continue
         for (topic, partition), entry in entries.items():
             code = entry["error_code"]

@@ -476,7 +476,7 @@ def test_a_partition_without_a_leader_keeps_no_other_from_being_asked_for(broker
         wanted = [entry["partition_index"] for message in asked for entry in message["topics"][0]["partitions"]]
         assert wanted == [1]  # once: the client keeps the answer for the next attempt
         leaders, failures = cluster.by_leader([T0, T1, ("nowhere", 0)])
-    assert leaders == {0: {"t": [1]}}
+    assert leaders == {0: [T1]}
     assert {key: failure.code for key, failure in failures.items()} == {
         T0: _E.LEADER_NOT_AVAILABLE,
         ("nowhere", 0): _E.UNKNOWN_TOPIC_OR_PARTITION,

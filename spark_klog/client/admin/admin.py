@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spark_klog.client.admin.calls import Outcomes, by_field, mapped, without_results
+from spark_klog.client.admin.calls import Outcomes, by_field, entry_or_error, mapped, without_results
 from spark_klog.client.admin.groups import GroupCalls
 from spark_klog.client.admin.topics import TopicCalls
 from spark_klog.client.admin.users import UserCalls
@@ -132,11 +132,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         self.close()
 
     def list_transactions(
-        self,
-        *,
-        states: Iterable[str] = (),
-        producer_ids: Iterable[int] = (),
-        longer_than_ms: int | None = None,
+        self, *, states: Iterable[str] = (), producer_ids: Iterable[int] = (), longer_than_ms: int | None = None
     ) -> list[TransactionListing]:
         """The transactional ids of all brokers, sorted, of these states and producers if any are given.
 
@@ -180,7 +176,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
                 rest,
                 lambda keys: {"transactional_ids": list(keys)},
                 by_field("transaction_states", "transactional_id"),
-                lambda key: f"transaction of {key}",
+                "transaction of",
                 TRANSACTION,
             )
 
@@ -195,16 +191,16 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         producer has another epoch by now, after a timeout for example. EndTxn (Kafka 0.11), at the coordinators.
         """
         wanted = items_of("transactions", transactions)
-        word = "commit" if commits else "abort"
-
-        def ended(one: PreparedTransaction, answer: Message | KlogError) -> Message | KlogError:
-            if not isinstance(answer, KlogError) and answer["error_code"]:
-                return answer_error(END_TXN, answer["error_code"], f"{word} of a transaction of {one.transactional_id}")
-            return answer
+        doing = f"{'commit' if commits else 'abort'} of a transaction of"
 
         def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
             answers = self._ask_about(END_TXN, rest, {"committed": commits})
-            return {one: ended(one, answer) for one, answer in answers.items()}
+            return {
+                one: answer
+                if isinstance(answer, KlogError)
+                else entry_or_error(END_TXN, answer, doing, one.transactional_id)
+                for one, answer in answers.items()
+            }
 
         return without_results(self._each(wanted, ask))
 

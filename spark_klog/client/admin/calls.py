@@ -246,9 +246,8 @@ class AdminCalls:
                 if wanted:
                     self._attempt(ask_rest)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-                if all(
-                    error is not result for result in found.values()
-                ):  # else it had no time: the answers before stand
+                # else it had no time: the answers before stand
+                if all(error is not result for result in found.values()):
                     found |= refused
                     if not any(_is_answered(result) for result in found.values()) or found.keys() == refused.keys():
                         raise
@@ -263,12 +262,12 @@ class AdminCalls:
         by_node: Mapping[int, Collection[_K]],
         request: Callable[[Collection[_K]], Message],
         entries: Callable[[Message], Iterable[tuple[_K, Message]]],
-        what: Callable[[_K], str],
+        doing: str,
         accepted: Collection[ErrorCode] = (),
     ) -> dict[_K, Message | KlogError]:
         """Ask each broker for its items at once; the entry of each item in the response, or its error.
 
-        Entries with an `accepted` code are not errors.
+        Entries with an `accepted` code are not errors. `doing` stands before the item in errors.
         """
         found: dict[_K, Message | KlogError] = {}
         requests = {node: request(keys) for node, keys in by_node.items()}
@@ -283,7 +282,7 @@ class AdminCalls:
             else:
                 for key, entry in answered.items():
                     is_accepted = entry["error_code"] in accepted
-                    found[key] = entry if is_accepted else entry_or_error(api, entry, what(key))
+                    found[key] = entry if is_accepted else entry_or_error(api, entry, doing, key)
         return found
 
     def _each_at_leaders(
@@ -296,11 +295,8 @@ class AdminCalls:
         """Ask the leaders of partitions as `_ask_brokers` does, each as `_each` does."""
 
         def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
-            leaders, failures = self.cluster.by_leader(rest)
-            by_node = {
-                node: [(topic, one) for topic in topics for one in topics[topic]] for node, topics in leaders.items()
-            }
-            answered = self._ask_brokers(api, by_node, request, entries, lambda key: f"{api.name} of {key[0]}-{key[1]}")
+            by_node, failures = self.cluster.by_leader(rest)
+            answered = self._ask_brokers(api, by_node, request, entries, f"{api.name} of")
             return {**failures, **answered}
 
         return self._each(wanted, ask)
@@ -330,12 +326,12 @@ class AdminCalls:
         keys: Iterable[str],
         request: Callable[[Collection[str]], Message],
         entries: Callable[[Message], Iterable[tuple[str, Message]]],
-        what: Callable[[str], str],
+        doing: str,
         kind: int = GROUP,
     ) -> dict[str, Message | KlogError]:
         """Like `_ask_brokers`, of the coordinators of groups or transactional ids."""
         by_node, failures = self._coordinators(keys, kind)
-        return {**failures, **self._ask_brokers(api, by_node, request, entries, what)}
+        return {**failures, **self._ask_brokers(api, by_node, request, entries, doing)}
 
     def _change(
         self,
@@ -343,7 +339,7 @@ class AdminCalls:
         keys: Iterable[_K],
         request: Callable[[Collection[_K]], Message],
         entries: Callable[[Message], Iterable[tuple[_K, Message]]],
-        what: Callable[[_K], str],
+        doing: str,
         made_before: Callable[[_K, ErrorCode], bool] = lambda key, code: False,
     ) -> Outcomes[_K, Message]:
         """Ask the controller to change items; the entry of each in the response, {} if the response was lost.
@@ -354,7 +350,7 @@ class AdminCalls:
         is_answer_lost: set[_K] = set()
 
         def result(key: _K, entry: Message) -> Message | KlogError:
-            found = entry_or_error(api, entry, what(key))
+            found = entry_or_error(api, entry, doing, key)
             if isinstance(found, ProtocolError):
                 if found.code == ErrorCode.REQUEST_TIMED_OUT:
                     is_answer_lost.add(key)
@@ -363,9 +359,8 @@ class AdminCalls:
                         return {} if made_before(key, found.code) else found
                     except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                         # the other items' outcomes in this response stand
-                        return RequestTimedOut(
-                            f"{what(key)}: an earlier answer was lost, and the check failed: {error}"
-                        )
+                        what = _named(doing, key)
+                        return RequestTimedOut(f"{what}: an earlier answer was lost, and the check failed: {error}")
             return found
 
         def ask(rest: list[_K]) -> dict[_K, Message | KlogError]:
@@ -395,12 +390,18 @@ def _is_answered(result: object) -> bool:
     return not isinstance(result, ConnectionFailed | RequestTimedOut)
 
 
-def entry_or_error(api: Api, entry: Message, what: str) -> Message | KlogError:
-    """An entry of a response, or its error with the broker's message."""
+def entry_or_error(api: Api, entry: Message, doing: str, key: object) -> Message | KlogError:
+    """The entry of an item in a response, or its error with the broker's message."""
     if not entry["error_code"]:
         return entry
     reason = entry.get("error_message")
+    what = _named(doing, key)
     return answer_error(api, entry["error_code"], f"{what} ({reason})" if reason else what)
+
+
+def _named(doing: str, key: object) -> str:
+    """What is done to an item, for errors; a partition is shown as TOPIC-NUMBER."""
+    return f"{doing} {'-'.join(map(str, key)) if type(key) is tuple else key}"
 
 
 def by_field(results: str, key: str) -> Callable[[Message], Iterator[tuple[Any, Message]]]:

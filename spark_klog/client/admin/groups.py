@@ -198,7 +198,7 @@ class GroupCalls(AdminCalls):
             by_node,
             lambda names: {"groups": list(names)},
             by_field("groups", "group_id"),
-            lambda name: f"group {name}",
+            "group",
             # since version 6; earlier versions only set the state
             accepted=[ErrorCode.GROUP_ID_NOT_FOUND],
         )
@@ -225,7 +225,7 @@ class GroupCalls(AdminCalls):
                 rest,
                 lambda keys: {"groups_names": list(keys)},
                 by_field("results", "group_id"),
-                lambda name: f"deleting group {name}",
+                "deleting group",
             )
             for name, result in answered.items():
                 if isinstance(result, ConnectionFailed | RequestTimedOut) and not result.is_unsent:
@@ -285,10 +285,8 @@ class GroupCalls(AdminCalls):
             )
             check_code(OFFSET_DELETE, answer["error_code"], f"deleting offsets of group {group}")
             entries = by_key(OFFSET_DELETE, answer, partition_entries(answer), rest)
-            what = f"deleting an offset of group {group}, of partition"
-            return {
-                key: entry_or_error(OFFSET_DELETE, entry, f"{what} {key[0]}-{key[1]}") for key, entry in entries.items()
-            }
+            doing = f"deleting for group {group} the offset of"
+            return {key: entry_or_error(OFFSET_DELETE, entry, doing, key) for key, entry in entries.items()}
 
         return without_results(self._each(wanted, ask))
 
@@ -389,11 +387,7 @@ def _members(entry: Message) -> Iterator[GroupMember]:
         except DecodeError as error:
             raise DecodeError(f"assignment of member {member['member_id']} of {entry['group_id']}: {error}") from None
         yield GroupMember(
-            member["member_id"],
-            member["group_instance_id"],
-            member["client_id"],
-            member["client_host"],
-            assignment,
+            member["member_id"], member["group_instance_id"], member["client_id"], member["client_host"], assignment
         )
 
 

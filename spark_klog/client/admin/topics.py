@@ -172,6 +172,9 @@ class ConfigResource(NamedTuple):
     kind: ResourceKind
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name or '(default of all)'}"
+
 
 @dataclass(frozen=True)
 class ConfigEntry:
@@ -221,6 +224,7 @@ ConfigChange = str | Append | Subtract | None
 _PREFERRED, _UNCLEAN = 0, 1
 #: The first version of ElectLeaders with a choice of the election (Kafka 2.4).
 _FIRST_WITH_TYPE = 1
+_ELECTION = "election of a leader of"
 _NOT_NEEDED = ErrorCode.ELECTION_NOT_NEEDED
 
 
@@ -292,14 +296,7 @@ class TopicCalls(AdminCalls):
             return _count(wanted[name]) in (None, len(self.cluster.partitions([name])[name]))
 
         with self._turn, self._call():
-            made = self._change(
-                CREATE_TOPICS,
-                wanted,
-                request,
-                by_field("topics", "name"),
-                lambda name: f"creating topic {name}",
-                is_made,
-            )
+            made = self._change(CREATE_TOPICS, wanted, request, by_field("topics", "name"), "creating topic", is_made)
             if not validate_only:
                 self._await_leaders(made, {name: _count(wanted[name]) or 1 for name in made.successes})
         return Outcomes({name: _created(name, entry) for name, entry in made.items()})
@@ -350,14 +347,7 @@ class TopicCalls(AdminCalls):
             return is_gone and not self.cluster.partitions([name], missing_ok=True)
 
         with self._turn, self._call():
-            made = self._change(
-                DELETE_TOPICS,
-                names,
-                request,
-                by_field("responses", "name"),
-                lambda name: f"deleting topic {name}",
-                is_made,
-            )
+            made = self._change(DELETE_TOPICS, names, request, by_field("responses", "name"), "deleting topic", is_made)
             self.cluster.forget_leaders()
         return without_results(made)
 
@@ -388,12 +378,7 @@ class TopicCalls(AdminCalls):
 
         with self._turn, self._call():
             made = self._change(
-                CREATE_PARTITIONS,
-                wanted,
-                request,
-                by_field("results", "name"),
-                lambda name: f"partitions of topic {name}",
-                is_made,
+                CREATE_PARTITIONS, wanted, request, by_field("results", "name"), "partitions of topic", is_made
             )
             if not validate_only:
                 self._await_leaders(made, {name: wanted[name] for name in made.successes})
@@ -441,9 +426,9 @@ class TopicCalls(AdminCalls):
         wanted: dict[ConfigResource, dict[str, ConfigChange]] = {}
         for value, of_resource in mapping_of("changes", changes).items():
             key = _resource(value)
-            wanted[key] = mapping_of(f"changes of {_settings_named(key)}", of_resource)
+            wanted[key] = mapping_of(f"changes of settings of {key}", of_resource)
             for name, change in wanted[key].items():
-                name_of(f"each name in changes of {_settings_named(key)}", name)
+                name_of(f"each name in changes of settings of {key}", name)
                 if not isinstance(change, str | Append | Subtract | None):
                     raise TypeError(f"{name} must be a str, Append, Subtract or None, not {type(change).__name__}")
 
@@ -475,7 +460,7 @@ class TopicCalls(AdminCalls):
                     by_node.setdefault(node, []).append(key)
                 else:
                     failures[key] = no_broker(node)
-            return failures | self._ask_brokers(api, by_node, request, _of_resources(results), _settings_named)
+            return failures | self._ask_brokers(api, by_node, request, _of_resources(results), "settings of")
 
         return ask
 
@@ -507,12 +492,12 @@ class TopicCalls(AdminCalls):
 
         def elect_all() -> dict[TopicPartition, Message | KlogError]:
             answer = self.cluster.request(self.cluster.controller(), ELECT_LEADERS, request(None))
-            return {key: entry_or_error(ELECT_LEADERS, entry, _election_of(key)) for key, entry in entries(answer)}
+            return {key: entry_or_error(ELECT_LEADERS, entry, _ELECTION, key) for key, entry in entries(answer)}
 
         found = (
             Outcomes(self._attempt(elect_all))
             if keys is None
-            else self._change(ELECT_LEADERS, keys, request, entries, _election_of, lambda _, code: code == _NOT_NEEDED)
+            else self._change(ELECT_LEADERS, keys, request, entries, _ELECTION, lambda _, code: code == _NOT_NEEDED)
         )
         return Outcomes({key: _is_elected(outcome) for key, outcome in found.items()})
 
@@ -551,12 +536,7 @@ class TopicCalls(AdminCalls):
             return wanted[key] is None and code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
         altered = self._change(
-            ALTER_PARTITION_REASSIGNMENTS,
-            wanted,
-            request,
-            entries,
-            lambda key: f"reassignment of {key[0]}-{key[1]}",
-            was_cancelled,
+            ALTER_PARTITION_REASSIGNMENTS, wanted, request, entries, "reassignment of", was_cancelled
         )
         return without_results(altered)
 
@@ -672,10 +652,6 @@ def _of_resources(results: str) -> Callable[[Message], Iterator[tuple[ConfigReso
     return entries
 
 
-def _settings_named(resource: ConfigResource) -> str:
-    return f"settings of {resource.kind} {resource.name or '(default of all)'}"
-
-
 def _settings_of(result: Message) -> dict[str, ConfigEntry]:
     return {entry["name"]: _config_entry(entry) for entry in result["configs"]}
 
@@ -692,10 +668,6 @@ def _config_entry(entry: Message) -> ConfigEntry:
         entry["read_only"],
         entry["is_sensitive"],
     )
-
-
-def _election_of(key: TopicPartition) -> str:
-    return f"election of a leader of {key[0]}-{key[1]}"
 
 
 def _is_elected(outcome: Message | KlogError) -> bool | KlogError:

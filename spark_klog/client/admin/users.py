@@ -185,9 +185,7 @@ class UserCalls(AdminCalls):
 
         with self._turn, self._call():
             wanted = self._attempt(listed) if names is None else names
-            found = self._change(
-                DESCRIBE_USER_SCRAM_CREDENTIALS, wanted, request, entries, lambda user: f"SCRAM credentials of {user}"
-            )
+            found = self._change(DESCRIBE_USER_SCRAM_CREDENTIALS, wanted, request, entries, "SCRAM credentials of")
         return mapped(found, _iterations)
 
     def alter_scram_credentials(self, changes: Iterable[ScramCredential | ScramDeletion]) -> Outcomes[str, None]:
@@ -219,7 +217,7 @@ class UserCalls(AdminCalls):
             by_user,
             request,
             by_field("results", "user"),
-            lambda user: f"altering SCRAM credentials of {user}",
+            "altering SCRAM credentials of",
             is_made,
         )
         return without_results(made)
@@ -282,7 +280,7 @@ class UserCalls(AdminCalls):
                 raise DecodeError(f"{api.name} response with {len(answer[results])} entries for {len(asked)}")
             return zip(asked, answer[results], strict=False)
 
-        return self._change(api, wanted, ordered, entries, lambda key: f"{doing} {key}")
+        return self._change(api, wanted, ordered, entries, doing)
 
     def describe_client_quotas(
         self, match: QuotaEntity | None = None, *, strict: bool = False
@@ -341,7 +339,7 @@ class UserCalls(AdminCalls):
         def entries(answer: Message) -> Iterable[tuple[QuotaEntity, Message]]:
             return ((_quota_entity(entry["entity"]), entry) for entry in answer["entries"])
 
-        altered = self._change(ALTER_CLIENT_QUOTAS, wanted, request, entries, lambda entity: f"quotas of {entity}")
+        altered = self._change(ALTER_CLIENT_QUOTAS, wanted, request, entries, "quotas of")
         return without_results(altered)
 
 

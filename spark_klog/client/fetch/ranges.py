@@ -324,4 +324,4 @@ def by_leader(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[in
     except KlogError as error:
         _log.info("the leaders of %d partitions are looked up one by one: %s", len(partitions), error)
         return {}
-    return {node: [(topic, one) for topic in topics for one in topics[topic]] for node, topics in leaders.items()}
+    return leaders

@@ -87,8 +87,7 @@ def _small_fetch(
     `Cluster.connection` raises.
     """
     leaders, _ = cluster.by_leader(offsets)
-    for node, topics in leaders.items():
-        wanted = [(topic, partition) for topic, partitions in topics.items() for partition in partitions]
+    for node, wanted in leaders.items():
         asked = topics_to_fetch({key: FetchParameters(offsets[key], size) for key in wanted})
         request = {"max_wait_ms": 0, "max_bytes": cluster.config.fetch_max_bytes, "topics": asked}
         answer = cluster.connection(node).request(FETCH, request, deadline=cluster.deadline())

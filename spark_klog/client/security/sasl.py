@@ -3,9 +3,7 @@
 SaslHandshake v1 (KIP-43), then tokens in SaslAuthenticate (KIP-152) until the mechanism is done. Since
 SaslAuthenticate v1 the broker returns the session's lifetime (KIP-368); before it ends, the client sends the same
 requests again on the same connection. Brokers before 1.0 have SaslHandshake v0 alone: the connection sends and receives
-the tokens without any header, and a refusal is a closed connection.
-
-The client's side of SASL mechanisms as state machines without I/O: PLAIN, SCRAM, OAUTHBEARER.
+the tokens without any header, and a refusal is a closed connection. The mechanisms' tokens:
 
     PLAIN        client  NUL name NUL password                                          (RFC 4616)
     SCRAM        client  "n,,n=" name ",r=" nonce                                       (RFC 5802, RFC 7677)
