@@ -47,12 +47,12 @@ class FakeCluster:
     def attempt(self, action: Callable[[], Any]) -> Any:
         return action()
 
-    def by_leader(self, partitions: Iterable[TopicPartition]) -> tuple[dict[int, dict[str, list[int]]], dict[Any, Any]]:
-        result: dict[int, dict[str, list[int]]] = {}
+    def by_leader(self, partitions: Iterable[TopicPartition]) -> tuple[dict[int, list[TopicPartition]], dict[Any, Any]]:
+        result: dict[int, list[TopicPartition]] = {}
         for topic, partition in partitions:
             for node, log in self._logs.items():
                 if (topic, partition) in log:
-                    result.setdefault(node, {}).setdefault(topic, []).append(partition)
+                    result.setdefault(node, []).append((topic, partition))
         return result, {}
 
     def deadline(self) -> float:
