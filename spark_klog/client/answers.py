@@ -104,7 +104,8 @@ def by_key(
             difference = "twice" if key in found else "not asked for"
             raise DecodeError(f"{api.name} response with {_shown(key)}, {difference}")
         found[key] = entry
-    if missing := [key for key in wanted if key not in found]:
+    if len(found) < len(asked):
+        missing = [key for key in wanted if key not in found]
         if not found and answer.get("throttle_time_ms", 0) > 0:
             raise answer_error(api, ErrorCode.THROTTLING_QUOTA_EXCEEDED, f"{api.name} of {_shown(missing[0])}")
         raise DecodeError(f"{api.name} response without {_shown(missing[0])}")

@@ -54,6 +54,7 @@ class FrameStream:
     def __init__(self, connected: socket.socket, max_bytes: int) -> None:
         """`max_bytes`: of a frame to read."""
         self._socket = connected
+        self.fileno = connected.fileno
         self._max_bytes = max_bytes
         #: TLS sockets take one buffer a call.
         self._is_plain = not hasattr(connected, "pending")
@@ -140,9 +141,6 @@ class FrameStream:
                 raise ConnectionResetError(f"closed by the broker after {self._filled} of {size} bytes")
             self._filled += received
         return True
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
 
     def close(self) -> None:
         self._socket.close()
