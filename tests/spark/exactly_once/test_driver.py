@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from spark_klog.client.admin.topics import NewTopic
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.producer.transactions import PreparedTransaction
+from spark_klog.client.requests import Steps
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, KlogError, ProducerFenced, ProtocolError
 from spark_klog.protocol.codec import Message
@@ -362,13 +364,13 @@ def test_coordinators_are_looked_up_once(query: Query, monkeypatch: pytest.Monke
     claimed = query.claim()
     tasks = [query.task(claimed, number, b"%d" % number) for number in range(5)]
     asked: list[str] = []
-    any_broker = Cluster.any_broker
+    asking_any = Cluster.asking_any
 
-    def count(self: Cluster, api: Api, message: Callable[[int], Message], **more: bool) -> Message:
+    def count(self: Cluster, api: Api, *arguments: Any, **more: Any) -> Steps[Message]:
         asked.append(api.name)
-        return any_broker(self, api, message, **more)
+        return asking_any(self, api, *arguments, **more)
 
-    monkeypatch.setattr(Cluster, "any_broker", count)
+    monkeypatch.setattr(Cluster, "asking_any", count)
     query.decide(claimed, 0, *tasks)
     monkeypatch.undo()
     assert asked.count("FindCoordinator") == 1
