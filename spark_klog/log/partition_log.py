@@ -37,9 +37,21 @@ from spark_klog.log.partition_files import (
 )
 from spark_klog.log.producer_state import SNAPSHOT, check_batches
 from spark_klog.log.recovery import open_segments
-from spark_klog.log.segments import segment as lookup, segment as timestamp_lookup
 from spark_klog.log.segments.index import IndexMemory
-from spark_klog.log.segments.segment import DELETED, FileRange, Segment, Steps, segment_name
+from spark_klog.log.segments.segment import (
+    DELETED,
+    FileRange,
+    Segment,
+    Steps,
+    aborted_transactions,
+    max_timestamp,
+    offset_after,
+    offset_for_timestamp,
+    offsets_before,
+    read,
+    records_in,
+    segment_name,
+)
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records import kernels
 from spark_klog.records.building.assignment import assign_offsets
@@ -291,7 +303,7 @@ class PartitionLog:
         if not self.start_offset <= offset <= self.end_offset:
             raise OffsetOutOfRange(self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset))
         stop = end if end is not None and end < self.end_offset else None
-        return lookup.read(self._segments, offset, max_bytes, stop)
+        return read(self._segments, offset, max_bytes, stop)
 
     def is_in_older_segment(self, offset: int, end: int) -> bool:
         """Whether `offset` is in a segment before the one that `end` is in."""
@@ -301,20 +313,20 @@ class PartitionLog:
         return False
 
     def records_in(self, found: FileRange) -> int:
-        """See `lookup.records_in`."""
-        return lookup.records_in(self._segments, found)
+        """See `records_in`."""
+        return records_in(self._segments, found)
 
     def offset_after(self, offset: int, found: FileRange) -> int:
-        """See `lookup.offset_after`."""
-        return lookup.offset_after(self._segments, self.end_offset, offset, found)
+        """See `offset_after`."""
+        return offset_after(self._segments, self.end_offset, offset, found)
 
     def check_indexes(self) -> Iterator[None]:
         """Check the indexes before a look-up in all segments, one in a step; the log may change between. OSError."""
         yield from (None for segment in self._segments if segment.check_indexes())
 
     def aborted_transactions(self, first: int, end: int) -> list[AbortedTransaction]:
-        """See `lookup.aborted_transactions`."""
-        return lookup.aborted_transactions(self._segments, first, end)
+        """See `aborted_transactions`."""
+        return aborted_transactions(self._segments, first, end)
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
@@ -326,12 +338,12 @@ class PartitionLog:
         The walk is long if records before the log's start have larger timestamps than those after it.
         """
         if timestamp is None:
-            return timestamp_lookup.max_timestamp(self._segments, self.start_offset)
-        return timestamp_lookup.offset_for_timestamp(self._segments, self.start_offset, timestamp)
+            return max_timestamp(self._segments, self.start_offset)
+        return offset_for_timestamp(self._segments, self.start_offset, timestamp)
 
     def offsets_before(self, timestamp: int, count: int) -> list[int]:
-        """See `timestamp_lookup.offsets_before`."""
-        return timestamp_lookup.offsets_before(self._segments, self.start_offset, self.end_offset, timestamp, count)
+        """See `offsets_before`."""
+        return offsets_before(self._segments, self.start_offset, self.end_offset, timestamp, count)
 
     def max_timestamp(self) -> tuple[int, int] | None:
         """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""

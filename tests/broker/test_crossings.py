@@ -17,19 +17,9 @@ from uuid import UUID
 
 import pytest
 
-from spark_klog.broker import event_loop as large_requests
+from spark_klog.broker import event_loop, handlers
 from spark_klog.broker.groups.group import Join
-from spark_klog.broker.handlers import (
-    cluster as describe_log_dirs,
-    configs as alter_configs,
-    fetch,
-    groups as delete_groups,
-    list_offsets,
-    offsets as offset_commit,
-    offsets as offset_delete,
-    produce,
-    transactions as init_producer_id,
-)
+from spark_klog.broker.handlers import fetch, list_offsets, produce
 from spark_klog.broker.housekeeping import clean_logs, keep_house
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
@@ -344,7 +334,7 @@ def test_settings_that_two_clients_alter_at_once_are_both_kept(tmp_path: Path) -
             wanted = {"retention.ms": "60000", "segment.bytes": "77777", "max.message.bytes": "5555"}
             answers = await asyncio.gather(
                 *(
-                    alter_configs.incremental_alter_configs(broker, client_request(), message(*item))
+                    handlers.configs.incremental_alter_configs(broker, client_request(), message(*item))
                     for item in wanted.items()
                 )
             )
@@ -387,7 +377,7 @@ def test_a_commit_of_a_member_that_has_left_meanwhile_is_refused(
                 return checked(*arguments)
 
             monkeypatch.setattr(broker.authorizer, "refusal", others_have_their_turn)
-            answer = await offset_commit.offset_commit(broker, client_request(), message)
+            answer = await handlers.offsets.offset_commit(broker, client_request(), message)
             codes = [entry["error_code"] for entry in answer["topics"][0]["partitions"]]
             assert codes == [ErrorCode.UNKNOWN_MEMBER_ID] * 2
             assert broker.offsets.fetch("g", "t", 0) is None
@@ -514,8 +504,8 @@ def test_others_are_served_while_a_time_is_looked_up(
                     log.append(memoryview(make_batch([(b"k", b"v")], [_FAR])))
                     await asyncio.sleep(0)
 
-            monkeypatch.setattr(large_requests, "_TURN_SECONDS", 0)
-            monkeypatch.setattr(large_requests, "_REST_SECONDS", inf)
+            monkeypatch.setattr(event_loop, "_TURN_SECONDS", 0)
+            monkeypatch.setattr(event_loop, "_REST_SECONDS", inf)
             task = asyncio.create_task(others())
             entry = {"partition_index": 0, "timestamp": timestamp, "current_leader_epoch": -1}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [entry]}]}
@@ -698,13 +688,13 @@ def test_a_disk_that_fails_as_it_is_measured(tmp_path: Path, monkeypatch: pytest
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
             monkeypatch.setattr(shutil, "disk_usage", fail)
-            (result,) = describe_log_dirs.describe_log_dirs(broker, client_request(), {"topics": None})["results"]
+            (result,) = handlers.cluster.describe_log_dirs(broker, client_request(), {"topics": None})["results"]
             assert result["error_code"] == ErrorCode.KAFKA_STORAGE_ERROR
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("handler", [delete_groups.delete_groups, offset_delete.offset_delete])
+@pytest.mark.parametrize("handler", [handlers.groups.delete_groups, handlers.offsets.offset_delete])
 def test_offsets_that_their_topic_no_longer_takes_are_not_deleted(tmp_path: Path, handler: Any) -> None:
     """With a lower max.message.bytes the deletion does not fit: the client gets an error, and the offsets stay."""
     group = "g" * 1000
@@ -741,10 +731,10 @@ def test_ids_of_transactions_that_are_still_loading_are_not_given(tmp_path: Path
 
     async def second_life(known: int) -> None:
         async with running(tmp_path) as broker:
-            answer = await init_producer_id.init_producer_id(broker, client_request(), message)
+            answer = await handlers.transactions.init_producer_id(broker, client_request(), message)
             assert answer["error_code"] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, answer
             await broker.transactions.load()
-            answer = await init_producer_id.init_producer_id(broker, client_request(), message)
+            answer = await handlers.transactions.init_producer_id(broker, client_request(), message)
             assert (answer["error_code"], answer["producer_id"]) == (ErrorCode.NONE, known + 1)
 
     known = asyncio.run(first_life())

@@ -11,8 +11,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from spark_klog.broker import handlers
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.handlers import topics as delete_topics
 from spark_klog.broker.housekeeping import keep_house
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.metadata.nodes import TopicExists
@@ -43,7 +43,7 @@ async def _heard_late(tmp_path: Path, assignment: dict[int, list[int]]) -> Async
 async def _delete(broker: Broker, timeout_ms: int) -> tuple[int, str | None]:
     """Send DeleteTopics; return the error code and the message."""
     message = {"topic_names": ["t"], "timeout_ms": timeout_ms}
-    (answer,) = (await delete_topics.delete_topics(broker, REQUEST, message))["responses"]
+    (answer,) = (await handlers.topics.delete_topics(broker, REQUEST, message))["responses"]
     return answer["error_code"], answer.get("error_message")
 
 
@@ -228,7 +228,7 @@ def test_the_controller_stands_still_when_all_have_dropped_the_topic(tmp_path: P
 
     async def by_id(broker: Broker, topic_id: UUID) -> int:
         message = {"topics": [{"name": None, "topic_id": topic_id}], "timeout_ms": 100}
-        (answer,) = (await delete_topics.delete_topics(broker, client_request(6), message))["responses"]
+        (answer,) = (await handlers.topics.delete_topics(broker, client_request(6), message))["responses"]
         code: int = answer["error_code"]
         return code
 

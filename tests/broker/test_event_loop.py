@@ -18,18 +18,11 @@ from typing import Any
 import pytest
 
 from spark_klog.base.clock import system_ms
-from spark_klog.broker import event_loop as background, event_loop as large_requests
+from spark_klog.broker import event_loop, handlers
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.groups import coordinator as coordinator_module
 from spark_klog.broker.groups.group import Join
-from spark_klog.broker.handlers import (
-    groups as delete_groups,
-    groups as join_group,
-    groups as sync_group,
-    list_offsets,
-    topics as delete_records,
-    transactions as write_txn_markers,
-)
+from spark_klog.broker.handlers import list_offsets
 from spark_klog.broker.housekeeping import _dirtiest, clean_logs, keep_house
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
@@ -249,7 +242,7 @@ def test_what_empties_a_log_waits_in_threads(tmp_path: Path, monkeypatch: pytest
             append(log, 3)
             with synced_in_threads(monkeypatch):
                 topics = [{"name": "t", "partitions": [{"partition_index": 0, "offset": -1}]}]
-                answer = await delete_records.delete_records(broker, client_request(1), {"topics": topics})
+                answer = await handlers.topics.delete_records(broker, client_request(1), {"topics": topics})
                 assert answer["topics"][0]["partitions"][0]["low_watermark"] == 3
                 append(log, 3)
                 house = asyncio.create_task(keep_house(broker))
@@ -363,7 +356,7 @@ def test_many_offsets_are_removed_in_threads_and_slices(
             removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
             with synced_in_threads(monkeypatch):
                 if is_deleted:
-                    answer = await delete_groups.delete_groups(broker, client_request(2), {"groups_names": ["g"]})
+                    answer = await handlers.groups.delete_groups(broker, client_request(2), {"groups_names": ["g"]})
                     assert answer["results"] == [{"group_id": "g", "error_code": ErrorCode.NONE}]
                 else:
                     await broker.delete_topic("t")
@@ -395,9 +388,9 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
             with synced_in_threads(monkeypatch) as threads:
                 assert await commit(broker, "t", offset=1) == {"t": ErrorCode.NONE}
                 check_flushed()
-                joined = await join_group.join_group(broker, client_request(2), join_message("members"))
+                joined = await handlers.groups.join_group(broker, client_request(2), join_message("members"))
                 assert joined["error_code"] == ErrorCode.NONE
-                synced = await sync_group.sync_group(broker, client_request(2), sync_message("members", joined))
+                synced = await handlers.groups.sync_group(broker, client_request(2), sync_message("members", joined))
                 assert synced["error_code"] == ErrorCode.NONE
                 check_flushed()
                 both = frozenset({("t", 0), ("t", 1)})
@@ -414,7 +407,7 @@ def test_what_the_broker_itself_appends_is_flushed_in_threads(tmp_path: Path, mo
                     "coordinator_epoch": 0,
                 }
                 marker["topics"] = [{"name": "t", "partition_indexes": [0, 1]}]
-                answer = await write_txn_markers.write_txn_markers(broker, client_request(1), {"markers": [marker]})
+                answer = await handlers.transactions.write_txn_markers(broker, client_request(1), {"markers": [marker]})
                 codes = [entry["error_code"] for entry in answer["markers"][0]["topics"][0]["partitions"]]
                 assert codes == [ErrorCode.NONE, ErrorCode.NONE]
                 check_flushed()
@@ -535,14 +528,14 @@ def test_the_log_cleaners_table_is_given_back_in_a_thread(tmp_path: Path, monkey
 
 def test_a_thread_gives_way_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a slice of work the thread waits until the loop has had a turn, unless the loop is closed."""
-    monkeypatch.setattr(background, "_LONGEST_REST_SECONDS", 60.0)
+    monkeypatch.setattr(event_loop, "_LONGEST_REST_SECONDS", 60.0)
     has_rested = threading.Event()
 
-    async def run() -> background.ThreadPace:
-        pace = background.ThreadPace(asyncio.get_running_loop())
+    async def run() -> event_loop.ThreadPace:
+        pace = event_loop.ThreadPace(asyncio.get_running_loop())
 
         def work() -> None:
-            time.sleep(2 * background._SLICE_SECONDS)
+            time.sleep(2 * event_loop._SLICE_SECONDS)
             pace.rest()
             has_rested.set()
 
@@ -553,13 +546,13 @@ def test_a_thread_gives_way_to_the_event_loop(monkeypatch: pytest.MonkeyPatch) -
 
     pace = asyncio.run(run())
     assert has_rested.is_set()
-    time.sleep(2 * background._SLICE_SECONDS)
+    time.sleep(2 * event_loop._SLICE_SECONDS)
     pace.rest()
 
 
 def test_the_log_cleaner_gives_way_to_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rests: list[int] = []
-    monkeypatch.setattr(background.ThreadPace, "rest", lambda _: rests.append(threading.get_ident()))
+    monkeypatch.setattr(event_loop.ThreadPace, "rest", lambda _: rests.append(threading.get_ident()))
 
     async def run() -> None:
         async with running(tmp_path, cleaner_backoff_ms=20) as broker:
@@ -604,9 +597,9 @@ def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch:
 
         async with running(tmp_path) as broker:
             monkeypatch.setattr(Segment, "load_end", noted)
-            monkeypatch.setattr(large_requests, "_TURN_SECONDS", 0.0)
-            monkeypatch.setattr(large_requests, "_REST_SECONDS", inf)
-            monkeypatch.setattr(background, "_SLICE_SECONDS", 0.0)
+            monkeypatch.setattr(event_loop, "_TURN_SECONDS", 0.0)
+            monkeypatch.setattr(event_loop, "_REST_SECONDS", inf)
+            monkeypatch.setattr(event_loop, "_SLICE_SECONDS", 0.0)
             counting = asyncio.create_task(count_turns())
             partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": 1029}
             message = {"isolation_level": 0, "topics": [{"name": "t", "partitions": [partition]}]}
@@ -625,11 +618,11 @@ def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch:
 
 def test_one_of_those_with_much_to_do_goes_on_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that others wait for one turn, not for those of all; who is cancelled holds nobody up."""
-    monkeypatch.setattr(large_requests, "_TURN_SECONDS", 0.0)
-    monkeypatch.setattr(large_requests, "_REST_SECONDS", inf)
+    monkeypatch.setattr(event_loop, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(event_loop, "_REST_SECONDS", inf)
 
     async def run() -> None:
-        turns, turn, steps = large_requests.Turns(), 0, []
+        turns, turn, steps = event_loop.Turns(), 0, []
 
         async def work(number: int) -> None:
             for _ in range(50):

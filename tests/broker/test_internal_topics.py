@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from spark_klog.broker import handlers
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.handlers import topics as create_partitions
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
@@ -143,7 +143,7 @@ def test_an_internal_topic_gets_no_more_partitions(tmp_path: Path) -> None:
             await fill(broker)
             for topic in (OFFSETS_TOPIC, TRANSACTIONS_TOPIC):
                 message = {"topics": [{"name": topic, "count": 3, "assignments": None}], "validate_only": False}
-                answer = await create_partitions.create_partitions(broker, client_request(), message)
+                answer = await handlers.topics.create_partitions(broker, client_request(), message)
                 assert answer["results"][0]["error_code"] == ErrorCode.INVALID_PARTITIONS
                 assert "can't be changed" in answer["results"][0]["error_message"]
                 assert len(broker.registry.topics[topic].assignment) == 1

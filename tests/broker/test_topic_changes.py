@@ -15,8 +15,8 @@ from uuid import UUID
 
 import pytest
 
+from spark_klog.broker import handlers
 from spark_klog.broker.broker import Request
-from spark_klog.broker.handlers import topics as create_topics, topics as delete_topics
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.nodes import (
     InvalidAssignment,
@@ -224,15 +224,17 @@ def test_a_flood_of_unknown_names_reads_the_tree_a_few_times(tmp_path: Path, mon
 
             monkeypatch.setattr(broker.registry, "refresh", counted)
             request = Request(4, None, session)
-            deleted = await delete_topics.delete_topics(broker, request, {"topic_names": names, "timeout_ms": 1000})
+            deleted = await handlers.topics.delete_topics(broker, request, {"topic_names": names, "timeout_ms": 1000})
             assert {answer["error_code"] for answer in deleted["responses"]} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
             topics = [entry | {"name": name} for name in names]
-            created = await create_topics.create_topics(broker, request, {"topics": topics, "validate_only": True})
+            created = await handlers.topics.create_topics(broker, request, {"topics": topics, "validate_only": True})
             assert {answer["error_code"] for answer in created["topics"]} == {0}
             assert 1 <= reads < 100
             await other.create_topic("there", 1)
             await asyncio.sleep(0.1)  # so that the broker reads the tree again
-            deleted = await delete_topics.delete_topics(broker, request, {"topic_names": ["there"], "timeout_ms": 1000})
+            deleted = await handlers.topics.delete_topics(
+                broker, request, {"topic_names": ["there"], "timeout_ms": 1000}
+            )
             assert [answer["error_code"] for answer in deleted["responses"]] == [0]
 
     asyncio.run(scenario())
@@ -512,13 +514,13 @@ def test_a_topic_is_deleted_by_the_id_that_was_named(tmp_path: Path) -> None:
             new_id = await first.create_topic("t", 1)
             session = Session(Listener(PLAINTEXT, PLAINTEXT, "h", 1), "h:2", [], lambda mechanism, name: None)
             request = Request(6, "client", session)
-            answer = await delete_topics.delete_topics(second, request, by_id(topic_id))
+            answer = await handlers.topics.delete_topics(second, request, by_id(topic_id))
             assert answer["responses"][0]["error_code"] == ErrorCode.UNKNOWN_TOPIC_ID
             await first.follower.refresh()
             assert first.registry.topics["t"].topic_id == new_id
             second.follower.watch()
             await second.follower.refresh()
-            answer = await delete_topics.delete_topics(second, request, by_id(new_id))
+            answer = await handlers.topics.delete_topics(second, request, by_id(new_id))
             assert answer["responses"][0]["error_code"] == ErrorCode.NONE
 
     tree = open_tree(str(tmp_path / "directories"))

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, has_many_elements, short_collections
 from spark_klog.broker.fetches import Purgatory
-from spark_klog.broker.handlers import HANDLERS, credentials as sasl_authenticate
+from spark_klog.broker.handlers import HANDLERS, credentials
 from spark_klog.broker.housekeeping import clean_logs, keep_house
 from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.net.connection import SCRATCH_BYTES, Connection, FrameMemory, ResponseMemory, watch
@@ -115,7 +115,7 @@ class Server:
         """
         if session.takes_raw_tokens:
             token = Writer()
-            token.raw(await sasl_authenticate.step(self.broker, session, frame))
+            token.raw(await credentials.step(self.broker, session, frame))
             return token
         reader = Reader(frame, _DECODED_AT_ONCE)
         key, version, correlation_id = decode_request_header(reader)
