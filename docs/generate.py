@@ -37,7 +37,7 @@ from spark_klog.groups import lag
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
-from spark_klog.spark.progress import listener as query_metrics
+from spark_klog.spark import listener as query_metrics
 
 _PACKAGE = Path(spark_klog.__file__).parent
 #: Modules with errors of their own that users may see.

@@ -365,13 +365,13 @@ class Cluster:
                         interrupted += error.is_by_broker or self.config.security.protocol != PLAINTEXT
                 except DecodeError as error:  # not a broker; the next address may be one
                     stranger = error
-            if stranger is not None and not failures:
+            if stranger is not None and not failures and not self._brokers:
                 raise stranger
             rounds += interrupted == len(candidates)
             if rounds == _INTERRUPTED_ROUNDS and not self._brokers:
                 raise HandshakeInterrupted("; ".join(failures))
             failure: KlogError = ConnectionFailed("; ".join(failures))
-            if stranger is not None and not self._brokers:  # else brokers that were reached are down for a while
+            if stranger is not None and not (failures and self._brokers):  # brokers that were reached may come back
                 failure = stranger
             self._unreached_since = self._unreached_since or time.monotonic()
             if self._has_no_patience() or is_retried:

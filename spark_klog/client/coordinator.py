@@ -111,7 +111,12 @@ class Coordinators:
                             raise found
                         self._nodes[kind, key] = found
                     deadline = self._cluster.bounds(outer=outer).deadline
-                    answer = yield from self._cluster.asking(self._nodes[kind, key], api, message, deadline)
+                    node = self._nodes[kind, key]
+                    try:
+                        answer = yield from self._cluster.asking(node, api, message, deadline)
+                    except (ConnectionFailed, RequestTimedOut):
+                        self._cluster.suspect(node)  # so that others are asked first for the coordinator
+                        raise
                     return result(answer)
             except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
                 if not is_retriable(error):

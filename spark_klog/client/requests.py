@@ -156,6 +156,9 @@ class SteppedRequest(Generic[_Result]):
         except StopIteration as end:
             result: _Result = end.value
             return result
+        except KlogError:
+            self.close()
+            raise
         return None
 
     @property
@@ -167,7 +170,7 @@ class SteppedRequest(Generic[_Result]):
     def look_at(self) -> float:
         """When to call `step` if no event comes."""
         until = self._wait.until
-        return until if self._wait.handle is None else min(until, time.monotonic() + _LONGEST_WAIT)
+        return until if self._wait.connection is None else min(until, time.monotonic() + _LONGEST_WAIT)
 
     def close(self) -> None:
         """Drop the answer, which is not needed any more."""

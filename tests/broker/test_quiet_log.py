@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import re
 import socket
 import ssl
@@ -30,7 +31,7 @@ from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import encode_request
 from tests.support.batches import make_batch
 from tests.support.certificates import make_certificates
-from tests.support.loop_broker import running
+from tests.support.loop_broker import append_value, running
 from tests.support.waiting import until
 
 _HOST = "127.0.0.1"
@@ -92,6 +93,34 @@ def test_a_client_that_hangs_up_before_a_sendfile(tmp_path: Path, caplog: pytest
 
     asyncio.run(run())
     assert not warnings(caplog)
+
+
+@pytest.mark.parametrize("size", [1000, 50_000, 500_000])
+def test_a_log_file_that_became_shorter_ends_the_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    """The size of the response is sent by then: bytes of the next one must not be taken for the missing ones."""
+    caplog.set_level(logging.DEBUG)
+
+    async def run() -> None:
+        async with running(tmp_path) as broker, listening(broker) as (_, port):
+            await broker.create_topic("t", 1)
+            log = broker.logs.logs["t", 0]
+            append_value(log, size)
+            (path,) = log.directory.glob("*.log")
+            os.truncate(path, path.stat().st_size - 500)
+            loop = asyncio.get_running_loop()
+            with socket.create_connection((_HOST, port)) as client:
+                client.setblocking(False)
+                request = fetch_request(1, 500)
+                await loop.sock_sendall(client, 2 * (struct.pack(">i", len(request)) + request))
+                received = b""
+                while data := await asyncio.wait_for(loop.sock_recv(client, 1 << 20), 20):
+                    received += data
+                assert len(received) < 4 + struct.unpack_from(">i", received)[0]
+
+    asyncio.run(run())
+    assert "500 of" in caplog.text
 
 
 def test_a_failed_tls_handshake_has_a_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.producer.outcomes import Outcomes
 from spark_klog.client.producer.queues import Queue
 from spark_klog.errors import (
@@ -23,7 +24,8 @@ from spark_klog.errors import (
     RequestTimedOut,
     TransactionAborted,
 )
-from tests.support.faults import Fault, dropped, error, late, lost, silent
+from spark_klog.protocol.tables.groups import TRANSACTION
+from tests.support.faults import Fault, cut, dropped, error, late, lost, silent
 from tests.support.kafka_python_wire import Message
 from tests.support.scripted_broker import ScriptedCluster
 from tests.support.waiting import wait_until
@@ -286,3 +288,29 @@ def test_errors_of_a_look_up(brokers: ScriptedCluster) -> None:
         brokers.clear()
         producer.send("known", b"0").result(SECONDS)
     assert brokers.values("known", 0) == [b"0"]
+
+
+@pytest.mark.parametrize("as_arrow", [False, True])
+def test_a_garbled_answer_to_a_look_up_is_asked_for_again(
+    brokers: ScriptedCluster, producer: Producer, as_arrow: bool
+) -> None:
+    """As a lost one is: the cluster is known, so one answer that can't be read says nothing of its address."""
+    brokers.on("Metadata", cut(), cut())
+    sending = _Sending(producer, "late", as_arrow=as_arrow)
+    sending.join(SECONDS)
+    producer.flush()
+    assert not sending.is_alive()
+    assert sending.failure is None
+    assert brokers.values("late", 0) == [b"in a thread"]
+
+
+def test_a_coordinator_that_is_silent_is_asked_last_for_the_coordinator(brokers: ScriptedCluster) -> None:
+    settings = {"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "1000", "linger.ms": "0"}
+    with Producer({**settings, "transactional.id": "x", "delivery.timeout.ms": "100000"}) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        node = find_coordinator(producer._cluster, "x", TRANSACTION)
+        brokers.on("AddPartitionsToTxn", silent())
+        producer.send("known", b"0").result(SECONDS)
+        producer.commit_transaction()
+        assert producer._cluster.candidates()[-1] == producer._cluster.address(node)

@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.requests import SteppedRequest, Steps, Wait, paused, run, run_each
 from spark_klog.errors import ConnectionFailed
+from tests.support.scripted_broker import ScriptedCluster
 
 
 def _after(seconds: float, result: str) -> Steps[str]:
@@ -72,3 +74,36 @@ def test_steps_begin_again_after_an_interrupt() -> None:
     assert request.step() is None
     assert request.step() == 2
     assert request.connections == []
+
+
+def test_steps_begin_again_after_an_error() -> None:
+    """A request that has failed fails again, or succeeds, when it is stepped again; it does not wait for nothing."""
+    outcomes = iter([_failing(0.0), _failing(0.0), _after(0.0, "done")])
+    request = SteppedRequest(lambda: next(outcomes))
+    for _ in range(2):
+        with pytest.raises(ConnectionFailed, match="no"):
+            _result_of(request)
+    assert _result_of(request) == "done"
+
+
+def _result_of(request: SteppedRequest[str]) -> str:
+    while (result := request.step()) is None:
+        pass
+    return result
+
+
+def test_another_thread_may_have_taken_the_event_of_a_connection_that_opens() -> None:
+    """It is looked at again soon, whatever the deadline of opening it is."""
+
+    def opening() -> Steps[str]:
+        yield Wait(connection, time.monotonic() + 1000)
+        return "open"
+
+    with (
+        ScriptedCluster({"t": 1}) as brokers,
+        Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers}) as cluster,
+    ):
+        connection = cluster.connection(0)
+        request = SteppedRequest(opening)
+        assert request.step() is None
+        assert request.look_at < time.monotonic() + 10

@@ -19,7 +19,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.groups.lag import LagMetrics
 from spark_klog.metrics.exposition import metrics_page
-from spark_klog.spark.progress.listener import QueryMetrics, SourceProgress
+from spark_klog.spark.listener import QueryMetrics, SourceProgress
 from spark_klog.wire.http import HttpThread
 from tests.support.klog import klog, klog_command, klog_refusal
 from tests.support.samples import Samples, parsed, scrape
@@ -160,7 +160,7 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
         for name in re.findall(r"klog_\w+", target["expr"])
     }
     from spark_klog.groups import lag
-    from spark_klog.spark.progress import listener as query_metrics
+    from spark_klog.spark import listener as query_metrics
 
     documented = set(re.findall(r"^\| (klog_\w+)", f"{lag.__doc__}\n{query_metrics.__doc__}", re.MULTILINE))
     assert asked <= documented

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_klog.spark.progress.listener import ProgressListener, SourceProgress
+from spark_klog.spark.listener import ProgressListener, SourceProgress
 from tests.support.broker import KlogBroker
 from tests.support.kafka import Kafka
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.spark.progress.listener import ProgressListener, SourceProgress, source_progress
+from spark_klog.spark.listener import ProgressListener, SourceProgress, source_progress
 
 from .support import Job, Sent, create_topic, produce, wait_for
 

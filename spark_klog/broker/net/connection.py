@@ -219,6 +219,16 @@ class _Stage(Enum):
     LOST = "gone"
 
 
+def _bytes_of(part: Sized) -> Buffer:
+    """A part of a response; `ConnectionError` if its file has become shorter, as the response's size is fixed by now."""
+    if not isinstance(part, FileRange):
+        return cast(Buffer, part)
+    data = part.read()
+    if len(data) < part.size:
+        raise ConnectionError(f"{part.size - len(data)} of {part.size} bytes are missing: a log file became shorter")
+    return data
+
+
 class _Begun(Coroutine[Any, Any, None]):
     """A coroutine that has begun outside of a task, and waits for `waited`: for a task to go on with."""
 
@@ -291,7 +301,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def eof_received(self) -> None:
         """Let the transport close itself."""
-        self._stage = _Stage.HUNG_UP
+        if self._stage not in (_Stage.CLOSING, _Stage.LOST):
+            self._stage = _Stage.HUNG_UP
 
     def connection_lost(self, exc: Exception | None) -> None:
         has_client_ended = self._stage is _Stage.HUNG_UP or isinstance(exc, ConnectionError)
@@ -514,7 +525,7 @@ class Connection(asyncio.BufferedProtocol):
                 await self._send_long(parts)
             else:
                 for part in parts:
-                    self._leave_unsent(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
+                    self._leave_unsent(_bytes_of(part))
             if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
                 self._flush()
             elif not self._is_flush_due:
@@ -538,7 +549,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._flush()
                 await self._send_file(part)
                 continue
-            data = memoryview(part.read() if isinstance(part, FileRange) else cast(Buffer, part))
+            data = memoryview(_bytes_of(part))
             for start in range(0, len(data), _MEMORY_STEP):
                 self._leave_unsent(data[start : start + _MEMORY_STEP])
                 if self._unsent_bytes >= SCRATCH_BYTES:

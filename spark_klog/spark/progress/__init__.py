@@ -1,1 +1,0 @@
-"""Progress of queries for others to see: offsets of groups, listeners, metrics."""
