@@ -220,7 +220,7 @@ class _Stage(Enum):
 
 
 def _bytes_of(part: Sized) -> Buffer:
-    """A part of a response; `ConnectionError` if its file has become shorter, as the response's size is fixed by now."""
+    """A part of a response; `ConnectionError` if its file has become shorter: the response's size is fixed by now."""
     if not isinstance(part, FileRange):
         return cast(Buffer, part)
     data = part.read()
