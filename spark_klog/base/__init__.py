@@ -1,1 +1,1 @@
-"""What any room may use: clock, durable files, names, addresses, Java properties, retries, calls with a deadline."""
+"""What any room may use: clock, names, addresses, files, settings, properties, interrupts, calls with a deadline."""

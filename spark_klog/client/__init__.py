@@ -1,4 +1,4 @@
-"""The client: connections, cluster metadata, fetcher, consumer, producer, offsets, admin.
+"""The client: connections, cluster metadata, fetches, consumer, producer, offsets, admin.
 
 Public names are imported at first use, so that importing this package is cheap.
 """

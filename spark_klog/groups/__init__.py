@@ -1,1 +1,1 @@
-"""Consumer groups, for the command line: listing, lag, moving offsets, and the stores that keep offsets."""
+"""Offsets of consumer groups: lag, and the stores that keep offsets, to read, move and delete them."""

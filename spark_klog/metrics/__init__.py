@@ -1,1 +1,1 @@
-"""Metrics for Prometheus: its text format, and an HTTP server for it."""
+"""Metrics for Prometheus: its text format, and a dashboard for Grafana."""

@@ -1,1 +1,1 @@
-"""Care of the broker's logs: creation, deletion, flushes, compaction, rows of internal topics."""
+"""The broker's logs: creation, deletion, flushes, rows of internal topics."""

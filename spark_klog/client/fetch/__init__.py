@@ -1,1 +1,1 @@
-"""Fetches: of ranges, of a consumer's partitions in sessions, and of samples."""
+"""Fetches of ranges of offsets and of samples; `client/consumer/fetches.py` has those of a consumer, in sessions."""

@@ -1,1 +1,1 @@
-"""Sockets, frames and requests: connections to one broker, and requests that any broker or a coordinator answers."""
+"""Connections to one broker: sockets, the handshake, frames, requests in flight, and waiting for them."""

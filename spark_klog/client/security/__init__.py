@@ -1,1 +1,1 @@
-"""TLS and SASL of the client: settings, sockets, mechanisms. Only `client` imports it."""
+"""TLS and SASL of the client: settings, key stores, sockets, mechanisms."""
