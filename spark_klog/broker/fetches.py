@@ -1,4 +1,6 @@
-"""Incremental fetch sessions (KIP-227): a client names its partitions once, and later only changes.
+"""Fetches that the broker remembers: those that wait for records, and incremental fetch sessions (KIP-227).
+
+A client of a session names its partitions once, and later only changes:
 
     session id  epoch   meaning
     0           -1      a full fetch without a session
@@ -9,7 +11,8 @@
 
 An incremental response contains partitions with records, an error, or a high watermark or log start that differs from
 the last one sent. Partitions that had records move to the end, so that none is starved. A client that gets no session
-goes on with full fetches. No I/O: callers pass the clock.
+goes on with full fetches. Sessions do no I/O: callers pass the
+clock.
 """
 
 from __future__ import annotations

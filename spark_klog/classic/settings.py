@@ -1,4 +1,4 @@
-"""Settings by the names of Kafka 0.8 to 0.10 and of 0.7: what the connector's and the producer's have in common."""
+"""Settings of the connector and of the producer, by the names of Kafka 0.8 to 0.10 and of 0.7."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _sorted(
 
 
 #: The names of Kafka 0.7, and others in use, for those of 0.8 to 0.10.
-_OTHER_NAMES = {
+_CONNECTOR_OTHER_NAMES = {
     "auto.commit": "auto.commit.enable",
     "autocommit.enable": "auto.commit.enable",
     "autocommit.interval.ms": "auto.commit.interval.ms",
@@ -70,15 +70,17 @@ _OTHER_NAMES = {
     "zk.sessiontimeout.ms": "zookeeper.session.timeout.ms",
     "zookeeper.sessiontimeout.ms": "zookeeper.session.timeout.ms",
 }
-#: Settings of those consumers that have no meaning here.
-_WITHOUT_EFFECT = words(
+#: Settings of the documents that have no meaning here.
+_CONNECTOR_WITHOUT_EFFECT = words(
     """
     backoff.increment.ms num.consumer.fetchers offsets.channel.backoff.ms offsets.channel.socket.timeout.ms
     offsets.commit.max.retries refresh.leader.backoff.ms socket.buffersize socket.receive.buffer.bytes
     zk.connectiontimeout.ms zk.synctime.ms zookeeper.connection.timeout.ms zookeeper.sync.time.ms
     """
 )
-_REFUSED = {"bootstrap.servers": "bootstrap.servers: brokers are found in ZooKeeper, set zookeeper.connect instead"}
+_CONNECTOR_REFUSED = {
+    "bootstrap.servers": "bootstrap.servers: brokers are found in ZooKeeper, set zookeeper.connect instead"
+}
 _FOREVER = -1
 
 
@@ -141,7 +143,9 @@ def connector_config(settings: Mapping[str, Any]) -> ConnectorConfig:
 
     Settings that are not the connector's are client settings, for example of TLS; `client_config` checks them.
     """
-    values, shared = _sorted(settings, ConnectorConfig, _OTHER_NAMES, _WITHOUT_EFFECT, _REFUSED)
+    values, shared = _sorted(
+        settings, ConnectorConfig, _CONNECTOR_OTHER_NAMES, _CONNECTOR_WITHOUT_EFFECT, _CONNECTOR_REFUSED
+    )
     config = ConnectorConfig(shared, **values)
     for name, value in (("zookeeper.connect", config.zookeeper_connect), ("group.id", config.group_id)):
         if not value:

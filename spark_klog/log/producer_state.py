@@ -9,13 +9,11 @@ A snapshot (OFFSET.snapshot, 20 digits) stores the state before that offset, in 
                       timestamp INT64 (ms), coordinator epoch INT32, first offset of the open transaction INT64 (-1)
 
 A producer has up to five entries, one per record batch, the oldest first, so that a batch sent again is recognized
-after a restart, too. Kafka writes only the entry of the last batch, and of several entries it uses the last.
+after a restart, too. Kafka writes only the entry of the last batch, and of several entries it uses the last. Crash
+story: a snapshot is written completely or not at all; a start replays the log after it.
 
-Source: KIP-98; KIP-360. Crash story: a snapshot is written completely or not at all; a start replays the log after it.
-
-Before an append the epochs and sequences of idempotent producers are checked (KIP-98, KIP-360).
-
-A producer numbers its records per partition from 0 on; 2^31 - 1 is followed by 0. Rules for its record batches:
+Before an append `check_batches` checks epochs and sequences. A producer numbers its records per partition from 0 on;
+2^31 - 1 is followed by 0. Rules for its record batches:
 
     a batch equal to one of its last five    is a duplicate: not appended, the answer is that of the first append
     an epoch below the known one             INVALID_PRODUCER_EPOCH: another instance has taken over
@@ -27,6 +25,8 @@ A producer numbers its records per partition from 0 on; 2^31 - 1 is followed by 
 Otherwise the error is OUT_OF_ORDER_SEQUENCE_NUMBER. A batch without transaction while one is open is INVALID_TXN_STATE.
 Batches that brokers write (markers, offsets within a transaction) have no sequences: only the epoch is checked, and for
 markers the coordinator's epoch.
+
+Source: KIP-98, KIP-360.
 """
 
 from __future__ import annotations
@@ -81,6 +81,9 @@ class ProducerEntry:
     @property
     def is_in_transaction(self) -> bool:
         return self.transaction_first_offset != NO_OFFSET
+
+
+_NEW = ProducerEntry()
 
 
 class _Refused(NamedTuple):
@@ -228,9 +231,6 @@ def load_snapshot(files: FileSystem, path: Path) -> ProducerState:
         raise DecodeError(f"{path}: {error}") from None
     state.end_offset = int(path.stem)
     return state
-
-
-_NEW = ProducerEntry()
 
 
 class ProducerRefused(KlogError):

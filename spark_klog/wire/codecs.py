@@ -13,8 +13,8 @@ size, or the size of a snappy block.
 
 The libraries are imported on first use, to keep the broker's start short.
 
-Bounds of zstd frames: their end and the most that they can hold. A decompressor takes a cut frame for the end of the
-data, and allocates as much as a frame claims to hold.
+`zstd_frames` finds where zstd frames end and the most that they can hold: a decompressor takes a cut frame for the end
+of the data, and allocates as much as a frame claims to hold. A frame (RFC 8878, 3.1):
 
     magic       UINT32  0xFD2FB528 (little endian, as all of the format); 0x184D2A5x is a skippable frame: UINT32 size
     header      2-14 bytes: window size, dictionary id, content size if known, whether there is a checksum
@@ -22,8 +22,6 @@ data, and allocates as much as a frame claims to hold.
                         type 0: `size` bytes as they are, 1: one byte, `size` times, 2: compressed into `size` bytes,
                         3: reserved
     [checksum UINT32]   lowest bytes of the content's XXH64
-
-Source: RFC 8878, 3.1.
 """
 
 from __future__ import annotations

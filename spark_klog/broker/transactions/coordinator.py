@@ -1,16 +1,14 @@
-"""Transaction coordinator: runs the state machine of `transaction.py` with a clock, a log and pending requests.
+"""Producer ids, and the transaction coordinator (KIP-98).
 
-A transactional id lives in one partition of __transaction_state; the broker that leads it coordinates the id. Each
-change is appended there before it is answered, so a broker that was killed resumes: it completes the transactions that
-it finds prepared (PrepareCommit, PrepareAbort). Before EndTxn is answered, the coordinator writes markers to the
-partitions that this broker leads, so most transactions have ended by then. `run` sends the other markers to their
-leaders, and retries.
+A broker claims blocks of 1000 producer ids, unique over all brokers and restarts. Brokers that share a tree claim them
+by compare-and-set in its node /latest_producer_id_block, as Kafka does; a broker without one uses a file in its data
+directory, with the same content. A restart discards the rest of a block.
 
-Allocation of producer ids, unique over all brokers and restarts (KIP-98).
-
-A broker claims blocks of 1000 ids. Brokers that share a tree claim them by compare-and-set in its node
-/latest_producer_id_block, as Kafka does; a broker without one uses a file in its data directory, with the same content.
-A restart discards the rest of a block.
+The coordinator runs the state machine of `transaction.py` with a clock, a log and pending requests. A transactional id
+lives in one partition of __transaction_state; the broker that leads it coordinates the id. Each change is appended
+there before it is answered, so a broker that was killed resumes: it completes the transactions that it finds prepared
+(PrepareCommit, PrepareAbort). Before EndTxn is answered, the coordinator writes markers to the partitions that this
+broker leads, so most transactions have ended by then. `run` sends the other markers to their leaders, and retries.
 """
 
 from __future__ import annotations

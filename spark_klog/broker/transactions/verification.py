@@ -1,9 +1,9 @@
-"""Verification of transactional batches (KIP-890): the leader of a partition asks the transaction's coordinator.
+"""Transaction errors by version of the client, and verification of transactional batches.
 
-Replacements for transaction errors that older clients do not know, by API and version.
+`as_known` replaces errors that older clients do not know: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE),
+KAFKA-7296 (COORDINATOR_LOAD_IN_PROGRESS is fatal for producers older than 2.0).
 
-Sources: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE), KAFKA-7296 (COORDINATOR_LOAD_IN_PROGRESS is fatal
-for producers older than 2.0).
+`TransactionVerifier` (KIP-890): the leader of a partition asks the transaction's coordinator about a batch.
 """
 
 from __future__ import annotations

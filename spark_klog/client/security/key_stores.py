@@ -1,7 +1,7 @@
 """Load the client's certificates and keys from PEM, PKCS12 and JKS into an `ssl.SSLContext`.
 
 A file's content decides its type, not its name or `ssl.keystore.type`: keytool writes PKCS12 into files called .jks.
-Java's own key stores (JKS):
+`read_jks` reads Java's own key stores (JKS), all else is for `client_context`. Their bytes:
 
     UINT32 0xFEEDFEED, UINT32 version (1 or 2), UINT32 number of entries
     entry of a key: UINT32 1, UTF alias, INT64 time, UINT32 size and bytes of the protected key,

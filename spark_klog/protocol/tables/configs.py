@@ -1,53 +1,13 @@
-"""Settings of topics and brokers: DescribeConfigs (key 32), AlterConfigs (33), IncrementalAlterConfigs (44) and
-ListConfigResources (74, KIP-714 and KIP-1142; version 0 was ListClientMetricsResources)."""
+"""Settings of topics and brokers, and quotas of clients.
+
+DescribeConfigs (key 32), AlterConfigs (33), IncrementalAlterConfigs (44) and ListConfigResources (74, KIP-714 and
+KIP-1142; version 0 was ListClientMetricsResources).
+Quotas (KIP-546): DescribeClientQuotas (48) and AlterClientQuotas (49).
+"""
 
 from __future__ import annotations
 
 from spark_klog.protocol.schema import BOOLEAN, FLOAT64, INT8, INT16, INT32, STRING, F, api, array, struct
-
-_ENTITY = F("entity", array(F("entity_type", STRING), F("entity_name", STRING, nullable="0+")))
-
-DESCRIBE_CLIENT_QUOTAS = api(
-    48,
-    "DescribeClientQuotas",
-    "0-1",
-    1,
-    struct(
-        F(
-            "components",
-            array(F("entity_type", STRING), F("match_type", INT8), F("match", STRING, nullable="0+")),
-        ),
-        F("strict", BOOLEAN),
-    ),
-    struct(
-        F("throttle_time_ms", INT32),
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
-        F("entries", array(_ENTITY, F("values", array(F("key", STRING), F("value", FLOAT64)))), nullable="0+"),
-    ),
-)
-
-ALTER_CLIENT_QUOTAS = api(
-    49,
-    "AlterClientQuotas",
-    "0-1",
-    1,
-    struct(
-        F(
-            "entries",
-            array(_ENTITY, F("ops", array(F("key", STRING), F("value", FLOAT64), F("remove", BOOLEAN)))),
-        ),
-        F("validate_only", BOOLEAN),
-    ),
-    struct(
-        F("throttle_time_ms", INT32),
-        F(
-            "entries",
-            array(F("error_code", INT16), F("error_message", STRING, nullable="0+", default=None), _ENTITY),
-        ),
-    ),
-)
-
 
 #: Resource types.
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
@@ -172,6 +132,49 @@ LIST_CONFIG_RESOURCES = api(
         F(
             "config_resources",
             array(F("resource_name", STRING), F("resource_type", INT8, "1+", default=CLIENT_METRICS)),
+        ),
+    ),
+)
+
+_ENTITY = F("entity", array(F("entity_type", STRING), F("entity_name", STRING, nullable="0+")))
+
+DESCRIBE_CLIENT_QUOTAS = api(
+    48,
+    "DescribeClientQuotas",
+    "0-1",
+    1,
+    struct(
+        F(
+            "components",
+            array(F("entity_type", STRING), F("match_type", INT8), F("match", STRING, nullable="0+")),
+        ),
+        F("strict", BOOLEAN),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F("entries", array(_ENTITY, F("values", array(F("key", STRING), F("value", FLOAT64)))), nullable="0+"),
+    ),
+)
+
+ALTER_CLIENT_QUOTAS = api(
+    49,
+    "AlterClientQuotas",
+    "0-1",
+    1,
+    struct(
+        F(
+            "entries",
+            array(_ENTITY, F("ops", array(F("key", STRING), F("value", FLOAT64), F("remove", BOOLEAN)))),
+        ),
+        F("validate_only", BOOLEAN),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "entries",
+            array(F("error_code", INT16), F("error_message", STRING, nullable="0+", default=None), _ENTITY),
         ),
     ),
 )

@@ -1,9 +1,10 @@
-"""Membership of groups: JoinGroup (key 11), SyncGroup (14), Heartbeat (12), LeaveGroup (13), DescribeGroups (15),
-ListGroups (16), DeleteGroups (42) and OffsetDelete (47).
+"""Groups: coordinators, committed offsets, membership.
 
-Subscriptions and assignments that members of consumer groups exchange through the broker (KIP-62).
-
-Unknown newer versions are read as the known ones, as in Kafka; user data and later fields are ignored.
+FindCoordinator (key 10; GroupCoordinator in the guide), OffsetCommit (8) and OffsetFetch (9).
+Membership: JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13), DescribeGroups (15), ListGroups (16),
+DeleteGroups (42) and OffsetDelete (47).
+Subscriptions and assignments that members of consumer groups exchange through the broker (KIP-62). Unknown newer
+versions are read as the known ones, as in Kafka; user data and later fields are ignored.
 """
 
 from __future__ import annotations
@@ -24,36 +25,6 @@ from spark_klog.protocol.schema import (
     versioned,
 )
 from spark_klog.wire.primitives import Buffer
-
-SUBSCRIPTION = versioned("ConsumerProtocolSubscription", "0+", F("topics", array(STRING)))
-
-ASSIGNMENT = versioned(
-    "ConsumerProtocolAssignment",
-    "0+",
-    F("assigned_partitions", array(F("topic", STRING), F("partitions", array(INT32)))),
-)
-
-_PARTITIONS = array(F("topic", STRING), F("partitions", array(INT32)))
-
-#: A subscription with all that a group's leader looks at (KIP-429, KIP-792, KIP-881).
-MEMBER_SUBSCRIPTION = versioned(
-    "ConsumerProtocolSubscription",
-    "0+",
-    F("topics", array(STRING)),
-    F("user_data", BYTES, nullable="0+", default=None),
-    F("owned_partitions", _PARTITIONS, "1+"),
-    F("generation_id", INT32, "2+", default=-1),
-    F("rack_id", STRING, "3+", nullable="3+", default=None),
-)
-
-#: An assignment as a leader writes it.
-MEMBER_ASSIGNMENT = versioned(
-    "ConsumerProtocolAssignment",
-    "0+",
-    F("assigned_partitions", _PARTITIONS),
-    F("user_data", BYTES, nullable="0+", default=None),
-)
-
 
 GROUP, TRANSACTION = 0, 1
 
@@ -178,7 +149,6 @@ OFFSET_FETCH = api(
         ),
     ),
 )
-
 
 JOIN_GROUP = api(
     11,
@@ -380,6 +350,35 @@ OFFSET_DELETE = api(
             array(F("name", STRING), F("partitions", array(F("partition_index", INT32), F("error_code", INT16)))),
         ),
     ),
+)
+
+SUBSCRIPTION = versioned("ConsumerProtocolSubscription", "0+", F("topics", array(STRING)))
+
+ASSIGNMENT = versioned(
+    "ConsumerProtocolAssignment",
+    "0+",
+    F("assigned_partitions", array(F("topic", STRING), F("partitions", array(INT32)))),
+)
+
+_PARTITIONS = array(F("topic", STRING), F("partitions", array(INT32)))
+
+#: A subscription with all that a group's leader looks at (KIP-429, KIP-792, KIP-881).
+MEMBER_SUBSCRIPTION = versioned(
+    "ConsumerProtocolSubscription",
+    "0+",
+    F("topics", array(STRING)),
+    F("user_data", BYTES, nullable="0+", default=None),
+    F("owned_partitions", _PARTITIONS, "1+"),
+    F("generation_id", INT32, "2+", default=-1),
+    F("rack_id", STRING, "3+", nullable="3+", default=None),
+)
+
+#: An assignment as a leader writes it.
+MEMBER_ASSIGNMENT = versioned(
+    "ConsumerProtocolAssignment",
+    "0+",
+    F("assigned_partitions", _PARTITIONS),
+    F("user_data", BYTES, nullable="0+", default=None),
 )
 
 

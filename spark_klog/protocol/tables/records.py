@@ -1,54 +1,17 @@
-"""Fetch (key 1): read record batches from an offset on. Versions 0 and 1 get message
-sets of magic 0, 2 and 3 up to magic 1, 4 and later (isolation levels) all; 7 brought fetch sessions,
-13 topic ids."""
+"""Records and their offsets.
+
+Produce (key 0): append record batches. Versions 0-2 carry message sets, 3 and up record batches of magic 2; 10 adds the
+current leader to errors (KIP-951), 13 names topics by id (KIP-516).
+Fetch (1): read record batches from an offset on. Versions 0 and 1 get message sets of magic 0, 2 and 3 up to magic 1,
+4 and later (isolation levels) all; 7 brought fetch sessions, 13 topic ids.
+ListOffsets (2): an offset by time; -1 is the latest, -2 the earliest, -3 that of the largest timestamp.
+OffsetForLeaderEpoch (23, KIP-101, KIP-320): the end offset of a leader epoch.
+"""
 
 from __future__ import annotations
 
 from spark_klog.protocol.schema import INT8, INT16, INT32, INT64, RECORDS, STRING, UUID, F, api, array, struct
 from spark_klog.protocol.tables.metadata import CURRENT_LEADER, node_endpoints
-
-OFFSET_FOR_LEADER_EPOCH = api(
-    23,
-    "OffsetForLeaderEpoch",
-    "0-4",
-    4,
-    struct(
-        F("replica_id", INT32, "3+", default=-2),
-        F(
-            "topics",
-            array(
-                F("topic", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition", INT32),
-                        F("current_leader_epoch", INT32, "2+", default=-1),
-                        F("leader_epoch", INT32),
-                    ),
-                ),
-            ),
-        ),
-    ),
-    struct(
-        F("throttle_time_ms", INT32, "2+"),
-        F(
-            "topics",
-            array(
-                F("topic", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("error_code", INT16),
-                        F("partition", INT32),
-                        F("leader_epoch", INT32, "1+", default=-1),
-                        F("end_offset", INT64, default=-1),
-                    ),
-                ),
-            ),
-        ),
-    ),
-)
-
 
 LATEST = -1
 EARLIEST = -2
@@ -56,54 +19,6 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 #: The isolation level with which LATEST is the high watermark, not the last stable offset.
 READ_UNCOMMITTED = 0
-
-LIST_OFFSETS = api(
-    2,
-    "ListOffsets",
-    "0-10",
-    6,
-    struct(
-        F("replica_id", INT32, default=-1),
-        F("isolation_level", INT8, "2+"),
-        F(
-            "topics",
-            array(
-                F("name", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition_index", INT32),
-                        F("current_leader_epoch", INT32, "4+", default=-1),
-                        F("timestamp", INT64),
-                        F("max_num_offsets", INT32, "0", default=1),
-                    ),
-                ),
-            ),
-        ),
-        F("timeout_ms", INT32, "10+"),
-    ),
-    struct(
-        F("throttle_time_ms", INT32, "2+"),
-        F(
-            "topics",
-            array(
-                F("name", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition_index", INT32),
-                        F("error_code", INT16),
-                        F("old_style_offsets", array(INT64), "0"),
-                        F("timestamp", INT64, "1+", default=-1),
-                        F("offset", INT64, "1+", default=-1),
-                        F("leader_epoch", INT32, "4+", default=-1),
-                    ),
-                ),
-            ),
-        ),
-    ),
-)
-
 
 PRODUCE = api(
     0,
@@ -155,7 +70,6 @@ PRODUCE = api(
         node_endpoints("10+"),
     ),
 )
-
 
 FETCH = api(
     1,
@@ -247,5 +161,94 @@ FETCH = api(
             ),
         ),
         node_endpoints("16+"),
+    ),
+)
+
+LIST_OFFSETS = api(
+    2,
+    "ListOffsets",
+    "0-10",
+    6,
+    struct(
+        F("replica_id", INT32, default=-1),
+        F("isolation_level", INT8, "2+"),
+        F(
+            "topics",
+            array(
+                F("name", STRING),
+                F(
+                    "partitions",
+                    array(
+                        F("partition_index", INT32),
+                        F("current_leader_epoch", INT32, "4+", default=-1),
+                        F("timestamp", INT64),
+                        F("max_num_offsets", INT32, "0", default=1),
+                    ),
+                ),
+            ),
+        ),
+        F("timeout_ms", INT32, "10+"),
+    ),
+    struct(
+        F("throttle_time_ms", INT32, "2+"),
+        F(
+            "topics",
+            array(
+                F("name", STRING),
+                F(
+                    "partitions",
+                    array(
+                        F("partition_index", INT32),
+                        F("error_code", INT16),
+                        F("old_style_offsets", array(INT64), "0"),
+                        F("timestamp", INT64, "1+", default=-1),
+                        F("offset", INT64, "1+", default=-1),
+                        F("leader_epoch", INT32, "4+", default=-1),
+                    ),
+                ),
+            ),
+        ),
+    ),
+)
+
+OFFSET_FOR_LEADER_EPOCH = api(
+    23,
+    "OffsetForLeaderEpoch",
+    "0-4",
+    4,
+    struct(
+        F("replica_id", INT32, "3+", default=-2),
+        F(
+            "topics",
+            array(
+                F("topic", STRING),
+                F(
+                    "partitions",
+                    array(
+                        F("partition", INT32),
+                        F("current_leader_epoch", INT32, "2+", default=-1),
+                        F("leader_epoch", INT32),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    struct(
+        F("throttle_time_ms", INT32, "2+"),
+        F(
+            "topics",
+            array(
+                F("topic", STRING),
+                F(
+                    "partitions",
+                    array(
+                        F("error_code", INT16),
+                        F("partition", INT32),
+                        F("leader_epoch", INT32, "1+", default=-1),
+                        F("end_offset", INT64, default=-1),
+                    ),
+                ),
+            ),
+        ),
     ),
 )

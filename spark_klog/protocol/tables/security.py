@@ -1,4 +1,9 @@
-"""Access control lists (KIP-140, KIP-290): DescribeAcls (key 29), CreateAcls (30) and DeleteAcls (31)."""
+"""Authentication and authorization.
+
+SaslHandshake (key 17, KIP-43) and SaslAuthenticate (36, KIP-152, KIP-368).
+Access control lists (KIP-140, KIP-290): DescribeAcls (29), CreateAcls (30) and DeleteAcls (31).
+SCRAM credentials of users (KIP-554): DescribeUserScramCredentials (50) and AlterUserScramCredentials (51).
+"""
 
 from __future__ import annotations
 
@@ -6,86 +11,7 @@ from enum import IntEnum
 
 from spark_klog.protocol.schema import BYTES, INT8, INT16, INT32, INT64, STRING, F, api, array, struct
 
-DESCRIBE_USER_SCRAM_CREDENTIALS = api(
-    50,
-    "DescribeUserScramCredentials",
-    "0",
-    0,
-    struct(F("users", array(F("name", STRING)), nullable="0+")),
-    struct(
-        F("throttle_time_ms", INT32),
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
-        F(
-            "results",
-            array(
-                F("user", STRING),
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
-                F("credential_infos", array(F("mechanism", INT8), F("iterations", INT32))),
-            ),
-        ),
-    ),
-)
-
-ALTER_USER_SCRAM_CREDENTIALS = api(
-    51,
-    "AlterUserScramCredentials",
-    "0",
-    0,
-    struct(
-        F("deletions", array(F("name", STRING), F("mechanism", INT8))),
-        F(
-            "upsertions",
-            array(
-                F("name", STRING),
-                F("mechanism", INT8),
-                F("iterations", INT32),
-                F("salt", BYTES),
-                F("salted_password", BYTES),
-            ),
-        ),
-    ),
-    struct(
-        F("throttle_time_ms", INT32),
-        F(
-            "results",
-            array(
-                F("user", STRING),
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
-            ),
-        ),
-    ),
-)
-
-
 _NEVER_FLEXIBLE = 1 << 15
-
-SASL_HANDSHAKE = api(
-    17,
-    "SaslHandshake",
-    "0-1",
-    _NEVER_FLEXIBLE,
-    struct(F("mechanism", STRING)),
-    struct(F("error_code", INT16), F("mechanisms", array(STRING))),
-)
-
-SASL_AUTHENTICATE = api(
-    36,
-    "SaslAuthenticate",
-    "0-2",
-    2,
-    struct(F("auth_bytes", BYTES)),
-    struct(
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
-        F("auth_bytes", BYTES),
-        F("session_lifetime_ms", INT64, "1+"),
-    ),
-)
-
-
 #: Types of resources, patterns and permissions; a filter matches anything with ANY.
 ANY, TOPIC = 1, 2
 MATCH, LITERAL, PREFIXED = 2, 3, 4
@@ -117,6 +43,29 @@ _FILTER = (
     F("host_filter", STRING, nullable="0+"),
     F("operation", INT8),
     F("permission_type", INT8),
+)
+
+SASL_HANDSHAKE = api(
+    17,
+    "SaslHandshake",
+    "0-1",
+    _NEVER_FLEXIBLE,
+    struct(F("mechanism", STRING)),
+    struct(F("error_code", INT16), F("mechanisms", array(STRING))),
+)
+
+SASL_AUTHENTICATE = api(
+    36,
+    "SaslAuthenticate",
+    "0-2",
+    2,
+    struct(F("auth_bytes", BYTES)),
+    struct(
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F("auth_bytes", BYTES),
+        F("session_lifetime_ms", INT64, "1+"),
+    ),
 )
 
 DESCRIBE_ACLS = api(
@@ -207,6 +156,59 @@ DELETE_ACLS = api(
                         F("permission_type", INT8),
                     ),
                 ),
+            ),
+        ),
+    ),
+)
+
+DESCRIBE_USER_SCRAM_CREDENTIALS = api(
+    50,
+    "DescribeUserScramCredentials",
+    "0",
+    0,
+    struct(F("users", array(F("name", STRING)), nullable="0+")),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F(
+            "results",
+            array(
+                F("user", STRING),
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+                F("credential_infos", array(F("mechanism", INT8), F("iterations", INT32))),
+            ),
+        ),
+    ),
+)
+
+ALTER_USER_SCRAM_CREDENTIALS = api(
+    51,
+    "AlterUserScramCredentials",
+    "0",
+    0,
+    struct(
+        F("deletions", array(F("name", STRING), F("mechanism", INT8))),
+        F(
+            "upsertions",
+            array(
+                F("name", STRING),
+                F("mechanism", INT8),
+                F("iterations", INT32),
+                F("salt", BYTES),
+                F("salted_password", BYTES),
+            ),
+        ),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F(
+            "results",
+            array(
+                F("user", STRING),
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
             ),
         ),
     ),

@@ -4,6 +4,8 @@ Before the tasks of each micro-batch Spark makes the writer in a Python process 
 source calls `ExactlyOnceWriter.claim` there, before it returns the writer. (Spark would show an error while it pickles
 the writer as one of pickling.) Then each task calls `write`; and Spark makes another writer for `commit` or `abort`,
 which learns of the claim by the tasks' messages.
+
+Each step (`claim`, `decide`, `settle`) runs a program of `exactly_once.py` with a client from `CLIENTS`.
 """
 
 from __future__ import annotations

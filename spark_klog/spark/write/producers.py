@@ -1,12 +1,4 @@
-"""Keep a producer for the next task of a Python worker, which Spark reuses.
-
-Every new producer connects and requests a producer id, which brokers remember for a day in each partition that it
-writes to. So a worker keeps the producer of a successful task, with all records acknowledged, for the next task with
-the same settings. The producer of a failed task is closed, and its unacknowledged record batches are dropped.
-
-A transactional producer has an id of its own. The driver ends its transactions, and it serves another task only in a
-later micro-batch, and not if the driver has fenced it: `exactly_once.py` says why.
-"""
+"""Producers of the sink's tasks, and the cache that keeps them for later tasks of a Python worker."""
 
 from __future__ import annotations
 
@@ -180,7 +172,16 @@ class _Entry:
 
 
 class ProducerCache:
-    """Idle producers by their settings. Threads may share a cache; each borrowed producer belongs to one thread."""
+    """Idle producers by their settings. Threads may share a cache; each borrowed producer belongs to one thread.
+
+    Every new producer connects and requests a producer id, which brokers remember for a day in each partition that it
+    writes to. Spark reuses its Python workers, so a worker keeps the producer of a successful task, with all records
+    acknowledged, for the next task with the same settings. The producer of a failed task is closed, and its
+    unacknowledged record batches are dropped.
+
+    A transactional producer has an id of its own. The driver ends its transactions, and it serves another task only in
+    a later micro-batch, and not if the driver has fenced it: `exactly_once.py` says why.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
