@@ -43,8 +43,32 @@ from spark_klog.protocol.schema import Api
 from spark_klog.records.formats.batch_v2 import build_batch
 from spark_klog.records.kernels.reference import append_record
 
+_log = logging.getLogger(__name__)
 #: Some measured work takes minutes.
 _TIMEOUT_SECONDS = 300
+_MB = 1024 * 1024
+#: Records of a batch of about 16 KB, the default batch.size of Java's producer.
+_RECORDS = 150
+#: Records of a batch of nearly 1 MB.
+_LARGE = 9_000
+_SEGMENT = 1024 * _MB
+_READS = 2000
+_OPENED_SEGMENTS = 10_000
+_COMMIT_VERSION = 7
+_PIPELINE = 100
+_OFFSETS = 1_000_000
+_MEMBERS = 50
+_PARTITIONS = 500
+_DELAY_MS = 500
+_GROUP_SETTINGS = {"group.initial.rebalance.delay.ms": str(_DELAY_MS)}
+_TOPICS = 1000
+_SEGMENTS = 2000
+_TIMEOUT_MS = 300_000
+_TOPIC = 2
+_SETTINGS = {"log.retention.check.interval.ms": "1000", "log.retention.ms": "-1"}
+#: The first check of offsets comes after they are loaded and measured.
+_OFFSETS_CHECK_SECONDS = 15
+_LOADING = {"offsets.retention.check.interval.ms": str(_OFFSETS_CHECK_SECONDS * 1000)}
 
 
 class Client:
@@ -74,16 +98,6 @@ class Client:
 def frame(api: Api, version: int, message: dict[str, Any]) -> bytes:
     body = encode_request(api, version, 1, "bench", message).to_bytes()
     return struct.pack(">i", len(body)) + body
-
-
-_MB = 1024 * 1024
-#: Records of a batch of about 16 KB, the default batch.size of Java's producer.
-_RECORDS = 150
-#: Records of a batch of nearly 1 MB.
-_LARGE = 9_000
-_SEGMENT = 1024 * _MB
-_READS = 2000
-_OPENED_SEGMENTS = 10_000
 
 
 def _batches(size: int, records: int = _RECORDS) -> bytearray:
@@ -208,14 +222,6 @@ LOG = Work(
         "Recovery reads 512 MB from the page cache, checks every batch and builds both indexes.",
     ),
 )
-
-
-_COMMIT_VERSION = 7
-_PIPELINE = 100
-_OFFSETS = 1_000_000
-_MEMBERS, _PARTITIONS = 50, 500
-_DELAY_MS = 500
-_GROUP_SETTINGS = {"group.initial.rebalance.delay.ms": str(_DELAY_MS)}
 
 
 def _make_topic(client: Client, name: str, partitions: int) -> None:
@@ -373,19 +379,6 @@ GROUPS = Work(
 )
 
 
-log = logging.getLogger(__name__)
-
-_TOPICS = 1000
-_PARTITIONS = 500
-_SEGMENTS = 2000
-_TIMEOUT_MS = 300_000
-_TOPIC = 2
-_SETTINGS = {"log.retention.check.interval.ms": "1000", "log.retention.ms": "-1"}
-#: The first check of offsets comes after they are loaded and measured.
-_OFFSETS_CHECK_SECONDS = 15
-_LOADING = {"offsets.retention.check.interval.ms": str(_OFFSETS_CHECK_SECONDS * 1000)}
-
-
 def _waited_ms(pid: int | None) -> float:
     """How long this thread and a process's threads have waited for a processor; 0 if Linux does not count it."""
     paths = [Path("/proc/thread-self/schedstat"), *Path(f"/proc/{pid}/task").glob("*/schedstat")]
@@ -429,7 +422,7 @@ class _Pings:
             self._is_done.set()
             self._thread.join()
             self._client.close()
-        log.info("longest pause %.1f ms, own %.1f ms, in %.2f s", self._longest, self._longest_own, elapsed)
+        _log.info("longest pause %.1f ms, own %.1f ms, in %.2f s", self._longest, self._longest_own, elapsed)
         return self._longest, self._longest_own
 
 
@@ -549,7 +542,7 @@ def _measured(broker: KlogBroker, pieces: Iterator[tuple[str, Callable[[Client],
     longest = {}
     client = Client(broker.bootstrap_servers)
     for name, work in pieces:
-        log.info("%s", name)
+        _log.info("%s", name)
         longest[name], longest[f"{name}; less waits for a processor"] = _Pings(broker).longest_ms(
             lambda work=work: work(client)
         )

@@ -28,10 +28,13 @@ from tests.support.kafka import kafka_libs
 from tests.support.klog import klog_command
 from tests.support.mirror_maker import mirror_maker, mirror_maker_libs
 
+log = logging.getLogger(__name__)
 _FETCH, _PRODUCE = 4, 3
 _FETCH_BYTES = 4 * 1024 * 1024
 _IN_FLIGHT = 5
 _COPY_SECONDS = 120.0
+_TOPIC = "bench"
+_SECONDS = 1800.0
 
 
 class _Plain:
@@ -152,12 +155,6 @@ def _frames(topic: str, batches: list[list[bytes]]) -> Iterator[bytes]:
 
 def _framed(frame: bytes) -> bytes:
     return SIZE.pack(len(frame)) + frame
-
-
-log = logging.getLogger(__name__)
-
-_TOPIC = "bench"
-_SECONDS = 1800.0
 
 
 def _mirror(bench: Bench) -> Iterator[Result]:

@@ -22,6 +22,10 @@ from spark_klog.trees.opening import open_tree
 from spark_klog.trees.paths import BROKER_IDS_PATH, BROKER_TOPICS_PATH
 from spark_klog.trees.tree import Tree
 
+_log = logging.getLogger(__name__)
+#: Seconds.
+_LONGEST_WAIT = 1.0
+
 
 class KeyedMessage(NamedTuple):
     """A message for a topic; `part_key`, if given, chooses the partition in place of `key` and is not sent."""
@@ -114,11 +118,6 @@ class CallbackHandler:
 
     def close(self) -> None:
         """Called when the producer is closed."""
-
-
-_log = logging.getLogger(__name__)
-#: Seconds.
-_LONGEST_WAIT = 1.0
 
 
 class ProducerQueue:

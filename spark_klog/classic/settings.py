@@ -25,6 +25,69 @@ from spark_klog.client.settings import setting_texts
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import LATEST
 
+#: The names of Kafka 0.7, and others in use, for those of 0.8 to 0.10.
+_CONNECTOR_OTHER_NAMES = {
+    "auto.commit": "auto.commit.enable",
+    "autocommit.enable": "auto.commit.enable",
+    "autocommit.interval.ms": "auto.commit.interval.ms",
+    "autooffset.reset": "auto.offset.reset",
+    "consumerid": "consumer.id",
+    "fetch.size": "fetch.message.max.bytes",
+    "groupid": "group.id",
+    "queuedchunks.max": "queued.max.message.chunks",
+    "rebalance.retries.max": "rebalance.max.retries",
+    "zk.connect": "zookeeper.connect",
+    "zk.sessiontimeout.ms": "zookeeper.session.timeout.ms",
+    "zookeeper.sessiontimeout.ms": "zookeeper.session.timeout.ms",
+}
+#: Settings of those clients that have no meaning here.
+_CONNECTOR_WITHOUT_EFFECT = words(
+    """
+    backoff.increment.ms num.consumer.fetchers offsets.channel.backoff.ms offsets.channel.socket.timeout.ms
+    offsets.commit.max.retries refresh.leader.backoff.ms socket.buffersize socket.receive.buffer.bytes
+    zk.connectiontimeout.ms zk.synctime.ms zookeeper.connection.timeout.ms zookeeper.sync.time.ms
+    """
+)
+_CONNECTOR_REFUSED = {
+    "bootstrap.servers": "bootstrap.servers: brokers are found in ZooKeeper, set zookeeper.connect instead"
+}
+_FOREVER = -1
+_TIMEOUT = Kind("timeout", lambda text: _FOREVER if text == str(_FOREVER) else INT.parse(text))
+_STORAGE = choice("storage", {"zookeeper": "zookeeper", "kafka": "kafka"}, any_case=True)
+_ASSIGNOR = choice("assignor", {"range": "range"}, "range, the documents' algorithm; others are not supported")
+#: The names of Kafka 0.7 for those of 0.8 to 0.10.
+_PRODUCER_OTHER_NAMES = {
+    "batch.size": "batch.num.messages",
+    "broker.list": "metadata.broker.list",
+    "compression.type": "compression.codec",
+    "queue.enqueueTimeout.ms": "queue.enqueue.timeout.ms",
+    "queue.size": "queue.buffering.max.messages",
+    "queue.time": "queue.buffering.max.ms",
+    "socket.timeout.ms": "request.timeout.ms",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+    "zk.connect": "zookeeper.connect",
+    "zk.sessiontimeout.ms": "zookeeper.session.timeout.ms",
+}
+_PRODUCER_WITHOUT_EFFECT = words(
+    """
+    buffer.size connect.timeout.ms num.retries reconnect.interval reconnect.time.interval.ms send.buffer.bytes
+    zk.connectiontimeout.ms zk.synctime.ms zookeeper.connection.timeout.ms zookeeper.sync.time.ms
+    """
+)
+_PRODUCER_REFUSED = {
+    name: f"{name} names a Java class: {instead}"
+    for name, instead in {
+        "serializer.class": "pass encoder=FUNCTION to the Producer",
+        "key.serializer.class": "pass key_encoder=FUNCTION to the Producer",
+        "partitioner.class": "pass partitioner=FUNCTION to the Producer",
+        "event.handler": "pass event_handler=FUNCTION to the Producer",
+        "callback.handler": "pass callback_handler=OBJECT to the Producer",
+    }.items()
+}
+_CODECS = {"0": "none", "1": "gzip", "2": "snappy", "3": "lz4"}
+_BROKER_07 = re.compile(r"^[0-9]+:([^:]+:[0-9]+)$")
+_TYPE = choice("type", {"sync": False, "async": True})
+
 
 def _sorted(
     settings: Mapping[str, Any],
@@ -55,45 +118,11 @@ def _sorted(
     return values, shared
 
 
-#: The names of Kafka 0.7, and others in use, for those of 0.8 to 0.10.
-_CONNECTOR_OTHER_NAMES = {
-    "auto.commit": "auto.commit.enable",
-    "autocommit.enable": "auto.commit.enable",
-    "autocommit.interval.ms": "auto.commit.interval.ms",
-    "autooffset.reset": "auto.offset.reset",
-    "consumerid": "consumer.id",
-    "fetch.size": "fetch.message.max.bytes",
-    "groupid": "group.id",
-    "queuedchunks.max": "queued.max.message.chunks",
-    "rebalance.retries.max": "rebalance.max.retries",
-    "zk.connect": "zookeeper.connect",
-    "zk.sessiontimeout.ms": "zookeeper.session.timeout.ms",
-    "zookeeper.sessiontimeout.ms": "zookeeper.session.timeout.ms",
-}
-#: Settings of the documents that have no meaning here.
-_CONNECTOR_WITHOUT_EFFECT = words(
-    """
-    backoff.increment.ms num.consumer.fetchers offsets.channel.backoff.ms offsets.channel.socket.timeout.ms
-    offsets.commit.max.retries refresh.leader.backoff.ms socket.buffersize socket.receive.buffer.bytes
-    zk.connectiontimeout.ms zk.synctime.ms zookeeper.connection.timeout.ms zookeeper.sync.time.ms
-    """
-)
-_CONNECTOR_REFUSED = {
-    "bootstrap.servers": "bootstrap.servers: brokers are found in ZooKeeper, set zookeeper.connect instead"
-}
-_FOREVER = -1
-
-
 def _reset(text: str) -> ResetPolicy:
     policy: ResetPolicy = RESET.parse(text)
     if policy.duration_ms is not None:
         raise ValueError("smallest, largest or fail")
     return policy
-
-
-_TIMEOUT = Kind("timeout", lambda text: _FOREVER if text == str(_FOREVER) else INT.parse(text))
-_STORAGE = choice("storage", {"zookeeper": "zookeeper", "kafka": "kafka"}, any_case=True)
-_ASSIGNOR = choice("assignor", {"range": "range"}, "range, the documents' algorithm; others are not supported")
 
 
 @dataclass(frozen=True)
@@ -153,39 +182,6 @@ def connector_config(settings: Mapping[str, Any]) -> ConnectorConfig:
     return config
 
 
-#: The names of Kafka 0.7 for those of 0.8 to 0.10.
-_PRODUCER_OTHER_NAMES = {
-    "batch.size": "batch.num.messages",
-    "broker.list": "metadata.broker.list",
-    "compression.type": "compression.codec",
-    "queue.enqueueTimeout.ms": "queue.enqueue.timeout.ms",
-    "queue.size": "queue.buffering.max.messages",
-    "queue.time": "queue.buffering.max.ms",
-    "socket.timeout.ms": "request.timeout.ms",
-    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
-    "zk.connect": "zookeeper.connect",
-    "zk.sessiontimeout.ms": "zookeeper.session.timeout.ms",
-}
-_PRODUCER_WITHOUT_EFFECT = words(
-    """
-    buffer.size connect.timeout.ms num.retries reconnect.interval reconnect.time.interval.ms send.buffer.bytes
-    zk.connectiontimeout.ms zk.synctime.ms zookeeper.connection.timeout.ms zookeeper.sync.time.ms
-    """
-)
-_PRODUCER_REFUSED = {
-    name: f"{name} names a Java class: {instead}"
-    for name, instead in {
-        "serializer.class": "pass encoder=FUNCTION to the Producer",
-        "key.serializer.class": "pass key_encoder=FUNCTION to the Producer",
-        "partitioner.class": "pass partitioner=FUNCTION to the Producer",
-        "event.handler": "pass event_handler=FUNCTION to the Producer",
-        "callback.handler": "pass callback_handler=OBJECT to the Producer",
-    }.items()
-}
-_CODECS = {"0": "none", "1": "gzip", "2": "snappy", "3": "lz4"}
-_BROKER_07 = re.compile(r"^[0-9]+:([^:]+:[0-9]+)$")
-
-
 def _brokers(text: str) -> str:
     """The list without the ids of 0.7's ID:HOST:PORT."""
     return ",".join(_BROKER_07.sub(r"\1", part) for part in items(text))
@@ -196,9 +192,6 @@ def _codec(text: str) -> str:
     if codec not in _CODECS.values():
         raise ValueError(f"one of {', '.join(_CODECS.values())}, or its number from 0 to 3")
     return codec
-
-
-_TYPE = choice("type", {"sync": False, "async": True})
 
 
 @dataclass(frozen=True)

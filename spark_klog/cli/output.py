@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 
 #: Work that is done sooner shows no bar.
 _BAR_AFTER = 1.0
+TEXT, JSON = "text", "json"
+FORMATS = (TEXT, JSON)
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+#: Controls (C0, DEL, C1), separators of lines and paragraphs, and marks that turn the direction of text.
+_CONTROLS = "\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_CONTROL = re.compile(f"[{_CONTROLS}]")
+_CONTROL_IN_LINES = re.compile(f"(?![\n\t])[{_CONTROLS}]")
+#: Exit code after Ctrl-C, as shells give it.
+INTERRUPTED = 130
+#: Width of tables that do not go to a terminal: programs may parse them, so lines must not wrap.
+_WIDE = 10_000
 
 
 class Counter:
@@ -89,16 +101,6 @@ def progress(*columns: ProgressColumn, is_quiet: bool = False) -> Progress:
     return Progress(*columns, console=made, disable=is_quiet, transient=True, redirect_stdout=False)
 
 
-TEXT, JSON = "text", "json"
-FORMATS = (TEXT, JSON)
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-_TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-#: Controls (C0, DEL, C1), separators of lines and paragraphs, and marks that turn the direction of text.
-_CONTROLS = "\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069"
-_CONTROL = re.compile(f"[{_CONTROLS}]")
-_CONTROL_IN_LINES = re.compile(f"(?![\n\t])[{_CONTROLS}]")
-
-
 def escaped(text: str, *, has_lines: bool = False) -> str:
     """Escape control characters as Python does, "\\n" for a line break; with `has_lines` keep line breaks and tabs."""
     pattern = _CONTROL_IN_LINES if has_lines else _CONTROL
@@ -138,12 +140,6 @@ def log_to_stderr(level: str, log_format: str) -> None:
     handler.setFormatter(JsonFormatter() if log_format == JSON else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("kazoo").setLevel(logging.WARNING)
-
-
-#: Exit code after Ctrl-C, as shells give it.
-INTERRUPTED = 130
-#: Width of tables that do not go to a terminal: programs may parse them, so lines must not wrap.
-_WIDE = 10_000
 
 
 def say(as_json: bool, line: Mapping[str, Any], text: str) -> None:

@@ -60,32 +60,10 @@ else:
     import tomli as tomllib
 
 _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
-
-
-def _level(codec: str) -> Kind:
-    def parse(text: str) -> int:
-        try:
-            level = int(text)
-        except ValueError:
-            raise ValueError("a number") from None
-        codec_by_name(codec).check_level(level)
-        return level
-
-    return Kind("level", parse)
-
-
-def _partitioner(name: str) -> Kind:
-    known = PARTITIONERS[name]
-    wanted = f"one of {', '.join(known)}, or give each record its partition"
-    return choice("partitioner", {one: one for one in known}, wanted)
-
-
 _ISOLATION = choice("isolation", {"read_uncommitted": 0, "read_committed": 1})
 _CODEC = Kind("codec", lambda text: codec_by_name(text).name)
-
 #: The batches of a producer in each partition by which brokers recognise duplicates.
 _MOST_IDEMPOTENT = 5
-
 #: Settings of Kafka's own clients that are accepted and have no effect, so that users only have to replace the format.
 _WITHOUT_EFFECT = security_settings.WITHOUT_EFFECT | words(
     """
@@ -107,6 +85,73 @@ _REFUSED = {
     "config.providers": "settings are taken as they are written",
     "oauth_cb": "set sasl.oauthbearer.provider=MODULE:FUNCTION instead",
 }
+_SCHEME = re.compile(r"([0-9a-zA-Z._%-]*)://")
+#: What a host has not, and what people write between several.
+_BETWEEN = re.compile(r"[\s;|'\"]")
+#: librdkafka's names for Kafka's settings, used by kcat and confluent-kafka.
+LIBRDKAFKAS = {
+    "compression.codec": "compression.type",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.max.bytes": "max.request.size",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "metadata.broker.list": "bootstrap.servers",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+}
+#: librdkafka's settings that count something else than bytes, and Kafka's that do what they are for.
+LIBRDKAFKAS_COUNTS = {
+    "batch.num.messages": "batch.size",
+    "queue.buffering.max.kbytes": "buffer.memory",
+    "queue.buffering.max.messages": "buffer.memory",
+    "queued.max.messages.kbytes": "fetch.max.bytes",
+    "queued.min.messages": "fetch.max.bytes",
+}
+#: kafka-python's settings whose names are not Kafka's with underscores.
+KAFKA_PYTHONS = {
+    "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
+    "sasl_plain_password": "sasl.password",
+    "sasl_plain_username": "sasl.username",
+    "ssl_cafile": "ssl.ca.location",
+    "ssl_certfile": "ssl.certificate.location",
+    "ssl_check_hostname": "ssl.endpoint.identification.algorithm",
+    "ssl_ciphers": "ssl.cipher.suites",
+    "ssl_crlfile": "ssl.crl.location",
+    "ssl_keyfile": "ssl.key.location",
+    "ssl_password": "ssl.key.password",
+}
+SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
+BYTES = "keys and values are bytes: encode and decode them in your program"
+#: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
+_PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
+#: How close (a ratio of `difflib`) an unknown name is to the setting that it probably means. A short name may differ in
+#: one letter, if it has at least so many.
+_CLOSE, _SHORTEST = 0.85, 4
+_VARIABLE = "KLOG_CONFIG"
+
+
+def _level(codec: str) -> Kind:
+    def parse(text: str) -> int:
+        try:
+            level = int(text)
+        except ValueError:
+            raise ValueError("a number") from None
+        codec_by_name(codec).check_level(level)
+        return level
+
+    return Kind("level", parse)
+
+
+def _partitioner(name: str) -> Kind:
+    known = PARTITIONERS[name]
+    wanted = f"one of {', '.join(known)}, or give each record its partition"
+    return choice("partitioner", {one: one for one in known}, wanted)
 
 
 @dataclass(frozen=True)
@@ -227,11 +272,6 @@ def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig
     return config
 
 
-_SCHEME = re.compile(r"([0-9a-zA-Z._%-]*)://")
-#: What a host has not, and what people write between several.
-_BETWEEN = re.compile(r"[\s;|'\"]")
-
-
 def parse_bootstrap(text: str, name: str = "bootstrap.servers", protocol: str = "") -> tuple[tuple[str, int], ...]:
     """Parse "HOST:PORT,HOST:PORT" to (host, port) pairs; `ConfigError` if it is malformed.
 
@@ -282,53 +322,6 @@ def _text(name: str, value: Any, prefix: str) -> str:
         raise ConfigError(f"{shown} is None: set a value, or leave the setting out")
     told = f"leave it out, {BYTES}" if name in SERIALIZERS else "set text, a number, True or False"
     raise ConfigError(f"{shown} is of type {type(value).__name__}: {told}")
-
-
-#: librdkafka's names for Kafka's settings, used by kcat and confluent-kafka.
-LIBRDKAFKAS = {
-    "compression.codec": "compression.type",
-    "fetch.message.max.bytes": "max.partition.fetch.bytes",
-    "fetch.wait.max.ms": "fetch.max.wait.ms",
-    "max.in.flight": "max.in.flight.requests.per.connection",
-    "message.max.bytes": "max.request.size",
-    "message.send.max.retries": "retries",
-    "message.timeout.ms": "delivery.timeout.ms",
-    "metadata.broker.list": "bootstrap.servers",
-    "queue.buffering.max.ms": "linger.ms",
-    "request.required.acks": "acks",
-    "socket.receive.buffer.bytes": "receive.buffer.bytes",
-    "socket.send.buffer.bytes": "send.buffer.bytes",
-    "socket.timeout.ms": "request.timeout.ms",
-    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
-}
-#: librdkafka's settings that count something else than bytes, and Kafka's that do what they are for.
-LIBRDKAFKAS_COUNTS = {
-    "batch.num.messages": "batch.size",
-    "queue.buffering.max.kbytes": "buffer.memory",
-    "queue.buffering.max.messages": "buffer.memory",
-    "queued.max.messages.kbytes": "fetch.max.bytes",
-    "queued.min.messages": "fetch.max.bytes",
-}
-#: kafka-python's settings whose names are not Kafka's with underscores.
-KAFKA_PYTHONS = {
-    "sasl_oauth_token_provider": "sasl.oauthbearer.provider",
-    "sasl_plain_password": "sasl.password",
-    "sasl_plain_username": "sasl.username",
-    "ssl_cafile": "ssl.ca.location",
-    "ssl_certfile": "ssl.certificate.location",
-    "ssl_check_hostname": "ssl.endpoint.identification.algorithm",
-    "ssl_ciphers": "ssl.cipher.suites",
-    "ssl_crlfile": "ssl.crl.location",
-    "ssl_keyfile": "ssl.key.location",
-    "ssl_password": "ssl.key.password",
-}
-SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
-BYTES = "keys and values are bytes: encode and decode them in your program"
-#: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
-_PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
-#: How close (a ratio of `difflib`) an unknown name is to the setting that it probably means. A short name may differ in
-#: one letter, if it has at least so many.
-_CLOSE, _SHORTEST = 0.85, 4
 
 
 def without_effect(settings: Mapping[str, str]) -> list[str]:
@@ -384,9 +377,6 @@ def _hint(name: str, prefix: str) -> str:
     if len(beginning) == 1:
         return f"did you mean {prefix}{beginning[0]}?"
     return "remove it: Kafka's Java clients have no such setting"
-
-
-_VARIABLE = "KLOG_CONFIG"
 
 
 def named_cluster(name: str) -> Settings:

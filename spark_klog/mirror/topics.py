@@ -16,6 +16,22 @@ from spark_klog.mirror.progress import ProgressReader
 from spark_klog.mirror.settings import PROGRESS, MirrorSettings
 
 _log = logging.getLogger(__name__)
+#: Settings that say something about the source's brokers. The type of timestamps is left out, too: copies keep the
+#: times of the source, which with log append time the target's would replace.
+_NOT_COPIED = frozenset(
+    {
+        "follower.replication.throttled.replicas",
+        "leader.replication.throttled.replicas",
+        "message.format.version",
+        "message.timestamp.difference.max.ms",
+        "message.timestamp.type",
+        "min.insync.replicas",
+        "unclean.leader.election.enable",
+    }
+)
+#: Topics of one request, each of which may take a broker some time.
+_MOST_CREATED = 100
+_REFUSED = (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
 
 
 class Origins:
@@ -74,24 +90,6 @@ class Origins:
         if cluster is None or not prefix:
             return {}
         return {prefix: cluster} | {prefix + more: one for more, one in self._clusters.items()}
-
-
-#: Settings that say something about the source's brokers. The type of timestamps is left out, too: copies keep the
-#: times of the source, which with log append time the target's would replace.
-_NOT_COPIED = frozenset(
-    {
-        "follower.replication.throttled.replicas",
-        "leader.replication.throttled.replicas",
-        "message.format.version",
-        "message.timestamp.difference.max.ms",
-        "message.timestamp.type",
-        "min.insync.replicas",
-        "unclean.leader.election.enable",
-    }
-)
-#: Topics of one request, each of which may take a broker some time.
-_MOST_CREATED = 100
-_REFUSED = (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
 
 
 class MirroredTopics:

@@ -39,6 +39,22 @@ _TIMEOUTS = (
 )
 #: Says "still trying"; of each request here that would be a line every three seconds.
 _BACKOFF = logging.getLogger("spark_klog.client.retry")
+TOKEN_HEADER = "x-klog-token"
+#: A produced value is base64 in JSON.
+_MAX_BODY = 2 * 1024 * 1024
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    b"content-security-policy": _POLICY.encode(),
+    b"x-content-type-options": b"nosniff",
+    b"x-frame-options": b"DENY",
+    b"referrer-policy": b"no-referrer",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
+}
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:
@@ -114,24 +130,6 @@ class OutageWatch:
     ) -> None:
         self._is_ended.set()
         _BACKOFF.removeFilter(_is_of_others)
-
-
-TOKEN_HEADER = "x-klog-token"
-#: A produced value is base64 in JSON.
-_MAX_BODY = 2 * 1024 * 1024
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_HEADERS = {
-    b"content-security-policy": _POLICY.encode(),
-    b"x-content-type-options": b"nosniff",
-    b"x-frame-options": b"DENY",
-    b"referrer-policy": b"no-referrer",
-    b"cross-origin-opener-policy": b"same-origin",
-    b"cross-origin-resource-policy": b"same-origin",
-    b"cache-control": b"no-store",
-}
 
 
 class RequestRefused(Exception):

@@ -47,6 +47,12 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST, MAX_TIMESTAMP
 _CONSUMER = "consumer"
 #: The state of a group that does not exist.
 DEAD = "Dead"
+OffsetTime = Literal["earliest", "latest", "max-timestamp"] | int
+_PLACES = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
+#: The first version of ListOffsets with MAX_TIMESTAMP (KIP-734).
+_FIRST_WITH_MAX = 7
+#: DeleteRecords up to the high watermark.
+_TO_END = -1
 
 
 @dataclass(frozen=True)
@@ -85,14 +91,6 @@ class GroupDescription:
     coordinator: int
     members: tuple[GroupMember, ...]
     reason: str | None
-
-
-OffsetTime = Literal["earliest", "latest", "max-timestamp"] | int
-_PLACES = {"earliest": EARLIEST, "latest": LATEST, "max-timestamp": MAX_TIMESTAMP}
-#: The first version of ListOffsets with MAX_TIMESTAMP (KIP-734).
-_FIRST_WITH_MAX = 7
-#: DeleteRecords up to the high watermark.
-_TO_END = -1
 
 
 @dataclass(frozen=True)

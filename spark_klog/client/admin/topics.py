@@ -52,6 +52,32 @@ _BROKERS_DEFAULT = -1
 #: The first versions of CreateTopics with validate_only (Kafka 0.10.2), and with the broker's defaults (KIP-464).
 _FIRST_VALIDATING, _FIRST_WITH_DEFAULTS = 1, 4
 _MAX_INT16, _MAX_INT32 = 0x7FFF, 0x7FFFFFFF
+ResourceKind = Literal["topic", "broker", "broker-logger", "client-metrics", "group"]
+_KINDS: dict[ResourceKind, int] = {
+    "topic": configs.TOPIC,
+    "broker": configs.BROKER,
+    "broker-logger": configs.BROKER_LOGGER,
+    "client-metrics": configs.CLIENT_METRICS,
+    "group": configs.GROUP,
+}
+_KIND_NAMES = {number: kind for kind, number in _KINDS.items()}
+#: Kinds whose name is a node id: only that broker answers for them.
+_OF_ONE_BROKER = ("broker", "broker-logger")
+_SOURCES = {
+    configs.TOPIC_SOURCE: "topic",
+    2: "dynamic broker",
+    3: "dynamic default broker",
+    configs.BROKER_SOURCE: "static broker",
+    configs.DEFAULT_SOURCE: "default",
+    configs.LOGGER_SOURCE: "broker logger",
+    7: "client metrics",
+    8: "group",
+}
+_PREFERRED, _UNCLEAN = 0, 1
+#: The first version of ElectLeaders with a choice of the election (Kafka 2.4).
+_FIRST_WITH_TYPE = 1
+_ELECTION = "election of a leader of"
+_NOT_NEEDED = ErrorCode.ELECTION_NOT_NEEDED
 
 
 @dataclass(frozen=True)
@@ -140,29 +166,6 @@ class TopicDescription:
     partitions: tuple[PartitionDescription, ...]
 
 
-ResourceKind = Literal["topic", "broker", "broker-logger", "client-metrics", "group"]
-_KINDS: dict[ResourceKind, int] = {
-    "topic": configs.TOPIC,
-    "broker": configs.BROKER,
-    "broker-logger": configs.BROKER_LOGGER,
-    "client-metrics": configs.CLIENT_METRICS,
-    "group": configs.GROUP,
-}
-_KIND_NAMES = {number: kind for kind, number in _KINDS.items()}
-#: Kinds whose name is a node id: only that broker answers for them.
-_OF_ONE_BROKER = ("broker", "broker-logger")
-_SOURCES = {
-    configs.TOPIC_SOURCE: "topic",
-    2: "dynamic broker",
-    3: "dynamic default broker",
-    configs.BROKER_SOURCE: "static broker",
-    configs.DEFAULT_SOURCE: "default",
-    configs.LOGGER_SOURCE: "broker logger",
-    7: "client metrics",
-    8: "group",
-}
-
-
 class ConfigResource(NamedTuple):
     """What has settings: ("topic", NAME), ("broker", NODE ID as text), or ("broker", "") for the default of brokers.
 
@@ -219,13 +222,6 @@ def _check_text(change: Append | Subtract) -> None:
 
 
 ConfigChange = str | Append | Subtract | None
-
-
-_PREFERRED, _UNCLEAN = 0, 1
-#: The first version of ElectLeaders with a choice of the election (Kafka 2.4).
-_FIRST_WITH_TYPE = 1
-_ELECTION = "election of a leader of"
-_NOT_NEEDED = ErrorCode.ELECTION_NOT_NEEDED
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,11 @@ _OPERATIONS = {
     "two-phase-commit": 15,
 }
 _ONLY_IN_FILTERS = (_ANY, "match")
+#: Stands for all users, client ids or addresses that have no quota of their own, as Kafka's tools show it.
+DEFAULT: Final = "<default>"
+#: In a filter: any user, client id or address, and the default.
+ANY: Final = "<any>"
+_EXACT, _OF_DEFAULT, _OF_ANY = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -118,13 +123,6 @@ class AclFilter:
     pattern: str = _ANY
     permission: str = _ANY
     host: str | None = None
-
-
-#: Stands for all users, client ids or addresses that have no quota of their own, as Kafka's tools show it.
-DEFAULT: Final = "<default>"
-#: In a filter: any user, client id or address, and the default.
-ANY: Final = "<any>"
-_EXACT, _OF_DEFAULT, _OF_ANY = 0, 1, 2
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,28 @@ _FIRST_BUFFER = 64 * 1024
 _RECEIVE_BUFFER = 4 * 1024 * 1024
 #: Buffers that one call of the socket takes.
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
+#: Stands for the correlation id of a bare SASL token, which has none.
+_BARE = -1
+#: The last versions used: later ones need topic ids, which only some fetches have, or are for brokers only.
+_LAST = {PRODUCE.key: 12, FETCH.key: 12, ADD_PARTITIONS_TO_TXN.key: 3}
+#: The first version of Apache Kafka that has each API, from the KIPs that introduced them, for messages about brokers
+#: that lack it; APIs that Kafka 0.10.1 has are left out.
+_SINCE = {
+    **dict.fromkeys((21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33), "0.11"),
+    **dict.fromkeys((34, 35, 36, 37), "1.0"),
+    **dict.fromkeys((38, 39, 40, 41, 42), "1.1"),
+    43: "2.2",
+    44: "2.3",
+    **dict.fromkeys((45, 46, 47), "2.4"),
+    **dict.fromkeys((48, 49), "2.6"),
+    **dict.fromkeys((50, 51), "2.7"),
+    **dict.fromkeys((60, 61), "2.8"),
+    **dict.fromkeys((65, 66), "3.0"),
+    74: "3.7",
+    75: "3.8",
+}
+#: How a TLS record of type alert begins: 21, and the major version 3.
+_ALERT = b"\x15\x03"
 
 
 class FrameStream:
@@ -154,30 +176,6 @@ class Handle:
     correlation_id: int
     api: Api
     version: int
-
-
-#: Stands for the correlation id of a bare SASL token, which has none.
-_BARE = -1
-#: The last versions used: later ones need topic ids, which only some fetches have, or are for brokers only.
-_LAST = {PRODUCE.key: 12, FETCH.key: 12, ADD_PARTITIONS_TO_TXN.key: 3}
-#: The first version of Apache Kafka that has each API, from the KIPs that introduced them, for messages about brokers
-#: that lack it; APIs that Kafka 0.10.1 has are left out.
-_SINCE = {
-    **dict.fromkeys((21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33), "0.11"),
-    **dict.fromkeys((34, 35, 36, 37), "1.0"),
-    **dict.fromkeys((38, 39, 40, 41, 42), "1.1"),
-    43: "2.2",
-    44: "2.3",
-    **dict.fromkeys((45, 46, 47), "2.4"),
-    **dict.fromkeys((48, 49), "2.6"),
-    **dict.fromkeys((50, 51), "2.7"),
-    **dict.fromkeys((60, 61), "2.8"),
-    **dict.fromkeys((65, 66), "3.0"),
-    74: "3.7",
-    75: "3.8",
-}
-#: How a TLS record of type alert begins: 21, and the major version 3.
-_ALERT = b"\x15\x03"
 
 
 class Connection:

@@ -24,6 +24,11 @@ _NAME = re.compile(r"[a-z0-9._-]{1,100}")
 _ASSIGNED = re.compile(
     r"(?:^|[\s;,\"'])[\w.]*(?:password|secret|sasl\.jaas\.config)[\"']?\s*(?:=|:(?!\s*[{\[]))", re.IGNORECASE
 )
+PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"
+PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
+PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
+GSSAPI = "GSSAPI"
+_VARIABLE, _FILE = "env:", "file:"
 
 
 def is_secret(name: str) -> bool:
@@ -72,12 +77,6 @@ def without_secrets(text: str, secrets: tuple[str, ...], longest: int = 300) -> 
         return _NOT_SHOWN
     printable = "".join(char if char.isprintable() else " " for char in text)
     return printable if len(printable) <= longest else printable[:longest] + "..."
-
-
-PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"
-PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
-PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
-GSSAPI = "GSSAPI"
 
 
 @dataclass(frozen=True)
@@ -174,9 +173,6 @@ class SecurityConfig:
     def named(self, name: str) -> str:
         """A setting's name as the user writes it, for messages."""
         return self.prefix + name
-
-
-_VARIABLE, _FILE = "env:", "file:"
 
 
 def resolved(settings: Mapping[str, str], prefix: str = "") -> Settings:

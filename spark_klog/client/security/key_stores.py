@@ -41,6 +41,11 @@ _PHRASE = b"Mighty Aphrodite"
 _SUNS_ALGORITHM = bytes.fromhex("060a2b060104012a02110101")
 _KEY, _CERTIFICATE = 1, 2
 _OCTETS = 0x04
+_PEM = b"-----BEGIN "
+_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----", re.DOTALL)
+#: The tag of an ASN.1 SEQUENCE, with which PKCS12 begins.
+_SEQUENCE = 0x30
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
 @dataclass
@@ -128,13 +133,6 @@ def _unprotected(protected: bytes, password: str, place: str) -> bytes:
     if not hmac.compare_digest(hashlib.sha1(secret + key).digest(), check):
         raise ConfigError(f"{place}: the key can't be decrypted: check the password of the key")
     return key
-
-
-_PEM = b"-----BEGIN "
-_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----", re.DOTALL)
-#: The tag of an ASN.1 SEQUENCE, with which PKCS12 begins.
-_SEQUENCE = 0x30
-_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
 def client_context(config: TlsConfig) -> ssl.SSLContext:

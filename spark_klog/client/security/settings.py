@@ -138,6 +138,21 @@ REFUSED = {
 }
 _STORE_TYPES = ("PEM", "PKCS12", "JKS")
 _TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
+_FLAGS = frozenset({"required", "requisite", "sufficient", "optional"})
+_TOKEN = re.compile(
+    r"""(?:\s|//[^\n]*|/\*.*?\*/)*            # blanks and comments
+        (?: (?P<mark>[=;])
+          | "(?P<double>(?:\\.|[^"\\\n])*)"
+          | '(?P<single>(?:\\.|[^'\\\n])*)'
+          | (?P<word>(?:(?!//|/\*)[^\s=;"'])+)
+          | (?P<end>\Z)
+        )""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\([0-3][0-7]{2}|[0-7]{1,2}|.)", re.DOTALL)
+#: A Java class with its package; anything else in a class's place may be a password.
+_CLASS = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+", re.ASCII)
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b", "a": "\a", "v": "\v"}
 
 
 def refusal(name: str) -> str | None:
@@ -460,23 +475,6 @@ def _unsecured(config: OAuthConfig, options: Mapping[str, str], shown: str) -> O
                 raise
             raise ConfigError(f"{shown}: {name} is not a number") from None
     return replace(config, claims=tuple(claims.items()), lifetime_seconds=lifetime)
-
-
-_FLAGS = frozenset({"required", "requisite", "sufficient", "optional"})
-_TOKEN = re.compile(
-    r"""(?:\s|//[^\n]*|/\*.*?\*/)*            # blanks and comments
-        (?: (?P<mark>[=;])
-          | "(?P<double>(?:\\.|[^"\\\n])*)"
-          | '(?P<single>(?:\\.|[^'\\\n])*)'
-          | (?P<word>(?:(?!//|/\*)[^\s=;"'])+)
-          | (?P<end>\Z)
-        )""",
-    re.VERBOSE | re.DOTALL,
-)
-_ESCAPE = re.compile(r"\\([0-3][0-7]{2}|[0-7]{1,2}|.)", re.DOTALL)
-#: A Java class with its package; anything else in a class's place may be a password.
-_CLASS = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+", re.ASCII)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b", "a": "\a", "v": "\v"}
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,15 @@ STAGED = ".part"
 _RUNS = f"{FOLDER}/runs"
 _DIGITS = 8
 _T = TypeVar("_T")
+_HIDDEN = re.compile(r"^[_.]")
+_OF_VALUES = "values+"
+_TOKEN_LETTERS = string.digits + string.ascii_lowercase
+#: Names of earlier versions have no token.
+_TOKEN = r"-([0-9a-z]{7})"
+_FILE = re.compile(rf".*\+(\d+)\+(\d{{20}})\+\d{{20}}(?:\+(\d+))?(?:{_TOKEN})?\.[a-z.]+")
+_OF_ATTEMPT = re.compile(rf".*\+\d{{20}}(?:\+\d+)?{_TOKEN}\.[a-z.]+")
+_ATTEMPT = re.compile(rf"(\d{{{_DIGITS},}}){_TOKEN}")
+_Reader = Callable[[str, Any], Any]
 
 
 def run_name(number: int) -> str:
@@ -66,16 +75,6 @@ def staging_path(number: int) -> str:
 def staged_path(number: int, path: str) -> str:
     """Where a file waits for the commit on a local disk; its name ends so that no reader takes it for data."""
     return f"{staging_path(number)}/{path}{STAGED}"
-
-
-_HIDDEN = re.compile(r"^[_.]")
-_OF_VALUES = "values+"
-_TOKEN_LETTERS = string.digits + string.ascii_lowercase
-#: Names of earlier versions have no token.
-_TOKEN = r"-([0-9a-z]{7})"
-_FILE = re.compile(rf".*\+(\d+)\+(\d{{20}})\+\d{{20}}(?:\+(\d+))?(?:{_TOKEN})?\.[a-z.]+")
-_OF_ATTEMPT = re.compile(rf".*\+\d{{20}}(?:\+\d+)?{_TOKEN}\.[a-z.]+")
-_ATTEMPT = re.compile(rf"(\d{{{_DIGITS},}}){_TOKEN}")
 
 
 def new_token() -> str:
@@ -304,9 +303,6 @@ def _build(kind: Any, value: Any) -> Any:
     if missing := [name for name in required if name not in value]:
         raise ValueError(f"without {', '.join(missing)}")
     return kind(**{name: readers[name](name, item) for name, item in value.items()})
-
-
-_Reader = Callable[[str, Any], Any]
 
 
 @cache

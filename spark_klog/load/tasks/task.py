@@ -47,6 +47,9 @@ from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches
 
 #: The columns of records as they are read: with timestamps in ms, as not all of them have microseconds.
 READ = FULL.set(FULL.get_field_index("timestamp"), pa.field("timestamp", pa.timestamp("ms", tz="UTC")))
+TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
+_RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
+_HOUR_FORM = "%Y-%m-%dT%H"
 
 
 class Kept(NamedTuple):
@@ -135,11 +138,6 @@ def _rows(mask: NDArray[np.bool_]) -> list[int]:
 
 def _text(value: Any) -> str | None:
     return None if value is None else base64.b64encode(value).decode()
-
-
-TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
-_RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
-_HOUR_FORM = "%Y-%m-%dT%H"
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,12 @@ _EXECUTION = "spark.sql.execution.root.id"
 #: How long the look-up of newer records may take, in ms.
 _LOOK_UP_MS = 2000
 _MOST_PLANS = 1000
+#: Clusters that this worker process has connected to, kept for its next task. The last used is last.
+_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
+#: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
+_gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
+#: The execution id that this process has first read each plan in; None after the warning. The newest plan is last.
+_executions: dict[str, str | None] = {}
 
 
 @dataclass(frozen=True)
@@ -237,10 +243,6 @@ def _decoded(
         yield from decoder.finish()
 
 
-#: Clusters that this worker process has connected to, kept for its next task. The last used is last.
-_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
-
-
 def _cluster(settings: dict[str, str]) -> Cluster:
     key = tuple(sorted(settings.items()))
     _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings, PREFIX))
@@ -258,10 +260,6 @@ def _forget_clusters() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=_forget_clusters)
-
-
-#: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
-_gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
 
 
 class _BrokerReader:
@@ -405,10 +403,6 @@ class _Refusals:
         _log.info("the broker rejected offset %d, fetching again", start)
         time.sleep(min(options.offset_retry_ms * 2 ** min(self._count - 1, 5), _MAX_PAUSE_MS) / 1000)
         return True
-
-
-#: The execution id that this process has first read each plan in; None after the warning. The newest plan is last.
-_executions: dict[str, str | None] = {}
 
 
 def warn_if_read_again(plan: Plan, cluster: Cluster) -> None:

@@ -50,11 +50,20 @@ from spark_klog.spark.write.exactly_once import (
 from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
 
+_log = logging.getLogger(__name__)
 #: A worker rarely serves queries with more different settings; each client has a connection to a broker.
 _MOST_IDLE = 4
 #: After that a new connection is safer: proxies drop quiet ones. Spark stops workers that are idle for a minute.
 _IDLE_SECONDS = 60.0
 _Key = tuple[tuple[str, str], ...]
+_T = TypeVar("_T")
+_ONGOING = "Ongoing"
+#: EndTxn's answers about a transaction that has ended the other way, or whose producer has another epoch by now.
+_NOT_COMMITTED = frozenset(
+    {ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH}
+)  # fmt: skip
+#: The local property of a task that has the number of its micro-batch.
+_BATCH = "streaming.sql.batchId"
 
 
 class Clients:
@@ -116,15 +125,6 @@ class Clients:
 CLIENTS = Clients()
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(after_in_child=CLIENTS.forget)
-
-
-_T = TypeVar("_T")
-_log = logging.getLogger(__name__)
-_ONGOING = "Ongoing"
-#: EndTxn's answers about a transaction that has ended the other way, or whose producer has another epoch by now.
-_NOT_COMMITTED = frozenset(
-    {ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH}
-)  # fmt: skip
 
 
 class NotDecided(KlogError):
@@ -258,10 +258,6 @@ def _open_transactions(admin: Admin, prefix: str) -> tuple[Transaction, ...]:
         if described.state == _ONGOING:
             still_open.append(Transaction(name, described.producer_id, described.producer_epoch))
     return tuple(still_open)
-
-
-#: The local property of a task that has the number of its micro-batch.
-_BATCH = "streaming.sql.batchId"
 
 
 @dataclass

@@ -25,11 +25,21 @@ from spark_klog.errors import ErrorCode, KlogError, ProducerFenced, ProtocolErro
 from spark_klog.protocol.apis import METADATA
 from spark_klog.spark.options.names import PREFIX
 
+_log = logging.getLogger(__name__)
 #: Seconds. A topic that was created just now may be missing in the metadata of some brokers.
 _GRACE = 1.0
 _LAST_ABORT_MS = 5_000
 #: States of a committed transaction (DescribeTransactions): its markers may still be under way.
 _COMMITTED = ("PrepareCommit", "CompleteCommit")
+#: A worker rarely writes with more different settings at a time; each producer has two connections to a broker.
+_MOST_IDLE = 8
+#: As spark.kafka.producer.cache.timeout. No thread checks it: Spark stops a worker that is idle for a minute.
+_IDLE_SECONDS = 600.0
+#: Bounds a producer's state of the partitions that it has written to.
+_LIFETIME_SECONDS = 3600.0
+#: More than the tasks that a worker runs in a micro-batch.
+_MOST_FREE_IDS = 1000
+_Key = tuple[tuple[str, str], ...]
 
 
 class SinkProducer:
@@ -143,18 +153,6 @@ class SinkProducer:
     def abort(self) -> None:
         """Close the connections. Rows that were not flushed may or may not be written."""
         self._producer.abort()
-
-
-_log = logging.getLogger(__name__)
-#: A worker rarely writes with more different settings at a time; each producer has two connections to a broker.
-_MOST_IDLE = 8
-#: As spark.kafka.producer.cache.timeout. No thread checks it: Spark stops a worker that is idle for a minute.
-_IDLE_SECONDS = 600.0
-#: Bounds a producer's state of the partitions that it has written to.
-_LIFETIME_SECONDS = 3600.0
-#: More than the tasks that a worker runs in a micro-batch.
-_MOST_FREE_IDS = 1000
-_Key = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)

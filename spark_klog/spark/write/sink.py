@@ -44,6 +44,16 @@ _log.setLevel(logging.INFO)
 
 #: (records, bytes of their keys, values and headers) by topic.
 Counts: TypeAlias = Mapping[str, tuple[int, int]]
+_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+#: The columns that are written, and the types that they may have; others are ignored, as by Spark's Kafka sink.
+_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
+    "key": (StringType, BinaryType),
+    "value": (StringType, BinaryType),
+    "topic": (StringType,),
+    "partition": (IntegerType,),
+    "timestamp": (TimestampType,),
+    "headers": (),  # those of `_HEADERS`
+}
 
 
 def count_rows(rows: pa.RecordBatch, topic: str | None) -> Counts:
@@ -80,18 +90,6 @@ def _bytes(rows: pa.RecordBatch) -> int:
         entries = pc.list_flatten(rows.column("headers"))
         columns += [pc.struct_field(entries, name) for name in ("key", "value")]
     return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
-
-
-_HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
-#: The columns that are written, and the types that they may have; others are ignored, as by Spark's Kafka sink.
-_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
-    "key": (StringType, BinaryType),
-    "value": (StringType, BinaryType),
-    "topic": (StringType,),
-    "partition": (IntegerType,),
-    "timestamp": (TimestampType,),
-    "headers": (),  # those of `_HEADERS`
-}
 
 
 @dataclass
