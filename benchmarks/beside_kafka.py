@@ -235,7 +235,7 @@ def _load(bench: Bench, broker: Broker, work_dir: Path) -> None:
     """Write with ProducerPerformance and read with kcat in rounds; one partition makes a round's offsets known."""
     libs = kafka_libs("3.9.1")
     create_topic(broker.bootstrap_servers, _TOPIC, 1)
-    # the same for both sides; producing.py measures idempotence with acks=all
+    # the same for both sides; clients.py measures idempotence with acks=all
     properties = {"enable.idempotence": "false"}
     rounds, records = _rounds(bench)
     for number in range(rounds):

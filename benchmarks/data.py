@@ -59,7 +59,7 @@ def produce(
         "compression.type": codec,
         "batch.size": "65536",
         "linger.ms": "20",
-        # the same for both sides; producing.py measures idempotence with acks=all
+        # the same for both sides; clients.py measures idempotence with acks=all
         "enable.idempotence": "false",
     }
     producer_performance(libs, bootstrap_servers, topic, records, folder, size, properties)

@@ -4,7 +4,7 @@
     DATA_DIR/directories/    the brokers' shared tree, without ZooKeeper
     DATA_DIR/zookeeper/      ZooKeeper's data                DATA_DIR/zookeeper.log
     DATA_DIR/klog-cluster.properties   marks the directory as a cluster's (see `log.layout`)
-    DATA_DIR/.lock                     one cluster at a time (see `log.lock`)
+    DATA_DIR/.lock                     one cluster at a time (see `log.file_system`)
 
 Every process reads a pipe from the caller and stops when the pipe ends, so none outlives the caller.
 """

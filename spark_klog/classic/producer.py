@@ -224,7 +224,8 @@ class Producer:
     (broker.list) or zookeeper.connect (zk.connect), request.required.acks (default -1), request.timeout.ms,
     message.send.max.retries, compression.codec, compressed.topics, and for async queue.buffering.max.ms (queue.time),
     batch.num.messages (batch.size), queue.buffering.max.messages (queue.size), queue.enqueue.timeout.ms (-1: block,
-    0: drop); others are client settings, for example of TLS. Classes become functions: see `producing.messages`.
+    0: drop); others are client settings, for example of TLS. Classes become functions: see `Encoder`,
+    `Partitioner`, `EventHandler` and `CallbackHandler`.
 
     Found by ZooKeeper, brokers and partitions that come and go are known at once.
 

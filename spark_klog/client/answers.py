@@ -31,7 +31,7 @@ _BY_API: dict[int, dict[ErrorCode, Remedy]] = {
         # the broker can't read its own log; a retry would read the same bytes
         ErrorCode.CORRUPT_MESSAGE: Remedy.FAIL,
         ErrorCode.UNKNOWN_SERVER_ERROR: Remedy.RETRY,
-        # the fetcher asks the leader for its offsets before it gives up
+        # a range asks the leader for its offsets before it is tried again
         ErrorCode.OFFSET_OUT_OF_RANGE: Remedy.REFRESH,
     },
     # the controller answers: a topic that it does not know does not exist

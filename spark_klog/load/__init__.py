@@ -8,7 +8,7 @@
     OUTPUT/_klog/runs/RUN/staging/                    files of tasks before the commit (local disks only)
     OUTPUT/_klog/runs/RUN/manifest.json               the commit: the run's files, offsets and audit
     OUTPUT/_klog/dead-letters/                        corrupt record batches, as the option badRecords keeps them, and
-                                                      records that can't be written (`tasks/parsing.py`)
+                                                      records that can't be written (`values.py`)
 
 A run is committed when its manifest exists. A killed run has a plan, and the next run finishes it first: the tasks that
 are complete are kept, the others run again and write files of the same names.

@@ -1,7 +1,7 @@
 """The log of one topic-partition: a folder of segments.
 
     TOPIC-PARTITION/
-        00000000000000000000.log .index .timeindex .txnindex     see segment_files.py
+        00000000000000000000.log .index .timeindex .txnindex     see segments/segment.py
         00000000000000000042.snapshot                            see producer_state.py
         partition.metadata leader-epoch-checkpoint klog.json     see partition_files.py
 

@@ -229,7 +229,7 @@ def _log_failure(task: asyncio.Task[None]) -> None:
 def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callable[[Broker], Server] = Server) -> None:
     """Serve until SIGTERM or SIGINT; call `ready` with the line to print once requests are answered.
 
-    Shutdown: `network.shutdown`. Raises `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` if the
+    `drain` says how it stops. Raises `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` if the
     broker can't start.
     """
     listeners = config.security.listeners or (Listener(PLAINTEXT, PLAINTEXT, config.host, config.port),)

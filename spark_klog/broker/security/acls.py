@@ -25,7 +25,7 @@ _KINDS, _PATTERNS, _OPERATIONS, _PERMISSIONS = 7, 4, 15, 3
 
 
 class Acl(NamedTuple):
-    """An access control entry, which Kafka calls an ACL. Numbers are those of `protocol.tables.acls`."""
+    """An access control entry, which Kafka calls an ACL. Numbers are those of `protocol.tables.security`."""
 
     resource_type: int
     resource_name: str

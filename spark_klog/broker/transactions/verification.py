@@ -100,7 +100,7 @@ class TransactionVerifier:
     ) -> Verification:
         """Check that a batch belongs to an ongoing transaction.
 
-        Only the first batch of a transaction in a log is verified. `older_clients` replaces TRANSACTION_ABORTABLE for
+        Only the first batch of a transaction in a log is verified. `as_known` replaces TRANSACTION_ABORTABLE for
         clients that do not know it.
         """
         found = Verification(transactional_id, producer, log, of_offsets=of_offsets)

@@ -87,7 +87,7 @@ def entries_of(
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Record batches from `offset` on, perhaps with a partial one at the end, and the list of aborted transactions.
+    """Whole record batches from `offset` on (with `is_corrupt` all bytes), and the list of aborted transactions.
 
     `data` is a view of a reused buffer: it is valid until the next fetch of any reader of the same cluster.
     """

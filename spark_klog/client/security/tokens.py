@@ -267,7 +267,7 @@ def _https(config: OAuthConfig, named: Callable[[str], str]) -> ssl.SSLContext |
         raise ConfigError(f"{named('https.ca.location')}={config.ca}: {error.strerror or 'not PEM'}") from None
     # Python's default since 3.13 refuses authorities as `openssl req -x509` makes them; brokers may have such ones
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # see `stores.client_context`
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # see `key_stores.client_context`
     return context
 
 

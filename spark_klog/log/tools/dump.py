@@ -200,7 +200,7 @@ class IndexEntry:
 def dump_index(path: Path) -> Iterator[IndexEntry | Damage | Padding]:
     """Yield the entries of an index file in order; raises OSError. The suffix says which index it is.
 
-    Whether entries grow and agree with the log is checked by `verify_index`. A partial entry at the end is damage.
+    `verify.py` checks whether entries grow and agree with the log. A partial entry at the end is damage.
     """
     entry, names = _FORMATS[path.suffix]
     data = mapped(path)

@@ -71,7 +71,7 @@ class GroupOffsetsOptions:
     """Where the offsets of `group` are: at its coordinator, and in trees of directories.
 
     If `commits`, a stream publishes its progress there; otherwise it only reads them, for `startingOffsets=group`.
-    `trees` are addresses for `directories.trees.opening.open_tree`. With `dual` the group migrates between coordinator
+    `trees` are addresses for `trees.opening.open_tree`. With `dual` the group migrates between coordinator
     and ZooKeeper, which is the last tree: reads take the larger offset of both.
     """
 

@@ -55,7 +55,7 @@ class SinkProducer:
         self.prepared: PreparedTransaction | None = None
 
     def send_arrow(self, rows: pa.RecordBatch, topic: str | None, create_partitions: int | None, first: int) -> None:
-        """Add rows as `Producer.send_arrow` does; errors count them from `first`.
+        """Add rows to batches; raises what the client's `Producer.send_arrow` raises, with rows counted from `first`.
 
         A topic that does not exist gets `create_partitions` partitions, or is a `ProtocolError` that names it.
         """
@@ -130,7 +130,7 @@ class SinkProducer:
             raise ProducerFenced(name)
 
     def prepare_transaction(self) -> PreparedTransaction | None:
-        """As `Producer.prepare_transaction`."""
+        """Prepare the transaction as the client's producer does, and remember it as `prepared`."""
         prepared = self._producer.prepare_transaction()
         self._has_new_epoch = prepared is None
         self.prepared = prepared or self.prepared
