@@ -8,17 +8,15 @@ import warnings
 from spark_klog.errors import ConfigError
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+#: What Python's re reads otherwise than Java, outside and inside of [...]: octal escapes. Java's \0 takes up to three
+#: more digits; its \101 is a reference to a group.
+_OCTAL = re.compile(r"\\(?:0|[1-3][0-7][0-7])")
 
 
 def check_topic_name(topic: str) -> None:
     """Raise `ConfigError` for a name that Kafka rejects (letters, digits, '.', '_', '-'; at most 249)."""
     if topic in (".", "..") or not _LEGAL.fullmatch(topic):
         raise ConfigError(f"illegal topic name {topic[:300]!r}: 1 to 249 of a-z A-Z 0-9 . _ - are allowed")
-
-
-#: What Python's re reads otherwise than Java, outside and inside of [...]: octal escapes. Java's \0 takes up to three
-#: more digits; its \101 is a reference to a group.
-_OCTAL = re.compile(r"\\(?:0|[1-3][0-7][0-7])")
 
 
 def topic_pattern(what: str, text: str) -> re.Pattern[str]:

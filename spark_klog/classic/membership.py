@@ -43,6 +43,9 @@ from spark_klog.trees.paths import (
 )
 from spark_klog.trees.tree import NodeExists, Tree
 
+_QUOTES = "\"'"
+_INTERNAL = frozenset(["__consumer_offsets", "__transaction_state"])
+
 
 class ConsumerRebalanceListener:
     """A listener that a connector calls in the thread that rebalances. Keep it short; errors are logged."""
@@ -52,10 +55,6 @@ class ConsumerRebalanceListener:
 
     def before_starting_fetchers(self, consumer_id: str, assignment: Mapping[str, Mapping[int, str]]) -> None:
         """Called before reading begins, with all that this member owns: the stream's id by topic and partition."""
-
-
-_QUOTES = "\"'"
-_INTERNAL = frozenset(["__consumer_offsets", "__transaction_state"])
 
 
 class TopicFilter(ABC):

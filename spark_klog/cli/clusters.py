@@ -15,6 +15,11 @@ from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import check_names, named_cluster, parse_bootstrap
 from spark_klog.errors import ConfigError
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+DEFAULT_SERVERS = "127.0.0.1:9092"
+#: Where the context of a command keeps the name of its cluster.
+_CLUSTER = "spark_klog.cluster"
+
 
 def parse_topics(before: str, texts: Sequence[str]) -> dict[str, set[int] | None]:
     """Parse TOPIC (all partitions: None) or TOPIC:0,1; errors begin with `before`."""
@@ -37,14 +42,6 @@ def partitions_of(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> li
             raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, sorted(missing)))}")
         found += [(topic, partition) for partition in there if numbers is None or partition in numbers]
     return found
-
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-DEFAULT_SERVERS = "127.0.0.1:9092"
-
-#: Where the context of a command keeps the name of its cluster.
-_CLUSTER = "spark_klog.cluster"
 
 
 def _keep_cluster(ctx: click.Context, _: click.Parameter, name: str | None) -> None:

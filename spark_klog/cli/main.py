@@ -33,6 +33,21 @@ if TYPE_CHECKING:
     from spark_klog.broker.net.server import Server
     from spark_klog.embedded import EmbeddedCluster
 
+#: How often to check the processes of a cluster.
+_WATCH_SECONDS = 0.5
+#: Subcommands with modules of their own.
+_MODULES = (
+    {
+        name: f"spark_klog.cli.commands.{name}"
+        for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users")
+    }
+    | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
+    | {"doctor": "spark_klog.cli.doctor", "demo": "spark_klog.cli.jobs.demo"}
+)
+_log_format_option = click.option(
+    "--log-format", default=TEXT, show_default=True, type=click.Choice(FORMATS), help="Format of the log on stderr."
+)
+
 
 def versions() -> dict[str, str | None]:
     """Versions of klog, Python and pyspark (None if it is not installed), and the kernel in use."""
@@ -65,23 +80,6 @@ Examples:
 def version(as_json: bool) -> None:
     """Print the versions of klog, Python and pyspark, and the kernel in use."""
     click.echo(json.dumps(versions()) if as_json else version_line())
-
-
-#: How often to check the processes of a cluster.
-_WATCH_SECONDS = 0.5
-#: Subcommands with modules of their own.
-_MODULES = (
-    {
-        name: f"spark_klog.cli.commands.{name}"
-        for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users")
-    }
-    | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
-    | {"doctor": "spark_klog.cli.doctor", "demo": "spark_klog.cli.jobs.demo"}
-)
-
-_log_format_option = click.option(
-    "--log-format", default=TEXT, show_default=True, type=click.Choice(FORMATS), help="Format of the log on stderr."
-)
 
 
 class _Group(CommandGroup):

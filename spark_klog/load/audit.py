@@ -27,6 +27,7 @@ _MOST_HOURS = 24 * 366
 _HOUR = "%Y-%m-%dT%H"
 _HOUR_MS = 3_600_000
 Key = tuple[str, int]
+COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,6 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
 def _at(cluster: Cluster, keys: Sequence[Key], time: int, high: Mapping[Key, int]) -> dict[Key, int]:
     found = list_offsets(cluster, dict.fromkeys(keys, time))
     return {key: high[key] if found[key] == NO_OFFSET else found[key] for key in keys}
-
-
-COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
 
 
 def loaded_json(loaded: Loaded, output: str) -> dict[str, Any]:

@@ -24,6 +24,9 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 #: How long `close` waits for the thread to finish writing.
 _CLOSE_SECONDS = 2.0
 _NAMED = 10
+#: How long a micro-batch waits for its offsets to be written. Only the first one of an outage waits so long, so the
+#: time is generous: it includes connecting from a busy machine, and a query that ends earlier loses its last offsets.
+_PATIENCE_SECONDS = 15.0
 
 
 class Publisher:
@@ -131,11 +134,6 @@ class Publisher:
                 self._failed_at = None
             self._is_slow = False
             self._changed.notify_all()
-
-
-#: How long a micro-batch waits for its offsets to be written. Only the first one of an outage waits so long, so the
-#: time is generous: it includes connecting from a busy machine, and a query that ends earlier loses its last offsets.
-_PATIENCE_SECONDS = 15.0
 
 
 class GroupProgress:

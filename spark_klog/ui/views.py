@@ -23,6 +23,8 @@ from spark_klog.trees.checkpoint import checkpoint_state
 
 #: Topics shown; the page says how many there are.
 _MAX_TOPICS = 10_000
+#: Groups whose members and offsets are looked up: a request a group.
+_MAX_GROUPS = 1000
 
 
 def overview(admin: Admin) -> dict[str, Any]:
@@ -140,10 +142,6 @@ def _settings(admin: Admin, name: str) -> tuple[list[dict[str, Any]], str | None
         for one in found.values()
     ]
     return sorted(rows, key=lambda row: (bool(row["default"]), str(row["name"]))), None
-
-
-#: Groups whose members and offsets are looked up: a request a group.
-_MAX_GROUPS = 1000
 
 
 class _Group(NamedTuple):

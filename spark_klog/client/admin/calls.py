@@ -52,6 +52,10 @@ _WITH_EFFECT = frozenset(
         _API_TIMEOUT,
     ]
 ).union(security_settings.NAMES)
+_K = TypeVar("_K", bound=Hashable)
+_V = TypeVar("_V")
+#: Final errors of a broker that has not answered for any item.
+_UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,6 @@ def admin_config(settings: Mapping[str, Any]) -> AdminConfig:
     return AdminConfig(client, timeout)
 
 
-_K = TypeVar("_K", bound=Hashable)
-_V = TypeVar("_V")
-
-
 class Outcomes(dict[_K, _V | KlogError], Generic[_K, _V]):
     """The result of each item that was asked for, or the `KlogError` that it failed with.
 
@@ -112,10 +112,6 @@ class Outcomes(dict[_K, _V | KlogError], Generic[_K, _V]):
     def failures(self) -> dict[_K, KlogError]:
         """The errors of the items that failed."""
         return {key: result for key, result in self.items() if isinstance(result, KlogError)}
-
-
-#: Final errors of a broker that has not answered for any item.
-_UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
 
 
 class _Turn(CallLock):  # type: ignore[misc]  # as `CallLock`

@@ -24,6 +24,9 @@ from spark_klog.protocol.codec import Message, decode_versioned, encode_versione
 from spark_klog.protocol.tables.groups import MEMBER_ASSIGNMENT, MEMBER_SUBSCRIPTION, SUBSCRIPTION
 from spark_klog.wire.primitives import Buffer, Reader, Writer
 
+_SUBSCRIPTION_VERSION = 3
+_ASSIGNMENT_VERSION = 0
+
 
 @dataclass(frozen=True)
 class Member:
@@ -150,9 +153,6 @@ ASSIGNORS: dict[str, Assignor] = {
     "sticky": assign_sticky,
     "cooperative-sticky": assign_cooperative_sticky,
 }
-
-_SUBSCRIPTION_VERSION = 3
-_ASSIGNMENT_VERSION = 0
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> list[Message]:

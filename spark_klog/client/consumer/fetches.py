@@ -1,4 +1,4 @@
-"""Fetches of many partitions: one request in flight per broker, sent before the last response is decoded.
+"""Fetches of a consumer, in sessions: one request in flight per broker, sent before the last response is decoded.
 
 The records of a response stay in the connection's buffer, so a broker's next response is received only after all of
 them are taken: memory is bounded by `fetch.max.bytes` per broker, besides the sockets' buffers.

@@ -48,6 +48,8 @@ _HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 #: RFC 7677 requires at least 4096. The maximum keeps a server from making the client compute for minutes.
 _MIN_ITERATIONS, _MAX_ITERATIONS = 4096, 1_000_000
 _NONCE_BYTES = 24
+#: The part of a session's lifetime after which to renew it, as in Kafka's Java clients; random, to spread clients.
+_RENEWED_AFTER = (0.85, 0.95)
 
 
 class Mechanism(Protocol):
@@ -167,10 +169,6 @@ class OAuthBearer:
     def refusal(self) -> str | None:
         """Why the broker has refused the token; None if it has not."""
         return self._refusal
-
-
-#: The part of a session's lifetime after which to renew it, as in Kafka's Java clients; random, to spread clients.
-_RENEWED_AFTER = (0.85, 0.95)
 
 
 class SaslExchange:

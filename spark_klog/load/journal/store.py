@@ -23,6 +23,7 @@ from spark_klog.load.journal.model import FOLDER
 _LOCK = f"{FOLDER}/lock"
 #: The files below an output.
 Store = LocalFolder | ArrowFolder
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=vars)
 
 
 def open_store(address: str) -> Store:
@@ -50,9 +51,6 @@ def read_json(store: Store, path: str) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise LoadError(f"{store.address}/{path} is not a JSON object: restore it")
     return value
-
-
-_ENCODER = json.JSONEncoder(ensure_ascii=False, default=vars)
 
 
 def to_json(value: Any) -> bytes:

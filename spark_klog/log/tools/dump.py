@@ -30,6 +30,16 @@ from spark_klog.wire.codecs import CODECS, MAX_DECOMPRESSED
 #: Bytes of base offset and length: no batch begins with as many zeros.
 _EMPTY_START_SIZE = 12
 _CHUNK_BYTES = 1 << 20
+#: By suffix: the format of an entry, and the names of its fields as in Kafka's DumpLogSegments.
+_FORMATS = {
+    INDEX: (OFFSET_ENTRY, ("offset", "position")),
+    TIME_INDEX: (TIME_ENTRY, ("timestamp", "offset")),
+    TRANSACTION_INDEX: (
+        TRANSACTION_ENTRY,
+        ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset"),
+    ),
+}
+INDEX_SUFFIXES = tuple(_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +184,6 @@ def _dump_07(data: memoryview, base_offset: int) -> Iterator[Dumped | Damage]:
         return
     if position < len(data):
         yield Damage(position, len(data) - position, f"cut off: {len(data) - position} bytes are left")
-
-
-#: By suffix: the format of an entry, and the names of its fields as in Kafka's DumpLogSegments.
-_FORMATS = {
-    INDEX: (OFFSET_ENTRY, ("offset", "position")),
-    TIME_INDEX: (TIME_ENTRY, ("timestamp", "offset")),
-    TRANSACTION_INDEX: (
-        TRANSACTION_ENTRY,
-        ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset"),
-    ),
-}
-INDEX_SUFFIXES = tuple(_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
