@@ -1,4 +1,4 @@
-"""The rule for names of topics, and patterns of names."""
+"""Names of topics and partitions: the rule for them, and patterns of names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import warnings
 
 from spark_klog.errors import ConfigError
 
+#: A topic and the number of one of its partitions.
+TopicPartition = tuple[str, int]
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 #: What Python's re reads otherwise than Java, outside and inside of [...]: octal escapes. Java's \0 takes up to three
 #: more digits; its \101 is a reference to a group.

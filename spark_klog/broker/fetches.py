@@ -24,10 +24,10 @@ from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
-Key = tuple[str, int]
 _FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
 _MAX_ID = _MAX_EPOCH = 0x7FFFFFFF
 #: Memory of a partition beside its topic's name: an upper estimate.
@@ -38,7 +38,7 @@ class Purgatory:
     """Waiters by topic-partition. For one event loop."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Key, set[asyncio.Future[None]]] = defaultdict(set)
+        self._waiting: dict[TopicPartition, set[asyncio.Future[None]]] = defaultdict(set)
         #: Number of waiters.
         self.waiting = 0
         #: Set when the broker stops: nobody may wait any more.
@@ -50,13 +50,13 @@ class Purgatory:
         for key in list(self._waiting):
             self.wake(key)
 
-    def wake(self, key: Key) -> None:
+    def wake(self, key: TopicPartition) -> None:
         """Wake the waiters of a partition, after an append or because it is gone."""
         for waiter in self._waiting.pop(key, ()):
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def wait(self, keys: Collection[Key], timeout: float) -> bool:
+    async def wait(self, keys: Collection[TopicPartition], timeout: float) -> bool:
         """Wait until one of the partitions is woken; False after `timeout` seconds, or if the purgatory is closed."""
         if self.is_closed:
             return False

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.classic.membership import ConsumerRebalanceListener, Membership, broker_addresses
 from spark_klog.classic.settings import ConnectorConfig
 from spark_klog.classic.streams import Held, KafkaStream
 from spark_klog.client import Consumer
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets, numbers_by_topic, offsets_of_led
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, RebalanceFailed, WokenUp, is_retriable

@@ -21,8 +21,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from spark_klog.base.names import topic_pattern
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.trees.consumers import (
     BLACK_LIST,
     STATIC,

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import by_key, check_code
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.consumer.decoding import ConsumerRecord, RecordDecoder
 from spark_klog.client.consumer.fetches import chunk_of
 from spark_klog.client.fetch.entries import (

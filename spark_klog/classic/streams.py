@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.client.producer.receipts import fresh
 from spark_klog.errors import ConsumerTimeout, KlogError

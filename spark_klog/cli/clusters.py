@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import check_names, named_cluster, parse_bootstrap
 from spark_klog.errors import ConfigError

@@ -10,13 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from spark_klog.base.names import check_topic_name, topic_pattern
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition, check_topic_name, topic_pattern
+from spark_klog.base.settings import INT32_MAX, INT64_MAX
 from spark_klog.client.offsets import Committed, check_committable
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST
-
-_MAX_INT32, _MAX_INT64 = 0x7FFFFFFF, 0x7FFFFFFFFFFFFFFF
 
 
 def name_of(what: str, value: object) -> str:
@@ -59,7 +57,7 @@ def mapping_of(what: str, value: object) -> dict[Any, Any]:
     return dict(value)
 
 
-def number_of(what: str, value: object, least: int = 0, most: int = _MAX_INT64) -> int:
+def number_of(what: str, value: object, least: int = 0, most: int = INT64_MAX) -> int:
     """The value, which must be an int within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, not {type(value).__name__}")
@@ -106,7 +104,7 @@ def starts_of(call: str, items: Any) -> list[tuple[str, int, int | None]]:
 def offset_of(call: str, offset: Any) -> int:
     """Check an offset to begin at: 0 or more, or -2 or -1."""
     number = _integer(call, "offset", offset)
-    if not EARLIEST <= number <= _MAX_INT64:
+    if not EARLIEST <= number <= INT64_MAX:
         raise ConfigError(f"{call}: offset {number}: set -2 (the first one), -1 (the end), or 0 or more")
     return number
 
@@ -161,7 +159,7 @@ def _topic(call: str, topic: Any) -> str:
 
 def _partition(call: str, partition: Any) -> int:
     number = _integer(call, "partition", partition)
-    if not 0 <= number <= _MAX_INT32:
+    if not 0 <= number <= INT32_MAX:
         raise ConfigError(f"{call}: partition {number} must be from 0 to 2^31 - 1")
     return number
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
@@ -42,7 +43,6 @@ _FIRST_NOT_CREATING = 4
 _T = TypeVar("_T")
 _Request = TypeVar("_Request", bound=Hashable)
 _Key = TypeVar("_Key", tuple[str, int], tuple[str, int, int])
-TopicPartition = tuple[str, int]
 #: The errors of a topic that does not exist.
 UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.error_codes import Remedy
 from spark_klog.errors import (

@@ -18,12 +18,13 @@ from datetime import datetime, timezone, tzinfo
 from typing import Any
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import INT64_MAX
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
-TopicPartition = tuple[str, int]
 Offsets = dict[TopicPartition, int]
 Each = tuple[tuple[TopicPartition, int], ...]
 
@@ -32,7 +33,6 @@ _RELATIVE_TIME = re.compile(r"-(\d{1,18})\s*(ms|s|m|h|d|w)")
 _RECORDS_BEFORE_END = re.compile(r"-(\d{1,18})")
 #: Since Python 3.11 `datetime.fromisoformat` accepts more forms, even bare numbers.
 _ISO_TIME = re.compile(r"\d{4}-\d{2}-\d{2}(T| |$).*", re.IGNORECASE)
-_INT64_MAX = (1 << 63) - 1
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 
 
@@ -114,7 +114,7 @@ def _by_partition(option: str, text: str, smallest: int, what: str) -> Each:
         if not isinstance(partitions, dict):
             raise ConfigError(f"option {option}: topic {topic} must have a JSON object with one entry per partition")
         for partition, number in partitions.items():
-            is_number = type(number) is int and smallest <= number <= _INT64_MAX
+            is_number = type(number) is int and smallest <= number <= INT64_MAX
             if not partition.isdecimal() or not is_number:
                 raise ConfigError(f"option {option}: {topic}-{partition}: {number!r} is not a valid {what}")
             each[topic, int(partition)] = number
@@ -154,7 +154,7 @@ def parse_time(option: str, text: str, zone: tzinfo = timezone.utc) -> int:
 
     `ConfigError` for anything else.
     """
-    if re.fullmatch(r"\d{1,19}", text.strip()) and int(text) <= _INT64_MAX:
+    if re.fullmatch(r"\d{1,19}", text.strip()) and int(text) <= INT64_MAX:
         return int(text)
     place = parse_place(text, zone)
     if not isinstance(place, TimeSpec) or place.everywhere is None:
@@ -198,7 +198,7 @@ def offsets_by_partition(option: str, text: str) -> OffsetSpec:
 
 def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
     """Parse one timestamp (ms) for all partitions; `ConfigError` for anything else."""
-    if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) > _INT64_MAX:
+    if not re.fullmatch(r"\d{1,19}", text.strip()) or int(text) > INT64_MAX:
         raise ConfigError(f"option {option}={text!r} must be a timestamp in ms since the epoch")
     return TimeSpec(int(text), strict=strict)
 

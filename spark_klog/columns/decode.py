@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from spark_klog.base.settings import INT32_MAX
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
@@ -25,7 +26,6 @@ ROWS = 65_536
 #: Bytes of keys and values at which an Arrow batch is full: with records of 1 KB and more Spark is a third faster than
 #: with 32 MiB.
 BYTES = 8 * 1024 * 1024
-_MAX_INT32 = 0x7FFFFFFF
 #: The last time that fits into 64 bits as microseconds.
 MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 _Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -188,7 +188,7 @@ def _place_column(name: str, parts: Sequence[tuple[str, int, int]]) -> pa.Array:
 def _repeated(text: str, count: int) -> pa.Array:
     """A column that repeats a string; `DecodeError` if 32-bit offsets overflow."""
     data = text.encode()
-    if len(data) * count > _MAX_INT32:
+    if len(data) * count > INT32_MAX:
         raise DecodeError(f"{count} records are too many for one Arrow batch with the column topic")
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(len(data))
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data * count)])

@@ -27,9 +27,10 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import next_timestamps
 from spark_klog.client.offsets import list_offsets
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, existing

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from spark_klog.base.addresses import local_path
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import GroupOffsets, list_offsets
 from spark_klog.client.places import OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError, ErrorCode

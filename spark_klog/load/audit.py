@@ -12,6 +12,7 @@ from typing import Any
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError
@@ -26,7 +27,6 @@ _BAR = 40
 _MOST_HOURS = 24 * 366
 _HOUR = "%Y-%m-%dT%H"
 _HOUR_MS = 3_600_000
-Key = tuple[str, int]
 COLUMNS = ("topic", "partition", "from", "until", "records", "bytes", "gaps", "bad", "lag")
 
 
@@ -47,8 +47,8 @@ class Completeness:
     cluster has no more."""
 
     hours: list[HourOfTopic]
-    lag: dict[Key, int]
-    gone: list[Key]
+    lag: dict[TopicPartition, int]
+    gone: list[TopicPartition]
 
 
 def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: int) -> Completeness:
@@ -92,7 +92,9 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
     return Completeness(found, lag, gone)
 
 
-def _at(cluster: Cluster, keys: Sequence[Key], time: int, high: Mapping[Key, int]) -> dict[Key, int]:
+def _at(
+    cluster: Cluster, keys: Sequence[TopicPartition], time: int, high: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
     found = list_offsets(cluster, dict.fromkeys(keys, time))
     return {key: high[key] if found[key] == NO_OFFSET else found[key] for key in keys}
 

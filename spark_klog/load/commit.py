@@ -6,6 +6,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.history import committed_files, manifests, read_manifest
 from spark_klog.load.journal.model import (
@@ -37,7 +38,6 @@ from spark_klog.load.tasks.task import cut
 from spark_klog.spark.read.ranges import DELETED, RECREATED, RETENTION, TRUNCATED
 
 _log = logging.getLogger(__name__)
-Key = tuple[str, int]
 #: Causes of gaps: the offsets are no longer in the log.
 _LOST = {DELETED, RECREATED, RETENTION, TRUNCATED}
 
@@ -83,23 +83,27 @@ def contiguous(results: Sequence[RangeResult]) -> list[RangeResult]:
 
 
 def make_manifest(
-    plan: Plan, results: Sequence[RangeResult], before: Mapping[Key, Progress], log_end: Mapping[Key, int], now: str
+    plan: Plan,
+    results: Sequence[RangeResult],
+    before: Mapping[TopicPartition, Progress],
+    log_end: Mapping[TopicPartition, int],
+    now: str,
 ) -> Manifest:
     """The manifest of a run; results are left out of it if an earlier range of their partition failed.
 
     Of what the run loads again, ranges of earlier runs are replaced as a whole or stay.
     """
-    by_partition: dict[Key, list[RangeResult]] = defaultdict(list)
+    by_partition: dict[TopicPartition, list[RangeResult]] = defaultdict(list)
     for result in results:
         by_partition[result.topic, result.partition].append(result)
-    asked: dict[Key, list[Range]] = defaultdict(list)
+    asked: dict[TopicPartition, list[Range]] = defaultdict(list)
     for ranges in plan.tasks:
         for item in ranges:
             asked[item.topic, item.partition].append(item)
     audits, files, letters = [], [], []
     hours: dict[str, Counter[str]] = defaultdict(Counter)
     progress = {**before, **progress_of(plan.starts)}
-    replaces: dict[Key, list[RangeResult]] = defaultdict(list)
+    replaces: dict[TopicPartition, list[RangeResult]] = defaultdict(list)
     for old in plan.replaces:
         replaces[old.topic, old.partition].append(old)
     replaced: list[RangeResult] = []
@@ -143,7 +147,7 @@ def _whole(kept: list[RangeResult], replaces: Sequence[RangeResult]) -> list[Ran
     return [item if item.until <= until else cut(item, until) for item in kept]
 
 
-def _audit(key: Key, kept: Sequence[RangeResult], planned: int, log_end: int) -> PartitionAudit:
+def _audit(key: TopicPartition, kept: Sequence[RangeResult], planned: int, log_end: int) -> PartitionAudit:
     gaps: Counter[str] = Counter()
     for item in kept:
         gaps.update(item.gaps)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import places
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import TimeSpec, offsets_at
@@ -20,7 +21,6 @@ from spark_klog.load.journal.history import last_committed, read_manifest
 from spark_klog.load.journal.model import Progress, run_name
 from spark_klog.load.journal.store import Store
 
-Key = tuple[str, int]
 _LARGEST = (1 << 63) - 1
 #: A partition, in its one form: "07" and "7" would be the same one.
 _NUMBER = re.compile("0|[1-9][0-9]{0,9}")
@@ -38,7 +38,7 @@ class AtOffsets:
     """Offsets of a file, and what it says of whose they are; "" and {} if it does not say."""
 
     file: str
-    offsets: Mapping[Key, int]
+    offsets: Mapping[TopicPartition, int]
     cluster_id: str = ""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
     unknown = sorted(value.keys() - {"offsets", "cluster_id", "topic_ids", "run"})
     if unknown:
         raise ConfigError(f"{where}: unknown {', '.join(unknown)}; it may have offsets, cluster_id, topic_ids and run")
-    offsets: dict[Key, int] = {}
+    offsets: dict[TopicPartition, int] = {}
     for topic, each in value["offsets"].items():
         if not isinstance(each, dict):
             raise ConfigError(f'{where}: topic {topic} needs an offset for each partition, as {{"0": 100}}')
@@ -105,7 +105,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def offsets_of_run(store: Store, run: int | None) -> dict[Key, Progress]:
+def offsets_of_run(store: Store, run: int | None) -> dict[TopicPartition, Progress]:
     """The offsets at which a committed run began, or the next run begins (None); `ConfigError` for an unknown run.
 
     Partitions that the load did not have at the time are at the first offset that a later run has loaded.
@@ -134,8 +134,12 @@ def offsets_of_run(store: Store, run: int | None) -> dict[Key, Progress]:
 
 
 def resolve(
-    cluster: Cluster, store: Store, place: Place, ids: Mapping[Key, str], log_end: Mapping[Key, int]
-) -> dict[Key, int]:
+    cluster: Cluster,
+    store: Store,
+    place: Place,
+    ids: Mapping[TopicPartition, str],
+    log_end: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
     """The offset that a place means in each partition; without those of which it says nothing.
 
     `ConfigError` if it can't be: an unknown run, topic or partition, offsets beyond the log's end, or of another
@@ -166,7 +170,7 @@ def resolve(
     return dict(place.offsets)
 
 
-def offsets_text(cluster_id: str, run: int | None, progress: Mapping[Key, Progress]) -> dict[str, Any]:
+def offsets_text(cluster_id: str, run: int | None, progress: Mapping[TopicPartition, Progress]) -> dict[str, Any]:
     """Offsets in the form that `read_offsets` takes."""
     offsets: dict[str, dict[str, int]] = {}
     for (topic, partition), item in sorted(progress.items()):

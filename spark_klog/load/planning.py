@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.ranges import MOST_RANGES
 from spark_klog.client.fetch.sampling import record_sizes
@@ -27,7 +28,6 @@ from spark_klog.spark.read.ranges import (
     split,
 )
 
-Key = tuple[str, int]
 #: A range is split to use more cores only into parts of so many records, as each part has a file of its own.
 _LEAST_RECORDS = 100_000
 #: Ranges of so many records share tasks, which together are so many for each core.
@@ -59,12 +59,12 @@ class Extent:
     `again` are the ranges of earlier runs in it, in the order of offsets.
     """
 
-    start: dict[Key, Progress]
-    end: dict[Key, int]
-    log_start: dict[Key, int]
-    log_end: dict[Key, int]
+    start: dict[TopicPartition, Progress]
+    end: dict[TopicPartition, int]
+    log_start: dict[TopicPartition, int]
+    log_end: dict[TopicPartition, int]
     lost: list[Lost] = field(default_factory=list)
-    again: dict[Key, list[RangeResult]] = field(default_factory=dict)
+    again: dict[TopicPartition, list[RangeResult]] = field(default_factory=dict)
 
     @property
     def records(self) -> int:
@@ -72,7 +72,7 @@ class Extent:
         return sum(self.end[key] - item.offset for key, item in self.start.items())
 
 
-def partitions_of(cluster: Cluster, topics: list[str]) -> dict[Key, str]:
+def partitions_of(cluster: Cluster, topics: list[str]) -> dict[TopicPartition, str]:
     """The topics' partitions, each with its topic's id ("" without one); `ConfigError` if a topic does not exist."""
     try:
         found = cluster.partitions(topics)
@@ -85,7 +85,7 @@ def partitions_of(cluster: Cluster, topics: list[str]) -> dict[Key, str]:
     return {(topic, number): ids[topic] for topic in sorted(found) for number in found[topic]}
 
 
-def check_names(store: Store, partitions: Iterable[Key], extension: str) -> None:
+def check_names(store: Store, partitions: Iterable[TopicPartition], extension: str) -> None:
     """`ConfigError` for a topic whose files have names that a local disk does not take.
 
     To be called before there is a plan: runs go on with a plan, and none could write these files.
@@ -100,7 +100,9 @@ def check_names(store: Store, partitions: Iterable[Key], extension: str) -> None
             )
 
 
-def find_extent(cluster: Cluster, topics: list[str], progress: Mapping[Key, Progress], fail_on_loss: bool) -> Extent:
+def find_extent(
+    cluster: Cluster, topics: list[str], progress: Mapping[TopicPartition, Progress], fail_on_loss: bool
+) -> Extent:
     """Look up what is new since `progress`; partitions that are not in it start at their first record.
 
     `ConfigError` if a topic does not exist. Records that are gone are in `lost`, or `DataLossError` if `fail_on_loss`.
@@ -135,7 +137,9 @@ def bounded(extent: Extent, cluster: Cluster, limits: Limits) -> Extent:
     return replace(extent, end=end)
 
 
-def _start(key: Key, last: Progress | None, topic_id: str, low: int, high: int) -> tuple[Progress, list[Lost]]:
+def _start(
+    key: TopicPartition, last: Progress | None, topic_id: str, low: int, high: int
+) -> tuple[Progress, list[Lost]]:
     """Decide where a partition's run starts; return that, and the ranges that are lost."""
     if last is None:
         return Progress(low, 0, topic_id), []

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DataLossError, LoadError
@@ -55,7 +56,6 @@ from spark_klog.load.journal.store import Store, locked, open_store, to_json
 from spark_klog.load.places import AtOffsets, Place, resolve
 from spark_klog.load.planning import (
     Extent,
-    Key,
     Limits,
     bounded,
     check_names,
@@ -127,7 +127,7 @@ class Loaded:
     files: int
     dead_letters: list[str]
     lost: list[dict[str, Any]]
-    offsets: dict[Key, int]
+    offsets: dict[TopicPartition, int]
     """Where the next run begins."""
 
     @property
@@ -210,7 +210,7 @@ class _Run:
             self._store.write(IDLE, to_json(idle))
         return summary
 
-    def _extent(self, progress: Mapping[Key, Progress], limits: Limits, *, is_again: bool) -> Extent:
+    def _extent(self, progress: Mapping[TopicPartition, Progress], limits: Limits, *, is_again: bool) -> Extent:
         """Find the offsets to load; with `is_again` also those that the load has already, from `options.start` on."""
         options, cluster = self._options, self._cluster
         extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
@@ -223,7 +223,7 @@ class _Run:
             extent = replace(extent, end={key: max(extent.start[key].offset, end) for key, end in ends.items()})
         return _whole_ranges(bounded(extent, cluster, limits))
 
-    def _plan(self, number: int, extent: Extent, progress: Mapping[Key, Progress], asked: str) -> Plan:
+    def _plan(self, number: int, extent: Extent, progress: Mapping[TopicPartition, Progress], asked: str) -> Plan:
         tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
         settings = self._options.settings.to_json()
         moved = {item[:2] for item in extent.lost}
@@ -248,15 +248,20 @@ class _Run:
     def _begun_by_another(self, number: int) -> LoadError:
         return LoadError(f"{self._store.address}: another run of this load has begun run {run_name(number)}")
 
-    def _log_ends(self, plan: Plan) -> dict[Key, int]:
+    def _log_ends(self, plan: Plan) -> dict[TopicPartition, int]:
         keys = {(item.topic, item.partition) for ranges in plan.tasks for item in ranges}
         there = self._cluster.partitions(sorted({topic for topic, _ in keys}), missing_ok=True)
         found = [key for key in keys if key[1] in there.get(key[0], ())]
         return list_offsets(self._cluster, dict.fromkeys(found, LATEST)) if found else {}
 
     def _execute(
-        self, plan: Plan, before: Mapping[Key, Progress], log_end: Mapping[Key, int], *, is_resumed: bool = False
-    ) -> dict[Key, Progress]:
+        self,
+        plan: Plan,
+        before: Mapping[TopicPartition, Progress],
+        log_end: Mapping[TopicPartition, int],
+        *,
+        is_resumed: bool = False,
+    ) -> dict[TopicPartition, Progress]:
         """Run what is left of a plan, and commit it; returns where the next run starts."""
         results = self._results(plan)
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
@@ -322,9 +327,9 @@ class _Run:
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
         return Job(self._options.output, plan.run, self._source, settings, self._time.is_set, recreated)
 
-    def _summary(self, extent: Extent, progress: Mapping[Key, Progress]) -> Loaded:
+    def _summary(self, extent: Extent, progress: Mapping[TopicPartition, Progress]) -> Loaded:
         """All partitions of the topics, over the runs of this call."""
-        rows: dict[Key, PartitionAudit] = {}
+        rows: dict[TopicPartition, PartitionAudit] = {}
         for manifest in self._loaded:
             for item in manifest.partitions:
                 key = item.topic, item.partition
@@ -366,7 +371,7 @@ def _begin_at(
     extent: Extent,
     cluster: Cluster,
     store: Store,
-    progress: Mapping[Key, Progress],
+    progress: Mapping[TopicPartition, Progress],
     place: Place,
     fail_on_loss: bool,
 ) -> Extent:
@@ -427,9 +432,9 @@ def _whole_ranges(extent: Extent) -> Extent:
     return replace(extent, end=end, again=again)
 
 
-def _ranges_of_runs(store: Store, wanted: Mapping[Key, Progress]) -> dict[Key, list[RangeResult]]:
+def _ranges_of_runs(store: Store, wanted: Mapping[TopicPartition, Progress]) -> dict[TopicPartition, list[RangeResult]]:
     """The ranges of all runs, of those partitions and incarnations, in the order of offsets; `LoadError`."""
-    found: dict[Key, dict[tuple[int, int], RangeResult]] = {key: {} for key in wanted}
+    found: dict[TopicPartition, dict[tuple[int, int], RangeResult]] = {key: {} for key in wanted}
     if not wanted:
         return {}
     for manifest in manifests(store):
@@ -453,7 +458,7 @@ def _ranges_of_runs(store: Store, wanted: Mapping[Key, Progress]) -> dict[Key, l
 
 def _results_of(store: Store, manifest: Manifest) -> list[RangeResult]:
     """The results of a run's tasks, with the files that the run has."""
-    committed: dict[Key, list[FileEntry]] = defaultdict(list)
+    committed: dict[TopicPartition, list[FileEntry]] = defaultdict(list)
     for item in manifest.files:
         committed[item.topic, item.partition].append(item)
     found = [

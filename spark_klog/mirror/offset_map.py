@@ -19,7 +19,7 @@ from bisect import bisect_right
 from struct import Struct, error as StructError
 from typing import NamedTuple
 
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition
 from spark_klog.errors import DecodeError
 
 _LENGTH, _PARTITION, _VALUE, _MM2_VALUE = Struct(">h"), Struct(">i"), Struct(">qqq"), Struct(">qq")

@@ -29,8 +29,8 @@ from struct import Struct, error as StructError
 from uuid import UUID
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer, ConsumerRecord
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.mirror.offset_map import PartitionMap, decode_key, decode_run, encode_key

@@ -21,8 +21,9 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer
-from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import Committed, high_watermarks, list_offsets, offsets_of_led
 from spark_klog.client.producer.receipts import Receipt

@@ -7,7 +7,8 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.base.names import TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.producer.sender import Sender

@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from uuid import UUID
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, NewTopic
 from spark_klog.client.admin.topics import ConfigEntry, TopicListing
-from spark_klog.client.cluster import UNKNOWN_TOPIC, TopicPartition
+from spark_klog.client.cluster import UNKNOWN_TOPIC
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
 from spark_klog.mirror.progress import ProgressReader
 from spark_klog.mirror.settings import PROGRESS, MirrorSettings

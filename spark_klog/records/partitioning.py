@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+from spark_klog.base.settings import INT32_MAX
 from spark_klog.records.contract import Headers
 from spark_klog.records.kernels.reference import murmur2
 
@@ -39,7 +40,7 @@ def _varint_size(length: int) -> int:
 
 
 _FNV_OFFSET, FNV_PRIME = 0x811C9DC5, 0x01000193
-_MAX_INT32, _MASK = 0x7FFFFFFF, 0xFFFFFFFF
+_MASK = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Partitioning:
             return None
         content = b"" if key is None else bytes(key)
         if self.hash == "murmur2":
-            return (murmur2(content) & _MAX_INT32) % partitions
+            return (murmur2(content) & INT32_MAX) % partitions
         return (zlib.crc32(content) if self.hash == "crc32" else _fnv1a(content)) % partitions
 
 
@@ -70,7 +71,7 @@ def _fnv1a(key: bytes) -> int:
     found = _FNV_OFFSET
     for byte in key:
         found = (found ^ byte) * FNV_PRIME & _MASK
-    return found if found <= _MAX_INT32 else _MASK + 1 - found
+    return found if found <= INT32_MAX else _MASK + 1 - found
 
 
 #: The default: murmur2; records without a key are free.

@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 from spark_klog.base.addresses import without_user
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.places import Offsets, TopicPartition
+from spark_klog.client.places import Offsets
 from spark_klog.groups.stores import ClusterStore, TreeStore
 from spark_klog.spark.options.reads import GroupOffsetsOptions
 

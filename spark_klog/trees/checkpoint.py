@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_klog.base.addresses import local_path, without_user
+from spark_klog.base.settings import INT32_MAX, INT64_MAX
 from spark_klog.errors import ConfigError, DecodeError, DirectoryError
 from spark_klog.files import open_folder
 from spark_klog.files.folder import LocalFolder
@@ -39,7 +40,6 @@ START_OF = "start of "
 #: How the names begin that hold a start as JSON.
 _QUERY, _MICRO_BATCH = START_OF + "query ", START_OF + "micro-batch "
 _VERSION = "v1"
-_INT32_MAX, _INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
 
 
 def checkpoint_offsets(address: str) -> dict[tuple[str, int], int]:
@@ -103,9 +103,9 @@ def _of_source(value: Any) -> dict[tuple[str, int], int]:
     is_sound = all(
         name.isascii()
         and name.isdecimal()
-        and int(name[:11]) <= _INT32_MAX
+        and int(name[:11]) <= INT32_MAX
         and type(offset) is int
-        and 0 <= offset <= _INT64_MAX
+        and 0 <= offset <= INT64_MAX
         for name, offset in entries
     )
     return from_json(value) if is_sound else {}

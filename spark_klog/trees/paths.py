@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from spark_klog.base.settings import INT64_MAX
 from spark_klog.errors import ConfigError, DecodeError
 
 BROKER_IDS_PATH = "/brokers/ids"
@@ -53,7 +54,6 @@ COMMON_PATHS = (
     "/consumers",
 )
 
-_INT64_MAX = 2**63 - 1
 _DIGITS = re.compile("[0-9]{1,19}")
 _TOPIC_ID = re.compile("[A-Za-z0-9_-]{22}")
 PLAINTEXT = "PLAINTEXT"
@@ -267,7 +267,7 @@ def producer_ids_payload(broker_id: int, first: int, last: int) -> bytes:
 
 def parse_producer_ids(payload: bytes, path: str = PRODUCER_IDS_PATH) -> int:
     last = _fields(payload, path).get("block_end")
-    if not isinstance(last, str) or not _DIGITS.fullmatch(last) or int(last) > _INT64_MAX:
+    if not isinstance(last, str) or not _DIGITS.fullmatch(last) or int(last) > INT64_MAX:
         raise _malformed(path, "no number `block_end`", payload)
     return int(last)
 
@@ -286,15 +286,15 @@ def consumer_offset_path(group: str, topic: str, partition: int) -> str:
 
 def offset_payload(offset: int) -> bytes:
     """An offset in ASCII decimal; ConfigError unless it is in [0, 2^63)."""
-    if not 0 <= offset <= _INT64_MAX:
-        raise ConfigError(f"offset {offset} cannot be stored: give one from 0 to {_INT64_MAX}")
+    if not 0 <= offset <= INT64_MAX:
+        raise ConfigError(f"offset {offset} cannot be stored: give one from 0 to {INT64_MAX}")
     return b"%d" % offset
 
 
 def parse_offset(payload: bytes, path: str = "/consumers/[group]/offsets/[topic]/[partition]") -> int:
     """An offset; DecodeError. White space around it is accepted, since people edit these nodes by hand."""
     digits = payload.strip()
-    if not digits.isdigit() or len(digits) > 19 or int(digits) > _INT64_MAX:
+    if not digits.isdigit() or len(digits) > 19 or int(digits) > INT64_MAX:
         raise _malformed(path, "not an offset in decimal", payload)
     return int(digits)
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST

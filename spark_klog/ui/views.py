@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spark_klog.base.addresses import without_user
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.admin.topics import ConfigResource, TopicDescription
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import KlogError, ProtocolError
 from spark_klog.groups.lag import owners_of, partition_lags

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.classic.member import Member
 from spark_klog.classic.settings import connector_config
 from spark_klog.classic.streams import KafkaStream
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import KlogError, RebalanceFailed
 from spark_klog.trees.consumers import STATIC, WHITE_LIST, OffsetDirectory, Registration
 from spark_klog.trees.memory import MemoryTree

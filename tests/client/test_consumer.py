@@ -19,9 +19,10 @@ from confluent_kafka import (
     TopicPartition as ConfluentPartition,
 )
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.classic.member import OffsetStorages
 from spark_klog.client import Admin, Committed, Consumer, ConsumerRecord
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.errors import (
     CommitFailed,
     ConcurrentUse,

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.broker.faults import Delay, Drop, Fault
 from spark_klog.client import Consumer, RebalanceListener
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer import heartbeat
 from spark_klog.client.consumer.heartbeat import Heartbeats
 from spark_klog.client.consumer.settings import consumer_config

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.base.names import TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes, timestamp_types
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config

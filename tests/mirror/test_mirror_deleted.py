@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Producer
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
 from spark_klog.mirror import session as session_module

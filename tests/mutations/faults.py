@@ -236,8 +236,8 @@ FAULTS = (
     Fault(
         "client-sequence-wraps-late",
         "spark_klog/client/producer/numbering.py",
-        "self.next_sequence = (sequence + count) & _MAX_INT32",
-        "self.next_sequence = (sequence + count) % _MAX_INT32",
+        "self.next_sequence = (sequence + count) & INT32_MAX",
+        "self.next_sequence = (sequence + count) % INT32_MAX",
         ("tests/client/test_producer.py", "tests/client/test_producer_scripts.py"),
     ),
     Fault(
@@ -251,8 +251,8 @@ FAULTS = (
     Fault(
         "spark-filter-off-by-one",  # Spark does not check the rows of this filter again
         "spark_klog/spark/read/pushdown.py",
-        "        return value + 1, _MAX_INT64",
-        "        return value, _MAX_INT64",
+        "        return value + 1, INT64_MAX",
+        "        return value, INT64_MAX",
         ("tests/spark/test_ranges.py", "tests/spark/test_starts.py", "tests/spark/test_source_batch.py"),
     ),
     Fault(

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
+from spark_klog.base.names import TopicPartition
+from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
 from spark_klog.spark.options.reads import SplitLimits, Subscription

@@ -14,8 +14,9 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, Consumer, TopicPartition as KafkaPartition
 from hypothesis import given, settings, strategies as st
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.places import Offsets, TopicPartition
+from spark_klog.client.places import Offsets
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError
 from spark_klog.groups import stores as stores_of_groups

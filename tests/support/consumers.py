@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 from confluent_kafka import Consumer as ConfluentConsumer, Producer as ConfluentProducer
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Consumer, RebalanceListener
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import list_offsets
 from spark_klog.protocol.tables.records import LATEST
 from tests.support.broker import KlogBroker

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, OFFSETS_TOPIC
 from spark_klog.broker.security.authorizer import WRITE
 from spark_klog.broker.transactions.markers import MarkerEntry, write_marker
-from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.broker.transactions.verification import as_known
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.protocol.apis import (

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, Pace
 from spark_klog.broker.logs.stored_rows import read_log
 from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
@@ -33,7 +34,6 @@ from spark_klog.broker.transactions.transaction import (
     NeedsProducerId,
     Outcome,
     ProducerIdAndEpoch,
-    TopicPartition,
     Transaction,
 )
 from spark_klog.errors import DirectoryError, ErrorCode, KlogError

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
 from spark_klog.broker.event_loop import within
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.metadata.registry import Registry
 from spark_klog.broker.transactions.records import marker_batch, partitions_by_topic
-from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.log.producer_state import ProducerRefused

@@ -9,8 +9,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.broker.logs.stored_rows import Rows, stored_rows
-from spark_klog.broker.transactions.transaction import NO_EPOCH, ProducerIdAndEpoch, State, TopicPartition, Transaction
+from spark_klog.broker.transactions.transaction import NO_EPOCH, ProducerIdAndEpoch, State, Transaction
 from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import decode_versioned, encode_versioned

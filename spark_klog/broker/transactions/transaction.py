@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.errors import ErrorCode
 
 NO_ID, NO_EPOCH, NO_TIME = -1, -1, -1
@@ -26,7 +27,6 @@ _MAX_EPOCH = 0x7FFF
 #: Last epoch that a producer can get; one more is left to fence it.
 _LAST_EPOCH = _MAX_EPOCH - 1
 
-TopicPartition = tuple[str, int]
 _BUSY, _INVALID = ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.INVALID_TXN_STATE
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
 from spark_klog.broker.transactions.markers import UNANSWERED, ask, peer_address
-from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, TopicPartition
+from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol import apis

@@ -17,6 +17,7 @@ import click
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
 from spark_klog.cli.clusters import (
     client_settings,
     cluster_settings,
@@ -27,7 +28,7 @@ from spark_klog.cli.clusters import (
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import print_lines
 from spark_klog.client import Admin
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import OffsetSpec, TimeSpec, offsets_by_partition, parse_time
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.groups.stores import (

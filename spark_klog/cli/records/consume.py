@@ -18,14 +18,13 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_klog.base.names import topic_pattern
+from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
 from spark_klog.cli.records.form import Form, json_lines, milliseconds
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.client import Admin, Consumer, RebalanceListener
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, WokenUp

@@ -10,8 +10,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from spark_klog.base.clock import system_ms
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Consumer, places as client_places
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError

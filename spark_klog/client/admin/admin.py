@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import INT32_MAX
 from spark_klog.client.admin.calls import Outcomes, by_field, entry_or_error, mapped, without_results
 from spark_klog.client.admin.groups import GroupCalls
 from spark_klog.client.admin.topics import TopicCalls
 from spark_klog.client.admin.users import UserCalls
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.arguments import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import partition_entries, topic_numbers
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import (
@@ -36,7 +37,7 @@ from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import TRANSACTION
 
-_MAX_INT16, _MAX_INT32 = 0x7FFF, 0x7FFFFFFF
+_MAX_INT16 = 0x7FFF
 _STATES = (
     "Empty",
     "Ongoing",
@@ -298,7 +299,7 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             "producer_epoch": number_of("producer_epoch", producer_epoch, 0, _MAX_INT16),
             "transaction_result": False,
             "topics": [{"name": name_of("the topic", key[0]), "partition_indexes": [key[1]]}],
-            "coordinator_epoch": max(0, number_of("coordinator_epoch", coordinator_epoch, -1, _MAX_INT32)),
+            "coordinator_epoch": max(0, number_of("coordinator_epoch", coordinator_epoch, -1, INT32_MAX)),
         }
 
         def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:

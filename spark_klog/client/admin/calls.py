@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from spark_klog.base.interrupts import CallLock
+from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import POSITIVE_INT, value_of
 from spark_klog.client.answers import answer_error, by_key, worst
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import UNKNOWN_SECONDS, partition_entries

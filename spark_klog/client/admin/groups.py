@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.admin.calls import (
     AdminCalls,
     Outcomes,
@@ -17,7 +18,6 @@ from spark_klog.client.admin.calls import (
 )
 from spark_klog.client.answers import answer_error, by_key, check_code
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of, partition_of, partitions_of
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.offsets import Committed, GroupOffsets, partition_entries, topic_entries, topic_numbers
 from spark_klog.errors import (

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 from uuid import UUID
 
-from spark_klog.base.names import check_topic_name
+from spark_klog.base.names import TopicPartition, check_topic_name
+from spark_klog.base.settings import INT32_MAX
 from spark_klog.client.admin.calls import (
     AdminCalls,
     Outcomes,
@@ -30,7 +31,6 @@ from spark_klog.client.arguments import (
     partition_of,
     partitions_of,
 )
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.client.offsets import topic_entries, topic_numbers
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, UnsupportedVersionError
 from spark_klog.protocol.apis import (
@@ -51,7 +51,7 @@ from spark_klog.protocol.tables import configs
 _BROKERS_DEFAULT = -1
 #: The first versions of CreateTopics with validate_only (Kafka 0.10.2), and with the broker's defaults (KIP-464).
 _FIRST_VALIDATING, _FIRST_WITH_DEFAULTS = 1, 4
-_MAX_INT16, _MAX_INT32 = 0x7FFF, 0x7FFFFFFF
+_MAX_INT16 = 0x7FFF
 ResourceKind = Literal["topic", "broker", "broker-logger", "client-metrics", "group"]
 _KINDS: dict[ResourceKind, int] = {
     "topic": configs.TOPIC,
@@ -97,7 +97,7 @@ class NewTopic:
     def __post_init__(self) -> None:
         name_of("the name of a topic", self.name)
         if self.partitions is not None:
-            number_of(f"partitions of topic {self.name}", self.partitions, 1, _MAX_INT32)
+            number_of(f"partitions of topic {self.name}", self.partitions, 1, INT32_MAX)
         if self.replication_factor is not None:
             number_of(f"replication_factor of topic {self.name}", self.replication_factor, 1, _MAX_INT16)
         configs_of(f"configs of topic {self.name}", self.configs)
@@ -358,7 +358,7 @@ class TopicCalls(AdminCalls):
         """
         wanted = mapping_of("counts", counts)
         for name, count in wanted.items():
-            number_of(f"partitions of topic {name_of('the name of a topic', name)}", count, 1, _MAX_INT32)
+            number_of(f"partitions of topic {name_of('the name of a topic', name)}", count, 1, INT32_MAX)
 
         def request(names: Collection[str]) -> Message:
             return {
@@ -511,9 +511,7 @@ class TopicCalls(AdminCalls):
             if nodes is None:
                 wanted[key] = None
                 continue
-            ids = [
-                number_of(f"a broker of {key}", node, 0, _MAX_INT32) for node in items_of(f"brokers of {key}", nodes)
-            ]
+            ids = [number_of(f"a broker of {key}", node, 0, INT32_MAX) for node in items_of(f"brokers of {key}", nodes)]
             if not ids:
                 raise ConfigError(f"the brokers of {key} are empty: name at least one, or None to cancel a move")
             wanted[key] = ids
@@ -566,7 +564,7 @@ def _count(topic: NewTopic) -> int | None:
 def _check_assignments(what: str, assignments: object) -> None:
     for ids in items_of(what, assignments):
         for node in items_of(f"each of {what}", ids):
-            number_of(f"a broker in {what}", node, 0, _MAX_INT32)
+            number_of(f"a broker in {what}", node, 0, INT32_MAX)
 
 
 def _id(topic: Message) -> UUID | None:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import NamedTuple
 from uuid import UUID
 
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.retry import Lasting, pause_seconds
 from spark_klog.client.settings import ClientConfig
 from spark_klog.error_codes import Remedy

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition
 from spark_klog.errors import DecodeError
 from spark_klog.protocol.codec import Message, decode_versioned, encode_versioned
 from spark_klog.protocol.tables.groups import MEMBER_ASSIGNMENT, MEMBER_SUBSCRIPTION, SUBSCRIPTION

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from spark_klog.base.interrupts import between_steps
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import worst
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.net.connection import Connection, Handle

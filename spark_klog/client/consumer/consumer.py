@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from spark_klog.base.interrupts import ORDERLY, CallLock, Section
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.arguments import (
     offset_of,
     offsets_of,
@@ -20,7 +21,7 @@ from spark_klog.client.arguments import (
     starts_of,
     topics_of,
 )
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.decoding import ConsumerRecord, Decoders

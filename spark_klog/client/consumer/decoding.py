@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
 
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.consumer.fetches import Chunk
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.errors import DecodeError

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from uuid import UUID
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.fetch.entries import (

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from spark_klog.base.interrupts import between_steps
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error
-from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.consumer.assignment import Assignment, Troubles
 from spark_klog.client.consumer.assignors import (
     ASSIGNORS,

@@ -12,8 +12,9 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key
-from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster, TopicPartition
+from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Leader, Troubles
 from spark_klog.client.consumer.group import ConsumerGroup
 from spark_klog.client.consumer.settings import ConsumerConfig

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key
-from spark_klog.client.cluster import TopicPartition
 from spark_klog.errors import DecodeError, ErrorCode, FrameTooLarge, RecordTooLarge
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message

@@ -15,8 +15,9 @@ from statistics import median_high
 from typing import NamedTuple
 from uuid import UUID
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import check_code
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.entries import (
     FETCH_WITH_TOPIC_IDS,
     LEAST_BYTES,

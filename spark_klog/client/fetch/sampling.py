@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import check_code
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.entries import (
     Fetched,
     FetchParameters,

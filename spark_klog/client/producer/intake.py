@@ -11,7 +11,9 @@ from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_klog.client.cluster import Cluster, TopicPartition, numbers_of
+from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import INT64_MAX
+from spark_klog.client.cluster import Cluster, numbers_of
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
 from spark_klog.client.requests import SteppedRequest
 from spark_klog.errors import ConfigError, KlogError, RecordTooLargeToSend
@@ -25,7 +27,6 @@ _log = logging.getLogger(__name__)
 _RENEWAL_MS = 2_000
 #: Seconds until the next attempt after one that failed.
 _PAUSE = 20.0
-_MAX_INT64 = 0x7FFFFFFFFFFFFFFF
 
 
 class PartitionChoice:
@@ -255,8 +256,8 @@ def check_size(topic: str, key: bytes | None, value: bytes | None, headers: Head
 def check_timestamp(timestamp: int) -> int:
     """The timestamp as an int; `ConfigError` if no record can have it."""
     timestamp = operator.index(timestamp)
-    if not NO_TIMESTAMP <= timestamp <= _MAX_INT64:
-        raise ConfigError(f"timestamp {timestamp}: set milliseconds since 1970, from 0 to {_MAX_INT64}, or -1 for none")
+    if not NO_TIMESTAMP <= timestamp <= INT64_MAX:
+        raise ConfigError(f"timestamp {timestamp}: set milliseconds since 1970, from 0 to {INT64_MAX}, or -1 for none")
     return timestamp
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from spark_klog.base.settings import INT32_MAX
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.requests import SteppedRequest
@@ -14,7 +15,6 @@ from spark_klog.protocol.codec import Message
 
 _log = logging.getLogger(__name__)
 _LAST_EPOCH = 0x7FFF
-_MAX_INT32 = 0x7FFFFFFF
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Numbering:
     def take_sequences(self, count: int) -> int:
         """Take the sequence for a batch of `count` records; after 2^31 - 1 it wraps to 0."""
         sequence = self.next_sequence
-        self.next_sequence = (sequence + count) & _MAX_INT32
+        self.next_sequence = (sequence + count) & INT32_MAX
         return sequence
 
 
@@ -74,7 +74,7 @@ class ProducerIds:
         """
         request = self.asking
         if request is None:
-            message = {"transactional_id": None, "transaction_timeout_ms": _MAX_INT32}
+            message = {"transactional_id": None, "transaction_timeout_ms": INT32_MAX}
             request = self._cluster.begin_any(INIT_PRODUCER_ID, lambda _: message)
         self.asking = None
         try:

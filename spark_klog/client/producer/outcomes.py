@@ -22,8 +22,9 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.numbering import ProducerIds
 from spark_klog.client.producer.queues import Batch, Queue, split
 from spark_klog.client.producer.receipts import Receipts, fresh

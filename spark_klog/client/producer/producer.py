@@ -19,7 +19,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.base.names import TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.offsets import GroupMetadata

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.producer.numbering import Numbering
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.settings import ClientConfig

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from spark_klog.base.interrupts import Latch
-from spark_klog.client.cluster import TopicPartition
+from spark_klog.base.names import TopicPartition
 from spark_klog.errors import DeliveryPending, KlogError
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_klog.base.interrupts import WAIT
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.base.names import TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.producer.outcomes import UNREACHABLE, Outcomes

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
-from spark_klog.client.cluster import Cluster, TopicPartition
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.offsets import (
     Committed,

@@ -13,6 +13,7 @@ from struct import Struct
 from types import MappingProxyType
 from typing import NamedTuple
 
+from spark_klog.base.settings import INT64_MAX
 from spark_klog.errors import DecodeError
 from spark_klog.records import kernels
 from spark_klog.records.formats.batch import MAGIC_POSITION, MIN_BATCH_SIZE, PREFIX, check_crc, read_header
@@ -24,7 +25,6 @@ _INT32, _DELTA_POSITION = Struct(">i"), 23
 NOTHING: Mapping[int, DecodeError] = MappingProxyType({})
 #: The value of `log_end` if it is not known.
 NO_END = 1 << 64
-_MAX_INT64 = 0x7FFFFFFF_FFFFFFFF
 
 
 class _Span(NamedTuple):
@@ -57,7 +57,7 @@ class OffsetOrder:
         self.damaged: dict[int, DecodeError] = {}
         #: Whether any batch is of magic 0 or 1.
         self.has_messages = False
-        self._ordered = kernels.load().ordered_batches(self._view, min(log_end, _MAX_INT64))
+        self._ordered = kernels.load().ordered_batches(self._view, min(log_end, INT64_MAX))
         if self._ordered is None:
             self._compare()
         else:

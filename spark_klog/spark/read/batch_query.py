@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from uuid import UUID
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.offsets import NO_OFFSET
-from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
+from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec
 from spark_klog.errors import NoOffsetForTimestamp
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.contract import LOG_APPEND_TIME

@@ -7,11 +7,11 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
-from spark_klog.base.names import check_topic_name
+from spark_klog.base.names import TopicPartition, check_topic_name
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.sampling import record_sizes, timestamp_types
 from spark_klog.client.offsets import high_watermarks, list_offsets
-from spark_klog.client.places import GroupSpec, Offsets, Spec, TopicPartition
+from spark_klog.client.places import GroupSpec, Offsets, Spec
 from spark_klog.errors import ConfigError, ProtocolError
 from spark_klog.spark.group_progress import GroupProgress
 from spark_klog.spark.options.names import PREFIX

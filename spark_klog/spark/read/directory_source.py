@@ -11,8 +11,9 @@ from itertools import pairwise
 from typing import TypeVar
 
 from spark_klog.base.addresses import filesystem_at, without_user
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.offsets import NO_OFFSET
-from spark_klog.client.places import Offsets, OffsetSpec, Spec, TopicPartition
+from spark_klog.client.places import Offsets, OffsetSpec, Spec
 from spark_klog.errors import ConfigError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.log.stored.directory import Directory, StoredDirectories, StoredLog

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from spark_klog.client.places import TopicPartition
+from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import INT64_MAX
 from spark_klog.spark.read.ranges import OffsetRange
 from spark_klog.spark.versions import (
     EqualNullSafe,
@@ -29,7 +30,6 @@ from spark_klog.spark.versions import (
 )
 
 _WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
-_MAX_INT64 = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MICROSECOND_PER_MS = 1000
 _NEVER_NULL = frozenset({"topic", "partition", "offset", "timestamp", "timestampType"})
@@ -49,7 +49,7 @@ class Pushed:
     partitions: list[tuple[int, int]] = field(default_factory=list)
     partition_sets: list[frozenset[int]] = field(default_factory=list)
     first_offset: int = 0
-    end_offset: int = _MAX_INT64
+    end_offset: int = INT64_MAX
     first_time: int | None = None
     end_time: int | None = None
 
@@ -120,11 +120,11 @@ def _bounds(item: Filter) -> tuple[int, int] | None:
     if isinstance(item, EqualTo | EqualNullSafe):
         return value, value + 1
     if isinstance(item, GreaterThan):
-        return value + 1, _MAX_INT64
+        return value + 1, INT64_MAX
     if isinstance(item, GreaterThanOrEqual):
-        return value, _MAX_INT64
+        return value, INT64_MAX
     if isinstance(item, LessThan):
-        return -_MAX_INT64, value
+        return -INT64_MAX, value
     if isinstance(item, LessThanOrEqual):
-        return -_MAX_INT64, value + 1
+        return -INT64_MAX, value + 1
     return None

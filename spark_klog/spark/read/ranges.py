@@ -9,7 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from spark_klog.client.places import Offsets, OffsetSpec, Spec, TimeSpec, TopicPartition
+from spark_klog.base.names import TopicPartition
+from spark_klog.client.places import Offsets, OffsetSpec, Spec, TimeSpec
 from spark_klog.errors import DataLossError, PartitionsMismatch, StartAfterEnd
 from spark_klog.spark.options.reads import SplitLimits
 

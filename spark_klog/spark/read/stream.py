@@ -14,10 +14,11 @@ from uuid import UUID
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import list_offsets, offsets_of_led
-from spark_klog.client.places import Offsets, TopicPartition
+from spark_klog.client.places import Offsets
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
