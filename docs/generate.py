@@ -43,7 +43,6 @@ _PACKAGE = Path(spark_klog.__file__).parent
 #: Modules with errors of their own that users may see.
 _WITH_ERRORS = (
     "spark_klog.embedded",
-    "spark_klog.spark.write.exactly_once_driver",
     "spark_klog.spark.write.exactly_once",
     "spark_klog.spark.write.exactly_once_driver",
 )

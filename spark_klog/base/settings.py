@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from spark_klog.errors import ConfigError
 
 INT32_MAX, INT64_MAX = (1 << 31) - 1, (1 << 63) - 1
+SECRET_NAME = re.compile(r"password|secret|passphrase|jaas|private\.key|master\.key|keystore\.key", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
 _TRUTH = {"true": True, "false": False}
 
@@ -85,6 +86,19 @@ def value_of(kind: Kind, name: str, text: str, wording: str = "{}={}: set {}") -
         raise
     except ValueError as error:
         raise ConfigError(wording.format(name, text, error)) from None
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, str]:
+    """Parse "NAME=VALUE" texts into values by name; `ConfigError` for any other text."""
+    result = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals:
+            secret = SECRET_NAME.search(text)
+            seen = text[: secret.end()] + "[hidden]" if secret else text
+            raise ConfigError(f"setting {seen!r} is not NAME=VALUE")
+        result[name] = value
+    return result
 
 
 def words(text: str) -> frozenset[str]:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import parse_settings
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.security.config import Settings
@@ -131,8 +132,6 @@ def cluster_settings(
 
 def set_settings(settings: tuple[str, ...], servers: str | None) -> dict[str, str]:
     """The settings of --set; `ConfigError` if one is not NAME=VALUE, or names other servers than --bootstrap-server."""
-    from spark_klog.broker.settings.config import parse_settings
-
     found = parse_settings(settings)
     own = found.get("bootstrap.servers")
     if servers is not None and own is not None and own != servers:

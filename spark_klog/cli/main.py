@@ -23,6 +23,7 @@ import click
 from click.core import ParameterSource
 
 from spark_klog import __version__
+from spark_klog.base.settings import parse_settings
 from spark_klog.cli.foreign import FOREIGN_COMMANDS, CommandGroup
 from spark_klog.cli.output import FORMATS, INTERRUPTED, JSON, LEVELS, TEXT, escaped, log_to_stderr, os_error_text
 from spark_klog.errors import ConfigError, KlogError
@@ -215,7 +216,7 @@ def broker(
     """Run a broker until SIGTERM."""
     from spark_klog.base.properties import parse_properties
     from spark_klog.broker.net.server import Server, run
-    from spark_klog.broker.settings.config import broker_config, parse_settings
+    from spark_klog.broker.settings.config import broker_config
 
     if zookeeper and directories:
         raise click.UsageError("give only one of --zookeeper and --directories")
@@ -304,7 +305,6 @@ def cluster(
     log_format: str,
 ) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C."""
-    from spark_klog.broker.settings.config import parse_settings
     from spark_klog.embedded import EmbeddedCluster
 
     if zookeeper_port is not None and not zookeeper:

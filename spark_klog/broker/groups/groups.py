@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Iterator
 from math import inf
@@ -14,7 +13,6 @@ from spark_klog.broker.groups.group import Group, Join, Member, Reply, State, re
 from spark_klog.broker.groups.records import StoredGroup, StoredMember
 from spark_klog.errors import ErrorCode
 
-_log = logging.getLogger(__name__)
 Store = Callable[[str, StoredGroup | None], ErrorCode]
 
 

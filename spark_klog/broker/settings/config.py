@@ -12,14 +12,13 @@ Listeners of controllers (controller.listener.names) are ignored: there are no c
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spark_klog.base.settings import BOOLEAN, advice, items, number, setting, settings_of, value_of, words
+from spark_klog.base.settings import BOOLEAN, SECRET_NAME, advice, items, number, setting, settings_of, value_of, words
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, TOPIC_SETTINGS, broker_log_settings
@@ -94,7 +93,6 @@ _WITHOUT_USE = words(
     zookeeper.set.acl zookeeper.sync.time.ms
     """
 )
-_SECRET = re.compile(r"password|secret|passphrase|jaas|private\.key|master\.key|keystore\.key", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -169,20 +167,7 @@ def has_no_use(name: str) -> bool:
 
 def shown(name: str, value: str) -> str:
     """NAME=VALUE for logs and errors, with secrets hidden."""
-    return f"{name}={'[hidden]' if _SECRET.search(name) else value}"
-
-
-def parse_settings(texts: Iterable[str]) -> dict[str, str]:
-    """Parse "NAME=VALUE" texts into values by name; `ConfigError` for any other text."""
-    result = {}
-    for text in texts:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals:
-            secret = _SECRET.search(text)
-            seen = text[: secret.end()] + "[hidden]" if secret else text
-            raise ConfigError(f"setting {seen!r} is not NAME=VALUE")
-        result[name] = value
-    return result
+    return f"{name}={'[hidden]' if SECRET_NAME.search(name) else value}"
 
 
 def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] = ()) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from spark_klog.broker.settings.config import parse_settings
+from spark_klog.base.settings import parse_settings
 from spark_klog.cli.clusters import cluster_options, connected, parse_topics, partitions_of
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import print_lines, say
