@@ -1,4 +1,4 @@
-"""Names of topics and partitions: the rule for them, and patterns of names."""
+"""Names of topics, with their rule and patterns of them, of security protocols and SASL mechanisms."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from spark_klog.errors import ConfigError
 
 #: A topic and the number of one of its partitions.
 TopicPartition = tuple[str, int]
+PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"
+SECURITY_PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
+PLAIN, SCRAM_SHA_256, SCRAM_SHA_512 = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"
+#: SCRAM's mechanisms, with their hash functions.
+SCRAM_HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 #: What Python's re reads otherwise than Java, outside and inside of [...]: octal escapes. Java's \0 takes up to three
 #: more digits; its \101 is a reference to a group.

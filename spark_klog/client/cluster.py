@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from spark_klog.base.names import TopicPartition
+from spark_klog.base.names import PLAINTEXT, TopicPartition
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.requests import SteppedRequest, Steps, answered, opened, paused, run, run_each, unsent
 from spark_klog.client.retry import Retry
-from spark_klog.client.security.config import PLAINTEXT
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.error_codes import Remedy
 from spark_klog.errors import (

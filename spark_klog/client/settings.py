@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spark_klog.base.names import SECURITY_PROTOCOLS
 from spark_klog.base.settings import (
     BOOLEAN,
     INT,
@@ -41,14 +42,7 @@ from spark_klog.base.settings import (
     words,
 )
 from spark_klog.client.security import settings as security_settings
-from spark_klog.client.security.config import (
-    PROTOCOLS,
-    SecurityConfig,
-    Settings,
-    check_holds_no_secret,
-    is_plain_name,
-    resolved,
-)
+from spark_klog.client.security.config import SecurityConfig, Settings, check_holds_no_secret, is_plain_name, resolved
 from spark_klog.errors import ConfigError
 from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, Codec, codec_by_name
@@ -287,7 +281,7 @@ def parse_bootstrap(text: str, name: str = "bootstrap.servers", protocol: str = 
     for part in items(text):
         if scheme := _SCHEME.match(part):
             part, found = part[scheme.end() :].rstrip("/"), scheme[1].upper()
-            if protocol and found in PROTOCOLS and found != protocol:
+            if protocol and found in SECURITY_PROTOCOLS and found != protocol:
                 raise ConfigError(f"{name}: {scheme[0]}{part} contradicts security.protocol={protocol}: set {found}")
         host, colon, port = part.rpartition(":")
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from spark_klog.base.names import PLAINTEXT
 from spark_klog.base.settings import INT64_MAX
 from spark_klog.errors import ConfigError, DecodeError
 
@@ -56,7 +57,6 @@ COMMON_PATHS = (
 
 _DIGITS = re.compile("[0-9]{1,19}")
 _TOPIC_ID = re.compile("[A-Za-z0-9_-]{22}")
-PLAINTEXT = "PLAINTEXT"
 
 
 class Endpoint(NamedTuple):

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.event_loop import short_collections, uncollected
 from spark_klog.broker.groups.group import Join
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.net.acceptor import Acceptor
 from spark_klog.broker.net.server import Server
-from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.config import Listener
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.trees.paths import Endpoint
 from tests.support.batches import make_batch

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker.broker import Broker
 from spark_klog.broker.event_loop import BackgroundTasks
 from spark_klog.broker.housekeeping import keep_house
@@ -23,7 +24,7 @@ from spark_klog.broker.metadata.nodes import UnknownTopic
 from spark_klog.broker.net.acceptor import Acceptor
 from spark_klog.broker.net.connection import watch
 from spark_klog.broker.net.server import Server
-from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.config import Listener
 from spark_klog.errors import LogRetired
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog

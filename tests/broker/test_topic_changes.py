@@ -15,6 +15,7 @@ from uuid import UUID
 
 import pytest
 
+from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker import handlers
 from spark_klog.broker.broker import Request
 from spark_klog.broker.metadata.controller import Controller
@@ -26,7 +27,7 @@ from spark_klog.broker.metadata.nodes import (
     UnknownTopic,
 )
 from spark_klog.broker.metadata.registry import Registry
-from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.transactions.markers import MarkerEntry
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch, Transaction

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.broker.handlers import offsets, produce
-from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch

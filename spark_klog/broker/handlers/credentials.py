@@ -8,22 +8,16 @@ from collections import Counter
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.security.config import ANONYMOUS, SCRAM_SHA_256, SCRAM_SHA_512
-from spark_klog.broker.security.mechanisms import (
-    MAX_ITERATIONS,
-    MIN_ITERATIONS,
-    Credential,
-    credential_of_salted,
-)
+from spark_klog.broker.security.config import ANONYMOUS
+from spark_klog.broker.security.mechanisms import Credential, credential_of_salted
 from spark_klog.broker.security.refusals import AuthenticationFailed
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users_file import User, check_user_name
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.security import MAX_ITERATIONS, MIN_ITERATIONS, SCRAM_MECHANISMS
 
 _log = logging.getLogger(__name__)
-#: Mechanisms by Kafka's numbers.
-MECHANISMS = {1: SCRAM_SHA_256, 2: SCRAM_SHA_512}
 _MAX_SALT_BYTES = 1024
 _WITHOUT_ADMINS = "only admins alter credentials: give a user admin = true in the file klog.users.file"
 #: Changes of one user: a new credential by mechanism, None to remove it.
@@ -90,7 +84,7 @@ def _result(name: str, user: User | None, times_asked: int = 1) -> Message:
         return {"user": name, "error_code": ErrorCode.RESOURCE_NOT_FOUND, "error_message": reason}
     infos = [
         {"mechanism": number, "iterations": user.credentials[mechanism].iterations}
-        for number, mechanism in MECHANISMS.items()
+        for number, mechanism in SCRAM_MECHANISMS.items()
         if mechanism in user.credentials
     ]
     return {"user": name, "error_code": ErrorCode.NONE, "credential_infos": infos}
@@ -114,7 +108,7 @@ async def alter_user_scram_credentials(broker: Broker, request: Request, message
     changes_of: dict[str, _Changes] = {}
     for entry in entries:
         if entry["name"] not in refused:
-            changes_of.setdefault(entry["name"], {})[MECHANISMS[entry["mechanism"]]] = _credential(entry)
+            changes_of.setdefault(entry["name"], {})[SCRAM_MECHANISMS[entry["mechanism"]]] = _credential(entry)
 
     def change(users: dict[str, User]) -> None:
         for name, changes in changes_of.items():
@@ -166,7 +160,7 @@ def _bad_entries(message: Message) -> dict[str, tuple[ErrorCode, str]]:
         if name == ANONYMOUS:
             reason = f"{ANONYMOUS} is the name of clients without authentication: it has no credentials"
             refused[name] = ErrorCode.UNACCEPTABLE_CREDENTIAL, reason
-        if entry["mechanism"] not in MECHANISMS:
+        if entry["mechanism"] not in SCRAM_MECHANISMS:
             reason = f"there is no SCRAM mechanism {entry['mechanism']}; 1 is SCRAM-SHA-256, 2 is SCRAM-SHA-512"
             refused[name] = ErrorCode.UNSUPPORTED_SASL_MECHANISM, reason
     return refused
@@ -176,7 +170,7 @@ def _credential(entry: dict[str, Any]) -> Credential | None:
     if "salt" not in entry:
         return None
     salted, salt = bytes(entry["salted_password"]), bytes(entry["salt"])
-    return credential_of_salted(MECHANISMS[entry["mechanism"]], salted, salt, entry["iterations"])
+    return credential_of_salted(SCRAM_MECHANISMS[entry["mechanism"]], salted, salt, entry["iterations"])
 
 
 def _alter(users: dict[str, User], name: str, changes: _Changes) -> None:

@@ -25,6 +25,7 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, has_many_elements, short_collections
 from spark_klog.broker.fetches import Purgatory
@@ -32,7 +33,7 @@ from spark_klog.broker.handlers import HANDLERS, credentials
 from spark_klog.broker.housekeeping import clean_logs, keep_house
 from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.net.connection import SCRATCH_BYTES, Connection, FrameMemory, ResponseMemory, watch
-from spark_klog.broker.security.config import PLAINTEXT, Listener, SecurityConfig
+from spark_klog.broker.security.config import Listener, SecurityConfig
 from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig

@@ -12,13 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from spark_klog.base.names import (
+    PLAIN,
+    PLAINTEXT,
+    SASL_PLAINTEXT,
+    SASL_SSL,
+    SCRAM_SHA_256,
+    SCRAM_SHA_512,
+    SECURITY_PROTOCOLS,
+    SSL,
+)
 from spark_klog.base.settings import items, words
 from spark_klog.errors import ConfigError
 from spark_klog.trees.paths import Endpoint, host_and_port
 
-PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"
-SECURITY_PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
-PLAIN, SCRAM_SHA_256, SCRAM_SHA_512 = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"
 MECHANISMS = (PLAIN, SCRAM_SHA_256, SCRAM_SHA_512)
 #: The user name of clients that do not authenticate.
 ANONYMOUS = "ANONYMOUS"

@@ -25,12 +25,9 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from spark_klog.broker.security.config import PLAIN, SCRAM_SHA_256, SCRAM_SHA_512
+from spark_klog.base.names import PLAIN, SCRAM_HASHES, SCRAM_SHA_256, SCRAM_SHA_512
 from spark_klog.broker.security.refusals import AuthenticationFailed
-
-HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
-#: RFC 7677 and Kafka require at least 4096 iterations; Kafka allows at most 16384.
-MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
+from spark_klog.protocol.tables.security import MIN_ITERATIONS
 
 _MAX_TOKEN = 16 * 1024
 _MAX_NAME = 255
@@ -78,13 +75,13 @@ def _hmac(algorithm: str, key: bytes, message: bytes) -> bytes:
 
 
 def _credential(mechanism: str, password: bytes, salt: bytes, iterations: int) -> Credential:
-    salted = hashlib.pbkdf2_hmac(HASHES[mechanism], password, salt, iterations)
+    salted = hashlib.pbkdf2_hmac(SCRAM_HASHES[mechanism], password, salt, iterations)
     return credential_of_salted(mechanism, salted, salt, iterations)
 
 
 def credential_of_salted(mechanism: str, salted: bytes, salt: bytes, iterations: int) -> Credential:
     """Make a credential from a password that the client has salted itself, as admin clients do (KIP-554)."""
-    algorithm = HASHES[mechanism]
+    algorithm = SCRAM_HASHES[mechanism]
     client_key = _hmac(algorithm, salted, b"Client Key")
     stored_key = hashlib.new(algorithm, client_key).digest()
     return Credential(salt, stored_key, _hmac(algorithm, salted, b"Server Key"), iterations)
@@ -93,7 +90,7 @@ def credential_of_salted(mechanism: str, salted: bytes, salt: bytes, iterations:
 def _pretended(mechanism: str, user: str) -> Credential:
     """Made-up credential of an unknown user: the same each time, with keys that match no password."""
     made = [_hmac("sha512", _PRETENCE, f"{part} {mechanism} {user}".encode()) for part in ("salt", "stored", "server")]
-    size = hashlib.new(HASHES[mechanism]).digest_size
+    size = hashlib.new(SCRAM_HASHES[mechanism]).digest_size
     return Credential(made[0][:_SALT_BYTES], made[1][:size], made[2][:size], MIN_ITERATIONS)
 
 
@@ -142,7 +139,7 @@ class Scram:
     """SCRAM: two tokens; the password is never sent."""
 
     def __init__(self, mechanism: str, lookup: Lookup, nonce: str | None = None) -> None:
-        self._mechanism, self._algorithm = mechanism, HASHES[mechanism]
+        self._mechanism, self._algorithm = mechanism, SCRAM_HASHES[mechanism]
         self._lookup = lookup
         self._own_nonce = nonce or b64encode(os.urandom(_NONCE_BYTES)).decode()
         self._server_first = ""

@@ -33,8 +33,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from spark_klog.base.durable import replace_file
+from spark_klog.base.names import SCRAM_HASHES
 from spark_klog.base.settings import BOOLEAN, items, value_of
-from spark_klog.broker.security.mechanisms import HASHES, Credential
+from spark_klog.broker.security.mechanisms import Credential
 from spark_klog.errors import ConfigError
 
 _SECTION = "user "
@@ -160,7 +161,7 @@ def _what_is_wrong(error: Exception) -> str:
 def _user(where: str, values: Mapping[str, str]) -> User:
     user = User()
     for key, value in values.items():
-        if key in HASHES:
+        if key in SCRAM_HASHES:
             user.credentials[key] = _parse_credential(f"{where}: {key}", value)
         elif key == "admin":
             user.admin = value_of(BOOLEAN, f"{where}: admin", value, "{0} must be {2}")
@@ -171,7 +172,7 @@ def _user(where: str, values: Mapping[str, str]) -> User:
             setattr(user, key, topics)
         else:
             raise ConfigError(
-                f"{where}: unknown {key!r}; the known ones are {', '.join((*HASHES, 'admin', 'read', 'write'))}"
+                f"{where}: unknown {key!r}; the known ones are {', '.join((*SCRAM_HASHES, 'admin', 'read', 'write'))}"
             )
     return user
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker.metadata.registry import Topic
-from spark_klog.broker.security.config import PLAINTEXT, Listener
+from spark_klog.broker.security.config import Listener
 from spark_klog.broker.settings.config import BROKER_SETTINGS, BrokerConfig, broker_setting_values
 from spark_klog.broker.settings.log_settings import (
     BROKER_LOG_SETTINGS,

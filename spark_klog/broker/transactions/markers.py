@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import TopicPartition
+from spark_klog.base.names import PLAINTEXT, TopicPartition
 from spark_klog.broker.event_loop import within
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.metadata.registry import Registry
@@ -20,7 +20,6 @@ from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.protocol.apis import WRITE_TXN_MARKERS
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
-from spark_klog.trees.paths import PLAINTEXT
 from spark_klog.wire.primitives import MAX_FRAME, SIZE, frame_size
 
 if TYPE_CHECKING:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import click
 
+from spark_klog.base.names import SCRAM_HASHES
 from spark_klog.broker.security.config import ANONYMOUS
-from spark_klog.broker.security.mechanisms import HASHES, MAX_ITERATIONS, MIN_ITERATIONS, make_credential
+from spark_klog.broker.security.mechanisms import make_credential
 from spark_klog.broker.security.users_file import check_user_name, read_users, remove_user, set_credentials
 from spark_klog.cli.output import say
 from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.security import MAX_ITERATIONS, MIN_ITERATIONS
 
 _file = click.option(
     "--file", "path", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The users file."
@@ -36,7 +38,7 @@ Examples:
     "--mechanism",
     "mechanisms",
     multiple=True,
-    type=click.Choice(list(HASHES)),
+    type=click.Choice(list(SCRAM_HASHES)),
     help="Repeatable; default: both. PLAIN works with either.",
 )
 @click.option(
@@ -55,7 +57,7 @@ def add(name: str, path: Path, mechanisms: tuple[str, ...], iterations: int, pas
     password = sys.stdin.readline().rstrip("\r\n") if password_stdin else _ask()
     if not password or "\0" in password:
         raise ConfigError("the password is empty or contains a NUL")
-    chosen = mechanisms or tuple(HASHES)
+    chosen = mechanisms or tuple(SCRAM_HASHES)
     set_credentials(path, name, {item: make_credential(item, password, iterations) for item in chosen})
     click.echo(f"user {name} has {' and '.join(chosen)} in {path}")
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
+from spark_klog.base.names import SCRAM_HASHES
 from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, mapped, without_results
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of
@@ -23,14 +24,11 @@ from spark_klog.protocol.apis import (
     DESCRIBE_USER_SCRAM_CREDENTIALS,
 )
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.security import MAX_ITERATIONS, MIN_ITERATIONS, SCRAM_MECHANISMS
 
 ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
-_MECHANISMS = {"SCRAM-SHA-256": 1, "SCRAM-SHA-512": 2}
-_MECHANISM_NAMES = {number: name for name, number in _MECHANISMS.items()}
-_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+_MECHANISMS = {name: number for number, name in SCRAM_MECHANISMS.items()}
 _SALT_BYTES = 24
-#: The bounds of Kafka's brokers.
-_MIN_ITERATIONS, _MAX_ITERATIONS = 4096, 16384
 
 _ANY = "any"
 _RESOURCES = {_ANY: 1, "topic": 2, "group": 3, "cluster": 4, "transactional-id": 5, "delegation-token": 6, "user": 7}
@@ -68,7 +66,7 @@ class ScramCredential:
     user: str
     mechanism: ScramMechanism
     password: str = field(repr=False)
-    iterations: int = _MIN_ITERATIONS
+    iterations: int = MIN_ITERATIONS
 
     def __post_init__(self) -> None:
         _check_user(self.user, self.mechanism)
@@ -76,7 +74,7 @@ class ScramCredential:
             raise TypeError(f"the password of {self.user} must be a str, not {type(self.password).__name__}")
         if not self.password:
             raise ConfigError(f"the password of {self.user} is empty")
-        number_of(f"iterations of {self.user}", self.iterations, _MIN_ITERATIONS, _MAX_ITERATIONS)
+        number_of(f"iterations of {self.user}", self.iterations, MIN_ITERATIONS, MAX_ITERATIONS)
 
 
 @dataclass(frozen=True)
@@ -355,13 +353,13 @@ def _salted(change: ScramCredential) -> Message:
         "mechanism": _MECHANISMS[change.mechanism],
         "iterations": change.iterations,
         "salt": salt,
-        "salted_password": hashlib.pbkdf2_hmac(_HASHES[change.mechanism], text, salt, change.iterations),
+        "salted_password": hashlib.pbkdf2_hmac(SCRAM_HASHES[change.mechanism], text, salt, change.iterations),
     }
 
 
 def _iterations(entry: Message) -> dict[str, int]:
     return {
-        _MECHANISM_NAMES.get(one["mechanism"], f"unknown-{one['mechanism']}"): one["iterations"]
+        SCRAM_MECHANISMS.get(one["mechanism"], f"unknown-{one['mechanism']}"): one["iterations"]
         for one in entry["credential_infos"]
     }
 

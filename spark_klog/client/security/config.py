@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spark_klog.base.names import PLAINTEXT
 from spark_klog.errors import ConfigError
 
 _SECRETS = frozenset({"sasl.jaas.config", "ssl.keystore.key", "ssl.key.pem"})
@@ -24,10 +25,7 @@ _NAME = re.compile(r"[a-z0-9._-]{1,100}")
 _ASSIGNED = re.compile(
     r"(?:^|[\s;,\"'])[\w.]*(?:password|secret|sasl\.jaas\.config)[\"']?\s*(?:=|:(?!\s*[{\[]))", re.IGNORECASE
 )
-PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL = "PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"
-PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
-PLAIN, SCRAM_SHA_256, SCRAM_SHA_512, OAUTHBEARER = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
-GSSAPI = "GSSAPI"
+OAUTHBEARER, GSSAPI = "OAUTHBEARER", "GSSAPI"
 _VARIABLE, _FILE = "env:", "file:"
 
 

@@ -30,23 +30,16 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from typing import Protocol
 
-from spark_klog.client.security.config import (
-    GSSAPI,
-    OAUTHBEARER,
-    PLAIN,
-    SCRAM_SHA_256,
-    SCRAM_SHA_512,
-    SecurityConfig,
-    without_secrets,
-)
+from spark_klog.base.names import PLAIN, SCRAM_HASHES
+from spark_klog.client.security.config import GSSAPI, OAUTHBEARER, SecurityConfig, without_secrets
 from spark_klog.errors import ErrorCode, SaslError
 from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.security import MIN_ITERATIONS
 
-_HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
-#: RFC 7677 requires at least 4096. The maximum keeps a server from making the client compute for minutes.
-_MIN_ITERATIONS, _MAX_ITERATIONS = 4096, 1_000_000
+#: Keeps a server from making the client compute for minutes; brokers other than Kafka's may have more than it allows.
+_MAX_ITERATIONS = 1_000_000
 _NONCE_BYTES = 24
 #: The part of a session's lifetime after which to renew it, as in Kafka's Java clients; random, to spread clients.
 _RENEWED_AFTER = (0.85, 0.95)
@@ -91,7 +84,7 @@ class Scram:
     has_last_word = False
 
     def __init__(self, mechanism: str, username: str, password: str) -> None:
-        self._algorithm = _HASHES[mechanism]
+        self._algorithm = SCRAM_HASHES[mechanism]
         self._password = password
         self._nonce = b64encode(os.urandom(_NONCE_BYTES)).decode()
         self._first = f"n={username.replace('=', '=3D').replace(',', '=2C')},r={self._nonce}"
@@ -119,9 +112,9 @@ class Scram:
         nonce, salt, iterations = fields["r"], b64decode(fields["s"], validate=True), int(fields["i"])
         if "m" in fields or not nonce.startswith(self._nonce) or nonce == self._nonce:
             raise SaslError("the broker's SCRAM message does not answer the client's")
-        if not _MIN_ITERATIONS <= iterations <= _MAX_ITERATIONS:
+        if not MIN_ITERATIONS <= iterations <= _MAX_ITERATIONS:
             raise SaslError(
-                f"the broker asks for {iterations} SCRAM iterations: they must be from {_MIN_ITERATIONS} to "
+                f"the broker asks for {iterations} SCRAM iterations: they must be from {MIN_ITERATIONS} to "
                 f"{_MAX_ITERATIONS}"
             )
         salted = hashlib.pbkdf2_hmac(self._algorithm, self._password.encode(), salt, iterations)

@@ -15,15 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
+from spark_klog.base.names import PLAIN, PLAINTEXT, SCRAM_SHA_256, SCRAM_SHA_512, SECURITY_PROTOCOLS
 from spark_klog.base.settings import BOOLEAN, any_of, choice, items, nearest, value_of, words
 from spark_klog.client.security.config import (
     GSSAPI,
     OAUTHBEARER,
-    PLAIN,
-    PLAINTEXT,
-    PROTOCOLS,
-    SCRAM_SHA_256,
-    SCRAM_SHA_512,
     KerberosConfig,
     MskConfig,
     OAuthConfig,
@@ -185,7 +181,7 @@ class _Parser:
             self._typed[name], self._given[name] = typed, value
 
     def config(self) -> SecurityConfig:
-        protocol = self._choice("security.protocol", PROTOCOLS, PLAINTEXT)
+        protocol = self._choice("security.protocol", SECURITY_PROTOCOLS, PLAINTEXT)
         is_sasl, is_tls = protocol.startswith("SASL"), protocol.endswith("SSL")
         for names, has, what, others in (
             (SASL, is_sasl, "SASL", "SASL_SSL" if is_tls else "SASL_SSL or SASL_PLAINTEXT"),

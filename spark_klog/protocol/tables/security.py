@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from spark_klog.base.names import SCRAM_SHA_256, SCRAM_SHA_512
 from spark_klog.protocol.schema import BYTES, INT8, INT16, INT32, INT64, STRING, F, api, array, struct
 
+#: SCRAM's mechanisms by the numbers that requests have, and the bounds of iterations: RFC 7677 and Kafka require at
+#: least 4096; Kafka's brokers allow at most 16384.
+SCRAM_MECHANISMS = {1: SCRAM_SHA_256, 2: SCRAM_SHA_512}
+MIN_ITERATIONS, MAX_ITERATIONS = 4096, 16384
 _NEVER_FLEXIBLE = 1 << 15
 #: Types of resources, patterns and permissions; a filter matches anything with ANY.
 ANY, TOPIC = 1, 2
