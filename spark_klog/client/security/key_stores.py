@@ -1,7 +1,7 @@
 """Load the client's certificates and keys from PEM, PKCS12 and JKS into an `ssl.SSLContext`.
 
 A file's content decides its type, not its name or `ssl.keystore.type`: keytool writes PKCS12 into files called .jks.
-`read_jks` reads Java's own key stores (JKS), all else is for `client_context`. Their bytes:
+`client_context` loads all of them. `read_jks` reads Java's own key stores (JKS), whose bytes are:
 
     UINT32 0xFEEDFEED, UINT32 version (1 or 2), UINT32 number of entries
     entry of a key: UINT32 1, UTF alias, INT64 time, UINT32 size and bytes of the protected key,
@@ -46,93 +46,6 @@ _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----", re.DOTAL
 #: The tag of an ASN.1 SEQUENCE, with which PKCS12 begins.
 _SEQUENCE = 0x30
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
-
-
-@dataclass
-class Jks:
-    """The content of a store: trusted certificates, and the first private key (PKCS8) with its chain; all in DER."""
-
-    certificates: list[bytes] = field(default_factory=list)
-    key: bytes | None = field(default=None, repr=False)
-    chain: list[bytes] = field(default_factory=list)
-
-
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data, self._position = data, 0
-
-    def take(self, size: int) -> bytes:
-        end = self._position + size
-        if end > len(self._data):
-            raise ValueError("it ends too early")
-        part = self._data[self._position : end]
-        self._position = end
-        return part
-
-    def number(self) -> int:
-        return int.from_bytes(self.take(4), "big")
-
-    def skip_utf(self) -> None:
-        self.take(int.from_bytes(self.take(2), "big"))
-
-    def certificate(self, version: int) -> bytes:
-        if version > 1:
-            self.skip_utf()
-        return self.take(self.number())
-
-
-def read_jks(content: bytes, password: str, place: str, key_password: str = "") -> Jks:
-    """Read a store. `key_password` defaults to `password`; without a password the store's integrity is not checked.
-
-    `ConfigError` names `place` if the store is damaged or a password is wrong.
-    """
-    given = password.encode("utf-16-be")
-    if password and not hmac.compare_digest(
-        hashlib.sha1(given + _PHRASE + content[:-_DIGEST]).digest(), content[-_DIGEST:]
-    ):
-        raise ConfigError(f"{place} can't be opened: its password is wrong, or the file is damaged")
-    store = Jks()
-    reader = _Reader(content[:-_DIGEST])
-    try:
-        reader.take(len(JKS_MAGIC))
-        version, count = reader.number(), reader.number()
-        for _ in range(count):
-            kind = reader.number()
-            reader.skip_utf()
-            reader.take(8)
-            if kind == _CERTIFICATE:
-                store.certificates.append(reader.certificate(version))
-                continue
-            if kind != _KEY:
-                raise ValueError(f"entry of kind {kind}")
-            protected = reader.take(reader.number())
-            chain = [reader.certificate(version) for _ in range(reader.number())]
-            if store.key is None:
-                store.key, store.chain = _unprotected(protected, key_password or password, place), chain
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{place} is a damaged JKS store: {error}") from None
-    return store
-
-
-def _unprotected(protected: bytes, password: str, place: str) -> bytes:
-    position = protected.find(_SUNS_ALGORITHM)
-    if position < 0:
-        raise ConfigError(f"{place}: the key is protected by another algorithm than keytool's")
-    position = protected.index(bytes([_OCTETS]), position + len(_SUNS_ALGORITHM)) + 1
-    size_bytes = protected[position] & 0x7F if protected[position] > 0x7F else 0
-    data = protected[position + 1 + size_bytes :]
-    secret = password.encode("utf-16-be")
-    block, hidden, check = data[:_DIGEST], data[_DIGEST:-_DIGEST], data[-_DIGEST:]
-    stream = bytearray()
-    while len(stream) < len(hidden):
-        block = hashlib.sha1(secret + block).digest()
-        stream += block
-    key = bytes(one ^ other for one, other in zip(hidden, stream, strict=False))
-    if not hmac.compare_digest(hashlib.sha1(secret + key).digest(), check):
-        raise ConfigError(f"{place}: the key can't be decrypted: check the password of the key")
-    return key
 
 
 def client_context(config: TlsConfig) -> ssl.SSLContext:
@@ -315,3 +228,90 @@ def _pkcs12(source: Source, content: bytes, password: str) -> tuple[Any, Any, li
     except ValueError:
         raise ConfigError(f"{_place(source)} can't be opened: check its password, or the file is damaged") from None
     return key, own, list(others)
+
+
+@dataclass
+class Jks:
+    """The content of a store: trusted certificates, and the first private key (PKCS8) with its chain; all in DER."""
+
+    certificates: list[bytes] = field(default_factory=list)
+    key: bytes | None = field(default=None, repr=False)
+    chain: list[bytes] = field(default_factory=list)
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data, self._position = data, 0
+
+    def take(self, size: int) -> bytes:
+        end = self._position + size
+        if end > len(self._data):
+            raise ValueError("it ends too early")
+        part = self._data[self._position : end]
+        self._position = end
+        return part
+
+    def number(self) -> int:
+        return int.from_bytes(self.take(4), "big")
+
+    def skip_utf(self) -> None:
+        self.take(int.from_bytes(self.take(2), "big"))
+
+    def certificate(self, version: int) -> bytes:
+        if version > 1:
+            self.skip_utf()
+        return self.take(self.number())
+
+
+def read_jks(content: bytes, password: str, place: str, key_password: str = "") -> Jks:
+    """Read a store. `key_password` defaults to `password`; without a password the store's integrity is not checked.
+
+    `ConfigError` names `place` if the store is damaged or a password is wrong.
+    """
+    given = password.encode("utf-16-be")
+    if password and not hmac.compare_digest(
+        hashlib.sha1(given + _PHRASE + content[:-_DIGEST]).digest(), content[-_DIGEST:]
+    ):
+        raise ConfigError(f"{place} can't be opened: its password is wrong, or the file is damaged")
+    store = Jks()
+    reader = _Reader(content[:-_DIGEST])
+    try:
+        reader.take(len(JKS_MAGIC))
+        version, count = reader.number(), reader.number()
+        for _ in range(count):
+            kind = reader.number()
+            reader.skip_utf()
+            reader.take(8)
+            if kind == _CERTIFICATE:
+                store.certificates.append(reader.certificate(version))
+                continue
+            if kind != _KEY:
+                raise ValueError(f"entry of kind {kind}")
+            protected = reader.take(reader.number())
+            chain = [reader.certificate(version) for _ in range(reader.number())]
+            if store.key is None:
+                store.key, store.chain = _unprotected(protected, key_password or password, place), chain
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{place} is a damaged JKS store: {error}") from None
+    return store
+
+
+def _unprotected(protected: bytes, password: str, place: str) -> bytes:
+    position = protected.find(_SUNS_ALGORITHM)
+    if position < 0:
+        raise ConfigError(f"{place}: the key is protected by another algorithm than keytool's")
+    position = protected.index(bytes([_OCTETS]), position + len(_SUNS_ALGORITHM)) + 1
+    size_bytes = protected[position] & 0x7F if protected[position] > 0x7F else 0
+    data = protected[position + 1 + size_bytes :]
+    secret = password.encode("utf-16-be")
+    block, hidden, check = data[:_DIGEST], data[_DIGEST:-_DIGEST], data[-_DIGEST:]
+    stream = bytearray()
+    while len(stream) < len(hidden):
+        block = hashlib.sha1(secret + block).digest()
+        stream += block
+    key = bytes(one ^ other for one, other in zip(hidden, stream, strict=False))
+    if not hmac.compare_digest(hashlib.sha1(secret + key).digest(), check):
+        raise ConfigError(f"{place}: the key can't be decrypted: check the password of the key")
+    return key
