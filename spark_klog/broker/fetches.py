@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import INT32_MAX
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.records import FINAL_EPOCH, INITIAL_EPOCH
 
-_FINAL_EPOCH, _INITIAL_EPOCH = -1, 0
-_MAX_ID = _MAX_EPOCH = 0x7FFFFFFF
 #: Memory of a partition beside its topic's name: an upper estimate.
 _PARTITION_BYTES = 600
 
@@ -179,9 +179,9 @@ class FetchSessions:
         and FETCH_SESSION_TOPIC_ID_ERROR if the session's topics are named by name and the request's by id, or the
         reverse.
         """
-        if epoch in (_FINAL_EPOCH, _INITIAL_EPOCH):
+        if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             self._drop(session_id)
-            return (self._make(requested, now, has_ids) if epoch == _INITIAL_EPOCH else None), False
+            return (self._make(requested, now, has_ids) if epoch == INITIAL_EPOCH else None), False
         session = self._sessions.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -189,7 +189,7 @@ class FetchSessions:
             return ErrorCode.INVALID_FETCH_SESSION_EPOCH
         if has_ids != session.has_ids:
             return ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR
-        session.next_epoch = epoch + 1 if epoch < _MAX_EPOCH else 1
+        session.next_epoch = epoch + 1 if epoch < INT32_MAX else 1
         session.used_at = now
         self._sessions.move_to_end(session_id)
         before = session.size
@@ -209,9 +209,9 @@ class FetchSessions:
             if oldest is None or now - oldest.used_at < self._evict_after:
                 return None
             self._drop(oldest.id)
-        session_id = random.randint(1, _MAX_ID)
+        session_id = random.randint(1, INT32_MAX)
         while session_id in self._sessions:
-            session_id = random.randint(1, _MAX_ID)
+            session_id = random.randint(1, INT32_MAX)
         session.id = session_id
         self._sessions[session_id] = session
         self._bytes += session.size

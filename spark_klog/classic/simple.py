@@ -17,15 +17,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.consumer.decoding import ConsumerRecord, RecordDecoder
 from spark_klog.client.consumer.fetches import chunk_of
-from spark_klog.client.fetch.entries import (
-    FETCH_WITH_TOPIC_IDS,
-    FetchParameters,
-    Larger,
-    Limits,
-    entries_of,
-    read_entry,
-    topics_to_fetch,
-)
+from spark_klog.client.fetch.entries import FetchParameters, Larger, Limits, entries_of, read_entry, topics_to_fetch
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import NO_OFFSET, partition_entries
@@ -43,7 +35,7 @@ from spark_klog.errors import (
 from spark_klog.protocol.apis import BY_KEY, FETCH, LIST_OFFSETS, METADATA
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, FETCH_WITH_TOPIC_IDS, LATEST
 from spark_klog.records.formats.batch import PREFIX, first_batch_size
 
 #: Times of `get_offsets_before`: the first offset of a log, and its end.

@@ -44,6 +44,7 @@ from spark_klog.base.settings import (
 from spark_klog.client.security import settings as security_settings
 from spark_klog.client.security.config import SecurityConfig, Settings, check_holds_no_secret, is_plain_name, resolved
 from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.records import READ_COMMITTED, READ_UNCOMMITTED
 from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, Codec, codec_by_name
 from spark_klog.wire.primitives import MAX_FRAME
@@ -54,7 +55,7 @@ else:
     import tomli as tomllib
 
 _ACKS = {"0": 0, "1": 1, "-1": -1, "all": -1}
-_ISOLATION = choice("isolation", {"read_uncommitted": 0, "read_committed": 1})
+_ISOLATION = choice("isolation", {"read_uncommitted": READ_UNCOMMITTED, "read_committed": READ_COMMITTED})
 _CODEC = Kind("codec", lambda text: codec_by_name(text).name)
 #: The batches of a producer in each partition by which brokers recognise duplicates.
 _MOST_IDEMPOTENT = 5

@@ -34,14 +34,13 @@ from spark_klog.client import Admin, Consumer, ConsumerRecord
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.mirror.offset_map import PartitionMap, decode_key, decode_run, encode_key
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST, LATEST, READ_COMMITTED
 from spark_klog.records.building.assignment import own_batch
 
 _TOPIC, _COPY = -1, -2
 _PREFIX, _OWNER, _RELEASE, _ORIGINS = -1, -2, -3, -4
 _UNKNOWN = UUID(int=0)
 _NO_OFFSETS = Struct(">qq").pack(-1, -1)
-_READ_COMMITTED = 1
 _SECONDS = 60.0
 _MOST_COPIES = 3
 #: Records of a batch: less than half a megabyte, whatever the topics' names.
@@ -212,7 +211,7 @@ class ProgressReader:
         With `notes_only` without the maps of offsets, which may be large, and other records of topics.
         """
         key = self._key
-        end = list_offsets(self._admin.cluster, {key: LATEST}, _READ_COMMITTED)[key]
+        end = list_offsets(self._admin.cluster, {key: LATEST}, READ_COMMITTED)[key]
         until = time.monotonic() + _SECONDS
         while self._consumer.position(*key) < end:
             records = self._consumer.poll(1.0)

@@ -40,6 +40,9 @@ from spark_klog.wire.primitives import Buffer
 if TYPE_CHECKING:
     import zstandard
 
+
+#: The ids of codecs.
+NO_CODEC, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 _SKIPPABLE = 0x184D2A50
 _RUN, _COMPRESSED, _RESERVED = 1, 2, 3
 _MOST_OF_A_BLOCK = 128 * 1024
@@ -408,16 +411,15 @@ def _zstd_frame(frame: ZstdFrame, decompressor: zstandard.ZstdDecompressor, outp
         raise
 
 
-NONE = Codec(0, "none", _plain, _plain)
-
+NONE = Codec(NO_CODEC, "none", _plain, _plain)
 CODECS: dict[int, Codec] = {
     codec.id: codec
     for codec in (
         NONE,
-        Codec(1, "gzip", _gzip_compress, _gzip_decompress, range(1, 10), -1),
-        Codec(2, "snappy", _snappy_compress, _snappy_decompress),
-        Codec(3, "lz4", _lz4_compress, _lz4_decompress, range(1, 18), _KAFKA_LZ4_FAST),
-        Codec(4, "zstd", _zstd_compress, _zstd_decompress, range(-131072, 23), 3),
+        Codec(GZIP, "gzip", _gzip_compress, _gzip_decompress, range(1, 10), -1),
+        Codec(SNAPPY, "snappy", _snappy_compress, _snappy_decompress),
+        Codec(LZ4, "lz4", _lz4_compress, _lz4_decompress, range(1, 18), _KAFKA_LZ4_FAST),
+        Codec(ZSTD, "zstd", _zstd_compress, _zstd_decompress, range(-131072, 23), 3),
     )
 }
 

@@ -33,13 +33,13 @@ from spark_klog.protocol.codec import (
     encode_response,
 )
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.records import FINAL_EPOCH, NO_SESSION
 from spark_klog.protocol.targets import EVERYTHING, TopicNames, error_response, merge, narrow, set_error, targets
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE
 from spark_klog.wire.primitives import SIZE, Reader, Writer
 
 _log = logging.getLogger(__name__)
-_NO_SESSION, _FINAL_EPOCH = 0, -1
 _NO_ANSWER = 0
 #: offset, length, checksum, magic, attributes (message_set.py)
 _MESSAGE_HEADER_SIZE = 18
@@ -82,9 +82,9 @@ class FaultyServer(Server):
         request = None if session.takes_raw_tokens else _read(frame, session)
         if request is None:
             return await super().answer(frame, session)
-        if request.api is FETCH and request.message["session_epoch"] != _FINAL_EPOCH:
+        if request.api is FETCH and request.message["session_epoch"] != FINAL_EPOCH:
             # In a session most fetches name no partitions, but faults by topic must know them: fetch without a session.
-            request.message |= {"session_id": _NO_SESSION, "session_epoch": _FINAL_EPOCH}
+            request.message |= {"session_id": NO_SESSION, "session_epoch": FINAL_EPOCH}
             request.frame = request.encoded(request.message)
         named = targets(request.api, request.version, request.message, self._topic_names())
         firing = self._script.choose(MatchedRequest(request.api.name, request.client_id, named))

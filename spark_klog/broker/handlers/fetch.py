@@ -14,19 +14,17 @@ from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, OffsetOutOfR
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import FileRange
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS, READ_COMMITTED
 from spark_klog.records.building.conversion import down_convert
 from spark_klog.records.formats.batch import iter_batches, next_offset_after
+from spark_klog.wire.codecs import ZSTD
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
-_READ_COMMITTED = 1
 #: The first versions that support magic 1 and magic 2.
 _FIRST_MAGIC_1, _FIRST_MAGIC_2 = 2, 4
 #: Earlier versions get part of a message if they ask for too few bytes, and then ask for more.
 _FIRST_WHOLE_BATCH = 3
-#: From this version on topics are named by id (KIP-516).
-_FIRST_TOPIC_IDS = 13
-_ZSTD = 4
 
 
 async def fetch(broker: Broker, request: Request, message: Message) -> Message:
@@ -39,7 +37,7 @@ async def fetch(broker: Broker, request: Request, message: Message) -> Message:
     converted instead of sent from the file.
     """
     now = time.monotonic()
-    epoch, has_ids = message["session_epoch"], request.version >= _FIRST_TOPIC_IDS
+    epoch, has_ids = message["session_epoch"], request.version >= FETCH_WITH_TOPIC_IDS
     requested = await _requested(broker, message)
     found = broker.fetch_sessions.find(
         message["session_id"], epoch, requested, await _forgotten(broker, message), now, has_ids=has_ids
@@ -109,7 +107,7 @@ async def _read(
     An error is answered at once, and records of an older segment: their range ends with it, and more may never come.
     """
     left = min(message["max_bytes"], broker.config.fetch_max_bytes)
-    is_committed = message["isolation_level"] == _READ_COMMITTED
+    is_committed = message["isolation_level"] == READ_COMMITTED
     total, is_due = 0, False
     answers = []
     for key, entry in requested:
@@ -141,7 +139,7 @@ async def _partition(
         "records": b"",
     }
     topic = key.topic
-    if request.version >= _FIRST_TOPIC_IDS:
+    if request.version >= FETCH_WITH_TOPIC_IDS:
         named = await broker.topic_by_id(key.topic_id)
         if named is None:
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}, False
@@ -192,7 +190,7 @@ def _convertible(data: Buffer) -> memoryview:
     """The batches before the first zstd batch, which old magics can't hold; a leading one is kept, to be refused."""
     size = 0
     for header, _ in iter_batches(data):
-        if header.codec_id == _ZSTD and size:
+        if header.codec_id == ZSTD and size:
             break
         size += header.size
     return memoryview(data)[:size]

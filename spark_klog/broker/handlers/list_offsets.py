@@ -13,11 +13,10 @@ from spark_klog.errors import DecodeError, ErrorCode, LogCorrupted, LogRetired
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.segments.segment import Steps
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.records import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP
+from spark_klog.protocol.tables.records import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, READ_COMMITTED
 
 _log = logging.getLogger(__name__)
 _UNKNOWN = (-1, -1)
-_READ_COMMITTED = 1
 
 
 async def offset_for_leader_epoch(broker: Broker, request: Request, message: Message) -> Message:
@@ -53,7 +52,7 @@ async def list_offsets(broker: Broker, request: Request, message: Message) -> Me
     for topic in message["topics"]:
         await broker.turns.take()
         times.update((topic["name"], entry["partition_index"]) for entry in topic["partitions"])
-    is_committed = message["isolation_level"] == _READ_COMMITTED
+    is_committed = message["isolation_level"] == READ_COMMITTED
     for topic in message["topics"]:
         name, partitions = topic["name"], []
         for entry in topic["partitions"]:

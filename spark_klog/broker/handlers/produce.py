@@ -19,18 +19,15 @@ from spark_klog.log.partition_log import Appended, BatchTooLarge, PartitionLog
 from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.records import PRODUCE_WITH_MAGIC_2, PRODUCE_WITH_TOPIC_IDS
 from spark_klog.records.building.conversion import up_convert
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.produced import RejectedRecords, check_keys, check_produced
+from spark_klog.wire.codecs import NO_CODEC
 
 _log = logging.getLogger(__name__)
 _NO_ANSWER, _LEADER, _ALL = 0, 1, -1
-_NO_CODEC = 0
-#: Earlier versions carry message sets of magic 0 or 1.
-_FIRST_MAGIC_2 = 3
-#: From this version on topics are named by id (KIP-516).
-_FIRST_TOPIC_IDS = 13
 _RETIRED = "the topic was deleted, or the session with ZooKeeper has ended"
 #: Why a broker has no log to append to, where it is not that another one leads.
 _NO_LOG = {
@@ -53,7 +50,7 @@ async def produce(broker: Broker, request: Request, message: Message) -> Message
     responses = []
     for topic in message["topic_data"]:
         name, topic_id = topic["name"], topic["topic_id"]
-        has_id = request.version >= _FIRST_TOPIC_IDS
+        has_id = request.version >= PRODUCE_WITH_TOPIC_IDS
         if has_id:
             named = await broker.topic_by_id(topic_id)
             name = named.name if named is not None else ""
@@ -98,10 +95,10 @@ async def _append(
     appended: Appended | None = None
     try:
         limit = broker.config.decompressed_max_bytes
-        if request.version < _FIRST_MAGIC_2:
+        if request.version < PRODUCE_WITH_MAGIC_2:
             async with broker.decompressing:
                 records = memoryview(await asyncio.to_thread(up_convert, records, renumber=True, limit=limit))
-        is_one = request.version >= _FIRST_MAGIC_2
+        is_one = request.version >= PRODUCE_WITH_MAGIC_2
         produced = check_produced(records, log.kernel, is_one=is_one, limit=limit)
         if log.config.compacts:
             await _check_keys(broker, records, limit)
@@ -155,7 +152,7 @@ async def _append(
 
 async def _check_keys(broker: Broker, records: memoryview, limit: int) -> None:
     """Compressed batches may take a second: they are checked in a thread, one at a time because of their memory."""
-    if all(header.codec_id == _NO_CODEC for header, _ in iter_batches(records)):
+    if all(header.codec_id == NO_CODEC for header, _ in iter_batches(records)):
         check_keys(records, limit)
     else:
         async with broker.decompressing:

@@ -16,12 +16,12 @@ from operator import attrgetter
 from uuid import UUID
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.base.settings import INT32_MAX
 from spark_klog.client.answers import answer_error
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.fetch.entries import (
-    FETCH_WITH_TOPIC_IDS,
     LEAST_BYTES,
     Fetched,
     FetchParameters,
@@ -47,10 +47,10 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS, INITIAL_EPOCH, NO_SESSION
 from spark_klog.records.reading.reader import AbortedTransactions
 
 _log = logging.getLogger(__name__)
-_NO_SESSION, _INITIAL_EPOCH, _MAX_EPOCH = 0, 0, 0x7FFFFFFF
 #: The errors of a broker that has dropped the session.
 LOST_SESSION = (
     ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
@@ -107,8 +107,8 @@ class FetchSession:
     """
 
     def __init__(self) -> None:
-        self._id = _NO_SESSION
-        self._epoch = _INITIAL_EPOCH
+        self._id = NO_SESSION
+        self._epoch = INITIAL_EPOCH
         #: Whether the last request names topics by id.
         self.has_ids = False
         #: The current fetch parameters of each partition in the session.
@@ -127,7 +127,7 @@ class FetchSession:
             partitions = {key: item._replace(topic_id=None) for key, item in partitions.items()}
         changed = partitions
         forgotten: dict[tuple[str, UUID | None], list[int]] = {}
-        if self._epoch != _INITIAL_EPOCH:
+        if self._epoch != INITIAL_EPOCH:
             changed = {key: item for key, item in partitions.items() if self.requested.get(key) != item}
             for key, item in self.requested.items():
                 if key not in partitions or partitions[key].topic_id != item.topic_id:
@@ -151,20 +151,20 @@ class FetchSession:
         """
         if code := answer["error_code"]:
             if code in LOST_SESSION:
-                self._id = _NO_SESSION
+                self._id = NO_SESSION
             raise answer_error(FETCH, code, what)
         names = {item.topic_id: key[0] for key, item in self.requested.items()} if self.has_ids else None
-        result = entries_of(answer, self.requested, names, is_incremental=self._epoch != _INITIAL_EPOCH)
+        result = entries_of(answer, self.requested, names, is_incremental=self._epoch != INITIAL_EPOCH)
         self._id = answer["session_id"]
-        if self._id == _NO_SESSION:
-            self._epoch = _INITIAL_EPOCH
+        if self._id == NO_SESSION:
+            self._epoch = INITIAL_EPOCH
         else:
-            self._epoch = 1 if self._epoch == _MAX_EPOCH else self._epoch + 1
+            self._epoch = 1 if self._epoch == INT32_MAX else self._epoch + 1
         return result
 
     def restart(self) -> None:
         """Start over with a full request, which also ends the broker's session if it still exists."""
-        self._epoch = _INITIAL_EPOCH
+        self._epoch = INITIAL_EPOCH
         self.requested = {}
 
 

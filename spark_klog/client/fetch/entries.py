@@ -26,8 +26,6 @@ from spark_klog.protocol.codec import Message
 from spark_klog.records.formats.batch import first_batch_size, next_offset_after, whole_batch_size
 from spark_klog.records.reading.offset_order import NO_END, End, OffsetOrder
 
-#: The first version of Fetch with topic ids instead of names (KIP-516).
-FETCH_WITH_TOPIC_IDS = 13
 #: Brokers before 0.10.1 return no more bytes than requested; this many include a message's size field.
 LEAST_BYTES = 12
 

@@ -19,7 +19,6 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.entries import (
-    FETCH_WITH_TOPIC_IDS,
     LEAST_BYTES,
     Fetched,
     FetchParameters,
@@ -44,7 +43,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.records import LATEST
+from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS, LATEST
 from spark_klog.records.reading.offset_order import NOTHING
 
 _log = logging.getLogger(__name__)

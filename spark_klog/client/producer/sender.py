@@ -42,13 +42,14 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.apis import PRODUCE
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.records import PRODUCE_WITH_MAGIC_2
 from spark_klog.records.building.conversion import down_convert
 from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT, build_batch, set_produced
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
-#: The first version of Produce with magic 2, and the one with magic 1.
-_FIRST_MAGIC_2, _MAGIC_1 = 3, 2
+#: The version of Produce with magic 1.
+_MAGIC_1 = 2
 #: The last version of Produce that expects the producer to add partitions to the transaction (KIP-890).
 _LAST_TRANSACTIONAL = 11
 #: Seconds. A broker that takes longer for a request no longer delays records for other brokers.
@@ -423,7 +424,7 @@ class Sender:
         topics: dict[str, list[Message]] = {}
         for queue, batch in batches:
             records: Buffer = batch.data
-            if version < _FIRST_MAGIC_2:
+            if version < PRODUCE_WITH_MAGIC_2:
                 converted = down_convert(bytes(batch.data), 1 if version == _MAGIC_1 else 0)
                 if converted.lost_headers:
                     raise UnsupportedVersionError(

@@ -25,9 +25,9 @@ from threading import Lock
 from typing import Protocol
 
 from spark_klog.log.file_system import File, FileSystem, write_all
+from spark_klog.records.kernels.batch_run import OFFSET_ENTRY, TIME_ENTRY
 
 _log = logging.getLogger(__name__)
-OFFSET_ENTRY, TIME_ENTRY = Struct(">ii"), Struct(">qi")
 #: Enough for both indexes of about 13 sealed segments of 1 GiB.
 DEFAULT_LIMIT = 64 * 1024 * 1024
 #: Bytes of entries that may wait in memory.

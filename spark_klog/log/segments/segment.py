@@ -32,6 +32,7 @@ from spark_klog.log.segments.transaction_index import AbortedTransaction, Transa
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
 from spark_klog.records.formats.batch import MAX_HEADER_SIZE, Header, read_header
 from spark_klog.records.formats.batch_v2 import BatchHeader
+from spark_klog.records.kernels.batch_run import MAX_RELATIVE
 from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import NONE
 from spark_klog.wire.primitives import Buffer
@@ -49,8 +50,6 @@ Steps = Generator[Callable[[], Any] | None, Any, _Result]
 _SHORT_BATCH = 4096
 #: The largest timestamp of no records, and its offset.
 _NO_TIMESTAMP = (-1, -1)
-#: The largest offset relative to a segment's base: indexes have 32 bits for it.
-_MAX_RELATIVE = 0x7FFFFFFF
 #: Times of ListOffsets.
 _LATEST, _EARLIEST = -1, -2
 _TimeAndOffset = tuple[int, int] | None
@@ -438,7 +437,7 @@ class Segment:
         """
         if isinstance(header, BatchHeader):
             return header.base_offset <= offset <= header.last_offset
-        return offset <= header.last_offset <= self.base_offset + _MAX_RELATIVE
+        return offset <= header.last_offset <= self.base_offset + MAX_RELATIVE
 
     def _has_timestamp(self, timestamp: int, offset: int) -> bool:
         """Whether `timestamp` is the largest of the batch with that offset, or there is none."""

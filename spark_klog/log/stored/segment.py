@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.files.folder import OpenFile, ReadableFolder, read_whole
-from spark_klog.log.segments.index import OFFSET_ENTRY, TIME_ENTRY
 from spark_klog.log.segments.scan import UNWRITTEN_SIZE, headers
 from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_INDEX
 from spark_klog.log.segments.transaction_index import AbortedTransaction, parse_transaction_index
 from spark_klog.records.formats.batch import MIN_BATCH_SIZE, PREFIX, Header, check_crc, first_batch_size
 from spark_klog.records.formats.batch_v2 import LOG_OVERHEAD, BatchHeader
+from spark_klog.records.kernels.batch_run import OFFSET_ENTRY, TIME_ENTRY
 from spark_klog.records.reading.offset_order import NO_END, NOTHING, End, OffsetOrder
 from spark_klog.records.reading.reader import records_of
 

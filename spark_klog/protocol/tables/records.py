@@ -19,6 +19,13 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 #: The isolation level with which LATEST is the high watermark, not the last stable offset.
 READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+#: The first version of Produce with batches of magic 2; earlier ones have message sets of magic 0 or 1.
+PRODUCE_WITH_MAGIC_2 = 3
+#: The first versions that name topics by id (KIP-516).
+PRODUCE_WITH_TOPIC_IDS = FETCH_WITH_TOPIC_IDS = 13
+#: Ids and epochs of fetch sessions (KIP-227): none, a new one, and the end of one.
+NO_SESSION, INITIAL_EPOCH, FINAL_EPOCH = 0, 0, -1
 
 PRODUCE = api(
     0,

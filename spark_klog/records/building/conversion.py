@@ -29,10 +29,9 @@ from spark_klog.records.formats.message_set import (
 )
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.reading.reader import records_of
-from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
+from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, ZSTD, Codec, codec_by_id
 from spark_klog.wire.primitives import Buffer
 
-_ZSTD = 4
 _MAX_OFFSET = (1 << 63) - 1
 _MAX_OFFSET_DELTA = (1 << 31) - 1
 #: The most records that are objects at a time, some 20 MB.
@@ -65,7 +64,7 @@ def down_convert(data: Buffer, magic: int, first_offset: int = 0, limit: int = M
             continue
         if header.is_control:
             continue
-        if header.codec_id == _ZSTD:
+        if header.codec_id == ZSTD:
             raise ProtocolError(
                 ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"batch of offset {header.base_offset} as magic {magic}: zstd"
             )

@@ -22,14 +22,14 @@ from struct import Struct
 from spark_klog.errors import CorruptBatchError, DecodeError
 from spark_klog.records.contract import NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.wire.checksums import crc32
-from spark_klog.wire.codecs import MAX_DECOMPRESSED, codec_by_id
+from spark_klog.wire.codecs import GZIP, MAX_DECOMPRESSED, NO_CODEC, SNAPPY, codec_by_id
 from spark_klog.wire.primitives import Buffer
 
 _LENGTH = Struct(">i")
 _MAGIC_0 = Struct(">bI")
 _MAGIC_1 = Struct(">bbI")
 _CODEC_MASK = 0x03
-_CODEC_IDS = (0, 1, 2)
+_CODEC_IDS = (NO_CODEC, GZIP, SNAPPY)
 _MAX_DEPTH = 8
 
 

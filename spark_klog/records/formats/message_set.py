@@ -27,7 +27,7 @@ from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.formats.batch_v2 import LOG_APPEND_TIME_BIT
 from spark_klog.wire.checksums import crc32
-from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
+from spark_klog.wire.codecs import GZIP, LZ4, MAX_DECOMPRESSED, NO_CODEC, NONE, SNAPPY, Codec, codec_by_id
 from spark_klog.wire.lz4_frames import with_old_lz4_header
 from spark_klog.wire.primitives import Buffer
 
@@ -43,8 +43,7 @@ _HEADER_SIZE = (_PREFIX.size + _MAGIC_0.size, _PREFIX.size + _MAGIC_1.size)
 #: By magic: the smallest value of `size`, that of a message with null key and value.
 MIN_LENGTH = (_MAGIC_0.size + 2 * _INT32.size, _MAGIC_1.size + 2 * _INT32.size)
 _CODEC_MASK = 0x07
-_CODEC_IDS = (0, 1, 2, 3)
-_LZ4 = 3
+_CODEC_IDS = (NO_CODEC, GZIP, SNAPPY, LZ4)
 
 
 @dataclass(slots=True)  # not frozen, as `BatchHeader`
@@ -263,7 +262,7 @@ def build_message_set(records: Sequence[Record], magic: int, codec: Codec = NONE
     if not is_wrapped:
         return messages
     value = codec.compress(messages, level)
-    if codec.id == _LZ4 and magic == 0:
+    if codec.id == LZ4 and magic == 0:
         value = with_old_lz4_header(value)
     timestamp = records[0].timestamp if kind else max(record.timestamp for record in records)
     return build_message(magic, records[-1].offset, timestamp, None, value, codec.id | kind)

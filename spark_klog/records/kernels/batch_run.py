@@ -11,7 +11,8 @@ from spark_klog.records.formats.batch import Header, check_crc, read_header, who
 from spark_klog.records.formats.batch_v2 import BatchHeader, set_base_offset
 from spark_klog.wire.primitives import Buffer
 
-_OFFSET_ENTRY, _TIME_ENTRY = Struct(">ii"), Struct(">qi")
+#: The entries of a segment's indexes.
+OFFSET_ENTRY, TIME_ENTRY = Struct(">ii"), Struct(">qi")
 #: Indexes store positions, and offsets relative to the segment's base, as INT32.
 MAX_RELATIVE = 0x7FFFFFFF
 
@@ -68,9 +69,9 @@ def run_of(
         if header.max_timestamp > timestamp and has_entry:
             timestamp, timestamp_offset = header.max_timestamp, header.last_offset
         if since > target.interval and has_entry:
-            offsets += _OFFSET_ENTRY.pack(header.last_offset - target.base_offset, target.position + at)
+            offsets += OFFSET_ENTRY.pack(header.last_offset - target.base_offset, target.position + at)
             if timestamp > indexed:
-                times += _TIME_ENTRY.pack(timestamp, timestamp_offset - target.base_offset)
+                times += TIME_ENTRY.pack(timestamp, timestamp_offset - target.base_offset)
                 indexed = timestamp
             since = 0
         since += header.size

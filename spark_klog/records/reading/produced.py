@@ -17,18 +17,17 @@ from spark_klog.records import kernels
 from spark_klog.records.contract import NO_TIMESTAMP, Kernel
 from spark_klog.records.formats.batch import check_crc, iter_batches, magic_of, whole_batch_size
 from spark_klog.records.formats.batch_v2 import CONTROL_BIT, HEADER_SIZE, BatchHeader, body, read_batch_header
-from spark_klog.wire.codecs import MAX_DECOMPRESSED
+from spark_klog.wire.codecs import GZIP, LZ4, MAX_DECOMPRESSED, NO_CODEC, SNAPPY
 from spark_klog.wire.lz4_frames import has_linked_blocks
 from spark_klog.wire.primitives import Buffer
 
 #: Rejected records that are named: each takes some 70 bytes of the response.
 MOST_INDEXES = 1000
 _MAGIC = 2
-_NO_CODEC, _GZIP, _SNAPPY, _LZ4 = 0, 1, 2, 3
 #: Bytes of the smallest record: length, attributes, four varints of a byte, no headers.
 _SMALLEST_RECORD = 7
 #: Bytes that one byte can decompress to at most, by codec. zstd has no such bound, only `limit`.
-_MOST_EXPANDED = {_NO_CODEC: 1, _GZIP: 1032, _SNAPPY: 22, _LZ4: 256}
+_MOST_EXPANDED = {NO_CODEC: 1, GZIP: 1032, SNAPPY: 22, LZ4: 256}
 _MAX_OFFSET = (1 << 63) - 1
 _OFFSETS, _KEYS = frozenset({"offset"}), frozenset({"key"})
 _FEW_OFFSETS = memoryview(array("q", range(1 << 14))).cast("B")
@@ -98,9 +97,9 @@ def _check_batch(header: BatchHeader, batch: memoryview, kernel: Kernel, limit: 
         raise DecodeError(f"a batch of {header.count} records has {payload} bytes, which can't hold them")
     if header.base_timestamp < NO_TIMESTAMP or header.max_timestamp < NO_TIMESTAMP:
         raise DecodeError(f"a batch has base timestamp {header.base_timestamp}, max timestamp {header.max_timestamp}")
-    if header.codec_id == _LZ4 and has_linked_blocks(batch[HEADER_SIZE:]):
+    if header.codec_id == LZ4 and has_linked_blocks(batch[HEADER_SIZE:]):
         raise DecodeError("an lz4 frame whose blocks depend on each other: write independent ones")
-    if header.codec_id == _NO_CODEC:
+    if header.codec_id == NO_CODEC:
         _check_records(header, batch, kernel)
 
 
