@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from spark_klog.base.clock import system_ms
@@ -70,7 +70,6 @@ _SKEW_MS = 3600 * 1000
 _LOCAL = FileSystem()
 #: How many segments a request may delete while other requests wait.
 SEGMENTS_AT_ONCE = 8
-_Result = TypeVar("_Result")
 
 
 class DeletedFiles:
@@ -174,17 +173,6 @@ def is_full(active: Segment, size: int, timestamp: int, config: LogConfig, now_m
     # the age as in Kafka: by timestamps if the records have them, else by the clock
     first = active.first_timestamp()
     return (timestamp - first if first >= 0 and timestamp >= 0 else now_ms - active.made_ms) > config.segment_ms
-
-
-def _result(steps: Steps[_Result]) -> _Result:
-    answer: object = None
-    while True:
-        try:
-            work = steps.send(answer)
-        except StopIteration as end:
-            result: _Result = end.value
-            return result
-        answer = None if work is None else work()
 
 
 class PartitionLog:
@@ -328,14 +316,11 @@ class PartitionLog:
         """See `aborted_transactions`."""
         return aborted_transactions(self._segments, first, end)
 
-    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(timestamp, offset) of the first record with a timestamp (ms) of `timestamp` or more, or None."""
-        return _result(self.search(timestamp))
-
     def search(self, timestamp: int | None) -> Steps[tuple[int, int] | None]:
-        """`offset_for_timestamp` in steps, or for None `max_timestamp`; the log may change between.
+        """(timestamp, offset) of the first record with a `timestamp` (ms) or a later one, or None; in steps.
 
-        The walk is long if records before the log's start have larger timestamps than those after it.
+        For None that of the largest timestamp, None for an empty log. The log may change between steps. The walk is
+        long if records before the log's start have larger timestamps than those after it.
         """
         if timestamp is None:
             return max_timestamp(self._segments, self.start_offset)
@@ -344,10 +329,6 @@ class PartitionLog:
     def offsets_before(self, timestamp: int, count: int) -> list[int]:
         """See `offsets_before`."""
         return offsets_before(self._segments, self.start_offset, self.end_offset, timestamp, count)
-
-    def max_timestamp(self) -> tuple[int, int] | None:
-        """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
-        return _result(self.search(None))
 
     @property
     def has_many_unflushed(self) -> bool:
@@ -418,18 +399,15 @@ class PartitionLog:
         write_overrides(self.files, self.directory, overrides)
         self._overrides, self.config = dict(overrides), config
 
-    def append(self, records: memoryview, *, of_client: bool = False, flushes: bool = True) -> Appended:
+    def append(self, records: memoryview, *, flushes: bool = True) -> Appended:
         """Append complete record batches; assigns their offsets, in place if possible (`records` must be writable).
-
-        Batches `of_client` with producer ids are checked as log/producer_state.py says; if all are duplicates, the
-        result is that of their first append.
 
         `CorruptBatchError` for a wrong CRC, `DecodeError` for incomplete batches, `BatchTooLarge`, `ProducerRefused`,
         `LogRetired`, OSError. Nothing is appended then, except if the flush for flush.messages could not begin, or
         failed: then the state of the disk is unknown, and the log rejects appends until it is reopened. Without
         `flushes` the caller does that flush, see `has_many_unflushed`.
         """
-        appended = self.append_unflushed(records, of_client=of_client, rolls=True)
+        appended = self.append_unflushed(records, of_client=False, rolls=True)
         assert appended is not None
         if flushes and self.has_many_unflushed:
             self.flush()
@@ -438,6 +416,8 @@ class PartitionLog:
     def append_unflushed(self, records: memoryview, *, of_client: bool, rolls: bool) -> Appended | None:
         """As `append`, but leaves flushes to the caller.
 
+        Batches `of_client` with producer ids are checked as log/producer_state.py says; if all are duplicates, the
+        result is that of their first append.
         Without `rolls` also the one before a roll: if that is due, nothing is appended, and the result is None.
         """
         if self.failure is not None or not self.is_open:

@@ -30,7 +30,7 @@ from tests.support.log_model import (
     marker_pair,
     stored,
 )
-from tests.support.logs import add_log
+from tests.support.logs import add_log, append_of_client
 
 DELETED, COMPACTED = ("deleted", 0), ("compacted", 0)
 #: Producer ids: none, idempotent ones, transactional ones.
@@ -142,7 +142,9 @@ class LogEvents(RuleBasedStateMachine):
         """Append a batch; if that fails, the log must not have it, unless only the flush after it failed."""
         epochs, is_empty = log.directory / LEADER_EPOCHS, log.start_offset == log.end_offset
         written = self.files.replaced[epochs]
-        result = self.attempt(lambda: log.append(memoryview(bytearray(data)), of_client=batch.marker is None))
+        result = self.attempt(
+            lambda: append_of_client(log, data) if batch.marker is None else log.append(memoryview(bytearray(data)))
+        )
         assert is_empty or self.files.replaced[epochs] == written  # only an append to an empty log writes it
         if not isinstance(result, OSError):
             assert result[:2] == (batch.base, batch.last)

@@ -15,6 +15,7 @@ from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import NOW
 from tests.support.batches import read_records, walk
 from tests.support.log_model import CONTROL, Batch, Derived, Model, committed_in, derive
+from tests.support.logs import searched
 
 
 def served(log: PartitionLog) -> list[bytes]:
@@ -106,7 +107,7 @@ def check_times(log: PartitionLog, model: Model, seed: int) -> None:
     rng = random.Random(seed)
     for timestamp in {0, NOW * 2, *rng.sample(sorted(times), min(5, len(times))), *([max(times)] if times else [])}:
         expected = next(((item.timestamp, item.offset) for item in live if item.timestamp >= timestamp), None)
-        assert log.offset_for_timestamp(timestamp) == expected
+        assert searched(log, timestamp) == expected
 
 
 def check_state(files: FaultyFiles, log: PartitionLog, model: Model) -> None:

@@ -28,6 +28,7 @@ from spark_klog.records.formats.message_set import inner_set
 from spark_klog.records.reading.reader import records_of
 from tests.support.compaction_logs import any_magic, survivors
 from tests.support.kafka import Kafka, Version
+from tests.support.logs import searched
 from tests.support.record_model import Row
 from tests.support.shared_kafka import SharedKafkas
 
@@ -331,7 +332,7 @@ def test_a_transaction_that_is_aborted_beyond_the_cleanable_part(
     copy = server_dir / "copy" / folder.name
     shutil.copytree(folder, copy)
     log = PartitionLog(copy, _config(retention))
-    found = plan(log, None, log.max_timestamp()[0])  # type: ignore[index]
+    found = plan(log, None, searched(log, None)[0])  # type: ignore[index]
     end = found.first_uncleanable_offset
     assert 0 < end <= log.last_stable_offset < log.segments[-1].base_offset
     _set_policy(kafka, [topic], "compact")

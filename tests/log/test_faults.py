@@ -22,6 +22,7 @@ from tests.log.faulty_files import Faults, FaultyFiles, Killed
 from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, check_indexes, content, open_log
 from tests.support.batches import make_batch
 from tests.support.log_model import stored
+from tests.support.logs import searched
 
 #: With SPARK_KLOG_KILLS kill at every byte, in CI at every ninth.
 _STEP = 1 if "SPARK_KLOG_KILLS" in os.environ else 9
@@ -37,7 +38,7 @@ def check_recovered(
     check_indexes(files, log)
     for offset, data in found:
         timestamp = read_header(data).max_timestamp
-        assert log.offset_for_timestamp(timestamp) == (timestamp, offset)
+        assert searched(log, timestamp) == (timestamp, offset)
     batch = batch_of(99, 2)
     end = log.end_offset
     assert log.append(memoryview(bytearray(batch))).base_offset == end
@@ -194,7 +195,7 @@ def test_a_read_that_fails_while_indexes_are_built_leaves_no_half_of_them() -> N
     for number in range(30):
         log.append(memoryview(bytearray(batch_of(number, 2))))
     log.close()
-    expected = content(log), log.max_timestamp(), [log.offset_for_timestamp(NOW + number) for number in range(31)]
+    expected = content(log), searched(log, None), [searched(log, NOW + number) for number in range(31)]
     for failing in range(20):
         left = files.after_crash(random.Random(1), power=False)
         for name in left.names(FOLDER):
@@ -209,9 +210,9 @@ def test_a_read_that_fails_while_indexes_are_built_leaves_no_half_of_them() -> N
 
         left.faults = Faults(fails=fails)
         with pytest.raises(OSError, match="Input/output"):
-            again.max_timestamp()
+            searched(again, None)
         left.faults = Faults()
-        found = content(again), again.max_timestamp(), [again.offset_for_timestamp(NOW + item) for item in range(31)]
+        found = content(again), searched(again, None), [searched(again, NOW + item) for item in range(31)]
         assert found == expected
         check_indexes(left, again)
 
@@ -423,7 +424,7 @@ def test_a_clock_that_goes_back() -> None:
     times = [read_header(data).max_timestamp for _, data in appended]
     for timestamp in times:
         first = next(base for (base, _), time in zip(appended, times, strict=True) if time >= timestamp)
-        found = log.offset_for_timestamp(timestamp)
+        found = searched(log, timestamp)
         assert found is not None
         assert found[1] == first
     left = files.after_crash(random.Random(1), power=False)

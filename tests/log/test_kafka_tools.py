@@ -17,6 +17,7 @@ from spark_klog.log.tools.verify import verify
 from tests.support.batches import make_batch, read_records
 from tests.support.dump import DumpComplaint, dump_files, dump_log, dumped_batches, dumped_records
 from tests.support.kafka import Version
+from tests.support.logs import searched
 from tests.support.shared_kafka import SharedKafkas
 
 pytestmark = pytest.mark.peer
@@ -131,5 +132,5 @@ def test_indexes_of_kafka_are_those_that_we_build(shared_kafkas: SharedKafkas, s
     assert found == expected
     for _, timestamp, *_ in expected:
         first = next(line for line in expected if line[1] >= timestamp)
-        assert log.offset_for_timestamp(timestamp) == (first[1], first[0])
+        assert searched(log, timestamp) == (first[1], first[0])
     log.close()

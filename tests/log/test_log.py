@@ -34,7 +34,7 @@ from spark_klog.records.contract import Record
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import FOLDER
 from tests.support.batches import make_batch, read_records, walk
-from tests.support.logs import add_log
+from tests.support.logs import add_log, searched
 
 GOLDEN = Path(__file__).parent.parent / "data" / "kafka-3.9.1"
 SMALL = LogConfig(segment_bytes=2000, index_interval_bytes=300)
@@ -96,8 +96,8 @@ def _check(log: PartitionLog, model: Model, rng: random.Random) -> None:
             log.read(wrong, 100)
     times = [timestamp for timestamp, _ in model.records]
     for timestamp in {0, *times, *(time + 1 for time in times), NOW * 2}:
-        assert log.offset_for_timestamp(timestamp) == model.first_at(timestamp), timestamp
-    assert log.max_timestamp() == (model.first_at(max(times)) if times else None)
+        assert searched(log, timestamp) == model.first_at(timestamp), timestamp
+    assert searched(log, None) == (model.first_at(max(times)) if times else None)
 
 
 def _check_indexes(folder: Path, interval: int) -> int:
@@ -206,7 +206,7 @@ def test_any_bit_of_a_time_index_that_flips() -> None:
     path = FOLDER / f"{0:020d}.timeindex"
     assert len(files.read(path)) == 2 * 12
     for bit, log in _with_flipped_bits(files, path):
-        found = [log.offset_for_timestamp(NOW + number) for number in range(5)]
+        found = [searched(log, NOW + number) for number in range(5)]
         assert found == [model.first_at(NOW + number) for number in range(5)], bit
 
 
@@ -542,7 +542,7 @@ def test_logs_that_kafka_wrote(tmp_path: Path, clean: bool) -> None:
         if topic != "v2-transactions":
             for timestamp in {timestamp for _, timestamp, *_ in expected}:
                 first = next(line for line in expected if line[1] >= timestamp)
-                assert log.offset_for_timestamp(timestamp) == (first[1], first[0])
+                assert searched(log, timestamp) == (first[1], first[0])
         end = log.end_offset
         assert log.append(memoryview(make_batch([(b"k", b"ours")], [NOW]))) == (end, end, -1)
     directory.close()

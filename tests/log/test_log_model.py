@@ -42,6 +42,7 @@ from tests.support.log_model import (
     TRANSACTIONAL,
     encoded,
 )
+from tests.support.logs import append_of_client
 
 SECONDS = float(os.environ.get("SPARK_KLOG_MODEL_SECONDS", "0"))
 #: One process searches this long, since its output is kept in memory.
@@ -120,7 +121,7 @@ class LogModel(LogEvents):
         if found is None or not known or found[0].failure is not None:
             return
         batch = known[which % len(known)]
-        again = self.attempt(lambda: found[0].append(memoryview(bytearray(batch.data)), of_client=True))
+        again = self.attempt(lambda: append_of_client(found[0], batch.data))
         if not isinstance(again, OSError):
             assert again[:2] == (batch.base, batch.last)
 
@@ -137,7 +138,7 @@ class LogModel(LogEvents):
             [(b"k", b"")], [NOW], producer=producer, epoch=last.epoch, sequence=sequence, attributes=attributes
         )
         with pytest.raises((ProducerRefused, OSError)) as refused:
-            found[0].append(memoryview(bytearray(data)), of_client=True)
+            append_of_client(found[0], data)
         if isinstance(refused.value, ProducerRefused):
             assert refused.value.code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 

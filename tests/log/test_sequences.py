@@ -17,6 +17,7 @@ from spark_klog.records.formats.batch_v2 import read_batch_header
 from tests.log.faulty_files import FaultyFiles
 from tests.log.faulty_logs import FOLDER, Clock
 from tests.support.log_model import COMMIT, TRANSACTIONAL
+from tests.support.logs import append_of_client
 from tests.support.producer_batches import TIME, batch, marker
 
 OUT_OF_ORDER, OLD_EPOCH = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH
@@ -31,7 +32,7 @@ def send(log: PartitionLog, *batches: bytearray) -> tuple[int, int] | ErrorCode:
     """Append batches as a client; return the first and last offset, or the error code."""
     end, state = log.end_offset, log.producers.encode()
     try:
-        return log.append(memoryview(bytearray(b"".join(batches))), of_client=True)[:2]
+        return append_of_client(log, b"".join(batches))[:2]
     except ProducerRefused as error:
         assert (log.end_offset, log.producers.encode()) == (end, state)
         return error.code
@@ -176,11 +177,11 @@ def test_a_duplicate_has_the_time_of_its_first_append() -> None:
     clock = Clock()
     config = LogConfig(message_timestamp_type=LOG_APPEND_TIME)
     log = PartitionLog(FOLDER, config, files=FaultyFiles(), now_ms=clock)
-    first = log.append(memoryview(plain(0, 0)), of_client=True)
+    first = append_of_client(log, plain(0, 0))
     clock.now += 1000
-    later = log.append(memoryview(plain(0, 1)), of_client=True)
+    later = append_of_client(log, plain(0, 1))
     assert later.append_time > first.append_time > 0
-    assert log.append(memoryview(plain(0, 0)), of_client=True) == first
+    assert append_of_client(log, plain(0, 0)) == first
 
 
 @pytest.mark.parametrize("end", ["closed", "killed", "power lost"])

@@ -26,7 +26,7 @@ from tests.log.compacted_logs import CONFIG, fill, records
 from tests.log.faulty_files import Faults, FaultyFiles
 from tests.log.faulty_logs import FOLDER, NOW, SMALL, Clock, batch_of, content, open_log
 from tests.support.batches import make_batch
-from tests.support.logs import add_log
+from tests.support.logs import add_log, searched
 from tests.support.producer_batches import batch, marker
 
 COMPACTED = replace(CONFIG, segment_bytes=1000)
@@ -108,7 +108,7 @@ def test_times_are_looked_up_in_steps() -> None:
     with pytest.raises(StopIteration) as ended:
         steps.send(work())
     assert ended.value.value == (NOW + 5, 299)
-    assert log.offset_for_timestamp(NOW + 5) == log.max_timestamp() == (NOW + 5, 299)
+    assert searched(log, NOW + 5) == searched(log, None) == (NOW + 5, 299)
 
 
 @pytest.mark.parametrize("operation", ["open", "write", "sync", "read"])
@@ -330,9 +330,9 @@ def test_times_after_deleted_records() -> None:
         live = list(enumerate(times))[start:]
         for timestamp in {*times, NOW + 1006}:
             expected = next(((time, offset) for offset, time in live if time >= timestamp), None)
-            assert log.offset_for_timestamp(timestamp) == expected, (start, timestamp)
+            assert searched(log, timestamp) == expected, (start, timestamp)
         largest = max(time for _, time in live)
-        assert log.max_timestamp() == next((time, offset) for offset, time in live if time == largest)
+        assert searched(log, None) == next((time, offset) for offset, time in live if time == largest)
 
 
 @pytest.mark.parametrize("operation", ["open", "write", "sync"])
@@ -483,7 +483,7 @@ def test_index_memory_is_given_back() -> None:
     for offset in random.Random(1).sample(range(1600), 300):
         found = log.read(offset, 1)
         assert found is not None
-        assert log.offset_for_timestamp(NOW + offset // 2) == (NOW + offset // 2, offset - offset % 2)
+        assert searched(log, NOW + offset // 2) == (NOW + offset // 2, offset - offset % 2)
         assert memory.used <= 600
         assert sum(len(index._data or b"") for index in loaded) <= 600
     _append(log, 3, 800)

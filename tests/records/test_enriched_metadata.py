@@ -28,6 +28,7 @@ from spark_klog.records.formats.batch import iter_batches, read_header
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import visible_batches
 from tests.support.batches import read_records
+from tests.support.logs import searched
 
 TIME, APPEND_TIME = 1_700_000_000_000, 1_800_000_000_000
 DATA = Path(__file__).parent.parent / "data"
@@ -226,9 +227,9 @@ def test_the_time_of_receipt_outlasts_restarts_and_files(tmp_path: Path) -> None
         if path.suffix in (".index", ".timeindex"):
             path.unlink()
     log = PartitionLog(tmp_path / "t-0", LogConfig(index_interval_bytes=1))
-    assert log.offset_for_timestamp(0) == (APPEND_TIME, 0)
-    assert log.offset_for_timestamp(APPEND_TIME + 1001) == (APPEND_TIME + 2000, 8)
-    assert log.offset_for_timestamp(APPEND_TIME + 4001) is None
+    assert searched(log, 0) == (APPEND_TIME, 0)
+    assert searched(log, APPEND_TIME + 1001) == (APPEND_TIME + 2000, 8)
+    assert searched(log, APPEND_TIME + 4001) is None
     log.close()
 
 
