@@ -9,12 +9,13 @@ import base64
 import json
 import math
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,12 +31,21 @@ _STRFTIME = {"hour": "date=%Y-%m-%d/hour=%H", "day": "date=%Y-%m-%d"}
 _HOURS = {"hour": 1, "day": 24}
 
 
-class FileWriter(Protocol):
+class FileWriter(ABC):
+    """Writes tables to a file in one of the formats."""
+
+    _file: pa.OSFile
+    _writer: Any
+
+    @abstractmethod
     def write(self, table: pa.Table) -> None: ...
-    def close(self) -> None: ...
+
+    def close(self) -> None:
+        self._writer.close()
+        self._file.close()
 
 
-class _ParquetWriter:
+class _ParquetWriter(FileWriter):
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
         import pyarrow.parquet as pq
 
@@ -51,12 +61,8 @@ class _ParquetWriter:
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table, row_group_size=len(table))
 
-    def close(self) -> None:
-        self._writer.close()
-        self._file.close()
 
-
-class _ArrowWriter:
+class _ArrowWriter(FileWriter):
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
         codec = None if settings.compression == "none" else pa.Codec(settings.compression, settings.compression_level)
         self._file = pa.OSFile(str(path), "wb")
@@ -65,12 +71,8 @@ class _ArrowWriter:
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table)
 
-    def close(self) -> None:
-        self._writer.close()
-        self._file.close()
 
-
-class _JsonWriter:
+class _JsonWriter(FileWriter):
     """A line a record. Bytes are text if they are UTF-8, else {"base64": ...}; timestamps are ms.
 
     Numbers that JSON does not have are "NaN", "Infinity" and "-Infinity", which Spark writes and reads.
@@ -79,7 +81,7 @@ class _JsonWriter:
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
         compression = None if settings.compression == "none" else settings.compression
         self._file = pa.OSFile(str(path), "wb")
-        self._stream = pa.CompressedOutputStream(self._file, compression) if compression else self._file
+        self._writer = pa.CompressedOutputStream(self._file, compression) if compression else self._file
 
     def write(self, table: pa.Table) -> None:
         names = table.schema.names
@@ -90,11 +92,7 @@ class _JsonWriter:
             record = {name: _plain(value) for name, value in zip(names, row, strict=True)}
             record["timestamp"] = record["timestamp"] // 1000
             lines.append(json.dumps(record, ensure_ascii=False, separators=(",", ":")))
-        self._stream.write(("\n".join(lines) + "\n").encode())
-
-    def close(self) -> None:
-        self._stream.close()
-        self._file.close()
+        self._writer.write(("\n".join(lines) + "\n").encode())
 
 
 def _plain(value: Any) -> Any:

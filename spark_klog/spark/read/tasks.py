@@ -300,10 +300,8 @@ class _BrokerReader:
 
     def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
         if requested in self._fetched:
-            return iter([self._fetched.pop(requested)])
-        return self._read(requested)
-
-    def _read(self, requested: OffsetRange) -> Iterator[RecordBatches]:
+            yield self._fetched.pop(requested)
+            return
         topic = requested.topic
         key = topic, self._topic_ids.get(topic)
         gone = _gone.setdefault(self._cluster, {})
