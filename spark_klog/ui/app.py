@@ -37,7 +37,7 @@ from spark_klog.client import Admin, Consumer
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.trees.paths import host_and_port
 from spark_klog.ui import changes, views
-from spark_klog.ui.guard import Guard, OutageWatch, RequestRefused, Session
+from spark_klog.ui.guard import Guard, OutageWatch, Session
 from spark_klog.ui.messages import (
     FIELDS,
     FORMS,
@@ -52,7 +52,7 @@ from spark_klog.ui.messages import (
     page,
     search,
 )
-from spark_klog.wire.listening import bind, is_loopback, parse_listen
+from spark_klog.wire.listening import RequestRefused, bind, is_loopback, parse_listen
 
 _MAX_STREAMS = 32
 _EVENT_STREAM = "text/event-stream"

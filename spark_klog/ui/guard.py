@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from spark_klog.client import Admin
 from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError
-from spark_klog.wire.listening import is_own_host
+from spark_klog.wire.listening import RequestRefused, is_own_host
 
 _log = logging.getLogger(__name__)
 _THREAD = "klog-ui-outage"
@@ -130,14 +130,6 @@ class OutageWatch:
     ) -> None:
         self._is_ended.set()
         _BACKOFF.removeFilter(_is_of_others)
-
-
-class RequestRefused(Exception):
-    """A request that is not carried out: an HTTP status and the reason."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
 
 
 class Guard:

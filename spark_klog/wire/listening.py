@@ -1,4 +1,4 @@
-"""Addresses to listen on: their text, and sockets bound to them."""
+"""Addresses to listen on: their text, and sockets bound to them; and what refuses a request that came in."""
 
 from __future__ import annotations
 
@@ -60,3 +60,11 @@ def is_own_host(header: str, bound: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class RequestRefused(Exception):
+    """A request that is not carried out: an HTTP status and the reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status

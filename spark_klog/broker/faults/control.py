@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_klog.broker.faults.script import Fault, FaultScript
 from spark_klog.errors import ConfigError
-from spark_klog.wire.listening import is_loopback, is_own_host, parse_listen
+from spark_klog.wire.listening import RequestRefused, is_loopback, is_own_host, parse_listen
 
 if TYPE_CHECKING:
     from spark_klog.wire.http import HttpThread, Request, Response
@@ -109,11 +109,11 @@ def serve_control(script: FaultScript, address: str, is_remote_allowed: bool = F
     async def pages(request: Request) -> Response:
         try:
             if not is_own_host(request.headers.get("host", ""), host):
-                raise _Refused(403, "the Host header names another server")
+                raise RequestRefused(403, "the Host header names another server")
             if "origin" in request.headers:
-                raise _Refused(403, "requests of web pages are refused")
+                raise RequestRefused(403, "requests of web pages are refused")
             status, answer = await _change(script, request)
-        except _Refused as refused:
+        except RequestRefused as refused:
             status, answer = refused.status, {"error": str(refused)}
         except (ConfigError, ValueError, TypeError) as error:
             status, answer = 400, {"error": str(error)}
@@ -122,35 +122,29 @@ def serve_control(script: FaultScript, address: str, is_remote_allowed: bool = F
     return HttpThread(address, pages, _OPTION)
 
 
-class _Refused(Exception):
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-
-
 async def _change(script: FaultScript, request: Request) -> tuple[int, dict[str, Any]]:
     """Carry out a request; return the status and the answer."""
     path = request.path.rstrip("/")
     number = path.removeprefix(f"{_PATH}/")
     if request.method == "DELETE" and path != _PATH and number.isdecimal():
         if not script.remove(int(number)):
-            raise _Refused(404, f"there is no fault {number}")
+            raise RequestRefused(404, f"there is no fault {number}")
         return 200, {"removed": 1}
     if path != _PATH:
-        raise _Refused(404, f"{path or '/'} is unknown; the faults are at {_PATH}, one of them at {_PATH}/ID")
+        raise RequestRefused(404, f"{path or '/'} is unknown; the faults are at {_PATH}, one of them at {_PATH}/ID")
     if request.method == "GET":
         return 200, {"faults": [{"id": id, "fault": one.to_json(), "fired": n} for id, one, n in script.listed()]}
     if request.method == "DELETE":
         return 200, {"removed": script.clear()}
     if request.method != "POST":
-        raise _Refused(405, f"{request.method} is not supported: GET, POST and DELETE are")
+        raise RequestRefused(405, f"{request.method} is not supported: GET, POST and DELETE are")
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise _Refused(415, "the Content-Type must be application/json")
+        raise RequestRefused(415, "the Content-Type must be application/json")
     size = request.headers.get("content-length", "")
     if not size.isdecimal():
-        raise _Refused(411, "a Content-Length is required")
+        raise RequestRefused(411, "a Content-Length is required")
     if int(size) > _MAX_BODY:
-        raise _Refused(413, f"the body has more than {_MAX_BODY:,} bytes")
+        raise RequestRefused(413, f"the body has more than {_MAX_BODY:,} bytes")
     body = json.loads(await request.body(int(size)))
     if not isinstance(body, dict) or not isinstance(body.get("faults"), list) or len(body) != 1:
         raise ConfigError('the body must be {"faults": [FAULT, ...]}')
