@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
 
 from spark_klog.errors import ConfigError
 
@@ -65,3 +68,15 @@ def _check_means_the_same(what: str, text: str) -> None:
             is_class = True
             first = place + (2 if text.startswith("^", place + 1) else 1)
         place += 1
+
+
+def imported_at_first_use(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package: imports public `names`, with blanks between them, from the package's modules."""
+    modules = {name: f"{package}.{module}" for module, words in names.items() for name in words.split()}
+
+    def public(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
+    return public

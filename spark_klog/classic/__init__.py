@@ -6,8 +6,9 @@ use, so that importing this package is cheap.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_klog.base.names import imported_at_first_use
 
 if TYPE_CHECKING:
     from spark_klog.classic.connector import ConsumerConnector
@@ -33,25 +34,13 @@ __all__ = [
     "Whitelist",
 ]
 
-_PUBLIC = {
-    "EARLIEST_TIME": "spark_klog.classic.simple",
-    "LATEST_TIME": "spark_klog.classic.simple",
-    "Blacklist": "spark_klog.classic.membership",
-    "CallbackHandler": "spark_klog.classic.producer",
-    "ConsumerConnector": "spark_klog.classic.connector",
-    "ConsumerRebalanceListener": "spark_klog.classic.membership",
-    "FetchRequest": "spark_klog.classic.simple",
-    "KafkaStream": "spark_klog.classic.streams",
-    "KeyedMessage": "spark_klog.classic.producer",
-    "Producer": "spark_klog.classic.producer",
-    "ProducerData": "spark_klog.classic.producer",
-    "SimpleConsumer": "spark_klog.classic.simple",
-    "TopicFilter": "spark_klog.classic.membership",
-    "Whitelist": "spark_klog.classic.membership",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+__getattr__ = imported_at_first_use(
+    __name__,
+    {
+        "connector": "ConsumerConnector",
+        "membership": "Blacklist ConsumerRebalanceListener TopicFilter Whitelist",
+        "producer": "CallbackHandler KeyedMessage Producer ProducerData",
+        "simple": "EARLIEST_TIME LATEST_TIME FetchRequest SimpleConsumer",
+        "streams": "KafkaStream",
+    },
+)

@@ -5,8 +5,9 @@ Public names are imported at first use, so that importing this package is cheap.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from spark_klog.base.names import imported_at_first_use
 
 if TYPE_CHECKING:
     from spark_klog.client.admin.admin import Admin
@@ -45,32 +46,19 @@ __all__ = [
     "named_cluster",
 ]
 
-_PUBLIC = {
-    "Acl": "spark_klog.client.admin.users",
-    "AclFilter": "spark_klog.client.admin.users",
-    "Admin": "spark_klog.client.admin.admin",
-    "Append": "spark_klog.client.admin.topics",
-    "Committed": "spark_klog.client.offsets",
-    "ConfigResource": "spark_klog.client.admin.topics",
-    "Consumer": "spark_klog.client.consumer.consumer",
-    "ConsumerRecord": "spark_klog.client.consumer.decoding",
-    "Delivery": "spark_klog.client.producer.receipts",
-    "GroupMetadata": "spark_klog.client.offsets",
-    "NewTopic": "spark_klog.client.admin.topics",
-    "Outcomes": "spark_klog.client.admin.calls",
-    "Producer": "spark_klog.client.producer.producer",
-    "QuotaEntity": "spark_klog.client.admin.users",
-    "Reassignment": "spark_klog.client.admin.topics",
-    "RebalanceListener": "spark_klog.client.consumer.group",
-    "RecordMetadata": "spark_klog.client.producer.receipts",
-    "ScramCredential": "spark_klog.client.admin.users",
-    "ScramDeletion": "spark_klog.client.admin.users",
-    "Subtract": "spark_klog.client.admin.topics",
-    "named_cluster": "spark_klog.client.settings",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PUBLIC[name]), name)
+__getattr__ = imported_at_first_use(
+    __name__,
+    {
+        "admin.admin": "Admin",
+        "admin.calls": "Outcomes",
+        "admin.topics": "Append ConfigResource NewTopic Reassignment Subtract",
+        "admin.users": "Acl AclFilter QuotaEntity ScramCredential ScramDeletion",
+        "consumer.consumer": "Consumer",
+        "consumer.decoding": "ConsumerRecord",
+        "consumer.group": "RebalanceListener",
+        "offsets": "Committed GroupMetadata",
+        "producer.producer": "Producer",
+        "producer.receipts": "Delivery RecordMetadata",
+        "settings": "named_cluster",
+    },
+)
