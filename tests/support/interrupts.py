@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import signal
 import sys
@@ -71,7 +72,14 @@ class Signal:
             self._armed.f_trace = None
         if frame is not None:
             self.place = f"{frame.f_code.co_filename.rpartition('spark_klog/')[2]}:{frame.f_lineno}"
-        raise self._raised()
+        if not self._is_over(frame):
+            raise self._raised()
+
+    def _is_over(self, frame: FrameType | None) -> bool:
+        """Whether the block has ended: a signal of its last instruction may arrive at the beginning of `__exit__`."""
+        is_exit = frame is not None and frame.f_code is contextlib._GeneratorContextManager.__exit__.__code__
+        caller = frame.f_back if frame is not None else None
+        return is_exit and caller is not None and not any(part in caller.f_code.co_filename for part in self._parts)
 
 
 @contextmanager
