@@ -6,7 +6,6 @@ import errno
 import json
 import logging
 import os
-import platform
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,6 @@ from spark_klog.base.settings import parse_settings
 from spark_klog.cli.foreign import FOREIGN_COMMANDS, CommandGroup
 from spark_klog.cli.output import FORMATS, INTERRUPTED, JSON, LEVELS, TEXT, escaped, log_to_stderr, os_error_text
 from spark_klog.errors import ConfigError, KlogError
-from spark_klog.records import kernels
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
@@ -52,6 +50,11 @@ _log_format_option = click.option(
 
 def versions() -> dict[str, str | None]:
     """Versions of klog, Python and pyspark (None if it is not installed), and the kernel in use."""
+    import platform
+    from importlib import metadata
+
+    from spark_klog.records import kernels
+
     try:
         pyspark = metadata.version("pyspark")
     except metadata.PackageNotFoundError:
