@@ -57,6 +57,25 @@ class Result:
         return ours / theirs if self.higher_is_better else theirs / ours
 
 
+def latencies(
+    work: str, figures: Sequence[tuple[Side, Sequence[float]]], probes: int, command: str
+) -> Iterator[Result]:
+    """The percentiles of each side's milliseconds; a side that has failed has none."""
+    for name, share in (("p50", 0.5), ("p99", 0.99)):
+        result = Result(
+            f"{work}, {name} of {probes}",
+            "ms",
+            *(Side(figure.name, failed=figure.failed) for figure, _ in figures),
+            command,
+            higher_is_better=False,
+        )
+        for side, (_, milliseconds) in zip(result.sides, figures, strict=True):
+            if milliseconds:
+                rank = min(len(milliseconds) - 1, int(share * len(milliseconds)))
+                side.samples.append(sorted(milliseconds)[rank])
+        yield result
+
+
 def failures(results: Sequence[Result]) -> list[tuple[Result, Side]]:
     return [(result, side) for result in results for side in result.sides if side.failed is not None]
 

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from benchmarks.brokers import KlogBroker, create_topic
 from benchmarks.data import PARTITIONS, RECORD_SIZE, ToolFailed, produce
-from benchmarks.figures import Bench, Result, Side, Work
+from benchmarks.figures import Bench, Result, Side, Work, latencies
 from benchmarks.sides import (
     JVM,
     SideFailed,
@@ -249,18 +249,8 @@ def _latency(bench: Bench) -> Iterator[Result]:
             with recorded(figure), make(folder) as side:
                 side.start()
                 found += _measure(side, kafka.bootstrap_servers, topic, folder / topic, _PROBES * bench.repeat)
-    for name, share in (("p50", 0.5), ("p99", 0.99)):
-        result = Result(
-            f"micro-batches of {_NEW_RECORDS} new records, append to sink, {name} of {_PROBES * bench.repeat}",
-            "ms",
-            *(Side(figure.name, failed=figure.failed) for figure, _ in figures),
-            bench.command,
-            higher_is_better=False,
-        )
-        for side_, (_, found) in zip(result.sides, figures, strict=True):
-            if found:
-                side_.samples.append(sorted(found)[min(len(found) - 1, int(share * len(found)))])
-        yield result
+    work = f"micro-batches of {_NEW_RECORDS} new records, append to sink"
+    yield from latencies(work, figures, _PROBES * bench.repeat, bench.command)
 
 
 def _measure(side: SparkSide, servers: str, topic: str, folder: Path, probes: int) -> list[float]:

@@ -15,7 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from benchmarks.brokers import check_count, create_topic, topic
 from benchmarks.data import PARTITIONS, RECORD_SIZE
-from benchmarks.figures import Bench, Result, Side, Work
+from benchmarks.figures import Bench, Result, Side, Work, latencies
 from benchmarks.machine import processor_time
 from benchmarks.sides import NO_OP, SideFailed, SparkSide, alternate, beside_jvm, klog_side, no_op_side, recorded
 from spark_klog.records.formats.batch import iter_batches
@@ -220,18 +220,8 @@ def _write_latency(bench: Bench) -> Iterator[Result]:
             with recorded(figure), klog_side(folder / guarantee) as side:
                 side.start()
                 found += _measure(side, kafka.bootstrap_servers, guarantee, folder, _PROBES * bench.repeat)
-    for name, share in (("p50", 0.5), ("p99", 0.99)):
-        result = Result(
-            f"micro-batches of {_RECORDS} records, topic to Spark to topic, {name} of {_PROBES * bench.repeat}",
-            "ms",
-            *(Side(figure.name, failed=figure.failed) for figure, _ in figures),
-            bench.command,
-            higher_is_better=False,
-        )
-        for side_, (_, found) in zip(result.sides, figures, strict=True):
-            if found:
-                side_.samples.append(sorted(found)[min(len(found) - 1, int(share * len(found)))])
-        yield result
+    work = f"micro-batches of {_RECORDS} records, topic to Spark to topic"
+    yield from latencies(work, figures, _PROBES * bench.repeat, bench.command)
 
 
 def _measure(side: SparkSide, servers: str, guarantee: str, folder: Path, probes: int) -> list[float]:
