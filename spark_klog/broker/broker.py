@@ -211,7 +211,7 @@ class Broker:
         topic = self.registry.topics.get(log.topic)
         if topic is None or not is_current or self.logs.logs.get((log.topic, log.partition)) is not log:
             return False
-        return log.topic_id is None or log.topic_id == topic.topic_id
+        return self._is_of_topic(log)
 
     async def confirms(self, log: PartitionLog) -> bool:
         """Whether what has been appended to `log` may be acknowledged: the topic is still there."""
@@ -224,7 +224,8 @@ class Broker:
 
         `epoch` is the leader epoch that the client knows (KIP-320).
         """
-        await self.turns.take()
+        if self.turns.is_over():
+            await self.turns.take()
         if (self._lapsed_at is not None or not self.registry.holds()) and not await self.is_current(
             for_reading=for_reading
         ):
@@ -251,7 +252,13 @@ class Broker:
 
     def _is_of_topic(self, log: PartitionLog) -> bool:
         """Whether the log belongs to the current topic of its name, not to an earlier one."""
-        return log.topic_id in (None, self.registry.topics[log.topic].topic_id)
+        topic_id = self.registry.topics[log.topic].topic_id
+        if log.topic_id is topic_id or log.topic_id is None:
+            return True
+        if log.topic_id != topic_id:
+            return False
+        log.topic_id = topic_id  # the same object from now on: UUID compares in Python
+        return True
 
     async def create_topic(
         self,

@@ -97,6 +97,10 @@ class Turns:
         """Begin a turn: of work that is no task, or not yet."""
         self._ends.set(perf_counter() + _TURN_SECONDS)
 
+    def is_over(self) -> bool:
+        """Whether `take` has something to do: asking costs less than a coroutine."""
+        return perf_counter() > self._ends.get()
+
     async def take(self, *, before_long_step: bool = False) -> None:
         """Let others run if this task's turn has lasted long enough, or the next step takes a turn by itself."""
         now, ends = perf_counter(), self._ends.get()
@@ -144,14 +148,14 @@ def has_many_elements(message: dict[str, Any]) -> bool:
     """Whether a response takes long to encode, judged by the lists in its first two levels."""
     count = 0
     for value in message.values():
-        if isinstance(value, list):
+        if type(value) is list:
             count += len(value)
             for entry in value:
                 if count > _MANY:
                     return True
-                if isinstance(entry, dict):
+                if type(entry) is dict:
                     for inner in entry.values():
-                        if isinstance(inner, list):
+                        if type(inner) is list:
                             count += len(inner)
     return count > _MANY
 

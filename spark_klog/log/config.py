@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from spark_klog.base.settings import INT32_MAX, INT64_MAX, Kind, choice, number, setting
 
@@ -73,12 +73,12 @@ class LogConfig:
         "message.timestamp.after.max.ms", _NEVER, _NATURAL, broker="log.message.timestamp.after.max.ms"
     )
 
-    @property
+    @cached_property
     def deletes(self) -> bool:
         """Whether old segments are deleted."""
         return DELETE in self.cleanup_policy.split(",")
 
-    @property
+    @cached_property
     def compacts(self) -> bool:
         """Whether only the last value of each key is kept."""
         return COMPACT in self.cleanup_policy.split(",")

@@ -171,7 +171,8 @@ class FileSystem:
 
 def write_all(file: File, position: int, data: Buffer) -> None:
     """Write all of `data`. After an OSError some of it may have been written."""
-    view = memoryview(data)
-    done = 0
-    while done < len(view):
-        done += file.write_at(position + done, view[done:])
+    done = file.write_at(position, data)
+    if done < len(data):
+        view = memoryview(data)
+        while done < len(view):
+            done += file.write_at(position + done, view[done:])

@@ -422,28 +422,28 @@ class PartitionLog:
         """
         if self.failure is not None or not self.is_open:
             self._check_takes()
-        first, now_ms = self.end_offset, self._now_ms()
-        append_time = now_ms if self.config.message_timestamp_type == LOG_APPEND_TIME else None
+        config, active, first, now_ms = self.config, self._segments[-1], self.end_offset, self._now_ms()
+        append_time = now_ms if config.message_timestamp_type == LOG_APPEND_TIME else None
         try:
-            data, run = assigned(self.kernel, records, self._segments[-1], first, self._epochs.latest, append_time)
+            data, run = assigned(self.kernel, records, active, first, self._epochs.latest, append_time)
         except DecodeError as error:
             raise type(error)(f"produced to {self.directory.name}: {error}") from None
-        if run.largest > self.config.max_message_bytes:
+        end, size = run.next_offset, len(data)
+        if run.largest > config.max_message_bytes:
             raise BatchTooLarge(
                 f"batch of {run.largest} bytes for {self.directory.name}, max.message.bytes is "
-                f"{self.config.max_message_bytes}"
+                f"{config.max_message_bytes}"
             )
-        producers = [read_batch_header(data, position) for position in run.producers]
-        known = (
-            check_batches(self.producers, data, run.producers, producers, of_client=of_client) if producers else None
-        )
-        if known is not None:
-            return Appended(*known[:2], _NONE if append_time is None else known.timestamp)
-        if run.next_offset - 1 - first > MAX_RELATIVE:
-            raise DecodeError(f"produced to {self.directory.name}: {run.next_offset - first} offsets at once")
-        active = self._segments[-1]
-        is_far = active.size > 0 and run.next_offset - 1 - active.base_offset > MAX_RELATIVE
-        if is_far or is_full(active, len(data), run.state.max_timestamp, self.config, now_ms):
+        producers = []
+        if run.producers:
+            producers = [read_batch_header(data, position) for position in run.producers]
+            known = check_batches(self.producers, data, run.producers, producers, of_client=of_client)
+            if known is not None:
+                return Appended(*known[:2], _NONE if append_time is None else known.timestamp)
+        if end - 1 - first > MAX_RELATIVE:
+            raise DecodeError(f"produced to {self.directory.name}: {end - first} offsets at once")
+        is_far = active.size > 0 and end - 1 - active.base_offset > MAX_RELATIVE
+        if is_far or is_full(active, size, run.state.max_timestamp, config, now_ms):
             if not rolls and self.flushed.snapshot_at != first:
                 return None
             self._roll()
@@ -454,11 +454,11 @@ class PartitionLog:
         if producers and any(header.is_control for header in producers):
             active.transaction_index.prepare()
         active.append(data, run)
-        self.end_offset = run.next_offset
-        self.appended_bytes += len(data)
+        self.end_offset = end
+        self.appended_bytes += size
         if producers:
             self._note_producers(data, run, producers)
-        return Appended(first, run.next_offset - 1, _NONE if append_time is None else append_time)
+        return Appended(first, end - 1, _NONE if append_time is None else append_time)
 
     def _roll(self) -> None:
         """Flush, then start a new segment. After an OSError there is no new segment."""

@@ -486,7 +486,7 @@ def encode_request(api: Api, version: int, correlation_id: int, client_id: str |
 
 def decode_request_header(reader: Reader) -> tuple[int, int, int]:
     """(api key, version, correlation id): the part that is the same in all versions."""
-    key, version, correlation_id = _REQUEST_HEADER.unpack(reader.take(_REQUEST_HEADER.size))
+    key, version, correlation_id = reader.unpack(_REQUEST_HEADER)
     return key, version, correlation_id
 
 

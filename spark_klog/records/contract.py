@@ -101,12 +101,8 @@ class IndexState(NamedTuple):
     indexed_timestamp: int = -1
 
 
-class IndexTarget(NamedTuple):
-    """The segment to append to: its base offset, the position of `data[0]` in its file, bytes between index entries."""
-
-    base_offset: int
-    position: int
-    interval: int
+#: The segment to append to: its base offset, the position of `data[0]` in its file, bytes between index entries.
+IndexTarget = tuple[int, int, int]
 
 
 class BatchRun(NamedTuple):

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from math import inf
 from struct import Struct
+from typing import Any
 
 from spark_klog.errors import DecodeError, EncodeError, FrameTooLarge
 
@@ -70,20 +71,22 @@ class Reader:
         self.position = start + size
         return self.buffer[start : start + size]
 
-    def _unpack(self, form: Struct) -> int:
+    def unpack(self, form: Struct) -> tuple[Any, ...]:
+        """The values of a format."""
         start = self.position
         stop = start + form.size
         if stop > self.end:
             raise DecodeError(f"{form.size} bytes needed at position {start}, {self.end - start} are left")
         self.position = stop
-        value: int = form.unpack_from(self.buffer, start)[0]
-        return value
+        return form.unpack_from(self.buffer, start)
 
     def int16(self) -> int:
-        return self._unpack(_INT16)
+        value: int = self.unpack(_INT16)[0]
+        return value
 
     def int32(self) -> int:
-        return self._unpack(_INT32)
+        value: int = self.unpack(_INT32)[0]
+        return value
 
     def uvarint(self, bits: int = 32) -> int:
         result = shift = 0
@@ -210,9 +213,9 @@ def append_uvarint(target: bytearray, value: int) -> None:
     target.append(value)
 
 
-def frame_size(prefix: Buffer, limit: int = MAX_FRAME) -> int:
-    """The size in a 4-byte prefix; `FrameTooLarge` if it is negative or above `limit`."""
-    size: int = SIZE.unpack(prefix)[0]
+def frame_size(data: Buffer, limit: int = MAX_FRAME, position: int = 0) -> int:
+    """The size in the 4-byte prefix at a position; `FrameTooLarge` if it is negative or above `limit`."""
+    size: int = SIZE.unpack_from(data, position)[0]
     if not 0 <= size <= limit:
         raise FrameTooLarge(size, limit)
     return size

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from spark_klog.records import kernels
-from spark_klog.records.contract import IndexState, IndexTarget, Kernel
+from spark_klog.records.contract import IndexState, Kernel
 from spark_klog.wire.checksums import crc32c
 from tests.support.batches import make_batch, walk
 
@@ -44,7 +44,7 @@ def both(data: bytes | bytearray, *arguments: Any) -> Any:
 @given(SIZES, st.integers(0, 600), st.integers(0, 1 << 30))
 def test_scan(sizes: list[tuple[int, int, int]], interval: int, position: int) -> None:
     data = batches(sizes)
-    run, after = both(data, 0, START, IndexTarget(BASE, position, interval), BASE, None)
+    run, after = both(data, 0, START, (BASE, position, interval), BASE, None)
     assert after == data
     expected = list(walk(bytes(data)))
     assert run.end == len(data)
@@ -69,7 +69,7 @@ def test_scan(sizes: list[tuple[int, int, int]], interval: int, position: int) -
 @given(SIZES, st.integers(0, 1 << 40), st.integers(-1, 9))
 def test_assigned_offsets_are_dense(sizes: list[tuple[int, int, int]], first: int, epoch: int) -> None:
     data = batches(sizes)
-    run, after = both(data, 0, START, IndexTarget(first, 0, 4096), first, epoch)
+    run, after = both(data, 0, START, (first, 0, 4096), first, epoch)
     assert run.next_offset == first + sum(records for records, _, _ in sizes)
     offset, expected = first, bytearray()
     for item, (records, _, _) in zip(walk(bytes(data)), sizes, strict=True):
@@ -85,7 +85,7 @@ def test_a_run_ends_before_what_is_damaged(sizes: list[tuple[int, int, int]], so
     place = source.draw(st.integers(0, len(data) - 1))
     data[place] ^= source.draw(st.integers(1, 255))
     for epoch in (None, 3):
-        run, _ = both(data, 0, START, IndexTarget(0, 0, 0), 0, epoch)
+        run, _ = both(data, 0, START, (0, 0, 0), 0, epoch)
         whole = [item for item in walk(bytes(batches([(1, 10, 5), *sizes]))) if item.position + item.size <= place]
         assert run.end >= sum(item.size for item in whole)
         if place not in range(run.end, len(data)):  # base offset and leader epoch are not in the checksum
@@ -101,7 +101,7 @@ def test_where_a_run_ends(kernel: Kernel) -> None:
     size = len(data) // 3
 
     def end(data: bytes | bytearray, first: int = BASE, base: int = BASE, start: int = 0, position: int = 0) -> int:
-        return kernel.scan_batches(bytearray(data), position, START, IndexTarget(base, start, 0), first, None).end
+        return kernel.scan_batches(bytearray(data), position, START, (base, start, 0), first, None).end
 
     assert end(data) == 3 * size
     assert end(data, position=size) == 3 * size
@@ -123,8 +123,8 @@ def test_positions_of_producers() -> None:
     data = batches([(1, 10, 1)] * 3)
     size = len(data) // 3
     struct.pack_into(">q", data, size + 43, 7)
-    crc = NATIVE.scan_batches(data, 0, START, IndexTarget(BASE, 0, 0), BASE, None)
+    crc = NATIVE.scan_batches(data, 0, START, (BASE, 0, 0), BASE, None)
     assert crc.end == size  # the checksum covers the id
     struct.pack_into(">I", data, size + 17, crc32c(bytes(data[size + 21 : 2 * size])))
-    run, _ = both(data, 0, START, IndexTarget(BASE, 0, 0), BASE, None)
+    run, _ = both(data, 0, START, (BASE, 0, 0), BASE, None)
     assert (run.end, run.producers) == (3 * size, [size])

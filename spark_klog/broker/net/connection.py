@@ -56,6 +56,7 @@ _MEMORY_STEP = 256 * 1024
 _TLS_CLOSE_SECONDS = 2.0
 #: How long the records of a client that has hung up may take.
 _LAST_SECONDS = 30.0
+_PREFIX = SIZE.size
 _PRODUCE_KEY = PRODUCE.key.to_bytes(2, "big")
 
 
@@ -267,8 +268,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_size = 0
         self._frame_filled = 0
         self._requests: deque[bytearray] = deque()
-        self._unsent: list[Buffer] = []
-        self._unsent_bytes = 0
+        self._unsent = bytearray()
         self._is_flush_due = False
         #: Goes on with requests that have to wait.
         self._worker: asyncio.Task[None] | None = None
@@ -309,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stage = _Stage.LOST
         self._gone()
         self._writable.set()
-        self._unsent, self._unsent_bytes = [], 0
+        self._unsent = bytearray()
         frame, self._frame = self._frame, None
         self.activity.frame_since = None
         self._memory.leave(self)
@@ -374,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:
             return memoryview(self._frame)[self._frame_filled :]
-        return memoryview(self._server.scratch)[len(self._rest) :]
+        return self._server.scratch_view[len(self._rest) :] if self._rest else self._server.scratch_view
 
     def buffer_updated(self, nbytes: int) -> None:
         self.activity.active_at = time.monotonic()
@@ -430,29 +430,28 @@ class Connection(asyncio.BufferedProtocol):
 
     def _split(self, received: int) -> None:
         """Take all complete frames from the shared buffer; a partial frame gets its own buffer."""
-        filled = len(self._rest) + received
-        view = memoryview(self._server.scratch)
-        view[: len(self._rest)] = self._rest
-        position = 0
-        limit = self._server.frame_limit(self.session)
+        scratch, filled, position = self._server.scratch, received, 0
+        if self._rest:
+            filled += len(self._rest)
+            scratch[: len(self._rest)] = self._rest
+        limit = self._server.open_limit if self.session.is_open else self._server.unauthenticated_limit
         since = self.activity.frame_since
-        while filled - position >= SIZE.size:
-            size = frame_size(view[position : position + SIZE.size], limit)
-            position += SIZE.size
-            there = min(size, filled - position)
-            frame = bytearray(view[position : position + there])
-            position += there
-            if there == size:
-                self._memory.take(size)
-                self._deliver(frame)
-                since = None
-                continue
-            self._frame = bytearray(min(size, max(SCRATCH_BYTES, 2 * there)))
-            self._memory.take(len(self._frame))
-            self._frame[:there] = frame
-            self._frame_size, self._frame_filled = size, there
-            break
-        self._rest = bytes(view[position:filled])
+        while filled - position >= _PREFIX:
+            size = frame_size(scratch, limit, position)
+            position += _PREFIX
+            if size > filled - position:
+                there = filled - position
+                self._frame = bytearray(min(size, max(SCRATCH_BYTES, 2 * there)))
+                self._memory.take(len(self._frame))
+                self._frame[:there] = scratch[position:filled]
+                self._frame_size, self._frame_filled = size, there
+                position = filled
+                break
+            self._memory.take(size)
+            self._deliver(scratch[position : position + size])
+            position += size
+            since = None
+        self._rest = bytes(scratch[position:filled]) if position < filled else b""
         has_begun = self._rest or self._frame is not None
         self.activity.frame_since = (since or self.activity.active_at) if has_begun else None
 
@@ -502,7 +501,7 @@ class Connection(asyncio.BufferedProtocol):
             self._log_dropped(error)
             self._close()
         except AnswerCut as cut:
-            self._leave_unsent(cut.sent)
+            self._unsent += cut.sent
             self._close()
         except ConnectionError as error:
             _log.debug("%s: %s", self.session.peer, error)
@@ -516,29 +515,31 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _send(self, response: Writer) -> None:
         activity, parts = self.activity, response.parts
-        activity.sending_since = time.monotonic()
         size = sum(map(len, parts))
-        self._leave_unsent(SIZE.pack(size))
+        self._unsent += SIZE.pack(size)
         is_long = size > SCRATCH_BYTES
         try:
             if is_long:
+                activity.sending_since = time.monotonic()
                 await self._send_long(parts)
             else:
                 for part in parts:
-                    self._leave_unsent(_bytes_of(part))
-            if not self._requests or self._unsent_bytes >= SCRATCH_BYTES:
+                    self._unsent += _bytes_of(part)
+            if not self._requests or len(self._unsent) >= SCRATCH_BYTES:
                 self._flush()
             elif not self._is_flush_due:
                 # responses to requests already received are sent together, unless the next request has to wait
                 self._is_flush_due = True
                 asyncio.get_running_loop().call_soon(self._flush)
             if not self._writable.is_set():
+                activity.sending_since = time.monotonic()
                 await self._writable.wait()
         finally:
             if is_long:
                 self._response_memory.release(self)
-        activity.touch(time.monotonic())
-        activity.sending_since = None
+        if self._worker is not None:  # else the request has only just been received
+            activity.touch(time.monotonic())
+            activity.sending_since = None
 
     async def _send_long(self, parts: list[Sized]) -> None:
         in_memory = sum(len(part) for part in parts if not isinstance(part, FileRange))
@@ -551,24 +552,20 @@ class Connection(asyncio.BufferedProtocol):
                 continue
             data = memoryview(_bytes_of(part))
             for start in range(0, len(data), _MEMORY_STEP):
-                self._leave_unsent(data[start : start + _MEMORY_STEP])
-                if self._unsent_bytes >= SCRATCH_BYTES:
+                self._unsent += data[start : start + _MEMORY_STEP]
+                if len(self._unsent) >= SCRATCH_BYTES:
                     self._flush()
                     await self._server.broker.turns.take()
                     await self._writable.wait()
                     self._response_memory.note_read(self)
                     self.activity.sending_since = time.monotonic()
 
-    def _leave_unsent(self, part: Buffer) -> None:
-        self._unsent.append(part)
-        self._unsent_bytes += len(part)
-
     def _flush(self) -> None:
         self._is_flush_due = False
         if self._unsent:
             if self._stage is not _Stage.LOST:
-                self._transport.write(b"".join(self._unsent))
-            self._unsent, self._unsent_bytes = [], 0
+                self._transport.write(self._unsent)
+            self._unsent = bytearray()
 
     def _close(self) -> None:
         """Close after everything has been sent; may be called again.

@@ -61,6 +61,8 @@ _DECODED_MAX = 24 * 1024 * 1024
 _LONG_FRAME = 16 * 1024
 #: Allowance for decoding in the event loop, which then takes a few milliseconds.
 _DECODED_AT_ONCE = 512 * 1024
+#: Less memory than that is not counted: a connection has one decoded request at a time.
+_UNCOUNTED_BYTES = 8 * 1024
 
 
 class StopSignals:
@@ -101,11 +103,10 @@ class Server:
         self.frame_memory = FrameMemory(config.queued_max_bytes)
         self.response_memory = ResponseMemory(config.queued_max_response_bytes)
         self.scratch = bytearray(SCRATCH_BYTES)  # see Connection
-
-    def frame_limit(self, session: Session) -> int:
-        """The largest frame that the client may send now."""
-        config = self.broker.config
-        return config.request_max_bytes if session.is_open else min(_UNAUTHENTICATED_MAX, config.request_max_bytes)
+        self.scratch_view = memoryview(self.scratch)
+        #: The largest frame of a client, and of one that is not authenticated yet.
+        self.open_limit = config.request_max_bytes
+        self.unauthenticated_limit = min(_UNAUTHENTICATED_MAX, config.request_max_bytes)
 
     async def answer(self, frame: bytearray, session: Session) -> Writer | None:
         """Answer a request; None if it has no response (Produce with acks=0).
@@ -114,13 +115,13 @@ class Server:
         and `Refused` if the client may not send it. ApiVersions of an unknown version gets a version 0 response with
         error 35, so that the client can choose another version (KIP-35).
         """
-        if session.takes_raw_tokens:
+        if not session.is_open and session.takes_raw_tokens:
             token = Writer()
             token.raw(await credentials.step(self.broker, session, frame))
             return token
         reader = Reader(frame, _DECODED_AT_ONCE)
         key, version, correlation_id = decode_request_header(reader)
-        if not session.admits(key):
+        if not session.is_open and not session.admits(key):
             raise Refused(f"API {key} before authentication")
         api = BY_KEY.get(key)
         if api is None or version not in api.versions:
@@ -131,12 +132,15 @@ class Server:
                 return encode_response(api, 0, correlation_id, message)
             client_id = reader.nullable_string()
             raise DecodeError(f"client {client_id!r} sent API {key} version {version}, which is not supported")
-        broker, started = self.broker, perf_counter()
-        await broker.turns.take(before_long_step=len(frame) > _LONG_FRAME)
+        broker = self.broker
+        turns, is_counted = broker.turns, broker.metrics.is_read
+        started = perf_counter() if is_counted else 0.0
+        if len(frame) > _LONG_FRAME or turns.is_over():
+            await turns.take(before_long_step=len(frame) > _LONG_FRAME)
         start = reader.position
         try:
             client_id, request = decode_request(api, version, reader)
-            decoded_bytes = int(_DECODED_AT_ONCE - reader.allowance)
+            decoded_bytes = _DECODED_AT_ONCE - int(reader.allowance)
         except AllowanceExceeded:
             allowance = _DECODED_MAX + 2 * len(frame)
             reader.position, reader.allowance = start, allowance
@@ -144,7 +148,10 @@ class Server:
             decoded_bytes = int(allowance - reader.allowance)
         if client_id is not None and len(client_id) > MAX_ID_LENGTH:
             raise DecodeError(f"client id of {len(client_id)} characters, at most {MAX_ID_LENGTH} are allowed")
-        self.frame_memory.take(decoded_bytes)
+        if decoded_bytes < _UNCOUNTED_BYTES:
+            decoded_bytes = 0
+        else:
+            self.frame_memory.take(decoded_bytes)
         try:
             answer = HANDLERS[key](broker, Request(version, client_id, session), request)
             response = answer if answer is None or isinstance(answer, dict) else await answer
@@ -153,13 +160,15 @@ class Server:
             elif has_many_elements(response):
                 encoded = await asyncio.to_thread(encode_response, api, version, correlation_id, response)
             else:
-                await broker.turns.take()
+                if turns.is_over():
+                    await turns.take()
                 encoded = encode_response(api, version, correlation_id, response)
-            if broker.metrics.is_read:
+            if is_counted:
                 broker.note_answered(api, response, perf_counter() - started)
             return encoded
         finally:
-            self.frame_memory.give_back(decoded_bytes)
+            if decoded_bytes:
+                self.frame_memory.give_back(decoded_bytes)
 
 
 async def _serve_metrics(server: Server, listening: socket.socket) -> asyncio.Server:

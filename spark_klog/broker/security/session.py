@@ -44,7 +44,7 @@ class Session:
         self._address = address
         self._lookup = lookup
         self._mechanism: Mechanism | None = None
-        self._state = _State.HANDSHAKE if listener.is_sasl else _State.OPEN
+        self._enter(_State.HANDSHAKE if listener.is_sasl else _State.OPEN)
 
     @property
     def host(self) -> str:
@@ -56,15 +56,12 @@ class Session:
         """The client's address and, unless anonymous, its user: for the log."""
         return self._address if self.user == ANONYMOUS else f"{self._address} (User:{self.user})"
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the client is authenticated, or need not be: all APIs are allowed."""
-        return self._state is _State.OPEN
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the connection must be closed after the response is sent."""
-        return self._state is _State.FAILED
+    def _enter(self, state: _State) -> None:
+        self._state = state
+        #: Whether the client is authenticated, or need not be: all APIs are allowed.
+        self.is_open = state is _State.OPEN
+        #: Whether the connection must be closed after the response is sent.
+        self.has_failed = state is _State.FAILED
 
     @property
     def takes_raw_tokens(self) -> bool:
@@ -86,12 +83,12 @@ class Session:
         if self._state is not _State.HANDSHAKE:
             return ErrorCode.ILLEGAL_SASL_STATE
         if mechanism not in self.mechanisms:
-            self._state = _State.FAILED
+            self._enter(_State.FAILED)
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
         from spark_klog.broker.security.mechanisms import start
 
         self._mechanism = start(mechanism, self._lookup)
-        self._state = _State.TOKENS if version >= _FIRST_SASL_AUTHENTICATE else _State.RAW_TOKENS
+        self._enter(_State.TOKENS if version >= _FIRST_SASL_AUTHENTICATE else _State.RAW_TOKENS)
         return ErrorCode.NONE
 
     @property
@@ -105,10 +102,10 @@ class Session:
         try:
             answer = self._mechanism.step(token)
         except BaseException:
-            self._state = _State.FAILED
+            self._enter(_State.FAILED)
             raise
         if self._mechanism.user is not None:
             self.user = self._mechanism.user
-            self._state = _State.OPEN
+            self._enter(_State.OPEN)
             self._mechanism = None
         return answer

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from spark_klog.errors import DecodeError, KlogError, LogCorrupted
 from spark_klog.log.file_system import File
 from spark_klog.records import kernels
-from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
+from spark_klog.records.contract import BatchRun, IndexState
 from spark_klog.records.formats.batch import (
     MAX_HEADER_SIZE,
     Header,
@@ -96,7 +96,7 @@ def scan(file: File, base_offset: int, end: int, interval: int, *, checks: bool 
     state, chunk = IndexState(), _SCAN_BYTES
     while position < end:
         data = memoryview(file.read_at(position, min(chunk, end - position)))
-        target, at = IndexTarget(base_offset, position, interval), 0
+        target, at = (base_offset, position, interval), 0
         while at < len(data):
             run = kernel.scan_batches(data, at, state, target, next_offset, None)
             if run.end == at:

@@ -222,7 +222,7 @@ class Segment:
 
     def target(self) -> IndexTarget:
         """Where the next appended batches go."""
-        return IndexTarget(self.base_offset, self.size, self.interval)
+        return self.base_offset, self.size, self.interval
 
     @property
     def max_timestamp(self) -> int:

@@ -31,7 +31,7 @@ from spark_klog.wire.checksums import crc32c
 
 name = "native"
 # As in __init__.py, which says when to raise it.
-VERSION = 3
+VERSION = 4
 cdef str TOO_LARGE_TEXT = "more than 2 GiB of keys, of values or of headers in one batch of columns"
 
 

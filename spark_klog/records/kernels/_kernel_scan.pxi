@@ -13,6 +13,9 @@ cdef inline void set_big(uint8_t *at, uint64_t value, int size) noexcept nogil:
         at[i] = <uint8_t>(value >> (8 * (size - 1 - i)))
 
 
+cdef object new_tuple = tuple.__new__
+
+
 cdef bytes bytes_of(Bytes *buffer):
     """Move the content into Python bytes, and release the buffer."""
     content = PyBytes_FromStringAndSize(<char *>buffer.data, buffer.size)
@@ -29,9 +32,9 @@ def scan_batches(data, int64_t position, state, target, int64_t next_offset, lea
     cdef Bytes offsets, times
     cdef bint assigns = leader_epoch is not None
     cdef int32_t epoch = leader_epoch if assigns else 0
-    cdef int64_t since = state.since_index, timestamp = state.max_timestamp, timestamp_offset = state.timestamp_offset
-    cdef int64_t indexed = state.indexed_timestamp, base = target.base_offset, start = target.position
-    cdef int64_t interval = target.interval, largest = 0, start_of_crc
+    cdef int64_t since, timestamp, timestamp_offset, indexed, base, start, interval, largest = 0, start_of_crc
+    since, timestamp, timestamp_offset, indexed = state
+    base, start, interval = target
     if position < 0:
         raise ValueError(f"position {position}")
     memset(&offsets, 0, sizeof(Bytes))
@@ -83,8 +86,10 @@ def scan_batches(data, int64_t position, state, target, int64_t next_offset, lea
         PyBuffer_Release(&view)
         offset_entries = bytes_of(&offsets)
         time_entries = bytes_of(&times)
-    after = IndexState(since, timestamp, timestamp_offset, indexed)
-    return BatchRun(position, next_offset, largest, after, offset_entries, time_entries, producers)
+    # as their constructors do, which are written in Python
+    after = new_tuple(IndexState, (since, timestamp, timestamp_offset, indexed))
+    run = (position, next_offset, largest, after, offset_entries, time_entries, producers)
+    return new_tuple(BatchRun, run)
 
 
 def plain_produced(data, int64_t limit):

@@ -27,6 +27,7 @@ def scan_batches(
 ) -> BatchRun:
     """See `contract.Kernel.scan_batches`."""
     view = memoryview(data)
+    base_offset, start, _ = target
     found: list[tuple[int, Header]] = []
     at, following = position, next_offset
     while True:
@@ -41,7 +42,7 @@ def scan_batches(
             break
         first = header.base_offset if leader_epoch is None else following
         last = first + header.last_offset_delta
-        if first < following or last - target.base_offset > MAX_RELATIVE or target.position + at > MAX_RELATIVE:
+        if first < following or last - base_offset > MAX_RELATIVE or start + at > MAX_RELATIVE:
             break
         if leader_epoch is not None:
             if header.count != header.last_offset_delta + 1:
@@ -59,19 +60,20 @@ def run_of(
 ) -> BatchRun:
     """The run of these batches, of any magic: (position in the data, header) of each, the first at `position`."""
     since, timestamp, timestamp_offset, indexed = state
+    base_offset, start, interval = target
     largest = 0
     offsets, times, producers = bytearray(), bytearray(), []
     for at, header in batches:
         if isinstance(header, BatchHeader) and header.producer_id >= 0:
             producers.append(at)
         # a base offset that is damaged may be any: no checksum covers it
-        has_entry = 0 <= header.last_offset - target.base_offset <= MAX_RELATIVE
+        has_entry = 0 <= header.last_offset - base_offset <= MAX_RELATIVE
         if header.max_timestamp > timestamp and has_entry:
             timestamp, timestamp_offset = header.max_timestamp, header.last_offset
-        if since > target.interval and has_entry:
-            offsets += OFFSET_ENTRY.pack(header.last_offset - target.base_offset, target.position + at)
+        if since > interval and has_entry:
+            offsets += OFFSET_ENTRY.pack(header.last_offset - base_offset, start + at)
             if timestamp > indexed:
-                times += TIME_ENTRY.pack(timestamp, timestamp_offset - target.base_offset)
+                times += TIME_ENTRY.pack(timestamp, timestamp_offset - base_offset)
                 indexed = timestamp
             since = 0
         since += header.size
