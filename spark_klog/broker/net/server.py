@@ -38,7 +38,7 @@ from spark_klog.broker.security.refusals import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.errors import DecodeError, ErrorCode
-from spark_klog.protocol.apis import API_VERSIONS, BY_KEY
+from spark_klog.protocol.apis import API_VERSIONS, BY_KEY, PRODUCE
 from spark_klog.protocol.codec import decode_request, decode_request_header, encode_response
 from spark_klog.trees.paths import host_and_port
 from spark_klog.wire.listening import bind
@@ -57,8 +57,8 @@ _SWITCH_SECONDS = 0.001
 _UNAUTHENTICATED_MAX = 512 * 1024
 #: Bytes that a request's decoded elements may take beyond twice its frame; enough to commit 50,000 offsets.
 _DECODED_MAX = 24 * 1024 * 1024
-#: Bytes of a frame that may take milliseconds to decode.
-_LONG_FRAME = 16 * 1024
+#: Bytes of a frame that may take milliseconds to decode. Of a Produce the records are not decoded, only checked.
+_LONG_FRAME, _LONG_PRODUCE = 16 * 1024, 1024 * 1024
 #: Allowance for decoding in the event loop, which then takes a few milliseconds.
 _DECODED_AT_ONCE = 512 * 1024
 #: Less memory than that is not counted: a connection has one decoded request at a time.
@@ -135,8 +135,9 @@ class Server:
         broker = self.broker
         turns, is_counted = broker.turns, broker.metrics.is_read
         started = perf_counter() if is_counted else 0.0
-        if len(frame) > _LONG_FRAME or turns.is_over():
-            await turns.take(before_long_step=len(frame) > _LONG_FRAME)
+        is_long = len(frame) > (_LONG_PRODUCE if api is PRODUCE else _LONG_FRAME)
+        if is_long or turns.is_over():
+            await turns.take(before_long_step=is_long)
         start = reader.position
         try:
             client_id, request = decode_request(api, version, reader)
