@@ -1,15 +1,17 @@
 """The language of the tables: a message is a `Struct` of `Field` lines, each with the versions that have it.
 
 `F("leader_epoch", INT32, "7+", default=-1)`: versions 7 and later have an INT32 named leader_epoch. It is -1 if the
-writer does not give it, or the reader decodes an older version.
+writer does not give it, or the reader decodes an older version. `structs("topics", F(...), ...)`: an array of structs.
 
 Tables are compared by identity, since the codec looks up its functions by table for every request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 _NO_LIMIT = 1 << 15
@@ -120,11 +122,13 @@ def struct(*fields: Field) -> Struct:
     return Struct(fields)
 
 
-def array(*element: Primitive | Field) -> Array:
-    """`array(INT32)`, or `array(F(...), F(...))` for an array of structs."""
-    if len(element) == 1 and isinstance(element[0], Primitive):
-        return Array(element[0])
-    return Array(Struct(tuple(field for field in element if isinstance(field, Field))))
+def structs(name: str, *fields: Field, versions: str = "0+", **options: Any) -> Field:
+    """A field that is an array of structs; `options` as of `F`."""
+    return F(name, Array(Struct(fields)), versions, **options)
+
+
+def array(element: Primitive) -> Array:
+    return Array(element)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,8 +143,9 @@ class Api:
     response: Struct
 
 
-def api(key: int, name: str, versions: str, flexible: int, request: Struct, response: Struct) -> Api:
-    return Api(key, name, Versions.parse(versions), flexible, request, response)
+def api(key: int, name: str, versions: str, *, flexible: int) -> Callable[[Struct, Struct], Api]:
+    """The head of an API's table, which is called with the request and the response."""
+    return partial(Api, key, name, Versions.parse(versions), flexible)
 
 
 @dataclass(frozen=True, eq=False)

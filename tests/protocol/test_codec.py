@@ -181,7 +181,7 @@ def test_bytes_left_over_in_a_response_and_in_a_tagged_field_are_refused() -> No
 
 def test_memory_of_a_tagged_field_counts_for_what_follows() -> None:
     def spent(tag: int | None) -> float:
-        made = api(99, "Numbers", "0", 0, struct(F("numbers", array(INT32), tag=tag)), struct())
+        made = api(99, "Numbers", "0", flexible=0)(struct(F("numbers", array(INT32), tag=tag)), struct())
         reader = Reader(encode_request(made, 0, 1, None, {"numbers": list(range(10))}).to_bytes(), 10_000)
         decode_request_header(reader)
         assert decode_request(made, 0, reader)[1] == {"numbers": list(range(10))}
@@ -212,11 +212,7 @@ def test_reading_gives_fields_of_other_versions_by_their_defaults() -> None:
 
 
 # a table with every type; its bytes are counted by hand
-SAMPLE = api(
-    999,
-    "Sample",
-    "0-3",
-    2,
+SAMPLE = api(999, "Sample", "0-3", flexible=2)(
     struct(
         F("flag", BOOLEAN),
         F("number", FLOAT64, "1+", default=0.5),

@@ -7,7 +7,7 @@ Quotas (KIP-546): DescribeClientQuotas (48) and AlterClientQuotas (49).
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import BOOLEAN, FLOAT64, INT8, INT16, INT32, STRING, F, api, array, struct
+from spark_klog.protocol.schema import BOOLEAN, FLOAT64, INT8, INT16, INT32, STRING, F, api, array, struct, structs
 
 #: Resource types.
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
@@ -16,54 +16,42 @@ TOPIC_SOURCE, BROKER_SOURCE, DEFAULT_SOURCE, LOGGER_SOURCE = 1, 4, 5, 6
 #: Operations.
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
-DESCRIBE_CONFIGS = api(
-    32,
-    "DescribeConfigs",
-    "0-4",
-    4,
+DESCRIBE_CONFIGS = api(32, "DescribeConfigs", "0-4", flexible=4)(
     struct(
-        F(
+        structs(
             "resources",
-            array(
-                F("resource_type", INT8),
-                F("resource_name", STRING),
-                F("configuration_keys", array(STRING), nullable="0+"),
-            ),
+            F("resource_type", INT8),
+            F("resource_name", STRING),
+            F("configuration_keys", array(STRING), nullable="0+"),
         ),
         F("include_synonyms", BOOLEAN, "1+"),
         F("include_documentation", BOOLEAN, "3+"),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "results",
-            array(
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
-                F("resource_type", INT8),
-                F("resource_name", STRING),
-                F(
-                    "configs",
-                    array(
-                        F("name", STRING),
-                        F("value", STRING, nullable="0+"),
-                        F("read_only", BOOLEAN),
-                        F("config_source", INT8, "1+", default=-1),
-                        F("is_default", BOOLEAN, "0"),
-                        F("is_sensitive", BOOLEAN),
-                        F(
-                            "synonyms",
-                            array(
-                                F("name", STRING, "1+"),
-                                F("value", STRING, "1+", nullable="0+"),
-                                F("source", INT8, "1+"),
-                            ),
-                            "1+",
-                        ),
-                        F("config_type", INT8, "3+"),
-                        F("documentation", STRING, "3+", nullable="0+"),
-                    ),
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="0+", default=None),
+            F("resource_type", INT8),
+            F("resource_name", STRING),
+            structs(
+                "configs",
+                F("name", STRING),
+                F("value", STRING, nullable="0+"),
+                F("read_only", BOOLEAN),
+                F("config_source", INT8, "1+", default=-1),
+                F("is_default", BOOLEAN, "0"),
+                F("is_sensitive", BOOLEAN),
+                structs(
+                    "synonyms",
+                    F("name", STRING, "1+"),
+                    F("value", STRING, "1+", nullable="0+"),
+                    F("source", INT8, "1+"),
+                    versions="1+",
                 ),
+                F("config_type", INT8, "3+"),
+                F("documentation", STRING, "3+", nullable="0+"),
             ),
         ),
     ),
@@ -71,110 +59,72 @@ DESCRIBE_CONFIGS = api(
 
 _ALTERED = struct(
     F("throttle_time_ms", INT32),
-    F(
+    structs(
         "responses",
-        array(
-            F("error_code", INT16),
-            F("error_message", STRING, nullable="0+", default=None),
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F("resource_type", INT8),
+        F("resource_name", STRING),
+    ),
+)
+
+ALTER_CONFIGS = api(33, "AlterConfigs", "0-2", flexible=2)(
+    struct(
+        structs(
+            "resources",
             F("resource_type", INT8),
             F("resource_name", STRING),
-        ),
-    ),
-)
-
-ALTER_CONFIGS = api(
-    33,
-    "AlterConfigs",
-    "0-2",
-    2,
-    struct(
-        F(
-            "resources",
-            array(
-                F("resource_type", INT8),
-                F("resource_name", STRING),
-                F("configs", array(F("name", STRING), F("value", STRING, nullable="0+"))),
-            ),
+            structs("configs", F("name", STRING), F("value", STRING, nullable="0+")),
         ),
         F("validate_only", BOOLEAN),
     ),
     _ALTERED,
 )
 
-INCREMENTAL_ALTER_CONFIGS = api(
-    44,
-    "IncrementalAlterConfigs",
-    "0-1",
-    1,
+INCREMENTAL_ALTER_CONFIGS = api(44, "IncrementalAlterConfigs", "0-1", flexible=1)(
     struct(
-        F(
+        structs(
             "resources",
-            array(
-                F("resource_type", INT8),
-                F("resource_name", STRING),
-                F("configs", array(F("name", STRING), F("config_operation", INT8), F("value", STRING, nullable="0+"))),
-            ),
+            F("resource_type", INT8),
+            F("resource_name", STRING),
+            structs("configs", F("name", STRING), F("config_operation", INT8), F("value", STRING, nullable="0+")),
         ),
         F("validate_only", BOOLEAN),
     ),
     _ALTERED,
 )
 
-LIST_CONFIG_RESOURCES = api(
-    74,
-    "ListConfigResources",
-    "0-1",
-    0,
+LIST_CONFIG_RESOURCES = api(74, "ListConfigResources", "0-1", flexible=0)(
     struct(F("resource_types", array(INT8), "1+")),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16),
-        F(
-            "config_resources",
-            array(F("resource_name", STRING), F("resource_type", INT8, "1+", default=CLIENT_METRICS)),
-        ),
+        structs("config_resources", F("resource_name", STRING), F("resource_type", INT8, "1+", default=CLIENT_METRICS)),
     ),
 )
 
-_ENTITY = F("entity", array(F("entity_type", STRING), F("entity_name", STRING, nullable="0+")))
+_ENTITY = structs("entity", F("entity_type", STRING), F("entity_name", STRING, nullable="0+"))
 
-DESCRIBE_CLIENT_QUOTAS = api(
-    48,
-    "DescribeClientQuotas",
-    "0-1",
-    1,
+DESCRIBE_CLIENT_QUOTAS = api(48, "DescribeClientQuotas", "0-1", flexible=1)(
     struct(
-        F(
-            "components",
-            array(F("entity_type", STRING), F("match_type", INT8), F("match", STRING, nullable="0+")),
-        ),
+        structs("components", F("entity_type", STRING), F("match_type", INT8), F("match", STRING, nullable="0+")),
         F("strict", BOOLEAN),
     ),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16),
         F("error_message", STRING, nullable="0+", default=None),
-        F("entries", array(_ENTITY, F("values", array(F("key", STRING), F("value", FLOAT64)))), nullable="0+"),
+        structs("entries", _ENTITY, structs("values", F("key", STRING), F("value", FLOAT64)), nullable="0+"),
     ),
 )
 
-ALTER_CLIENT_QUOTAS = api(
-    49,
-    "AlterClientQuotas",
-    "0-1",
-    1,
+ALTER_CLIENT_QUOTAS = api(49, "AlterClientQuotas", "0-1", flexible=1)(
     struct(
-        F(
-            "entries",
-            array(_ENTITY, F("ops", array(F("key", STRING), F("value", FLOAT64), F("remove", BOOLEAN)))),
-        ),
+        structs("entries", _ENTITY, structs("ops", F("key", STRING), F("value", FLOAT64), F("remove", BOOLEAN))),
         F("validate_only", BOOLEAN),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
-            "entries",
-            array(F("error_code", INT16), F("error_message", STRING, nullable="0+", default=None), _ENTITY),
-        ),
+        structs("entries", F("error_code", INT16), F("error_message", STRING, nullable="0+", default=None), _ENTITY),
     ),
 )

@@ -22,17 +22,14 @@ from spark_klog.protocol.schema import (
     api,
     array,
     struct,
+    structs,
     versioned,
 )
 from spark_klog.wire.primitives import Buffer
 
 GROUP, TRANSACTION = 0, 1
 
-FIND_COORDINATOR = api(
-    10,
-    "FindCoordinator",
-    "0-6",
-    3,
+FIND_COORDINATOR = api(10, "FindCoordinator", "0-6", flexible=3)(
     struct(
         F("key", STRING, "0-3"),
         F("key_type", INT8, "1+"),
@@ -45,57 +42,45 @@ FIND_COORDINATOR = api(
         F("node_id", INT32, "0-3", default=-1),
         F("host", STRING, "0-3"),
         F("port", INT32, "0-3", default=-1),
-        F(
+        structs(
             "coordinators",
-            array(
-                F("key", STRING),
-                F("node_id", INT32),
-                F("host", STRING),
-                F("port", INT32),
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="4+", default=None),
-            ),
-            "4+",
+            F("key", STRING),
+            F("node_id", INT32),
+            F("host", STRING),
+            F("port", INT32),
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="4+", default=None),
+            versions="4+",
         ),
     ),
 )
 
-OFFSET_COMMIT = api(
-    8,
-    "OffsetCommit",
-    "0-9",
-    8,
+OFFSET_COMMIT = api(8, "OffsetCommit", "0-9", flexible=8)(
     struct(
         F("group_id", STRING),
         F("generation_id_or_member_epoch", INT32, "1+", default=-1),
         F("member_id", STRING, "1+"),
         F("group_instance_id", STRING, "7+", nullable="7+", default=None),
         F("retention_time_ms", INT64, "2-4", default=-1),
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition_index", INT32),
-                        F("committed_offset", INT64),
-                        F("committed_leader_epoch", INT32, "6+", default=-1),
-                        F("commit_timestamp", INT64, "1", default=-1),
-                        F("committed_metadata", STRING, nullable="0+"),
-                    ),
-                ),
+            F("name", STRING),
+            structs(
+                "partitions",
+                F("partition_index", INT32),
+                F("committed_offset", INT64),
+                F("committed_leader_epoch", INT32, "6+", default=-1),
+                F("commit_timestamp", INT64, "1", default=-1),
+                F("committed_metadata", STRING, nullable="0+"),
             ),
         ),
     ),
     struct(
         F("throttle_time_ms", INT32, "3+"),
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F("partitions", array(F("partition_index", INT32), F("error_code", INT16))),
-            ),
+            F("name", STRING),
+            structs("partitions", F("partition_index", INT32), F("error_code", INT16)),
         ),
     ),
 )
@@ -108,53 +93,36 @@ _FETCHED_PARTITION = (
     F("error_code", INT16),
 )
 
-OFFSET_FETCH = api(
-    9,
-    "OffsetFetch",
-    "0-9",
-    6,
+OFFSET_FETCH = api(9, "OffsetFetch", "0-9", flexible=6)(
     struct(
         F("group_id", STRING, "0-7"),
         # null asks for all of the group's offsets
-        F(
-            "topics",
-            array(F("name", STRING), F("partition_indexes", array(INT32))),
-            "0-7",
-            nullable="2-7",
-        ),
-        F(
+        structs("topics", F("name", STRING), F("partition_indexes", array(INT32)), versions="0-7", nullable="2-7"),
+        structs(
             "groups",
-            array(
-                F("group_id", STRING),
-                F("member_id", STRING, "9+", nullable="9+", default=None),
-                F("member_epoch", INT32, "9+", default=-1),
-                F("topics", array(F("name", STRING), F("partition_indexes", array(INT32))), nullable="8+"),
-            ),
-            "8+",
+            F("group_id", STRING),
+            F("member_id", STRING, "9+", nullable="9+", default=None),
+            F("member_epoch", INT32, "9+", default=-1),
+            structs("topics", F("name", STRING), F("partition_indexes", array(INT32)), nullable="8+"),
+            versions="8+",
         ),
         F("require_stable", BOOLEAN, "7+"),
     ),
     struct(
         F("throttle_time_ms", INT32, "3+"),
-        F("topics", array(F("name", STRING), F("partitions", array(*_FETCHED_PARTITION))), "0-7"),
+        structs("topics", F("name", STRING), structs("partitions", *_FETCHED_PARTITION), versions="0-7"),
         F("error_code", INT16, "2-7"),
-        F(
+        structs(
             "groups",
-            array(
-                F("group_id", STRING),
-                F("topics", array(F("name", STRING), F("partitions", array(*_FETCHED_PARTITION)))),
-                F("error_code", INT16),
-            ),
-            "8+",
+            F("group_id", STRING),
+            structs("topics", F("name", STRING), structs("partitions", *_FETCHED_PARTITION)),
+            F("error_code", INT16),
+            versions="8+",
         ),
     ),
 )
 
-JOIN_GROUP = api(
-    11,
-    "JoinGroup",
-    "0-9",
-    6,
+JOIN_GROUP = api(11, "JoinGroup", "0-9", flexible=6)(
     struct(
         F("group_id", STRING),
         F("session_timeout_ms", INT32),
@@ -162,7 +130,7 @@ JOIN_GROUP = api(
         F("member_id", STRING),
         F("group_instance_id", STRING, "5+", nullable="5+", default=None),
         F("protocol_type", STRING),
-        F("protocols", array(F("name", STRING), F("metadata", BYTES))),
+        structs("protocols", F("name", STRING), F("metadata", BYTES)),
         F("reason", STRING, "8+", nullable="8+", default=None),
     ),
     struct(
@@ -174,22 +142,16 @@ JOIN_GROUP = api(
         F("leader", STRING),
         F("skip_assignment", BOOLEAN, "9+"),
         F("member_id", STRING),
-        F(
+        structs(
             "members",
-            array(
-                F("member_id", STRING),
-                F("group_instance_id", STRING, "5+", nullable="5+", default=None),
-                F("metadata", BYTES),
-            ),
+            F("member_id", STRING),
+            F("group_instance_id", STRING, "5+", nullable="5+", default=None),
+            F("metadata", BYTES),
         ),
     ),
 )
 
-SYNC_GROUP = api(
-    14,
-    "SyncGroup",
-    "0-5",
-    4,
+SYNC_GROUP = api(14, "SyncGroup", "0-5", flexible=4)(
     struct(
         F("group_id", STRING),
         F("generation_id", INT32),
@@ -197,7 +159,7 @@ SYNC_GROUP = api(
         F("group_instance_id", STRING, "3+", nullable="3+", default=None),
         F("protocol_type", STRING, "5+", nullable="5+", default=None),
         F("protocol_name", STRING, "5+", nullable="5+", default=None),
-        F("assignments", array(F("member_id", STRING), F("assignment", BYTES))),
+        structs("assignments", F("member_id", STRING), F("assignment", BYTES)),
     ),
     struct(
         F("throttle_time_ms", INT32, "1+"),
@@ -208,11 +170,7 @@ SYNC_GROUP = api(
     ),
 )
 
-HEARTBEAT = api(
-    12,
-    "Heartbeat",
-    "0-4",
-    4,
+HEARTBEAT = api(12, "Heartbeat", "0-4", flexible=4)(
     struct(
         F("group_id", STRING),
         F("generation_id", INT32),
@@ -225,81 +183,61 @@ HEARTBEAT = api(
     ),
 )
 
-LEAVE_GROUP = api(
-    13,
-    "LeaveGroup",
-    "0-5",
-    4,
+LEAVE_GROUP = api(13, "LeaveGroup", "0-5", flexible=4)(
     struct(
         F("group_id", STRING),
         F("member_id", STRING, "0-2"),
-        F(
+        structs(
             "members",
-            array(
-                F("member_id", STRING, "3+"),
-                F("group_instance_id", STRING, "3+", nullable="3+", default=None),
-                F("reason", STRING, "5+", nullable="5+", default=None),
-            ),
-            "3+",
+            F("member_id", STRING, "3+"),
+            F("group_instance_id", STRING, "3+", nullable="3+", default=None),
+            F("reason", STRING, "5+", nullable="5+", default=None),
+            versions="3+",
         ),
     ),
     struct(
         F("throttle_time_ms", INT32, "1+"),
         F("error_code", INT16),
-        F(
+        structs(
             "members",
-            array(
-                F("member_id", STRING, "3+"),
-                F("group_instance_id", STRING, "3+", nullable="3+"),
-                F("error_code", INT16, "3+"),
-            ),
-            "3+",
+            F("member_id", STRING, "3+"),
+            F("group_instance_id", STRING, "3+", nullable="3+"),
+            F("error_code", INT16, "3+"),
+            versions="3+",
         ),
     ),
 )
 
-DESCRIBE_GROUPS = api(
-    15,
-    "DescribeGroups",
-    "0-6",
-    5,
+DESCRIBE_GROUPS = api(15, "DescribeGroups", "0-6", flexible=5)(
     struct(
         F("groups", array(STRING)),
         F("include_authorized_operations", BOOLEAN, "3+"),
     ),
     struct(
         F("throttle_time_ms", INT32, "1+"),
-        F(
+        structs(
             "groups",
-            array(
-                F("error_code", INT16),
-                F("error_message", STRING, "6+", nullable="6+", default=None),
-                F("group_id", STRING),
-                F("group_state", STRING),
-                F("protocol_type", STRING),
-                F("protocol_data", STRING),
-                F(
-                    "members",
-                    array(
-                        F("member_id", STRING),
-                        F("group_instance_id", STRING, "4+", nullable="4+", default=None),
-                        F("client_id", STRING),
-                        F("client_host", STRING),
-                        F("member_metadata", BYTES),
-                        F("member_assignment", BYTES),
-                    ),
-                ),
-                F("authorized_operations", INT32, "3+", default=-2147483648),
+            F("error_code", INT16),
+            F("error_message", STRING, "6+", nullable="6+", default=None),
+            F("group_id", STRING),
+            F("group_state", STRING),
+            F("protocol_type", STRING),
+            F("protocol_data", STRING),
+            structs(
+                "members",
+                F("member_id", STRING),
+                F("group_instance_id", STRING, "4+", nullable="4+", default=None),
+                F("client_id", STRING),
+                F("client_host", STRING),
+                F("member_metadata", BYTES),
+                F("member_assignment", BYTES),
             ),
+            F("authorized_operations", INT32, "3+", default=-2147483648),
         ),
     ),
 )
 
-LIST_GROUPS = api(
-    16,
-    "ListGroups",
-    "0-5",
-    3,
+LIST_GROUPS = api(16, "ListGroups", "0-5", flexible=3)(
     struct(
         F("states_filter", array(STRING), "4+"),
         F("types_filter", array(STRING), "5+"),
@@ -307,47 +245,36 @@ LIST_GROUPS = api(
     struct(
         F("throttle_time_ms", INT32, "1+"),
         F("error_code", INT16),
-        F(
+        structs(
             "groups",
-            array(
-                F("group_id", STRING),
-                F("protocol_type", STRING),
-                F("group_state", STRING, "4+"),
-                F("group_type", STRING, "5+"),
-            ),
+            F("group_id", STRING),
+            F("protocol_type", STRING),
+            F("group_state", STRING, "4+"),
+            F("group_type", STRING, "5+"),
         ),
     ),
 )
 
-DELETE_GROUPS = api(
-    42,
-    "DeleteGroups",
-    "0-2",
-    2,
+DELETE_GROUPS = api(42, "DeleteGroups", "0-2", flexible=2)(
     struct(
         F("groups_names", array(STRING)),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F("results", array(F("group_id", STRING), F("error_code", INT16))),
+        structs("results", F("group_id", STRING), F("error_code", INT16)),
     ),
 )
 
-OFFSET_DELETE = api(
-    47,
-    "OffsetDelete",
-    "0",
-    99,
+OFFSET_DELETE = api(47, "OffsetDelete", "0", flexible=99)(
     struct(
         F("group_id", STRING),
-        F("topics", array(F("name", STRING), F("partitions", array(F("partition_index", INT32))))),
+        structs("topics", F("name", STRING), structs("partitions", F("partition_index", INT32))),
     ),
     struct(
         F("error_code", INT16),
         F("throttle_time_ms", INT32),
-        F(
-            "topics",
-            array(F("name", STRING), F("partitions", array(F("partition_index", INT32), F("error_code", INT16)))),
+        structs(
+            "topics", F("name", STRING), structs("partitions", F("partition_index", INT32), F("error_code", INT16))
         ),
     ),
 )
@@ -357,10 +284,10 @@ SUBSCRIPTION = versioned("ConsumerProtocolSubscription", "0+", F("topics", array
 ASSIGNMENT = versioned(
     "ConsumerProtocolAssignment",
     "0+",
-    F("assigned_partitions", array(F("topic", STRING), F("partitions", array(INT32)))),
+    structs("assigned_partitions", F("topic", STRING), F("partitions", array(INT32))),
 )
 
-_PARTITIONS = array(F("topic", STRING), F("partitions", array(INT32)))
+_PARTITIONS = F("topic", STRING), F("partitions", array(INT32))
 
 #: A subscription with all that a group's leader looks at (KIP-429, KIP-792, KIP-881).
 MEMBER_SUBSCRIPTION = versioned(
@@ -368,7 +295,7 @@ MEMBER_SUBSCRIPTION = versioned(
     "0+",
     F("topics", array(STRING)),
     F("user_data", BYTES, nullable="0+", default=None),
-    F("owned_partitions", _PARTITIONS, "1+"),
+    structs("owned_partitions", *_PARTITIONS, versions="1+"),
     F("generation_id", INT32, "2+", default=-1),
     F("rack_id", STRING, "3+", nullable="3+", default=None),
 )
@@ -377,7 +304,7 @@ MEMBER_SUBSCRIPTION = versioned(
 MEMBER_ASSIGNMENT = versioned(
     "ConsumerProtocolAssignment",
     "0+",
-    F("assigned_partitions", _PARTITIONS),
+    structs("assigned_partitions", *_PARTITIONS),
     F("user_data", BYTES, nullable="0+", default=None),
 )
 

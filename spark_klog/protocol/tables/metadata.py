@@ -9,7 +9,21 @@ AlterPartitionReassignments (45) and ListPartitionReassignments (46, both KIP-45
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import BOOLEAN, INT8, INT16, INT32, INT64, STRING, UUID, F, Field, api, array, struct
+from spark_klog.protocol.schema import (
+    BOOLEAN,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    STRING,
+    UUID,
+    F,
+    Field,
+    api,
+    array,
+    struct,
+    structs,
+)
 
 _TIMEOUT = F("timeout_ms", INT32, default=60_000)
 #: The current leader, if the broker is not it (KIP-951).
@@ -18,103 +32,90 @@ CURRENT_LEADER = struct(F("leader_id", INT32, default=-1), F("leader_epoch", INT
 
 def node_endpoints(versions: str) -> Field:
     """The brokers that a response's `current_leader`s name."""
-    broker = array(
-        F("node_id", INT32), F("host", STRING), F("port", INT32), F("rack", STRING, nullable="0+", default=None)
+    return structs(
+        "node_endpoints",
+        F("node_id", INT32),
+        F("host", STRING),
+        F("port", INT32),
+        F("rack", STRING, nullable="0+", default=None),
+        versions=versions,
+        tag=0,
     )
-    return F("node_endpoints", broker, versions, tag=0)
 
 
-API_VERSIONS = api(
-    18,
-    "ApiVersions",
-    "0-4",
-    3,
+API_VERSIONS = api(18, "ApiVersions", "0-4", flexible=3)(
     struct(
         F("client_software_name", STRING, "3+"),
         F("client_software_version", STRING, "3+"),
     ),
     struct(
         F("error_code", INT16),
-        F("api_keys", array(F("api_key", INT16), F("min_version", INT16), F("max_version", INT16))),
+        structs("api_keys", F("api_key", INT16), F("min_version", INT16), F("max_version", INT16)),
         F("throttle_time_ms", INT32, "1+"),
-        F(
+        structs(
             "supported_features",
-            array(F("name", STRING), F("min_version", INT16), F("max_version", INT16)),
-            "3+",
+            F("name", STRING),
+            F("min_version", INT16),
+            F("max_version", INT16),
+            versions="3+",
             tag=0,
         ),
         F("finalized_features_epoch", INT64, "3+", default=-1, tag=1),
-        F(
+        structs(
             "finalized_features",
-            array(F("name", STRING), F("max_version_level", INT16), F("min_version_level", INT16)),
-            "3+",
+            F("name", STRING),
+            F("max_version_level", INT16),
+            F("min_version_level", INT16),
+            versions="3+",
             tag=2,
         ),
         F("zk_migration_ready", BOOLEAN, "3+", tag=3),
     ),
 )
 
-METADATA = api(
-    3,
-    "Metadata",
-    "0-13",
-    9,
+METADATA = api(3, "Metadata", "0-13", flexible=9)(
     struct(
         # null, and in version 0 an empty array, asks for all topics
-        F(
-            "topics",
-            array(F("topic_id", UUID, "10+"), F("name", STRING, nullable="10+")),
-            nullable="1+",
-        ),
+        structs("topics", F("topic_id", UUID, "10+"), F("name", STRING, nullable="10+"), nullable="1+"),
         F("allow_auto_topic_creation", BOOLEAN, "4+", default=True),
         F("include_cluster_authorized_operations", BOOLEAN, "8-10"),
         F("include_topic_authorized_operations", BOOLEAN, "8+"),
     ),
     struct(
         F("throttle_time_ms", INT32, "3+"),
-        F(
+        structs(
             "brokers",
-            array(
-                F("node_id", INT32),
-                F("host", STRING),
-                F("port", INT32),
-                F("rack", STRING, "1+", nullable="1+", default=None),
-            ),
+            F("node_id", INT32),
+            F("host", STRING),
+            F("port", INT32),
+            F("rack", STRING, "1+", nullable="1+", default=None),
         ),
         F("cluster_id", STRING, "2+", nullable="2+", default=None),
         F("controller_id", INT32, "1+", default=-1),
-        F(
+        structs(
             "topics",
-            array(
+            F("error_code", INT16),
+            F("name", STRING, nullable="12+"),
+            F("topic_id", UUID, "10+"),
+            F("is_internal", BOOLEAN, "1+"),
+            structs(
+                "partitions",
                 F("error_code", INT16),
-                F("name", STRING, nullable="12+"),
-                F("topic_id", UUID, "10+"),
-                F("is_internal", BOOLEAN, "1+"),
-                F(
-                    "partitions",
-                    array(
-                        F("error_code", INT16),
-                        F("partition_index", INT32),
-                        F("leader_id", INT32),
-                        F("leader_epoch", INT32, "7+", default=-1),
-                        F("replica_nodes", array(INT32)),
-                        F("isr_nodes", array(INT32)),
-                        F("offline_replicas", array(INT32), "5+"),
-                    ),
-                ),
-                F("topic_authorized_operations", INT32, "8+", default=-2147483648),
+                F("partition_index", INT32),
+                F("leader_id", INT32),
+                F("leader_epoch", INT32, "7+", default=-1),
+                F("replica_nodes", array(INT32)),
+                F("isr_nodes", array(INT32)),
+                F("offline_replicas", array(INT32), "5+"),
             ),
+            F("topic_authorized_operations", INT32, "8+", default=-2147483648),
         ),
         F("cluster_authorized_operations", INT32, "8-10", default=-2147483648),
         F("error_code", INT16, "13+"),
     ),
 )
 
-DESCRIBE_CLUSTER = api(
-    60,
-    "DescribeCluster",
-    "0-2",
-    0,
+DESCRIBE_CLUSTER = api(60, "DescribeCluster", "0-2", flexible=0)(
     struct(
         F("include_cluster_authorized_operations", BOOLEAN),
         F("endpoint_type", INT8, "1+", default=1),
@@ -127,292 +128,222 @@ DESCRIBE_CLUSTER = api(
         F("endpoint_type", INT8, "1+", default=1),
         F("cluster_id", STRING),
         F("controller_id", INT32, default=-1),
-        F(
+        structs(
             "brokers",
-            array(
-                F("broker_id", INT32),
-                F("host", STRING),
-                F("port", INT32),
-                F("rack", STRING, nullable="0+", default=None),
-                F("is_fenced", BOOLEAN, "2+"),
-            ),
+            F("broker_id", INT32),
+            F("host", STRING),
+            F("port", INT32),
+            F("rack", STRING, nullable="0+", default=None),
+            F("is_fenced", BOOLEAN, "2+"),
         ),
         F("cluster_authorized_operations", INT32, default=-2147483648),
     ),
 )
 
-DESCRIBE_TOPIC_PARTITIONS = api(
-    75,
-    "DescribeTopicPartitions",
-    "0",
-    0,
+DESCRIBE_TOPIC_PARTITIONS = api(75, "DescribeTopicPartitions", "0", flexible=0)(
     struct(
-        F("topics", array(F("name", STRING))),
+        structs("topics", F("name", STRING)),
         F("response_partition_limit", INT32, default=2000),
         F("cursor", struct(F("topic_name", STRING), F("partition_index", INT32)), nullable="0+", default=None),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "topics",
-            array(
+            F("error_code", INT16),
+            F("name", STRING, nullable="0+"),
+            F("topic_id", UUID),
+            F("is_internal", BOOLEAN),
+            structs(
+                "partitions",
                 F("error_code", INT16),
-                F("name", STRING, nullable="0+"),
-                F("topic_id", UUID),
-                F("is_internal", BOOLEAN),
-                F(
-                    "partitions",
-                    array(
-                        F("error_code", INT16),
-                        F("partition_index", INT32),
-                        F("leader_id", INT32),
-                        F("leader_epoch", INT32, default=-1),
-                        F("replica_nodes", array(INT32)),
-                        F("isr_nodes", array(INT32)),
-                        F("eligible_leader_replicas", array(INT32), nullable="0+", default=None),
-                        F("last_known_elr", array(INT32), nullable="0+", default=None),
-                        F("offline_replicas", array(INT32)),
-                    ),
-                ),
-                F("topic_authorized_operations", INT32, default=-2147483648),
+                F("partition_index", INT32),
+                F("leader_id", INT32),
+                F("leader_epoch", INT32, default=-1),
+                F("replica_nodes", array(INT32)),
+                F("isr_nodes", array(INT32)),
+                F("eligible_leader_replicas", array(INT32), nullable="0+", default=None),
+                F("last_known_elr", array(INT32), nullable="0+", default=None),
+                F("offline_replicas", array(INT32)),
             ),
+            F("topic_authorized_operations", INT32, default=-2147483648),
         ),
         F("next_cursor", struct(F("topic_name", STRING), F("partition_index", INT32)), nullable="0+", default=None),
     ),
 )
 
-DESCRIBE_LOG_DIRS = api(
-    35,
-    "DescribeLogDirs",
-    "1-4",
-    2,
+DESCRIBE_LOG_DIRS = api(35, "DescribeLogDirs", "1-4", flexible=2)(
     struct(
-        F("topics", array(F("topic", STRING), F("partitions", array(INT32))), nullable="0+"),
+        structs("topics", F("topic", STRING), F("partitions", array(INT32)), nullable="0+"),
     ),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16, "3+"),
-        F(
+        structs(
             "results",
-            array(
-                F("error_code", INT16),
-                F("log_dir", STRING),
-                F(
-                    "topics",
-                    array(
-                        F("name", STRING),
-                        F(
-                            "partitions",
-                            array(
-                                F("partition_index", INT32),
-                                F("partition_size", INT64),
-                                F("offset_lag", INT64),
-                                F("is_future_key", BOOLEAN),
-                            ),
-                        ),
-                    ),
+            F("error_code", INT16),
+            F("log_dir", STRING),
+            structs(
+                "topics",
+                F("name", STRING),
+                structs(
+                    "partitions",
+                    F("partition_index", INT32),
+                    F("partition_size", INT64),
+                    F("offset_lag", INT64),
+                    F("is_future_key", BOOLEAN),
                 ),
-                F("total_bytes", INT64, "4+", default=-1),
-                F("usable_bytes", INT64, "4+", default=-1),
             ),
+            F("total_bytes", INT64, "4+", default=-1),
+            F("usable_bytes", INT64, "4+", default=-1),
         ),
     ),
 )
 
-CREATE_TOPICS = api(
-    19,
-    "CreateTopics",
-    "0-7",
-    5,
+CREATE_TOPICS = api(19, "CreateTopics", "0-7", flexible=5)(
     struct(
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F("num_partitions", INT32),
-                F("replication_factor", INT16),
-                F("assignments", array(F("partition_index", INT32), F("broker_ids", array(INT32)))),
-                F("configs", array(F("name", STRING), F("value", STRING, nullable="0+"))),
-            ),
+            F("name", STRING),
+            F("num_partitions", INT32),
+            F("replication_factor", INT16),
+            structs("assignments", F("partition_index", INT32), F("broker_ids", array(INT32))),
+            structs("configs", F("name", STRING), F("value", STRING, nullable="0+")),
         ),
         F("timeout_ms", INT32, default=60000),
         F("validate_only", BOOLEAN, "1+"),
     ),
     struct(
         F("throttle_time_ms", INT32, "2+"),
-        F(
+        structs(
             "topics",
-            array(
+            F("name", STRING),
+            F("topic_id", UUID, "7+"),
+            F("error_code", INT16),
+            F("error_message", STRING, "1+", nullable="0+", default=None),
+            F("topic_config_error_code", INT16, "5+", tag=0),
+            F("num_partitions", INT32, "5+", default=-1),
+            F("replication_factor", INT16, "5+", default=-1),
+            structs(
+                "configs",
                 F("name", STRING),
-                F("topic_id", UUID, "7+"),
-                F("error_code", INT16),
-                F("error_message", STRING, "1+", nullable="0+", default=None),
-                F("topic_config_error_code", INT16, "5+", tag=0),
-                F("num_partitions", INT32, "5+", default=-1),
-                F("replication_factor", INT16, "5+", default=-1),
-                F(
-                    "configs",
-                    array(
-                        F("name", STRING),
-                        F("value", STRING, nullable="0+"),
-                        F("read_only", BOOLEAN),
-                        F("config_source", INT8, default=-1),
-                        F("is_sensitive", BOOLEAN),
-                    ),
-                    "5+",
-                    nullable="5+",
-                ),
+                F("value", STRING, nullable="0+"),
+                F("read_only", BOOLEAN),
+                F("config_source", INT8, default=-1),
+                F("is_sensitive", BOOLEAN),
+                versions="5+",
+                nullable="5+",
             ),
         ),
     ),
 )
 
-DELETE_TOPICS = api(
-    20,
-    "DeleteTopics",
-    "0-6",
-    4,
+DELETE_TOPICS = api(20, "DeleteTopics", "0-6", flexible=4)(
     struct(
-        F("topics", array(F("name", STRING, nullable="6+", default=None), F("topic_id", UUID)), "6+"),
+        structs("topics", F("name", STRING, nullable="6+", default=None), F("topic_id", UUID), versions="6+"),
         F("topic_names", array(STRING), "0-5"),
         F("timeout_ms", INT32, default=60000),
     ),
     struct(
         F("throttle_time_ms", INT32, "1+"),
-        F(
+        structs(
             "responses",
-            array(
-                F("name", STRING, nullable="6+"),
-                F("topic_id", UUID, "6+"),
-                F("error_code", INT16),
-                F("error_message", STRING, "5+", nullable="5+", default=None),
-            ),
+            F("name", STRING, nullable="6+"),
+            F("topic_id", UUID, "6+"),
+            F("error_code", INT16),
+            F("error_message", STRING, "5+", nullable="5+", default=None),
         ),
     ),
 )
 
-CREATE_PARTITIONS = api(
-    37,
-    "CreatePartitions",
-    "0-3",
-    2,
+CREATE_PARTITIONS = api(37, "CreatePartitions", "0-3", flexible=2)(
     struct(
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F("count", INT32),
-                F("assignments", array(F("broker_ids", array(INT32))), nullable="0+", default=None),
-            ),
+            F("name", STRING),
+            F("count", INT32),
+            structs("assignments", F("broker_ids", array(INT32)), nullable="0+", default=None),
         ),
         F("timeout_ms", INT32),
         F("validate_only", BOOLEAN),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "results",
-            array(F("name", STRING), F("error_code", INT16), F("error_message", STRING, nullable="0+", default=None)),
+            F("name", STRING),
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="0+", default=None),
         ),
     ),
 )
 
-DELETE_RECORDS = api(
-    21,
-    "DeleteRecords",
-    "0-2",
-    2,
+DELETE_RECORDS = api(21, "DeleteRecords", "0-2", flexible=2)(
     struct(
-        F("topics", array(F("name", STRING), F("partitions", array(F("partition_index", INT32), F("offset", INT64))))),
+        structs("topics", F("name", STRING), structs("partitions", F("partition_index", INT32), F("offset", INT64))),
         F("timeout_ms", INT32),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F("partitions", array(F("partition_index", INT32), F("low_watermark", INT64), F("error_code", INT16))),
-            ),
+            F("name", STRING),
+            structs("partitions", F("partition_index", INT32), F("low_watermark", INT64), F("error_code", INT16)),
         ),
     ),
 )
 
-ALTER_REPLICA_LOG_DIRS = api(
-    34,
-    "AlterReplicaLogDirs",
-    "1-2",
-    2,
+ALTER_REPLICA_LOG_DIRS = api(34, "AlterReplicaLogDirs", "1-2", flexible=2)(
     struct(
-        F(
+        structs(
             "dirs",
-            array(
-                F("path", STRING),
-                F("topics", array(F("name", STRING), F("partitions", array(INT32)))),
-            ),
+            F("path", STRING),
+            structs("topics", F("name", STRING), F("partitions", array(INT32))),
         ),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "results",
-            array(
-                F("topic_name", STRING),
-                F("partitions", array(F("partition_index", INT32), F("error_code", INT16))),
-            ),
+            F("topic_name", STRING),
+            structs("partitions", F("partition_index", INT32), F("error_code", INT16)),
         ),
     ),
 )
 
-ELECT_LEADERS = api(
-    43,
-    "ElectLeaders",
-    "0-2",
-    2,
+ELECT_LEADERS = api(43, "ElectLeaders", "0-2", flexible=2)(
     struct(
         F("election_type", INT8, "1+"),
-        F("topic_partitions", array(F("topic", STRING), F("partitions", array(INT32))), nullable="0+"),
+        structs("topic_partitions", F("topic", STRING), F("partitions", array(INT32)), nullable="0+"),
         _TIMEOUT,
     ),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16, "1+"),
-        F(
+        structs(
             "replica_election_results",
-            array(
-                F("topic", STRING),
-                F(
-                    "partition_result",
-                    array(
-                        F("partition_id", INT32),
-                        F("error_code", INT16),
-                        F("error_message", STRING, nullable="0+", default=None),
-                    ),
-                ),
+            F("topic", STRING),
+            structs(
+                "partition_result",
+                F("partition_id", INT32),
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
             ),
         ),
     ),
 )
 
-ALTER_PARTITION_REASSIGNMENTS = api(
-    45,
-    "AlterPartitionReassignments",
-    "0-1",
-    0,
+ALTER_PARTITION_REASSIGNMENTS = api(45, "AlterPartitionReassignments", "0-1", flexible=0)(
     struct(
         _TIMEOUT,
         F("allow_replication_factor_change", BOOLEAN, "1+", default=True),
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition_index", INT32),
-                        F("replicas", array(INT32), nullable="0+", default=None),
-                    ),
-                ),
+            F("name", STRING),
+            structs(
+                "partitions",
+                F("partition_index", INT32),
+                F("replicas", array(INT32), nullable="0+", default=None),
             ),
         ),
     ),
@@ -421,54 +352,37 @@ ALTER_PARTITION_REASSIGNMENTS = api(
         F("allow_replication_factor_change", BOOLEAN, "1+", default=True),
         F("error_code", INT16),
         F("error_message", STRING, nullable="0+", default=None),
-        F(
+        structs(
             "responses",
-            array(
-                F("name", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition_index", INT32),
-                        F("error_code", INT16),
-                        F("error_message", STRING, nullable="0+", default=None),
-                    ),
-                ),
+            F("name", STRING),
+            structs(
+                "partitions",
+                F("partition_index", INT32),
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
             ),
         ),
     ),
 )
 
-LIST_PARTITION_REASSIGNMENTS = api(
-    46,
-    "ListPartitionReassignments",
-    "0",
-    0,
+LIST_PARTITION_REASSIGNMENTS = api(46, "ListPartitionReassignments", "0", flexible=0)(
     struct(
         _TIMEOUT,
-        F(
-            "topics",
-            array(F("name", STRING), F("partition_indexes", array(INT32))),
-            nullable="0+",
-            default=None,
-        ),
+        structs("topics", F("name", STRING), F("partition_indexes", array(INT32)), nullable="0+", default=None),
     ),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16),
         F("error_message", STRING, nullable="0+", default=None),
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition_index", INT32),
-                        F("replicas", array(INT32)),
-                        F("adding_replicas", array(INT32)),
-                        F("removing_replicas", array(INT32)),
-                    ),
-                ),
+            F("name", STRING),
+            structs(
+                "partitions",
+                F("partition_index", INT32),
+                F("replicas", array(INT32)),
+                F("adding_replicas", array(INT32)),
+                F("removing_replicas", array(INT32)),
             ),
         ),
     ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from spark_klog.base.names import SCRAM_SHA_256, SCRAM_SHA_512
-from spark_klog.protocol.schema import BYTES, INT8, INT16, INT32, INT64, STRING, F, api, array, struct
+from spark_klog.protocol.schema import BYTES, INT8, INT16, INT32, INT64, STRING, F, api, array, struct, structs
 
 #: SCRAM's mechanisms by the numbers that requests have, and the bounds of iterations: RFC 7677 and Kafka require at
 #: least 4096; Kafka's brokers allow at most 16384.
@@ -50,20 +50,12 @@ _FILTER = (
     F("permission_type", INT8),
 )
 
-SASL_HANDSHAKE = api(
-    17,
-    "SaslHandshake",
-    "0-1",
-    _NEVER_FLEXIBLE,
+SASL_HANDSHAKE = api(17, "SaslHandshake", "0-1", flexible=_NEVER_FLEXIBLE)(
     struct(F("mechanism", STRING)),
     struct(F("error_code", INT16), F("mechanisms", array(STRING))),
 )
 
-SASL_AUTHENTICATE = api(
-    36,
-    "SaslAuthenticate",
-    "0-2",
-    2,
+SASL_AUTHENTICATE = api(36, "SaslAuthenticate", "0-2", flexible=2)(
     struct(F("auth_bytes", BYTES)),
     struct(
         F("error_code", INT16),
@@ -73,48 +65,19 @@ SASL_AUTHENTICATE = api(
     ),
 )
 
-DESCRIBE_ACLS = api(
-    29,
-    "DescribeAcls",
-    "1-3",
-    2,
+DESCRIBE_ACLS = api(29, "DescribeAcls", "1-3", flexible=2)(
     struct(*_FILTER),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16),
         F("error_message", STRING, nullable="0+", default=None),
-        F(
+        structs(
             "resources",
-            array(
-                F("resource_type", INT8),
-                F("resource_name", STRING),
-                F("pattern_type", INT8, "1+", default=LITERAL),
-                F(
-                    "acls",
-                    array(
-                        F("principal", STRING),
-                        F("host", STRING),
-                        F("operation", INT8),
-                        F("permission_type", INT8),
-                    ),
-                ),
-            ),
-        ),
-    ),
-)
-
-CREATE_ACLS = api(
-    30,
-    "CreateAcls",
-    "1-3",
-    2,
-    struct(
-        F(
-            "creations",
-            array(
-                F("resource_type", INT8),
-                F("resource_name", STRING),
-                F("resource_pattern_type", INT8, "1+", default=LITERAL),
+            F("resource_type", INT8),
+            F("resource_name", STRING),
+            F("pattern_type", INT8, "1+", default=LITERAL),
+            structs(
+                "acls",
                 F("principal", STRING),
                 F("host", STRING),
                 F("operation", INT8),
@@ -122,99 +85,90 @@ CREATE_ACLS = api(
             ),
         ),
     ),
+)
+
+CREATE_ACLS = api(30, "CreateAcls", "1-3", flexible=2)(
+    struct(
+        structs(
+            "creations",
+            F("resource_type", INT8),
+            F("resource_name", STRING),
+            F("resource_pattern_type", INT8, "1+", default=LITERAL),
+            F("principal", STRING),
+            F("host", STRING),
+            F("operation", INT8),
+            F("permission_type", INT8),
+        ),
+    ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "results",
-            array(
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
-            ),
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="0+", default=None),
         ),
     ),
 )
 
-DELETE_ACLS = api(
-    31,
-    "DeleteAcls",
-    "1-3",
-    2,
-    struct(F("filters", array(*_FILTER))),
+DELETE_ACLS = api(31, "DeleteAcls", "1-3", flexible=2)(
+    struct(structs("filters", *_FILTER)),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "filter_results",
-            array(
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="0+", default=None),
+            structs(
+                "matching_acls",
                 F("error_code", INT16),
                 F("error_message", STRING, nullable="0+", default=None),
-                F(
-                    "matching_acls",
-                    array(
-                        F("error_code", INT16),
-                        F("error_message", STRING, nullable="0+", default=None),
-                        F("resource_type", INT8),
-                        F("resource_name", STRING),
-                        F("pattern_type", INT8, "1+", default=LITERAL),
-                        F("principal", STRING),
-                        F("host", STRING),
-                        F("operation", INT8),
-                        F("permission_type", INT8),
-                    ),
-                ),
+                F("resource_type", INT8),
+                F("resource_name", STRING),
+                F("pattern_type", INT8, "1+", default=LITERAL),
+                F("principal", STRING),
+                F("host", STRING),
+                F("operation", INT8),
+                F("permission_type", INT8),
             ),
         ),
     ),
 )
 
-DESCRIBE_USER_SCRAM_CREDENTIALS = api(
-    50,
-    "DescribeUserScramCredentials",
-    "0",
-    0,
-    struct(F("users", array(F("name", STRING)), nullable="0+")),
+DESCRIBE_USER_SCRAM_CREDENTIALS = api(50, "DescribeUserScramCredentials", "0", flexible=0)(
+    struct(structs("users", F("name", STRING), nullable="0+")),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16),
         F("error_message", STRING, nullable="0+", default=None),
-        F(
+        structs(
             "results",
-            array(
-                F("user", STRING),
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
-                F("credential_infos", array(F("mechanism", INT8), F("iterations", INT32))),
-            ),
+            F("user", STRING),
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="0+", default=None),
+            structs("credential_infos", F("mechanism", INT8), F("iterations", INT32)),
         ),
     ),
 )
 
-ALTER_USER_SCRAM_CREDENTIALS = api(
-    51,
-    "AlterUserScramCredentials",
-    "0",
-    0,
+ALTER_USER_SCRAM_CREDENTIALS = api(51, "AlterUserScramCredentials", "0", flexible=0)(
     struct(
-        F("deletions", array(F("name", STRING), F("mechanism", INT8))),
-        F(
+        structs("deletions", F("name", STRING), F("mechanism", INT8)),
+        structs(
             "upsertions",
-            array(
-                F("name", STRING),
-                F("mechanism", INT8),
-                F("iterations", INT32),
-                F("salt", BYTES),
-                F("salted_password", BYTES),
-            ),
+            F("name", STRING),
+            F("mechanism", INT8),
+            F("iterations", INT32),
+            F("salt", BYTES),
+            F("salted_password", BYTES),
         ),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "results",
-            array(
-                F("user", STRING),
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
-            ),
+            F("user", STRING),
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="0+", default=None),
         ),
     ),
 )

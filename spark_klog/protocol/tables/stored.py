@@ -7,7 +7,7 @@ their tagged fields is needed here.
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import BYTES, INT8, INT16, INT32, INT64, STRING, F, array, versioned
+from spark_klog.protocol.schema import BYTES, INT8, INT16, INT32, INT64, STRING, F, array, structs, versioned
 
 OFFSET_COMMIT_KEY = versioned("OffsetCommitKey", "0-1", F("group", STRING), F("topic", STRING), F("partition", INT32))
 
@@ -32,18 +32,16 @@ GROUP_METADATA_VALUE = versioned(
     F("protocol", STRING, nullable="0+"),
     F("leader", STRING, nullable="0+"),
     F("current_state_timestamp", INT64, "2+", default=-1),
-    F(
+    structs(
         "members",
-        array(
-            F("member_id", STRING),
-            F("group_instance_id", STRING, "3+", nullable="3+", default=None),
-            F("client_id", STRING),
-            F("client_host", STRING),
-            F("rebalance_timeout", INT32, "1+", default=-1),
-            F("session_timeout", INT32),
-            F("subscription", BYTES),
-            F("assignment", BYTES),
-        ),
+        F("member_id", STRING),
+        F("group_instance_id", STRING, "3+", nullable="3+", default=None),
+        F("client_id", STRING),
+        F("client_host", STRING),
+        F("rebalance_timeout", INT32, "1+", default=-1),
+        F("session_timeout", INT32),
+        F("subscription", BYTES),
+        F("assignment", BYTES),
     ),
     flexible=4,
 )
@@ -57,7 +55,7 @@ TRANSACTION_LOG_VALUE = versioned(
     F("producer_epoch", INT16),
     F("transaction_timeout_ms", INT32),
     F("transaction_status", INT8),
-    F("transaction_partitions", array(F("topic", STRING), F("partition_ids", array(INT32))), nullable="0+"),
+    structs("transaction_partitions", F("topic", STRING), F("partition_ids", array(INT32)), nullable="0+"),
     F("transaction_last_update_timestamp_ms", INT64),
     F("transaction_start_timestamp_ms", INT64),
     flexible=1,

@@ -7,13 +7,9 @@ For admins (KIP-664): DescribeProducers (61), DescribeTransactions (65) and List
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import BOOLEAN, INT16, INT32, INT64, STRING, F, api, array, struct
+from spark_klog.protocol.schema import BOOLEAN, INT16, INT32, INT64, STRING, F, api, array, struct, structs
 
-INIT_PRODUCER_ID = api(
-    22,
-    "InitProducerId",
-    "0-5",
-    2,
+INIT_PRODUCER_ID = api(22, "InitProducerId", "0-5", flexible=2)(
     struct(
         F("transactional_id", STRING, nullable="0+"),
         F("transaction_timeout_ms", INT32),
@@ -28,62 +24,46 @@ INIT_PRODUCER_ID = api(
     ),
 )
 
-ADD_PARTITIONS_TO_TXN = api(
-    24,
-    "AddPartitionsToTxn",
-    "0-5",
-    3,
+ADD_PARTITIONS_TO_TXN = api(24, "AddPartitionsToTxn", "0-5", flexible=3)(
     struct(
-        F(
+        structs(
             "transactions",
-            array(
-                F("transactional_id", STRING, "4+"),
-                F("producer_id", INT64, "4+"),
-                F("producer_epoch", INT16, "4+"),
-                F("verify_only", BOOLEAN, "4+"),
-                F("topics", array(F("name", STRING), F("partitions", array(INT32))), "4+"),
-            ),
-            "4+",
+            F("transactional_id", STRING, "4+"),
+            F("producer_id", INT64, "4+"),
+            F("producer_epoch", INT16, "4+"),
+            F("verify_only", BOOLEAN, "4+"),
+            structs("topics", F("name", STRING), F("partitions", array(INT32)), versions="4+"),
+            versions="4+",
         ),
         F("v3_and_below_transactional_id", STRING, "0-3"),
         F("v3_and_below_producer_id", INT64, "0-3"),
         F("v3_and_below_producer_epoch", INT16, "0-3"),
-        F("v3_and_below_topics", array(F("name", STRING), F("partitions", array(INT32))), "0-3"),
+        structs("v3_and_below_topics", F("name", STRING), F("partitions", array(INT32)), versions="0-3"),
     ),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16, "4+"),
-        F(
+        structs(
             "results_by_transaction",
-            array(
-                F("transactional_id", STRING, "4+"),
-                F(
-                    "topic_results",
-                    array(
-                        F("name", STRING),
-                        F("results_by_partition", array(F("partition_index", INT32), F("partition_error_code", INT16))),
-                    ),
-                    "4+",
-                ),
-            ),
-            "4+",
-        ),
-        F(
-            "results_by_topic_v3_and_below",
-            array(
+            F("transactional_id", STRING, "4+"),
+            structs(
+                "topic_results",
                 F("name", STRING),
-                F("results_by_partition", array(F("partition_index", INT32), F("partition_error_code", INT16))),
+                structs("results_by_partition", F("partition_index", INT32), F("partition_error_code", INT16)),
+                versions="4+",
             ),
-            "0-3",
+            versions="4+",
+        ),
+        structs(
+            "results_by_topic_v3_and_below",
+            F("name", STRING),
+            structs("results_by_partition", F("partition_index", INT32), F("partition_error_code", INT16)),
+            versions="0-3",
         ),
     ),
 )
 
-ADD_OFFSETS_TO_TXN = api(
-    25,
-    "AddOffsetsToTxn",
-    "0-4",
-    3,
+ADD_OFFSETS_TO_TXN = api(25, "AddOffsetsToTxn", "0-4", flexible=3)(
     struct(
         F("transactional_id", STRING),
         F("producer_id", INT64),
@@ -96,11 +76,7 @@ ADD_OFFSETS_TO_TXN = api(
     ),
 )
 
-END_TXN = api(
-    26,
-    "EndTxn",
-    "0-4",
-    3,
+END_TXN = api(26, "EndTxn", "0-4", flexible=3)(
     struct(
         F("transactional_id", STRING),
         F("producer_id", INT64),
@@ -113,44 +89,29 @@ END_TXN = api(
     ),
 )
 
-WRITE_TXN_MARKERS = api(
-    27,
-    "WriteTxnMarkers",
-    "1-1",
-    1,
+WRITE_TXN_MARKERS = api(27, "WriteTxnMarkers", "1-1", flexible=1)(
     struct(
-        F(
+        structs(
             "markers",
-            array(
-                F("producer_id", INT64),
-                F("producer_epoch", INT16),
-                F("transaction_result", BOOLEAN),
-                F("topics", array(F("name", STRING), F("partition_indexes", array(INT32)))),
-                F("coordinator_epoch", INT32),
-            ),
+            F("producer_id", INT64),
+            F("producer_epoch", INT16),
+            F("transaction_result", BOOLEAN),
+            structs("topics", F("name", STRING), F("partition_indexes", array(INT32))),
+            F("coordinator_epoch", INT32),
         ),
     ),
     struct(
-        F(
+        structs(
             "markers",
-            array(
-                F("producer_id", INT64),
-                F(
-                    "topics",
-                    array(
-                        F("name", STRING), F("partitions", array(F("partition_index", INT32), F("error_code", INT16)))
-                    ),
-                ),
+            F("producer_id", INT64),
+            structs(
+                "topics", F("name", STRING), structs("partitions", F("partition_index", INT32), F("error_code", INT16))
             ),
         ),
     ),
 )
 
-TXN_OFFSET_COMMIT = api(
-    28,
-    "TxnOffsetCommit",
-    "0-4",
-    3,
+TXN_OFFSET_COMMIT = api(28, "TxnOffsetCommit", "0-4", flexible=3)(
     struct(
         F("transactional_id", STRING),
         F("group_id", STRING),
@@ -159,100 +120,75 @@ TXN_OFFSET_COMMIT = api(
         F("generation_id", INT32, "3+", default=-1),
         F("member_id", STRING, "3+"),
         F("group_instance_id", STRING, "3+", nullable="3+", default=None),
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition_index", INT32),
-                        F("committed_offset", INT64),
-                        F("committed_leader_epoch", INT32, "2+", default=-1),
-                        F("committed_metadata", STRING, nullable="0+"),
-                    ),
-                ),
+            F("name", STRING),
+            structs(
+                "partitions",
+                F("partition_index", INT32),
+                F("committed_offset", INT64),
+                F("committed_leader_epoch", INT32, "2+", default=-1),
+                F("committed_metadata", STRING, nullable="0+"),
             ),
         ),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
-            "topics",
-            array(F("name", STRING), F("partitions", array(F("partition_index", INT32), F("error_code", INT16)))),
+        structs(
+            "topics", F("name", STRING), structs("partitions", F("partition_index", INT32), F("error_code", INT16))
         ),
     ),
 )
 
-DESCRIBE_PRODUCERS = api(
-    61,
-    "DescribeProducers",
-    "0-0",
-    0,
+DESCRIBE_PRODUCERS = api(61, "DescribeProducers", "0-0", flexible=0)(
     struct(
-        F("topics", array(F("name", STRING), F("partition_indexes", array(INT32)))),
+        structs("topics", F("name", STRING), F("partition_indexes", array(INT32))),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "topics",
-            array(
-                F("name", STRING),
-                F(
-                    "partitions",
-                    array(
-                        F("partition_index", INT32),
-                        F("error_code", INT16),
-                        F("error_message", STRING, nullable="0+", default=None),
-                        F(
-                            "active_producers",
-                            array(
-                                F("producer_id", INT64),
-                                F("producer_epoch", INT32),
-                                F("last_sequence", INT32, default=-1),
-                                F("last_timestamp", INT64, default=-1),
-                                F("coordinator_epoch", INT32),
-                                F("current_txn_start_offset", INT64, default=-1),
-                            ),
-                        ),
-                    ),
+            F("name", STRING),
+            structs(
+                "partitions",
+                F("partition_index", INT32),
+                F("error_code", INT16),
+                F("error_message", STRING, nullable="0+", default=None),
+                structs(
+                    "active_producers",
+                    F("producer_id", INT64),
+                    F("producer_epoch", INT32),
+                    F("last_sequence", INT32, default=-1),
+                    F("last_timestamp", INT64, default=-1),
+                    F("coordinator_epoch", INT32),
+                    F("current_txn_start_offset", INT64, default=-1),
                 ),
             ),
         ),
     ),
 )
 
-DESCRIBE_TRANSACTIONS = api(
-    65,
-    "DescribeTransactions",
-    "0-0",
-    0,
+DESCRIBE_TRANSACTIONS = api(65, "DescribeTransactions", "0-0", flexible=0)(
     struct(
         F("transactional_ids", array(STRING)),
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F(
+        structs(
             "transaction_states",
-            array(
-                F("error_code", INT16),
-                F("transactional_id", STRING),
-                F("transaction_state", STRING),
-                F("transaction_timeout_ms", INT32),
-                F("transaction_start_time_ms", INT64),
-                F("producer_id", INT64),
-                F("producer_epoch", INT16),
-                F("topics", array(F("topic", STRING), F("partitions", array(INT32)))),
-            ),
+            F("error_code", INT16),
+            F("transactional_id", STRING),
+            F("transaction_state", STRING),
+            F("transaction_timeout_ms", INT32),
+            F("transaction_start_time_ms", INT64),
+            F("producer_id", INT64),
+            F("producer_epoch", INT16),
+            structs("topics", F("topic", STRING), F("partitions", array(INT32))),
         ),
     ),
 )
 
-LIST_TRANSACTIONS = api(
-    66,
-    "ListTransactions",
-    "0-1",
-    0,
+LIST_TRANSACTIONS = api(66, "ListTransactions", "0-1", flexible=0)(
     struct(
         F("state_filters", array(STRING)),
         F("producer_id_filters", array(INT64)),
@@ -262,9 +198,8 @@ LIST_TRANSACTIONS = api(
         F("throttle_time_ms", INT32),
         F("error_code", INT16),
         F("unknown_state_filters", array(STRING)),
-        F(
-            "transaction_states",
-            array(F("transactional_id", STRING), F("producer_id", INT64), F("transaction_state", STRING)),
+        structs(
+            "transaction_states", F("transactional_id", STRING), F("producer_id", INT64), F("transaction_state", STRING)
         ),
     ),
 )
