@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import errno
 import logging
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -43,26 +45,21 @@ from spark_klog.log.segments.segment import (
     FileRange,
     Segment,
     Steps,
-    aborted_transactions,
-    max_timestamp,
-    offset_after,
-    offset_for_timestamp,
-    offsets_before,
-    read,
-    records_in,
     segment_name,
 )
 from spark_klog.log.segments.transaction_index import AbortedTransaction
 from spark_klog.records import kernels
 from spark_klog.records.building.assignment import assign_offsets
 from spark_klog.records.contract import BatchRun, IndexState, Kernel
-from spark_klog.records.formats.batch import iter_batches
+from spark_klog.records.formats.batch import MAX_HEADER_SIZE, iter_batches, read_header
 from spark_klog.records.formats.batch_v2 import BatchHeader, read_batch_header
-from spark_klog.records.kernels.batch_run import MAX_RELATIVE, run_of
+from spark_klog.records.kernels.reference import MAX_RELATIVE, run_of
 
 _log = logging.getLogger(__name__)
 _RETRY_MS = 60_000
 _NONE = -1
+#: Times of ListOffsets.
+_LATEST, _EARLIEST = -1, -2
 _DAY_MS = 24 * 3600 * 1000
 _PRODUCER_EXPIRATION_MS = _DAY_MS
 #: How far ahead of this one a producer's clock may well be (Kafka 4's message.timestamp.after.max.ms).
@@ -291,7 +288,19 @@ class PartitionLog:
         if not self.start_offset <= offset <= self.end_offset:
             raise OffsetOutOfRange(self.topic, self.partition, (offset, offset), (self.start_offset, self.end_offset))
         stop = end if end is not None and end < self.end_offset else None
-        return read(self._segments, offset, max_bytes, stop)
+        segments = self._segments
+        for index in range(self._index_at(offset), len(segments)):
+            if stop is not None and segments[index].base_offset >= stop:
+                return None
+            ends_within = stop is not None and (index == len(segments) - 1 or stop < segments[index + 1].base_offset)
+            found = segments[index].read(offset, max_bytes, stop if ends_within else None)
+            if found is not None:
+                return found
+        return None
+
+    def _index_at(self, offset: int) -> int:
+        """The index of the segment that contains the offset; 0 for earlier offsets."""
+        return max(0, bisect_right(self._segments, offset, key=lambda segment: segment.base_offset) - 1)
 
     def is_in_older_segment(self, offset: int, end: int) -> bool:
         """Whether `offset` is in a segment before the one that `end` is in."""
@@ -301,20 +310,41 @@ class PartitionLog:
         return False
 
     def records_in(self, found: FileRange) -> int:
-        """See `records_in`."""
-        return records_in(self._segments, found)
+        """The number of records in the complete batches of a range from `read`; gaps from compaction count as records.
+
+        0 if retention or compaction has just removed the segment.
+        """
+        first = read_header(found.file.read_at(found.position, min(found.size, MAX_HEADER_SIZE)))
+        segment = self._segments[self._index_at(first.base_offset)]
+        return segment.records_in(found, first.base_offset) if segment.file is found.file else 0
 
     def offset_after(self, offset: int, found: FileRange) -> int:
-        """See `offset_after`."""
-        return offset_after(self._segments, self.end_offset, offset, found)
+        """An offset after all records of a range that `read` returned for `offset`.
+
+        It comes from the index, so it may be some batches on.
+        """
+        segments, index = self._segments, self._index_at(offset)
+        while index < len(segments) - 1 and segments[index].file is not found.file:
+            index += 1
+        following = segments[index + 1].base_offset if index < len(segments) - 1 else self.end_offset
+        return segments[index].offset_after(found) or following
 
     def check_indexes(self) -> Iterator[None]:
         """Check the indexes before a look-up in all segments, one in a step; the log may change between. OSError."""
         yield from (None for segment in self._segments if segment.check_indexes())
 
     def aborted_transactions(self, first: int, end: int) -> list[AbortedTransaction]:
-        """See `aborted_transactions`."""
-        return aborted_transactions(self._segments, first, end)
+        """The aborted transactions with records in [first, end), for read_committed consumers.
+
+        `DecodeError` for a damaged index, OSError.
+        """
+        aborted: list[AbortedTransaction] = []
+        for segment in self._segments[self._index_at(first) :]:
+            overlapping, is_complete = segment.transaction_index.overlapping(first, end)
+            aborted += overlapping
+            if is_complete:
+                break
+        return aborted
 
     def search(self, timestamp: int | None) -> Steps[tuple[int, int] | None]:
         """(timestamp, offset) of the first record with a `timestamp` (ms) or a later one, or None; in steps.
@@ -322,13 +352,35 @@ class PartitionLog:
         For None that of the largest timestamp, None for an empty log. The log may change between steps. The walk is
         long if records before the log's start have larger timestamps than those after it.
         """
+        start, last = self.start_offset, self._segments[-1]
+        with_records = [segment for segment, after in pairwise(self._segments) if after.base_offset > start] + [last]
         if timestamp is None:
-            return max_timestamp(self._segments, self.start_offset)
-        return offset_for_timestamp(self._segments, self.start_offset, timestamp)
+            timestamp = _NONE
+            for segment in with_records:
+                timestamp = max(timestamp, (yield from segment.max_timestamp_from(start)))
+            if timestamp < 0:
+                return None
+        for segment in with_records:
+            found = yield from segment.record_at(timestamp, start)
+            if found is not None:
+                return found
+        return None
 
     def offsets_before(self, timestamp: int, count: int) -> list[int]:
-        """See `offsets_before`."""
-        return offsets_before(self._segments, self.start_offset, self.end_offset, timestamp, count)
+        """At most `count` offsets for ListOffsets version 0, the largest first.
+
+        These are the first offsets of segments started before `timestamp` (ms), and for -1 (latest) the end of the log;
+        for -2 (earliest) only the log's first offset.
+        """
+        if timestamp == _EARLIEST:
+            return [self.start_offset][: max(0, count)]
+        starts = [
+            max(segment.base_offset, self.start_offset)
+            for segment in self._segments
+            if timestamp == _LATEST or segment.made_ms <= timestamp
+        ]
+        ends = [self.end_offset] if timestamp == _LATEST and self.end_offset > starts[-1] else []
+        return [*ends, *reversed(starts)][: max(0, count)]
 
     @property
     def has_many_unflushed(self) -> bool:

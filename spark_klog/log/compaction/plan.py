@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_klog.log.config import LogConfig
-from spark_klog.records.kernels.batch_run import MAX_RELATIVE
+from spark_klog.records.kernels.reference import MAX_RELATIVE
 
 
 @dataclass(frozen=True, slots=True)

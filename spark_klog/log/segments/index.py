@@ -25,7 +25,7 @@ from threading import Lock
 from typing import Protocol
 
 from spark_klog.log.file_system import File, FileSystem, write_all
-from spark_klog.records.kernels.batch_run import OFFSET_ENTRY, TIME_ENTRY
+from spark_klog.records.kernels.reference import OFFSET_ENTRY, TIME_ENTRY
 
 _log = logging.getLogger(__name__)
 #: Enough for both indexes of about 13 sealed segments of 1 GiB.

@@ -19,7 +19,7 @@ from spark_klog.records.formats.batch import (
     whole_batch_size,
 )
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.kernels.batch_run import MAX_RELATIVE, run_of
+from spark_klog.records.kernels.reference import MAX_RELATIVE, run_of
 from spark_klog.wire.primitives import Buffer
 
 _SCAN_BYTES = 4 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""One segment: a .log file of record batches, named by its first offset, with its indexes; look-ups in several.
+"""One segment: a .log file of record batches, named by its first offset, with its indexes.
 
 00000000000000000042.log        batches one after the other
 00000000000000000042.index      see index.py
@@ -15,12 +15,10 @@ import errno
 import logging
 import os
 import weakref
-from bisect import bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,11 +26,11 @@ from spark_klog.errors import LogCorrupted
 from spark_klog.log.file_system import File, FileInfo, FileSystem, write_all
 from spark_klog.log.segments.index import IndexMemory, OffsetIndex, TimeIndex
 from spark_klog.log.segments.scan import DamagedBatch, IndexEntries, headers, scan
-from spark_klog.log.segments.transaction_index import AbortedTransaction, TransactionIndex
+from spark_klog.log.segments.transaction_index import TransactionIndex
 from spark_klog.records.contract import BatchRun, IndexState, IndexTarget
-from spark_klog.records.formats.batch import MAX_HEADER_SIZE, Header, read_header
+from spark_klog.records.formats.batch import Header
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.kernels.batch_run import MAX_RELATIVE
+from spark_klog.records.kernels.reference import MAX_RELATIVE
 from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import NONE
 from spark_klog.wire.primitives import Buffer
@@ -50,9 +48,6 @@ Steps = Generator[Callable[[], Any] | None, Any, _Result]
 _SHORT_BATCH = 4096
 #: The largest timestamp of no records, and its offset.
 _NO_TIMESTAMP = (-1, -1)
-#: Times of ListOffsets.
-_LATEST, _EARLIEST = -1, -2
-_TimeAndOffset = tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,103 +505,3 @@ def _first_since(header: Header, batch: memoryview, first: int, timestamp: int) 
 def _largest_from(header: Header, batch: memoryview, first: int) -> int:
     """The largest timestamp (ms) of a batch's records from offset `first` on, or -1."""
     return max((record.timestamp for record in records_of(header, batch) if record.offset >= first), default=-1)
-
-
-def offset_for_timestamp(segments: Sequence[Segment], start_offset: int, timestamp: int) -> Steps[_TimeAndOffset]:
-    """(timestamp, offset) of the first record with a timestamp (ms) of at least `timestamp`, or None."""
-    for segment in _with_records(segments, start_offset):
-        found = yield from segment.record_at(timestamp, start_offset)
-        if found is not None:
-            return found
-    return None
-
-
-def max_timestamp(segments: Sequence[Segment], start_offset: int) -> Steps[_TimeAndOffset]:
-    """(timestamp, offset) of the record with the largest timestamp; None for an empty log."""
-    timestamp = -1
-    for segment in _with_records(segments, start_offset):
-        timestamp = max(timestamp, (yield from segment.max_timestamp_from(start_offset)))
-    return (yield from offset_for_timestamp(segments, start_offset, timestamp)) if timestamp >= 0 else None
-
-
-def offsets_before(
-    segments: Sequence[Segment], start_offset: int, end_offset: int, timestamp: int, count: int
-) -> list[int]:
-    """At most `count` offsets for ListOffsets version 0, the largest first.
-
-    These are the first offsets of segments started before `timestamp` (ms), and for -1 (latest) the end of the log; for
-    -2 (earliest) only the log's first offset.
-    """
-    if timestamp == _EARLIEST:
-        found = [start_offset]
-    else:
-        starts = [
-            max(segment.base_offset, start_offset)
-            for segment in segments
-            if timestamp == _LATEST or segment.made_ms <= timestamp
-        ]
-        ends = [end_offset] if timestamp == _LATEST and end_offset > starts[-1] else []
-        found = [*ends, *reversed(starts)]
-    return found[: max(0, count)]
-
-
-def _with_records(segments: Sequence[Segment], start_offset: int) -> Iterator[Segment]:
-    """The segments that do not lie completely before the start."""
-    for segment, following in pairwise(segments):
-        if following.base_offset > start_offset:
-            yield segment
-    yield segments[-1]
-
-
-def read(segments: Sequence[Segment], offset: int, max_bytes: int, stop: int | None) -> FileRange | None:
-    """A range of one segment's file that starts with the batch that contains `offset`; at least one batch.
-
-    None if there is no batch, or none before `stop`.
-    """
-    for index in range(_index_at(segments, offset), len(segments)):
-        if stop is not None and segments[index].base_offset >= stop:
-            return None
-        ends_within = stop is not None and (index == len(segments) - 1 or stop < segments[index + 1].base_offset)
-        found = segments[index].read(offset, max_bytes, stop if ends_within else None)
-        if found is not None:
-            return found
-    return None
-
-
-def records_in(segments: Sequence[Segment], found: FileRange) -> int:
-    """The number of records in the complete batches of a range from `read`; gaps from compaction count as records."""
-    first = read_header(found.file.read_at(found.position, min(found.size, MAX_HEADER_SIZE)))
-    segment = segments[_index_at(segments, first.base_offset)]
-    # 0 if retention or compaction has just removed the segment.
-    return segment.records_in(found, first.base_offset) if segment.file is found.file else 0
-
-
-def offset_after(segments: Sequence[Segment], end_offset: int, offset: int, found: FileRange) -> int:
-    """An offset after all records of a range that `read` returned for `offset`; by the index, so maybe some batches on.
-
-    `end_offset` is that of the log.
-    """
-    index = _index_at(segments, offset)
-    while index < len(segments) - 1 and segments[index].file is not found.file:
-        index += 1
-    following = segments[index + 1].base_offset if index < len(segments) - 1 else end_offset
-    return segments[index].offset_after(found) or following
-
-
-def aborted_transactions(segments: Sequence[Segment], first: int, end: int) -> list[AbortedTransaction]:
-    """The aborted transactions with records in [first, end), for read_committed consumers.
-
-    `DecodeError` for a damaged index, OSError.
-    """
-    aborted: list[AbortedTransaction] = []
-    for segment in segments[_index_at(segments, first) :]:
-        overlapping, is_complete = segment.transaction_index.overlapping(first, end)
-        aborted += overlapping
-        if is_complete:
-            break
-    return aborted
-
-
-def _index_at(segments: Sequence[Segment], offset: int) -> int:
-    """The index of the segment that contains the offset; 0 for earlier offsets."""
-    return max(0, bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1)

@@ -20,7 +20,7 @@ from spark_klog.log.segments.segment import INDEX, LOG, TIME_INDEX, TRANSACTION_
 from spark_klog.log.segments.transaction_index import AbortedTransaction, parse_transaction_index
 from spark_klog.records.formats.batch import MIN_BATCH_SIZE, PREFIX, Header, check_crc, first_batch_size
 from spark_klog.records.formats.batch_v2 import LOG_OVERHEAD, BatchHeader
-from spark_klog.records.kernels.batch_run import OFFSET_ENTRY, TIME_ENTRY
+from spark_klog.records.kernels.reference import OFFSET_ENTRY, TIME_ENTRY
 from spark_klog.records.reading.offset_order import NO_END, NOTHING, End, OffsetOrder
 from spark_klog.records.reading.reader import records_of
 

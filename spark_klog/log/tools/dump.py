@@ -23,7 +23,7 @@ from spark_klog.records.contract import NO_TIMESTAMP, NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.formats.batch import Header, check_crc, first_batch_size, read_header
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.formats.message_07 import Message07, check_crc_07, iter_messages_07, records_07
-from spark_klog.records.kernels.batch_run import OFFSET_ENTRY, TIME_ENTRY
+from spark_klog.records.kernels.reference import OFFSET_ENTRY, TIME_ENTRY
 from spark_klog.records.reading.reader import records_of
 from spark_klog.wire.codecs import CODECS, MAX_DECOMPRESSED
 

@@ -1,4 +1,4 @@
-# Scans of batches of magic 2, never of their records: for a log headers and checksums (see batch_run.py), for a reader
+# Scans of batches of magic 2, never of their records: for a log headers and checksums (see reference.py), for a reader
 # the order of offsets (see offset_order.py).
 
 cdef enum:
