@@ -11,7 +11,7 @@ from spark_klog.base.addresses import filesystem_at, without_user
 from spark_klog.errors import DirectoryError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import Entry, reason
-from spark_klog.trees.local_files import VALUE
+from spark_klog.trees.files import VALUE
 
 _READS = 10
 

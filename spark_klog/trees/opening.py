@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.errors import ConfigError
-from spark_klog.trees.files import FileTree
-from spark_klog.trees.local_files import LocalFiles
+from spark_klog.trees.files import FileTree, LocalFiles
 from spark_klog.trees.tree import SESSION_SECONDS, Tree
 
 

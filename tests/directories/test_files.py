@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from spark_klog.errors import ConfigError, DirectoryError
-from spark_klog.trees.files import FileTree
-from spark_klog.trees.local_files import LocalFiles
+from spark_klog.trees.files import FileTree, LocalFiles
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.tree import NodeExists
 from tests.support.trees import SECONDS, Background

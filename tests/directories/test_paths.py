@@ -238,7 +238,7 @@ def test_offset_directory() -> None:
 def test_the_room_loads_neither_kazoo_nor_pyarrow() -> None:
     script = (
         "import importlib, sys\n"
-        "for name in 'tree zookeeper files local_files opening memory'.split():\n"
+        "for name in 'tree zookeeper files opening memory'.split():\n"
         "    importlib.import_module('spark_klog.trees.' + name)\n"
         "import spark_klog.trees.consumers, spark_klog.trees.paths\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"

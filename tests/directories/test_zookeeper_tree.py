@@ -16,9 +16,8 @@ from uuid import uuid4
 import pytest
 
 from spark_klog.errors import DirectoryError
-from spark_klog.trees import zookeeper as zookeeper_module, zookeeper_session as lease_module
-from spark_klog.trees.zookeeper import ZooKeeperTree
-from spark_klog.trees.zookeeper_session import Operation
+from spark_klog.trees import zookeeper as zookeeper_module
+from spark_klog.trees.zookeeper import Operation, ZooKeeperTree
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.trees import SECONDS, expire
@@ -110,9 +109,9 @@ class TestZooKeeper:
             wait_until(lambda: lease.holds)
             assert tree._session.timeout_seconds == pytest.approx(2.0)
             first = lease.session
-            clocks = lease_module._clocks
+            clocks = zookeeper_module._clocks
             with monkeypatch.context() as patch:  # as if the process had stood still
-                patch.setattr(lease_module, "_clocks", lambda: tuple(clock + 2 for clock in clocks()))
+                patch.setattr(zookeeper_module, "_clocks", lambda: tuple(clock + 2 for clock in clocks()))
                 patch.setattr(tree._client, "exists_async", lambda _: tree._client.handler.async_result())
                 assert not lease.holds
                 assert not lease.is_cut_off
