@@ -72,6 +72,11 @@ def _new(rows: Sequence[Row]) -> list[Row]:
     return [row._replace(timestamp=-1, kind=0) if row.timestamp is None else row for row in rows]
 
 
+def _numbered(rows: Sequence[Row]) -> list[Row]:
+    """The rows with offsets from 0 on, as a producer's are after conversion to magic 2."""
+    return [row._replace(offset=number) for number, row in enumerate(rows)]
+
+
 def _appended(rows: Sequence[Row], time: int = APPEND_TIME) -> list[Row]:
     return [row._replace(timestamp=time, kind=1) for row in rows]
 
@@ -296,8 +301,8 @@ def test_a_log_of_all_magics_goes_down() -> None:
 @pytest.mark.parametrize("codec", OLD_CODECS)
 def test_a_message_set_becomes_a_batch(magic: int, codec: int) -> None:
     data = up_convert(_set(magic, codec))
-    assert _read(data) == _new(_old(ROWS, magic))
-    assert _shallow(data) == [Shallow(2, codec, 100, 110)]
+    assert _read(data) == _numbered(_new(_old(ROWS, magic)))
+    assert _shallow(data) == [Shallow(2, codec, 0, 4)]
     (batch,) = MemoryRecords(bytes(data))
     assert (batch.first_timestamp, batch.max_timestamp) == ((TIME, TIME + 50) if magic else (-1, -1))
     assert (batch.producer_id, batch.base_sequence, batch.is_transactional) == (-1, -1, False)
@@ -307,7 +312,7 @@ def test_a_message_set_becomes_a_batch(magic: int, codec: int) -> None:
 @pytest.mark.parametrize("codec", OLD_CODECS)
 def test_log_append_time_goes_up(codec: int) -> None:
     data = up_convert(_set(1, codec, append_time=APPEND_TIME))
-    assert _read(data) == _appended(_old(ROWS, 1))
+    assert _read(data) == _numbered(_appended(_old(ROWS, 1)))
     assert len(_shallow(data)) == 1
 
 
@@ -324,17 +329,17 @@ def test_messages_in_a_row_become_one_batch_unless_their_times_differ_in_type() 
     ]
     data = up_convert(b"".join(parts))
     assert [(found.first, found.last, found.codec) for found in _shallow(data)] == [
-        (100, 101, NONE),
-        (104, 109, NONE),
-        (110, 110, NONE),
-        (111, 112, GZIP),
-        (113, 113, GZIP),
-        (114, 114, NONE),
+        (0, 1, NONE),
+        (2, 3, NONE),
+        (4, 4, NONE),
+        (5, 6, GZIP),
+        (7, 7, GZIP),
+        (8, 8, NONE),
     ]
     old = _old(ROWS, 1)
     expected = [old[0], *_new(_old(ROWS[1:2], 0)), *_appended(old[2:4]), *_appended(old[4:], APPEND_TIME + 1)]
     expected += [Row(111 + number, TIME, None, value) for number, value in enumerate((b"a", b"b", b"c", b"d"))]
-    assert _read(data) == expected
+    assert _read(data) == _numbered(expected)
 
 
 def test_batches_stay_as_they_are() -> None:
@@ -347,27 +352,11 @@ def test_batches_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_renumbered_offsets_count_from_0(magic: int) -> None:
+def test_offsets_count_from_0(magic: int) -> None:
     """The offsets that a producer sends may have any values."""
     rows = [row._replace(offset=offset) for row, offset in zip(ROWS, (5, 5, -1, 0, 2**62), strict=True)]
     data = _set(magic, NONE, rows) + _set(magic, SNAPPY, rows[:2]) + _set(magic, NONE, rows[:1])
-    expected = [row._replace(offset=number) for number, row in enumerate([*rows, *rows[:2], *rows[:1]])]
-    assert _read(up_convert(data, renumber=True)) == _new(_old(expected, magic))
-
-
-@pytest.mark.parametrize("offsets", [(5, 4), (0, 2**31), (-1, 0), (0, 2**62)])
-def test_offsets_that_one_batch_cannot_hold(offsets: tuple[int, int]) -> None:
-    """Messages go into two batches; a wrapper is refused, and so is a negative offset."""
-    rows = [row._replace(offset=offset, headers=()) for row, offset in zip(ROWS, offsets, strict=False)]
-    if offsets[0] >= 0:
-        data = up_convert(_set(1, NONE, rows))
-        assert _read(data) == rows
-        assert len(_shallow(data)) == 2
-    else:
-        with pytest.raises(DecodeError):
-            up_convert(_set(1, NONE, rows))
-    with pytest.raises(DecodeError):
-        up_convert(_set(0, GZIP, rows))
+    assert _read(up_convert(data)) == _numbered(_new(_old([*rows, *rows[:2], *rows[:1]], magic)))
 
 
 @pytest.mark.parametrize("times", [(0, 2**63 - 1), (-(2**63), 2**63 - 1), (2**63 - 1, -(2**63)), (-1, 2**63 - 1)])
@@ -420,10 +409,10 @@ def test_what_is_compressed_grows_to_the_limit_only() -> None:
 def test_all_wrappers_of_a_producer_share_the_limit() -> None:
     """Otherwise a request of many small wrappers could grow to many times the limit."""
     one = _set(1, GZIP)
-    assert len(_read(up_convert(one, renumber=True, limit=4000))) == len(ROWS)
-    assert len(_read(up_convert(one * 2, renumber=True, limit=8000))) == 2 * len(ROWS)
+    assert len(_read(up_convert(one, limit=4000))) == len(ROWS)
+    assert len(_read(up_convert(one * 2, limit=8000))) == 2 * len(ROWS)
     with pytest.raises(DecodeError, match="beyond"):
-        up_convert(one * 2, renumber=True, limit=4000)
+        up_convert(one * 2, limit=4000)
 
 
 # ----- very many records
@@ -437,7 +426,7 @@ def test_many_records_are_converted_in_slices(codec: int, magic: int, monkeypatc
     monkeypatch.setattr(conversion, "_SLICE_RECORDS", 2)
     rows = [row._replace(offset=number) for number, row in enumerate(ROWS * 3)]
     data = _set(magic, codec, rows)
-    up = up_convert(data, renumber=True)
+    up = up_convert(data)
     assert _read(up) == _new(_old(rows, magic))
     assert len(_shallow(up)) > 5
     down = down_convert(_batch(rows, codec), magic)
@@ -447,7 +436,7 @@ def test_many_records_are_converted_in_slices(codec: int, magic: int, monkeypatc
 
 def test_slices_keep_the_append_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversion, "_SLICE_BYTES", 100)
-    found = list(read_records(up_convert(_set(1, GZIP, append_time=APPEND_TIME), renumber=True)))
+    found = list(read_records(up_convert(_set(1, GZIP, append_time=APPEND_TIME))))
     assert [(record.timestamp, record.timestamp_type) for record in found] == [(APPEND_TIME, 1)] * len(ROWS)
 
 
@@ -457,7 +446,7 @@ def test_damage_in_a_slice_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
     data, kind = _REFUSED[name]
     for before in (b"", _batch(), _set(1), _set(0, GZIP)):
         with pytest.raises(kind):
-            up_convert(before + data, renumber=True)
+            up_convert(before + data)
     inner = _set(1, NONE, ROWS[:2])
     for bad in (
         inner[:-1],
@@ -467,7 +456,7 @@ def test_damage_in_a_slice_is_refused(name: str, monkeypatch: pytest.MonkeyPatch
         inner + _message(1, 2**63 - 1, 0, None, b""),
     ):
         with pytest.raises(DecodeError):
-            up_convert(_message(1, 0, 0, None, gzip.compress(bad), GZIP), renumber=True)
+            up_convert(_message(1, 0, 0, None, gzip.compress(bad), GZIP))
 
 
 @pytest.mark.parametrize("is_up", [True, False])
@@ -478,10 +467,10 @@ def test_the_memory_of_many_records_is_bounded(is_up: bool, monkeypatch: pytest.
     messages = _message(0, 0, None, None, None) * 20_000
     data = _message(0, 0, None, None, gzip.compress(messages), GZIP)
     if not is_up:
-        data = bytes(up_convert(data, renumber=True))
+        data = bytes(up_convert(data))
     tracemalloc.start()
     try:
-        out = up_convert(data, renumber=True) if is_up else down_convert(data, 0).data
+        out = up_convert(data) if is_up else down_convert(data, 0).data
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -519,11 +508,9 @@ def test_down_and_up_again_keeps_the_records(
     assert down.records == len(rows)
     assert down.lost_headers == sum(len(row.headers) for row in rows)
     up = up_convert(down.data)
-    assert _read(up) == _new(_old(rows, magic))
+    assert _read(up) == _numbered(_new(_old(rows, magic)))
     assert up_convert(up) == up
     assert {found.magic for found in _shallow(up)} == {2}
-    renumbered = [row._replace(offset=number) for number, row in enumerate(_new(_old(rows, magic)))]
-    assert _read(up_convert(down.data, renumber=True)) == renumbered
 
 
 def test_batch_of_keeps_headers_and_type() -> None:

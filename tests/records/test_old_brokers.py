@@ -325,5 +325,5 @@ def test_conversion_keeps_holes_between_offsets(codec: str) -> None:
         converted = down_convert(batches, magic).data
         wanted = kept if magic else [record._replace(timestamp=-1, timestamp_type=-1) for record in kept]
         assert _read_by_kafka_python(bytes(converted)) == wanted
-        back = [record._replace(timestamp_type=0) for record in wanted]
+        back = [record._replace(offset=number, timestamp_type=0) for number, record in enumerate(wanted)]
         assert _read_by_kafka_python(bytes(up_convert(converted))) == back

@@ -97,7 +97,7 @@ async def _append(
         limit = broker.config.decompressed_max_bytes
         if request.version < PRODUCE_WITH_MAGIC_2:
             async with broker.decompressing:
-                records = memoryview(await asyncio.to_thread(up_convert, records, renumber=True, limit=limit))
+                records = memoryview(await asyncio.to_thread(up_convert, records, limit))
         is_one = request.version >= PRODUCE_WITH_MAGIC_2
         produced = check_produced(records, log.kernel, is_one=is_one, limit=limit)
         if log.config.compacts:
