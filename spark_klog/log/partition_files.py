@@ -89,9 +89,14 @@ def write_checkpoint(files: FileSystem, path: Path, offsets: Mapping[tuple[str, 
 def read_checkpoint(files: FileSystem, path: Path) -> Offsets | None:
     """Read the offsets; None if the file is missing, `LogCorrupted` if its format is wrong."""
     try:
-        text = files.read(path).decode("utf-8", "replace")
+        return parse_checkpoint(files.read(path), str(path))
     except FileNotFoundError:
         return None
+
+
+def parse_checkpoint(content: bytes, path: str) -> Offsets:
+    """The offsets in the content of a checkpoint; `LogCorrupted` if its format is wrong."""
+    text = content.decode("utf-8", "replace")
     if not text:
         return {}  # Kafka 4.1 leaves an empty cleaner checkpoint
     offsets: Offsets = {}

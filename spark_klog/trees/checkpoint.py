@@ -68,7 +68,7 @@ def parse_offsets_file(content: bytes, path: str) -> dict[tuple[str, int], int]:
     """The offsets by topic and partition in a file offsets/N; `DecodeError` if it is malformed or has none."""
     found: dict[tuple[str, int], int] = {}
     for value in offset_lines(content, path):
-        for key, offset in _of_source(value).items():
+        for key, offset in (_of_source(value) or {}).items():
             found[key] = min(offset, found.get(key, offset))
     if not found:
         raise DecodeError(f"{path}: no source of the query reads topics")
@@ -95,10 +95,10 @@ def _json(line: str, path: str) -> Any:
         return None
 
 
-def _of_source(value: Any) -> dict[tuple[str, int], int]:
-    """The offsets in a source's line; {} if the source does not read topics."""
+def _of_source(value: Any) -> dict[tuple[str, int], int] | None:
+    """The offsets in a source's line; None if the source does not read topics."""
     if not isinstance(value, dict) or not all(isinstance(partitions, dict) for partitions in value.values()):
-        return {}
+        return None
     entries = [entry for topic, partitions in value.items() if _is_topic(topic) for entry in partitions.items()]
     is_sound = all(
         name.isascii()
@@ -108,7 +108,7 @@ def _of_source(value: Any) -> dict[tuple[str, int], int]:
         and 0 <= offset <= INT64_MAX
         for name, offset in entries
     )
-    return from_json(value) if is_sound else {}
+    return from_json(value) if is_sound else None
 
 
 def from_json(value: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, int], int]:
@@ -209,24 +209,21 @@ def checkpoint_state(address: str) -> CheckpointState:
         )
     last = root / "offsets" / str(planned)
     values = offset_lines(last.read_bytes(), str(last)) if planned >= 0 else []
-    sources = [Source(number, _offsets(value)) for number, value in enumerate(values)]
+    sources = [Source(number, _of_source(value)) for number, value in enumerate(values)]
+    to_both: list[str] = []
     to_klog: list[str] = []
     to_kafka: list[str] = []
     if planned < 0:
-        reason = "no micro-batch is planned yet: the other format begins where its own startingOffsets say"
-        to_klog.append(reason)
-        to_kafka.append(reason)
+        to_both.append("no micro-batch is planned yet: the other format begins where its own startingOffsets say")
     elif done < planned and planned == 0:
-        reason = (
+        to_both.append(
             "the first micro-batch is not done, and the other format does not find its start: let it end with the "
             "format that it began with"
         )
-        to_klog.append(reason)
-        to_kafka.append(reason)
     names = {name for value in values if isinstance(value, dict) for name in value if name.startswith(START_OF)}
     if any(value[name] for value in values if isinstance(value, dict) for name in names & value.keys()):
         to_kafka.append("the last entry was written by an older klog: run one more micro-batch with klog")
-    elif done < planned and any(name.startswith(f"{START_OF}micro-batch ") for name in names):
+    elif done < planned and any(name.startswith(_MICRO_BATCH) for name in names):
         to_kafka.append(
             "the last micro-batch is not done, and begins elsewhere than the one before ended (a topic was created "
             "again, or a partition came back): let it end with klog"
@@ -238,10 +235,9 @@ def checkpoint_state(address: str) -> CheckpointState:
             "it reads a topic"
         )
     if not any(source.offsets is not None for source in sources) and planned >= 0:
-        reason = "no source of the query reads topics"
-        to_klog.append(reason)
-        to_kafka.append(reason)
-    return CheckpointState(_query(root), planned, done, (root / "state").is_dir(), sources, to_klog, to_kafka)
+        to_both.append("no source of the query reads topics")
+    reasons = [*to_both, *to_klog], [*to_both, *to_kafka]
+    return CheckpointState(_query(root), planned, done, (root / "state").is_dir(), sources, *reasons)
 
 
 def _query(root: Path) -> str | None:
@@ -261,13 +257,6 @@ def _began_with_kafka(root: Path, number: int) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return _offsets(json.loads(lines[-1])) is not None
+        return _of_source(json.loads(lines[-1])) is not None
     except (IndexError, ValueError, RecursionError):
         return False
-
-
-def _offsets(value: Any) -> dict[tuple[str, int], int] | None:
-    try:
-        return from_json(value)
-    except (ValueError, AttributeError, TypeError):
-        return None

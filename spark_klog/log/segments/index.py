@@ -17,7 +17,7 @@ Memory: entries are loaded at the first look-up. Those of sealed segments may be
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from pathlib import Path
 from struct import Struct
@@ -167,19 +167,19 @@ class SparseIndex:
     def _floor(self, key: int) -> tuple[int, int] | None:
         """The last pair with a key of at most `key`."""
         data = self._load()
-        low, high = 0, len(data) // self._entry.size
-        while low < high:
-            middle = (low + high) // 2
-            if self._pair(data, middle)[0] <= key:
-                low = middle + 1
-            else:
-                high = middle
-        return self._pair(data, low - 1) if low else None
+        numbers = range(len(data) // self._entry.size)
+        after = bisect_right(numbers, key, key=lambda number: self._pair(data, number)[0])
+        return self._pair(data, after - 1) if after else None
 
-    def _last(self) -> tuple[int, int] | None:
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """The last entry, as of look-ups."""
         data = self._load()
-        count = len(data) // self._entry.size
-        return self._pair(data, count - 1) if count else None
+        return self._absolute(self._pair(data, len(data) // self._entry.size - 1)) if data else None
+
+    def _absolute(self, pair: tuple[int, int] | None) -> tuple[int, int] | None:
+        """The pair with its offset absolute."""
+        raise NotImplementedError
 
     def is_full(self, limit: int) -> bool:
         """Whether `limit` bytes have no room for two more entries (one is for the end of the segment)."""
@@ -242,11 +242,6 @@ class OffsetIndex(SparseIndex):
         numbers = range(len(data) // self._entry.size)
         return bisect_left(numbers, position, key=lambda number: self._pair(data, number)[1]), data
 
-    @property
-    def last(self) -> tuple[int, int] | None:
-        """The last (offset, position)."""
-        return self._absolute(self._last())
-
     def _absolute(self, pair: tuple[int, int] | None) -> tuple[int, int] | None:
         return (self.base_offset + pair[0], pair[1]) if pair else None
 
@@ -265,11 +260,6 @@ class TimeIndex(SparseIndex):
     def before(self, timestamp: int) -> tuple[int, int] | None:
         """The last (timestamp, offset) entry below `timestamp`: no record up to that offset has it."""
         return self._absolute(self._floor(timestamp - 1))
-
-    @property
-    def last(self) -> tuple[int, int] | None:
-        """The last (timestamp, offset)."""
-        return self._absolute(self._last())
 
     def _absolute(self, pair: tuple[int, int] | None) -> tuple[int, int] | None:
         return (pair[0], self.base_offset + pair[1]) if pair else None

@@ -14,10 +14,10 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple
 
-from spark_klog.errors import ConfigError, OffsetOutOfRange
+from spark_klog.errors import ConfigError, LogCorrupted, OffsetOutOfRange
 from spark_klog.files.folder import ReadableFolder, read_whole
 from spark_klog.log.layout import BROKER_FOLDER, CLUSTER_MARK, META
-from spark_klog.log.partition_files import LOG_START, partition_of_folder
+from spark_klog.log.partition_files import LOG_START, Offsets, parse_checkpoint, partition_of_folder
 from spark_klog.log.stored.partition import GONE, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
@@ -53,7 +53,7 @@ class StoredDirectories:
     ) -> None:
         self._directories = directories
         self._read_committed, self._limit = read_committed, limit
-        self._checkpoints: dict[str, dict[tuple[str, int], int]] = {}
+        self._checkpoints: dict[str, Offsets] = {}
 
     def partitions(self) -> list[tuple[str, int]]:
         """All (topic, partition), sorted.
@@ -96,16 +96,12 @@ class StoredDirectories:
                 return log if old is None or old.is_empty else old
         raise OffsetOutOfRange(topic, partition, (0, 0), GONE)
 
-    def _log_starts(self, directory: Directory) -> dict[tuple[str, int], int]:
+    def _log_starts(self, directory: Directory) -> Offsets:
         if directory.name not in self._checkpoints:
+            path = directory.at(LOG_START)
             try:
-                text = read_whole(directory.files, directory.at(LOG_START)).decode(errors="replace")
-            except FileNotFoundError:
-                text = ""
-            lines = [line.split(" ") for line in text.splitlines()[2:]]
-            self._checkpoints[directory.name] = {
-                (line[0], int(line[1])): int(line[2])
-                for line in lines
-                if len(line) == 3 and line[1].isdecimal() and line[2].isdecimal()
-            }
+                starts = parse_checkpoint(read_whole(directory.files, path), path)
+            except (FileNotFoundError, LogCorrupted):
+                starts = {}
+            self._checkpoints[directory.name] = starts
         return self._checkpoints[directory.name]
