@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.addresses import filesystem_at, local_path, without_user
 from spark_klog.errors import ConfigError, KlogError
@@ -17,14 +17,19 @@ def open_folder(address: str, failure: type[KlogError] | None = None) -> LocalFo
     path = local_path(address)
     if path is not None:
         return LocalFolder(path, failure)
-    try:
-        from spark_klog.files.arrow import ArrowFolder
+    filesystem, base = open_filesystem(address, failure)
+    from spark_klog.files.arrow import ArrowFolder
 
-        filesystem, base = filesystem_at(address)
+    return ArrowFolder(filesystem, base, without_user(address), failure)
+
+
+def open_filesystem(address: str, failure: type[KlogError] | None = None) -> tuple[Any, str]:
+    """The pyarrow file system of a URI, and the path there; errors as of `open_folder`."""
+    try:
+        return filesystem_at(address)
     except ImportError as error:
         raise ConfigError(f"{without_user(address)!r} needs pyarrow, which is not installed") from error
     except OSError as error:
         if failure is None:
             raise
         raise failure(f"{without_user(address)} can't be opened: {reason(error)}") from None
-    return ArrowFolder(filesystem, base, without_user(address), failure)

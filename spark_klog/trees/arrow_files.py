@@ -7,10 +7,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from spark_klog.base.addresses import filesystem_at, without_user
 from spark_klog.errors import DirectoryError
 from spark_klog.files.arrow import ArrowFolder
-from spark_klog.files.folder import Entry, reason
+from spark_klog.files.folder import Entry
 from spark_klog.trees.files import VALUE
 
 _READS = 10
@@ -33,15 +32,6 @@ class ArrowFiles(ArrowFolder):
                 filesystem.create_dir(self._base, recursive=True)
             except OSError as error:
                 raise DirectoryError(f"cannot use {self.address} for directories: {error}") from error
-
-    @classmethod
-    def from_uri(cls, uri: str) -> ArrowFiles:
-        """Open the folder at a URI; `ConfigError` if pyarrow does not know it, `DirectoryError` if it can't open it."""
-        try:
-            filesystem, base = filesystem_at(uri)
-        except OSError as error:
-            raise DirectoryError(f"cannot open the file system of {without_user(uri)!r}: {reason(error)}") from None
-        return cls(filesystem, base)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from spark_klog.base.addresses import local_path, without_user
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, DirectoryError
+from spark_klog.files import open_filesystem
 from spark_klog.trees.files import FileTree, LocalFiles
 from spark_klog.trees.tree import SESSION_SECONDS, Tree
 
@@ -27,8 +28,7 @@ def open_tree(uri: str, session_timeout: float = SESSION_SECONDS) -> Tree:
     path = local_path(uri)
     if path is not None:
         return FileTree(LocalFiles(path))
-    try:
-        from spark_klog.trees.arrow_files import ArrowFiles
-    except ImportError as error:
-        raise ConfigError(f"directories at {without_user(uri)!r} need pyarrow, which is not installed") from error
-    return FileTree(ArrowFiles.from_uri(uri))
+    filesystem, base = open_filesystem(uri, DirectoryError)
+    from spark_klog.trees.arrow_files import ArrowFiles
+
+    return FileTree(ArrowFiles(filesystem, base))

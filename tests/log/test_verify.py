@@ -17,11 +17,11 @@ from confluent_kafka import Producer
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError
+from spark_klog.log.compaction.passes import empty_batch
 from spark_klog.log.directory import CLEAN_STOP, LogDirectory
 from spark_klog.log.partition_log import LogConfig, PartitionLog
 from spark_klog.log.tools.upgrade import upgrade
 from spark_klog.log.tools.verify import Finding, log_files, verify
-from spark_klog.records.building.retain import empty_batch
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from tests.support.batches import make_batch, walk

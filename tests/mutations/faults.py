@@ -122,10 +122,10 @@ FAULTS = (
     ),
     Fault(
         "records-control-bit-dropped",  # a marker becomes a record when its segment is compacted
-        "spark_klog/records/building/retain.py",
+        "spark_klog/log/compaction/passes.py",
         "_KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT",
         "_KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT",
-        ("tests/records/test_retain.py", "tests/log/test_compaction.py"),
+        ("tests/log/test_retain.py", "tests/log/test_compaction.py"),
     ),
     # ----- columns
     Fault(

@@ -12,7 +12,8 @@
    the cleanable part. Other empty batches and wrappers are dropped.
 
 Batches at or after the end of the map stay, except those of aborted transactions. Batches that lose nothing pass
-unchanged; the others keep their offsets, codec and sequences (records/building/retain.py).
+unchanged. The others keep base offset, last offset, producer and base sequence, from which a broker restores offsets
+and sequence numbers; also codec, leader epoch, timestamp type, and the flags for transactions and control.
 
 Sources: Kafka's documentation, "Log Compaction"; KIP-98 (transactions), KIP-534 (delete horizon), KAFKA-17076 (the end
 of the part that was cleaned is kept).
@@ -23,22 +24,29 @@ from __future__ import annotations
 import hashlib
 import heapq
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from struct import Struct
 
 from spark_klog.errors import ConfigError, DecodeError, LogCorrupted
 from spark_klog.log.segments.transaction_index import AbortedTransaction
-from spark_klog.records.building.retain import empty_batch, retain_records
-from spark_klog.records.contract import LOG_APPEND_TIME, ColumnBuilder, RecordColumns
+from spark_klog.records.contract import LOG_APPEND_TIME, NO_TIMESTAMP, ColumnBuilder, RecordColumns
 from spark_klog.records.formats.batch import Header, check_crc, read_header
-from spark_klog.records.formats.batch_v2 import BatchHeader, body
+from spark_klog.records.formats.batch_v2 import (
+    CONTROL_BIT,
+    DELETE_HORIZON_BIT,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    body,
+    build_batch,
+)
 from spark_klog.records.formats.message_set import MessageHeader, build_message_set, inner_set, plain_records
 from spark_klog.records.kernels import load
 from spark_klog.records.reading.reader import ABORT, COMMIT, read_marker
-from spark_klog.wire.codecs import codec_by_id
-from spark_klog.wire.primitives import Buffer
+from spark_klog.wire.codecs import NONE, codec_by_id
+from spark_klog.wire.primitives import Buffer, Reader, append_uvarint, append_varlong, wrap_int64
 
 #: log.cleaner.dedupe.buffer.size and log.cleaner.io.buffer.load.factor of Kafka.
 DEDUPE_BUFFER_SIZE = 128 * 1024 * 1024
@@ -48,6 +56,8 @@ _SLOT = Struct(f"<{_DIGEST_SIZE}sq")
 _NUMBERS = Struct("<QQ")
 _SMALLEST = 3
 _MAX_OFFSET = (1 << 63) - 1
+#: The attributes that a batch keeps.
+_KEPT_BITS = LOG_APPEND_TIME_BIT | TRANSACTIONAL_BIT | CONTROL_BIT
 Batches = Iterable[tuple[Header, memoryview]]
 
 
@@ -380,3 +390,67 @@ def _keys(columns: RecordColumns) -> Iterator[Buffer | None]:
 
 def _is_valid(validity: Buffer | None, row: int) -> bool:
     return validity is None or bool(validity[row >> 3] >> (row & 7) & 1)
+
+
+def retain_records(header: BatchHeader, records: Buffer, kept: Sequence[bool], delete_horizon: int | None) -> bytes:
+    """The batch with those records for which `kept` is true, at least one.
+
+    The base timestamp becomes that of the first kept record, or the delete horizon (KIP-534); timestamp deltas are
+    written relative to it. The rest of each record is copied as it is.
+
+    `records` is the decompressed body, `kept` has an entry per record, `delete_horizon` (ms) may be None.
+    `DecodeError` if the body does not have `len(kept)` records.
+    """
+    reader = Reader(records)
+    kept_records = bytearray()
+    base, latest = delete_horizon, NO_TIMESTAMP
+    for is_kept in kept:
+        record = reader.take(reader.varint())
+        if not is_kept:
+            continue
+        fields = Reader(record)
+        attributes = fields.take(1)
+        delta = fields.varlong()
+        timestamp = header.append_time
+        if timestamp is None:
+            timestamp = wrap_int64(header.base_timestamp + delta)
+        if base is None:
+            base = timestamp
+        latest = max(latest, timestamp)
+        delta = wrap_int64(timestamp - base)
+        content = bytearray(attributes)
+        append_varlong(content, delta)
+        content += fields.take(fields.remaining)
+        append_uvarint(kept_records, len(content) << 1)
+        kept_records += content
+    if reader.remaining:
+        raise DecodeError(
+            f"batch at offset {header.base_offset}: {reader.remaining} bytes left over after {len(kept)} records"
+        )
+    return build_batch(
+        kept_records,
+        sum(kept),
+        codec=codec_by_id(header.codec_id),
+        base_timestamp=NO_TIMESTAMP if base is None else base,
+        max_timestamp=latest,
+        attributes=header.attributes & _KEPT_BITS | (0 if delete_horizon is None else DELETE_HORIZON_BIT),
+        **_kept_fields(header),
+    )
+
+
+def empty_batch(header: BatchHeader) -> bytes:
+    """The batch without records: it only keeps the offsets and sequence numbers."""
+    return build_batch(
+        b"",
+        0,
+        codec=NONE,
+        base_timestamp=NO_TIMESTAMP,
+        max_timestamp=header.max_timestamp,
+        attributes=header.attributes & _KEPT_BITS,
+        **_kept_fields(header),
+    )
+
+
+def _kept_fields(header: BatchHeader) -> dict[str, int]:
+    names = "base_offset", "last_offset_delta", "producer_id", "producer_epoch", "base_sequence", "leader_epoch"
+    return {name: getattr(header, name) for name in names}

@@ -9,7 +9,7 @@ import pytest
 from kafka.record.default_records import DefaultRecordBatch
 
 from spark_klog.errors import DecodeError
-from spark_klog.records.building.retain import empty_batch, retain_records
+from spark_klog.log.compaction.passes import empty_batch, retain_records
 from spark_klog.records.formats.batch_v2 import HEADER_SIZE, BatchHeader, read_batch_header
 from tests.support.compaction_logs import batch_of_rows
 from tests.support.record_model import Row, encode_rows
