@@ -213,7 +213,7 @@ class PartitionLog:
         if self.topic_id is None and topic_id is not None:
             self.set_topic_id(topic_id)
         self._memory = IndexMemory() if memory is None else memory
-        opened = open_segments(
+        self._segments, self.end_offset, self.producers = open_segments(
             files,
             directory,
             self.config,
@@ -223,7 +223,6 @@ class PartitionLog:
             now_ms=now_ms(),
             memory=self._memory,
         )
-        self._segments, self.end_offset, self.producers = opened
         self.start_offset = max(start_offset, self._segments[0].base_offset)
         self.producers.forget_before(self.start_offset)
         self._epochs = LeaderEpochs(files, directory)

@@ -19,7 +19,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from spark_klog.errors import DecodeError, LogCorrupted
 from spark_klog.log.config import LogConfig
@@ -43,14 +42,6 @@ from spark_klog.records.formats.batch_v2 import BatchHeader
 _log = logging.getLogger(__name__)
 
 
-class Opened(NamedTuple):
-    """An opened log: its segments (at least one, the last open for appends), its end, its producers."""
-
-    segments: tuple[Segment, ...]
-    end_offset: int
-    producers: ProducerState
-
-
 def open_segments(
     files: FileSystem,
     folder: Path,
@@ -61,8 +52,11 @@ def open_segments(
     start_offset: int,
     now_ms: int,
     memory: IndexMemory,
-) -> Opened:
-    """Open the log in a folder; after an unclean stop check unflushed records. `LogCorrupted`, OSError."""
+) -> tuple[tuple[Segment, ...], int, ProducerState]:
+    """Open the log in a folder; after an unclean stop check unflushed records. `LogCorrupted`, OSError.
+
+    Returns its segments (at least one, the last open for appends), its end, its producers.
+    """
     names = _finish_renames(files, folder)
     _remove_lone_indexes(files, folder, names)
     bases = sorted(int(name[: -len(LOG)]) for name in names if name.endswith(LOG) and name[: -len(LOG)].isdecimal())
@@ -90,7 +84,7 @@ def open_segments(
         segments, end_offset = [empty], start_offset
     segments[-1].open_for_appends()
     producers = _producers(files, folder, segments, end_offset, clean=clean)
-    return Opened(tuple(segments), end_offset, producers)
+    return tuple(segments), end_offset, producers
 
 
 def _segment(

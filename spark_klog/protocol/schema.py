@@ -118,6 +118,10 @@ def F(
     return Field(name, type, Versions.parse(versions), Versions.parse(nullable) if nullable else None, default, tag)
 
 
+#: The result of one of several items.
+ERROR = F("error_code", INT16), F("error_message", STRING, nullable="0+", default=None)
+
+
 def struct(*fields: Field) -> Struct:
     return Struct(fields)
 

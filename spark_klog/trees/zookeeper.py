@@ -361,19 +361,14 @@ class ZooKeeperTree:
         self._worker.start()
 
     def get(self, path: str) -> bytes | None:
-        real = self._real(path)
-        try:
-            value: bytes | None = self._call(path, lambda: self._client.get_async(real))[0]
-        except self._errors.NoNodeError:
-            return None
-        return value or b""  # Kafka creates parents with null
+        return self.get_many([path])[0]
 
     def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
         values: list[bytes | None] = []
         for first in range(0, len(paths), _MAX_PENDING):
             chunk = paths[first : first + _MAX_PENDING]
             for answer in self._gather(chunk[0], [self._real(path) for path in chunk]):
-                values.append(None if answer is None else answer[0] or b"")
+                values.append(None if answer is None else answer[0] or b"")  # Kafka creates parents with null
         return values
 
     def _gather(self, path: str, reals: list[str], watches: Sequence[Callable[[Any], None]] = ()) -> list[Any]:

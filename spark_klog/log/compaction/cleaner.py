@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from spark_klog.errors import LogCorrupted
 from spark_klog.log.compaction.passes import Cleaner, CleaningRound, LastRecord, OffsetMap, build_map
@@ -85,12 +86,8 @@ def compact(
         return found.first_dirty_offset
 
 
-class Cleaned(NamedTuple):
-    """A cleaned segment in its temporary file: size, remaining aborted transactions, entries of its indexes."""
-
-    size: int
-    aborted: list[AbortedTransaction]
-    entries: IndexEntries
+#: A cleaned segment in its temporary file: size, remaining aborted transactions, entries of its indexes.
+Cleaned = tuple[int, list[AbortedTransaction], IndexEntries]
 
 
 class _Gone(Exception):
@@ -115,20 +112,13 @@ class _ReadAhead:
         return self._data[at : at + size]
 
 
+@dataclass
 class _Round:
-    def __init__(
-        self,
-        log: PartitionLog,
-        found: Cleanable,
-        offsets: OffsetMap,
-        in_owner: InOwner,
-        check: Callable[[], None],
-    ) -> None:
-        self._log = log
-        self._found = found
-        self._offsets = offsets
-        self._in_owner = in_owner
-        self._check = check
+    _log: PartitionLog
+    _found: Cleanable
+    _offsets: OffsetMap
+    _in_owner: InOwner
+    _check: Callable[[], None]
 
     def run(self, now_ms: int) -> int:
         log, found = self._log, self._found
@@ -168,7 +158,7 @@ class _Round:
 
         After an OSError the log is unchanged, or rejects appends until reopening it completes the swap.
         """
-        self._write_transactions(old, cleaned.aborted)
+        self._write_transactions(old, cleaned[1])
         folder = self._in_owner(partial(self._begin_swap, old))
         self._sync_folder(folder)
         indexes = self._in_owner(partial(self._end_swap, old, cleaned))
@@ -312,7 +302,7 @@ class _Round:
         # here, so that the look-up after the swap need not read the segment in the owner's thread
         entries = index_entries(file, old[0].base_offset, size, self._log.config.index_interval_bytes)
         file.close()
-        return Cleaned(size, cleaner.take_aborted(), entries)
+        return size, cleaner.take_aborted(), entries
 
     def _make_cleaned(self, old: Sequence[Segment]) -> File:
         self._check_there(old)

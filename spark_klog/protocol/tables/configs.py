@@ -7,7 +7,20 @@ Quotas (KIP-546): DescribeClientQuotas (48) and AlterClientQuotas (49).
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import BOOLEAN, FLOAT64, INT8, INT16, INT32, STRING, F, api, array, struct, structs
+from spark_klog.protocol.schema import (
+    BOOLEAN,
+    ERROR,
+    FLOAT64,
+    INT8,
+    INT16,
+    INT32,
+    STRING,
+    F,
+    api,
+    array,
+    struct,
+    structs,
+)
 
 #: Resource types.
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
@@ -31,8 +44,7 @@ DESCRIBE_CONFIGS = api(32, "DescribeConfigs", "0-4", flexible=4)(
         F("throttle_time_ms", INT32),
         structs(
             "results",
-            F("error_code", INT16),
-            F("error_message", STRING, nullable="0+", default=None),
+            *ERROR,
             F("resource_type", INT8),
             F("resource_name", STRING),
             structs(
@@ -61,8 +73,7 @@ _ALTERED = struct(
     F("throttle_time_ms", INT32),
     structs(
         "responses",
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
+        *ERROR,
         F("resource_type", INT8),
         F("resource_name", STRING),
     ),
@@ -112,8 +123,7 @@ DESCRIBE_CLIENT_QUOTAS = api(48, "DescribeClientQuotas", "0-1", flexible=1)(
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
+        *ERROR,
         structs("entries", _ENTITY, structs("values", F("key", STRING), F("value", FLOAT64)), nullable="0+"),
     ),
 )
@@ -125,6 +135,6 @@ ALTER_CLIENT_QUOTAS = api(49, "AlterClientQuotas", "0-1", flexible=1)(
     ),
     struct(
         F("throttle_time_ms", INT32),
-        structs("entries", F("error_code", INT16), F("error_message", STRING, nullable="0+", default=None), _ENTITY),
+        structs("entries", *ERROR, _ENTITY),
     ),
 )

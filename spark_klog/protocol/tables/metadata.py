@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from spark_klog.protocol.schema import (
     BOOLEAN,
+    ERROR,
     INT8,
     INT16,
     INT32,
@@ -123,8 +124,7 @@ DESCRIBE_CLUSTER = api(60, "DescribeCluster", "0-2", flexible=0)(
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
+        *ERROR,
         F("endpoint_type", INT8, "1+", default=1),
         F("cluster_id", STRING),
         F("controller_id", INT32, default=-1),
@@ -272,8 +272,7 @@ CREATE_PARTITIONS = api(37, "CreatePartitions", "0-3", flexible=2)(
         structs(
             "results",
             F("name", STRING),
-            F("error_code", INT16),
-            F("error_message", STRING, nullable="0+", default=None),
+            *ERROR,
         ),
     ),
 )
@@ -326,8 +325,7 @@ ELECT_LEADERS = api(43, "ElectLeaders", "0-2", flexible=2)(
             structs(
                 "partition_result",
                 F("partition_id", INT32),
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
+                *ERROR,
             ),
         ),
     ),
@@ -350,16 +348,14 @@ ALTER_PARTITION_REASSIGNMENTS = api(45, "AlterPartitionReassignments", "0-1", fl
     struct(
         F("throttle_time_ms", INT32),
         F("allow_replication_factor_change", BOOLEAN, "1+", default=True),
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
+        *ERROR,
         structs(
             "responses",
             F("name", STRING),
             structs(
                 "partitions",
                 F("partition_index", INT32),
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
+                *ERROR,
             ),
         ),
     ),
@@ -372,8 +368,7 @@ LIST_PARTITION_REASSIGNMENTS = api(46, "ListPartitionReassignments", "0", flexib
     ),
     struct(
         F("throttle_time_ms", INT32),
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
+        *ERROR,
         structs(
             "topics",
             F("name", STRING),

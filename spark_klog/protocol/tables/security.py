@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from spark_klog.base.names import SCRAM_SHA_256, SCRAM_SHA_512
-from spark_klog.protocol.schema import BYTES, INT8, INT16, INT32, INT64, STRING, F, api, array, struct, structs
+from spark_klog.protocol.schema import BYTES, ERROR, INT8, INT16, INT32, INT64, STRING, F, api, array, struct, structs
 
 #: SCRAM's mechanisms by the numbers that requests have, and the bounds of iterations: RFC 7677 and Kafka require at
 #: least 4096; Kafka's brokers allow at most 16384.
@@ -58,8 +58,7 @@ SASL_HANDSHAKE = api(17, "SaslHandshake", "0-1", flexible=_NEVER_FLEXIBLE)(
 SASL_AUTHENTICATE = api(36, "SaslAuthenticate", "0-2", flexible=2)(
     struct(F("auth_bytes", BYTES)),
     struct(
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
+        *ERROR,
         F("auth_bytes", BYTES),
         F("session_lifetime_ms", INT64, "1+"),
     ),
@@ -69,8 +68,7 @@ DESCRIBE_ACLS = api(29, "DescribeAcls", "1-3", flexible=2)(
     struct(*_FILTER),
     struct(
         F("throttle_time_ms", INT32),
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
+        *ERROR,
         structs(
             "resources",
             F("resource_type", INT8),
@@ -104,8 +102,7 @@ CREATE_ACLS = api(30, "CreateAcls", "1-3", flexible=2)(
         F("throttle_time_ms", INT32),
         structs(
             "results",
-            F("error_code", INT16),
-            F("error_message", STRING, nullable="0+", default=None),
+            *ERROR,
         ),
     ),
 )
@@ -116,12 +113,10 @@ DELETE_ACLS = api(31, "DeleteAcls", "1-3", flexible=2)(
         F("throttle_time_ms", INT32),
         structs(
             "filter_results",
-            F("error_code", INT16),
-            F("error_message", STRING, nullable="0+", default=None),
+            *ERROR,
             structs(
                 "matching_acls",
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
+                *ERROR,
                 F("resource_type", INT8),
                 F("resource_name", STRING),
                 F("pattern_type", INT8, "1+", default=LITERAL),
@@ -138,13 +133,11 @@ DESCRIBE_USER_SCRAM_CREDENTIALS = api(50, "DescribeUserScramCredentials", "0", f
     struct(structs("users", F("name", STRING), nullable="0+")),
     struct(
         F("throttle_time_ms", INT32),
-        F("error_code", INT16),
-        F("error_message", STRING, nullable="0+", default=None),
+        *ERROR,
         structs(
             "results",
             F("user", STRING),
-            F("error_code", INT16),
-            F("error_message", STRING, nullable="0+", default=None),
+            *ERROR,
             structs("credential_infos", F("mechanism", INT8), F("iterations", INT32)),
         ),
     ),
@@ -167,8 +160,7 @@ ALTER_USER_SCRAM_CREDENTIALS = api(51, "AlterUserScramCredentials", "0", flexibl
         structs(
             "results",
             F("user", STRING),
-            F("error_code", INT16),
-            F("error_message", STRING, nullable="0+", default=None),
+            *ERROR,
         ),
     ),
 )

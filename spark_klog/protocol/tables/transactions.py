@@ -7,7 +7,7 @@ For admins (KIP-664): DescribeProducers (61), DescribeTransactions (65) and List
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import BOOLEAN, INT16, INT32, INT64, STRING, F, api, array, struct, structs
+from spark_klog.protocol.schema import BOOLEAN, ERROR, INT16, INT32, INT64, STRING, F, api, array, struct, structs
 
 INIT_PRODUCER_ID = api(22, "InitProducerId", "0-5", flexible=2)(
     struct(
@@ -152,8 +152,7 @@ DESCRIBE_PRODUCERS = api(61, "DescribeProducers", "0-0", flexible=0)(
             structs(
                 "partitions",
                 F("partition_index", INT32),
-                F("error_code", INT16),
-                F("error_message", STRING, nullable="0+", default=None),
+                *ERROR,
                 structs(
                     "active_producers",
                     F("producer_id", INT64),
