@@ -1,4 +1,4 @@
-"""Records of __consumer_offsets: committed offsets and groups. Byte layout: `protocol.tables.stored`.
+"""Records of __consumer_offsets: committed offsets and groups. Byte layout: `protocol.tables.groups`.
 
 A null value removes the key's entry.
 """
@@ -11,7 +11,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from spark_klog.protocol.codec import decode_versioned, encode_versioned
-from spark_klog.protocol.tables.stored import (
+from spark_klog.protocol.tables.groups import (
     GROUP_METADATA_KEY,
     GROUP_METADATA_VALUE,
     OFFSET_COMMIT_KEY,

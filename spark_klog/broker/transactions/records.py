@@ -1,4 +1,4 @@
-"""Records of __transaction_state, and transaction markers. Byte layout: `protocol.tables.stored`.
+"""Records of __transaction_state, and transaction markers. Byte layout: `protocol.tables.transactions`.
 
 A null value removes the transactional id. Both versions are read; version 0 is written, which every Kafka reads.
 """
@@ -15,7 +15,7 @@ from spark_klog.broker.transactions.transaction import NO_EPOCH, ProducerIdAndEp
 from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import decode_versioned, encode_versioned
-from spark_klog.protocol.tables.stored import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
+from spark_klog.protocol.tables.transactions import TRANSACTION_LOG_KEY, TRANSACTION_LOG_VALUE
 from spark_klog.records.building.assignment import own_batch
 from spark_klog.records.formats.batch_v2 import CONTROL_BIT, TRANSACTIONAL_BIT
 from spark_klog.records.reading.reader import ABORT, COMMIT, EndTransactionMarker, encode_marker

@@ -5,6 +5,8 @@ Membership: JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13), Des
 DeleteGroups (42) and OffsetDelete (47).
 Subscriptions and assignments that members of consumer groups exchange through the broker (KIP-62). Unknown newer
 versions are read as the known ones, as in Kafka; user data and later fields are ignored.
+Records of __consumer_offsets: OffsetCommitKey.json, OffsetCommitValue.json, GroupMetadataKey.json and
+GroupMetadataValue.json of Kafka 3.9 and 4.1.
 """
 
 from __future__ import annotations
@@ -277,6 +279,45 @@ OFFSET_DELETE = api(47, "OffsetDelete", "0", flexible=99)(
             "topics", F("name", STRING), structs("partitions", F("partition_index", INT32), F("error_code", INT16))
         ),
     ),
+)
+
+# Keys and values of __consumer_offsets. Kafka 4 writes the flexible versions; none of their tagged fields is needed.
+
+OFFSET_COMMIT_KEY = versioned("OffsetCommitKey", "0-1", F("group", STRING), F("topic", STRING), F("partition", INT32))
+
+OFFSET_COMMIT_VALUE = versioned(
+    "OffsetCommitValue",
+    "0-4",
+    F("offset", INT64),
+    F("leader_epoch", INT32, "3+", default=-1),
+    F("metadata", STRING),
+    F("commit_timestamp", INT64),
+    F("expire_timestamp", INT64, "1", default=-1),
+    flexible=4,
+)
+
+GROUP_METADATA_KEY = versioned("GroupMetadataKey", "2", F("group", STRING))
+
+GROUP_METADATA_VALUE = versioned(
+    "GroupMetadataValue",
+    "0-4",
+    F("protocol_type", STRING),
+    F("generation", INT32),
+    F("protocol", STRING, nullable="0+"),
+    F("leader", STRING, nullable="0+"),
+    F("current_state_timestamp", INT64, "2+", default=-1),
+    structs(
+        "members",
+        F("member_id", STRING),
+        F("group_instance_id", STRING, "3+", nullable="3+", default=None),
+        F("client_id", STRING),
+        F("client_host", STRING),
+        F("rebalance_timeout", INT32, "1+", default=-1),
+        F("session_timeout", INT32),
+        F("subscription", BYTES),
+        F("assignment", BYTES),
+    ),
+    flexible=4,
 )
 
 SUBSCRIPTION = versioned("ConsumerProtocolSubscription", "0+", F("topics", array(STRING)))

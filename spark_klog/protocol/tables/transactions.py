@@ -3,11 +3,26 @@
 InitProducerId (key 22), AddPartitionsToTxn (24), AddOffsetsToTxn (25), EndTxn (26), WriteTxnMarkers (27) and
 TxnOffsetCommit (28). Brokers send versions 4 and up of AddPartitionsToTxn to each other; clients send the lower ones.
 For admins (KIP-664): DescribeProducers (61), DescribeTransactions (65) and ListTransactions (66).
+Records of __transaction_state: TransactionLogKey.json and TransactionLogValue.json of Kafka 3.9 and 4.1.
 """
 
 from __future__ import annotations
 
-from spark_klog.protocol.schema import BOOLEAN, ERROR, INT16, INT32, INT64, STRING, F, api, array, struct, structs
+from spark_klog.protocol.schema import (
+    BOOLEAN,
+    ERROR,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    STRING,
+    F,
+    api,
+    array,
+    struct,
+    structs,
+    versioned,
+)
 
 INIT_PRODUCER_ID = api(22, "InitProducerId", "0-5", flexible=2)(
     struct(
@@ -201,4 +216,19 @@ LIST_TRANSACTIONS = api(66, "ListTransactions", "0-1", flexible=0)(
             "transaction_states", F("transactional_id", STRING), F("producer_id", INT64), F("transaction_state", STRING)
         ),
     ),
+)
+
+TRANSACTION_LOG_KEY = versioned("TransactionLogKey", "0", F("transactional_id", STRING))
+
+TRANSACTION_LOG_VALUE = versioned(
+    "TransactionLogValue",
+    "0-1",
+    F("producer_id", INT64),
+    F("producer_epoch", INT16),
+    F("transaction_timeout_ms", INT32),
+    F("transaction_status", INT8),
+    structs("transaction_partitions", F("topic", STRING), F("partition_ids", array(INT32)), nullable="0+"),
+    F("transaction_last_update_timestamp_ms", INT64),
+    F("transaction_start_timestamp_ms", INT64),
+    flexible=1,
 )

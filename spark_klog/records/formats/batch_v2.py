@@ -29,41 +29,13 @@ from spark_klog.wire.checksums import crc32c
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, NONE, Codec, codec_by_id
 from spark_klog.wire.primitives import Buffer
 
-_LAYOUT = (
-    ("base_offset", "q"),
-    ("length", "i"),
-    ("leader_epoch", "i"),
-    ("magic", "b"),
-    ("crc", "I"),
-    ("attributes", "h"),
-    ("last_offset_delta", "i"),
-    ("base_timestamp", "q"),
-    ("max_timestamp", "q"),
-    ("producer_id", "q"),
-    ("producer_epoch", "h"),
-    ("base_sequence", "i"),
-    ("count", "i"),
-)
-
-
-def _position_of(name: str) -> int:
-    position = 0
-    for field, form in _LAYOUT:
-        if field == name:
-            return position
-        position += Struct(">" + form).size
-    raise KeyError(name)
-
-
-_HEADER = Struct(">" + "".join(form for _, form in _LAYOUT))
+_HEADER = Struct(">qiibIhiqqqhii")
 #: Bytes before the records.
 HEADER_SIZE = _HEADER.size
 #: Bytes of base offset and length: what `length` does not count.
-LOG_OVERHEAD = _position_of("leader_epoch")
-_CRC_POSITION = _position_of("crc")
-_CRC_START = _position_of("attributes")
-_MAX_TIMESTAMP_POSITION = _position_of("max_timestamp")
-_PRODUCER_POSITION = _position_of("producer_id")
+LOG_OVERHEAD = Struct(">qi").size
+_CRC_POSITION, _CRC_START = Struct(">qiib").size, Struct(">qiibI").size
+_MAX_TIMESTAMP_POSITION, _PRODUCER_POSITION = Struct(">qiibIhiq").size, Struct(">qiibIhiqq").size
 _BASE_OFFSET = Struct(">q")
 _LEADER_EPOCH = Struct(">i")
 _CRC = Struct(">I")
