@@ -24,6 +24,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import unquote
 
@@ -371,13 +372,13 @@ class FileTree(SerialTree):
             raise DirectoryError(f"cannot {verb} {path} under {self._files.address}: {error}") from error
 
 
+@dataclass
 class _Watch:
-    def __init__(self, path: str, real: str, callback: Callable[[], None], seen: dict[str, Hashable]) -> None:
-        self.path = path
-        self.real = real
-        self.callback = callback
-        self.seen = seen
-        self.failing = False
+    path: str
+    real: str
+    callback: Callable[[], None]
+    seen: dict[str, Hashable]
+    failing: bool = False
 
 
 def _real(names: tuple[str, ...]) -> str:

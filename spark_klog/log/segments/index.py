@@ -127,10 +127,6 @@ class SparseIndex:
             self._released_size = len(self._data)
         self._data = None
 
-    def __len__(self) -> int:
-        """The number of entries."""
-        return self.size // self._entry.size
-
     @property
     def size(self) -> int:
         """Bytes of all entries; those that were released need not be read again."""

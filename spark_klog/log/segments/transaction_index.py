@@ -57,7 +57,7 @@ class TransactionIndex:
         self._memory = memory
         self._data: bytearray | None = None if exists else bytearray()
         #: Bytes of entries in the file, and bytes known to be on disk.
-        self._written = self._synced = 0
+        self.written_bytes = self._synced = 0
         self._is_detached = False
 
     def _entries(self) -> bytearray:
@@ -66,7 +66,7 @@ class TransactionIndex:
             content = self._files.read(self.path)
             parse_transaction_index(content, str(self.path))
             data = self._data = bytearray(content)
-            self._written = self._synced = len(data)
+            self.written_bytes = self._synced = len(data)
         return data
 
     def _load(self) -> bytearray:
@@ -118,17 +118,12 @@ class TransactionIndex:
     def write(self) -> None:
         """Write the entries that are not in the file yet; OSError."""
         data = self._data
-        if data is None or self._written == len(data) or self._is_detached:
+        if data is None or self.written_bytes == len(data) or self._is_detached:
             return
         file = self._files.create(self.path)
-        write_all(file, self._written, data[self._written :])
+        write_all(file, self.written_bytes, data[self.written_bytes :])
         file.close()
-        self._written = len(data)
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes of entries that are in the file."""
-        return self._written
+        self.written_bytes = len(data)
 
     def note_synced(self, size: int) -> None:
         """Note that a flush has synced the first `size` bytes of the file."""
@@ -136,7 +131,7 @@ class TransactionIndex:
 
     def unsynced_file(self) -> File | None:
         """The open file, if it has entries that may not be on disk; OSError."""
-        if self._synced == self._written or self._is_detached:
+        if self._synced == self.written_bytes or self._is_detached:
             return None
         return self._files.open(self.path)
 
@@ -164,7 +159,7 @@ class TransactionIndex:
             kept, before = kept + TRANSACTION_ENTRY.pack(version, *entry), entry.last_offset
         if kept != data:
             self._files.replace(self.path, kept)
-        self._data, self._written, self._synced = bytearray(kept), len(kept), len(kept)
+        self._data, self.written_bytes, self._synced = bytearray(kept), len(kept), len(kept)
         return is_damaged
 
 

@@ -1,11 +1,6 @@
 """Read the files of a log and report damage, for `klog log dump` and `verify`: batch by batch, or entry by entry.
 
-.index      8 bytes an entry: INT32 relative offset, INT32 position in the .log file
-.timeindex  12 bytes: INT64 timestamp (ms), INT32 relative offset
-.txnindex   34 bytes: INT16 version 0, INT64 producer id, first offset, last offset, last stable offset
-
-Relative offsets count from the segment's base offset, which is the file's name. Entries of .index and .timeindex grow.
-Kafka preallocates these two files, so zeros may follow the entries of the newest segment.
+Formats: records/formats/; log/segments/index.py and transaction_index.py.
 """
 
 from __future__ import annotations

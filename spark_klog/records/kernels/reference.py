@@ -63,7 +63,9 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     return (result >> 1) ^ -(result & 1), position
 
 
-def _slice(data: bytes, position: int, size: int, end: int) -> tuple[bytes | None, int]:
+def _bytes(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
+    """(the bytes after their length, next position); None for the length -1."""
+    size, position = _varint(data, position)
     if size == -1:
         return None, position
     if size < -1 or size > end - position:
@@ -76,12 +78,10 @@ def _headers(data: bytes, position: int, count: int, end: int) -> tuple[Headers,
         raise DecodeError(f"{count} headers at position {position}, {end - position} bytes are left in the record")
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
-        size, position = _varint(data, position)
-        key, position = _slice(data, position, size, end)
+        key, position = _bytes(data, position, end)
         if key is None:
             raise DecodeError(f"header without a name before position {position}")
-        size, position = _varint(data, position)
-        value, position = _slice(data, position, size, end)
+        value, position = _bytes(data, position, end)
         headers.append((key.decode(errors="replace"), value))  # as Java does
     return tuple(headers), position
 
@@ -102,10 +102,8 @@ def iter_body(
             offset, position = _varint(data, position)
             if not 0 <= offset < 1 << 31:
                 raise DecodeError(f"offset delta {offset} before position {position}")
-            size, position = _varint(data, position)
-            key, position = _slice(data, position, size, end)
-            size, position = _varint(data, position)
-            value, position = _slice(data, position, size, end)
+            key, position = _bytes(data, position, end)
+            value, position = _bytes(data, position, end)
             number, position = _varint(data, position)
             headers: Headers = ()
             if number:
