@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -199,10 +199,23 @@ class ZooKeeperSession:
                     f"{path}: ZooKeeper {self.connect} refused: {type(error).__name__} {error}".rstrip()
                 ) from error
 
-    def call_many(self, path: str, start: Callable[[], list[Any]], no_answer: type[Exception]) -> list[Any]:
-        """As `call` for several requests, which are pipelined; an answer is None if one failed with `no_answer`."""
-        answers: list[Any] = self.call(path, lambda: _Pipelined(start(), no_answer))
-        return answers
+    def call_many(
+        self,
+        paths: Sequence[str],
+        send: Callable[..., Any],
+        requests: Sequence[tuple[Any, ...]],
+        no_answer: type[Exception],
+    ) -> list[Any]:
+        """As `call` for `send` with each of the arguments, pipelined; an answer is None if one failed with `no_answer`.
+
+        Errors name the first of the `paths`.
+        """
+
+        def start(first: int) -> _Pipelined:
+            return _Pipelined([send(*request) for request in requests[first : first + _MAX_PENDING]], no_answer)
+
+        starts = range(0, len(requests), _MAX_PENDING)
+        return [answer for first in starts for answer in self.call(paths[0], partial(start, first))]
 
     def transact(self, path: str, operations: Sequence[Operation]) -> bool:
         """Do all operations or none; False if one failed by the state of its node.
@@ -355,7 +368,8 @@ class ZooKeeperTree:
         self._events: SimpleQueue[str | type[_Reconnected] | None] = SimpleQueue()
         self._lease: SessionLease | None = None
         session = self._session = ZooKeeperSession(connect, session_timeout)
-        self._client, self._errors, self._call, self._real = session.client, session.errors, session.call, session.real
+        self._client, self._errors, self._real = session.client, session.errors, session.real
+        self._call, self._call_many = session.call, session.call_many
         self._client.add_listener(self._on_state)
         self._worker = threading.Thread(target=self._work, name="klog-zookeeper", daemon=True)
         self._worker.start()
@@ -364,19 +378,9 @@ class ZooKeeperTree:
         return self.get_many([path])[0]
 
     def get_many(self, paths: Sequence[str]) -> list[bytes | None]:
-        values: list[bytes | None] = []
-        for first in range(0, len(paths), _MAX_PENDING):
-            chunk = paths[first : first + _MAX_PENDING]
-            for answer in self._gather(chunk[0], [self._real(path) for path in chunk]):
-                values.append(None if answer is None else answer[0] or b"")  # Kafka creates parents with null
-        return values
-
-    def _gather(self, path: str, reals: list[str], watches: Sequence[Callable[[Any], None]] = ()) -> list[Any]:
-        """ZooKeeper's answers to a get of each; None if there is no node, and then no watch is set."""
-        callbacks: Sequence[Callable[[Any], None] | None] = watches if watches else [None] * len(reals)
-        gets = list(zip(reals, callbacks, strict=True))
-        get = self._client.get_async
-        return self._session.call_many(path, lambda: [get(*one) for one in gets], self._errors.NoNodeError)
+        reals = [(self._real(path),) for path in paths]
+        answers = self._call_many(paths, self._client.get_async, reals, self._errors.NoNodeError)
+        return [None if answer is None else answer[0] or b"" for answer in answers]  # Kafka creates parents with null
 
     def put(self, path: str, value: bytes) -> None:
         inner_components(path)
@@ -394,21 +398,17 @@ class ZooKeeperTree:
         for path in values.keys() & self._ephemerals.keys():
             self.put(path, values[path])
         paths = [path for path in values if path not in self._ephemerals]
-        for first in range(0, len(paths), _MAX_PENDING):
-            chunk = paths[first : first + _MAX_PENDING]
-            set_async, create_async = self._client.set_async, partial(self._client.create_async, makepath=True)
-            missing = self._write_many(chunk, values, set_async, self._errors.NoNodeError)
-            for path in self._write_many(missing, values, create_async, self._errors.NodeExistsError):
-                self._put(path, values[path], ephemeral=False)  # another client created it meanwhile
+        missing = self._write_many(paths, values, self._client.set_async, self._errors.NoNodeError)
+        create_async = partial(self._client.create_async, makepath=True)
+        for path in self._write_many(missing, values, create_async, self._errors.NodeExistsError):
+            self._put(path, values[path], ephemeral=False)  # another client created it meanwhile
 
     def _write_many(
         self, paths: list[str], values: Mapping[str, bytes], write: Callable[..., Any], refusal: type[Exception]
     ) -> list[str]:
         """Write nodes; return the paths whose write failed with `refusal`."""
-        if not paths:
-            return []
         writes = [(self._real(path), values[path]) for path in paths]
-        answers = self._session.call_many(paths[0], lambda: [write(*one) for one in writes], refusal)
+        answers = self._call_many(paths, write, writes, refusal)
         return [path for path, answer in zip(paths, answers, strict=True) if answer is None]
 
     def _put(self, path: str, value: bytes, ephemeral: bool) -> None:
@@ -493,12 +493,9 @@ class ZooKeeperTree:
         top, below = self._real(path), []
         level = [top]
         while level:
-            level = [
-                f"{above}/{name}"
-                for first in range(0, len(level), _MAX_PENDING)
-                for above, names in self._named(path, level[first : first + _MAX_PENDING])
-                for name in names
-            ]
+            requests = [(real,) for real in level]
+            answers = self._call_many([path], self._client.get_children_async, requests, self._errors.NoNodeError)
+            level = [f"{real}/{name}" for real, names in zip(level, answers, strict=True) for name in names or ()]
             below += [real for real in level if real != claim]
         transactions: list[list[Operation]] = [[]]
         size = 0
@@ -510,11 +507,6 @@ class ZooKeeperTree:
             transactions[-1].append(("delete", real))
         transactions[-1] += [("delete", claim), ("delete", top)]
         return transactions
-
-    def _named(self, path: str, reals: list[str]) -> Iterable[tuple[str, list[str]]]:
-        get = self._client.get_children_async
-        answers = self._session.call_many(path, lambda: [get(real) for real in reals], self._errors.NoNodeError)
-        return zip(reals, (names or [] for names in answers), strict=True)
 
     def _change_if(
         self, path: str, old: bytes, new: bytes | None, changes: Callable[[str], list[list[Operation]]]
@@ -605,9 +597,9 @@ class ZooKeeperTree:
         for first in range(0, len(new), _MAX_PENDING):
             chunk = new[first : first + _MAX_PENDING]
             watched.update(chunk)  # before the request: the event may come before the answer
-            callbacks = [partial(self._on_value, path, name) for name in chunk]
+            gets = [(f"{real}/{name}", partial(self._on_value, path, name)) for name in chunk]
             try:
-                answers = self._gather(path, [f"{real}/{name}" for name in chunk], callbacks)
+                answers = self._call_many([path], self._client.get_async, gets, self._errors.NoNodeError)
             except DirectoryError:
                 watched.difference_update(chunk)
                 raise
