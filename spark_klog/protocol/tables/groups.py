@@ -258,9 +258,7 @@ LIST_GROUPS = api(16, "ListGroups", "0-5", flexible=3)(
 )
 
 DELETE_GROUPS = api(42, "DeleteGroups", "0-2", flexible=2)(
-    struct(
-        F("groups_names", array(STRING)),
-    ),
+    struct(F("groups_names", array(STRING))),
     struct(
         F("throttle_time_ms", INT32),
         structs("results", F("group_id", STRING), F("error_code", INT16)),

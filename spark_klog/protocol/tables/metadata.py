@@ -173,9 +173,7 @@ DESCRIBE_TOPIC_PARTITIONS = api(75, "DescribeTopicPartitions", "0", flexible=0)(
 )
 
 DESCRIBE_LOG_DIRS = api(35, "DescribeLogDirs", "1-4", flexible=2)(
-    struct(
-        structs("topics", F("topic", STRING), F("partitions", array(INT32)), nullable="0+"),
-    ),
+    struct(structs("topics", F("topic", STRING), F("partitions", array(INT32)), nullable="0+")),
     struct(
         F("throttle_time_ms", INT32),
         F("error_code", INT16, "3+"),

@@ -156,9 +156,7 @@ TXN_OFFSET_COMMIT = api(28, "TxnOffsetCommit", "0-4", flexible=3)(
 )
 
 DESCRIBE_PRODUCERS = api(61, "DescribeProducers", "0-0", flexible=0)(
-    struct(
-        structs("topics", F("name", STRING), F("partition_indexes", array(INT32))),
-    ),
+    struct(structs("topics", F("name", STRING), F("partition_indexes", array(INT32)))),
     struct(
         F("throttle_time_ms", INT32),
         structs(
@@ -183,9 +181,7 @@ DESCRIBE_PRODUCERS = api(61, "DescribeProducers", "0-0", flexible=0)(
 )
 
 DESCRIBE_TRANSACTIONS = api(65, "DescribeTransactions", "0-0", flexible=0)(
-    struct(
-        F("transactional_ids", array(STRING)),
-    ),
+    struct(F("transactional_ids", array(STRING))),
     struct(
         F("throttle_time_ms", INT32),
         structs(
