@@ -32,7 +32,7 @@ from spark_klog.client import settings as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.security import settings as security_settings
 from spark_klog.client.settings import LIBRDKAFKAS
-from spark_klog.error_codes import REMEDIES, ErrorCode, Remedy
+from spark_klog.error_codes import ErrorCode, Remedy
 from spark_klog.groups import lag
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
@@ -231,7 +231,7 @@ def error_rows() -> Iterator[tuple[str, ...]]:
 
 
 def errors_page() -> str:
-    codes = ((str(code.value), code.name, _REMEDIES[REMEDIES.get(code, Remedy.FAIL)]) for code in ErrorCode if code)
+    codes = ((str(code.value), code.name, _REMEDIES[code.remedy]) for code in ErrorCode if code)
     return _page(
         "Errors",
         "Exceptions are in `spark_klog.errors` unless said otherwise. Text names what is wrong, where, and what to do; "

@@ -12,7 +12,7 @@ from inspect import signature
 from typing import Any
 from uuid import UUID
 
-from spark_klog.error_codes import REMEDIES, ErrorCode as ErrorCode, Remedy
+from spark_klog.error_codes import ErrorCode as ErrorCode, Remedy
 
 
 class KlogError(Exception):
@@ -390,7 +390,7 @@ class ProtocolError(ErrorWithFields):
     def __init__(self, code: int, what: str, remedy: Remedy | None = None, advice: str = "") -> None:
         self.code = ErrorCode(code) if code in ErrorCode._value2member_map_ else ErrorCode.UNKNOWN_SERVER_ERROR
         self.what = what
-        self.remedy = REMEDIES.get(self.code, Remedy.FAIL) if remedy is None else remedy
+        self.remedy = self.code.remedy if remedy is None else remedy
         name = self.code.name if self.code == code else f"unknown code {code}"
         self.advice = advice
         super().__init__(f"{what}: {name} ({code})" + (f": {advice}" if advice else ""))

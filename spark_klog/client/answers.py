@@ -1,6 +1,6 @@
 """Checks of responses: that they match the request, and what to do about each error code.
 
-Kafka's protocol guide lists the codes and which of them can be retried; `error_codes.REMEDIES` holds that. `_BY_API`
+Kafka's protocol guide lists the codes and which of them can be retried; `ErrorCode.remedy` says that. `_BY_API`
 has the exceptions for single APIs, as in Kafka's own clients.
 """
 

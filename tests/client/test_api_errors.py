@@ -23,7 +23,7 @@ from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import NO_OFFSET, GroupOffsets, list_offsets
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config
-from spark_klog.error_codes import REMEDIES, Remedy
+from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
@@ -491,8 +491,8 @@ def test_codes_are_classified_as_by_kafka() -> None:
         known: Any = found[code]
         if code == _E.ELECTION_NOT_NEEDED:
             continue  # only elections return it
-        assert (REMEDIES.get(code, FAIL) is not FAIL) == (known.retriable or code in beyond), code.name
-        assert not known.invalid_metadata or REMEDIES[code] is REFRESH, code.name
+        assert (code.remedy is not FAIL) == (known.retriable or code in beyond), code.name
+        assert not known.invalid_metadata or code.remedy is REFRESH, code.name
 
 
 def test_a_transaction_timeout_that_the_broker_refuses(brokers: ScriptedCluster) -> None:
