@@ -21,36 +21,34 @@ LAG = 30 * HOUR
 
 
 # Columns: checkpoint, last stable offset, min.compaction.lag.ms; first dirty and first uncleanable offset, clean and
-# cleanable bytes, whether the checkpoint is reset.
+# cleanable bytes.
 @pytest.mark.parametrize(
     ("checkpoint", "stable", "lag", "expected"),
     [
-        (None, 450, 0, (0, 400, 0, 2000, False)),
-        (0, 450, 0, (0, 400, 0, 2000, False)),
-        (200, 450, 0, (200, 400, 1200, 800, False)),
-        (400, 450, 0, (400, 400, 2000, 0, False)),
-        (430, 450, 0, (430, 400, 9000, 0, False)),
-        (450, 450, 0, (450, 400, 9000, 0, False)),
+        (None, 450, 0, (0, 400, 0, 2000)),
+        (0, 450, 0, (0, 400, 0, 2000)),
+        (200, 450, 0, (200, 400, 1200, 800)),
+        (400, 450, 0, (400, 400, 2000, 0)),
+        (430, 450, 0, (430, 400, 9000, 0)),
+        (450, 450, 0, (450, 400, 9000, 0)),
         # nothing from the segment with the last stable offset on
-        (0, 400, 0, (0, 400, 0, 2000, False)),
-        (0, 399, 0, (0, 300, 0, 1500, False)),
-        (0, 300, 0, (0, 300, 0, 1500, False)),
-        (200, 120, 0, (200, 200, 1200, 0, False)),
+        (0, 400, 0, (0, 400, 0, 2000)),
+        (0, 399, 0, (0, 300, 0, 1500)),
+        (0, 300, 0, (0, 300, 0, 1500)),
+        (200, 120, 0, (200, 200, 1200, 0)),
         # a full map ended the last round within a segment, which then counts as clean and as cleanable
-        (250, 450, 0, (250, 400, 1500, 800, False)),
-        (250, 260, 0, (250, 200, 1500, 0, False)),
+        (250, 450, 0, (250, 400, 1500, 800)),
+        (250, 260, 0, (250, 200, 1500, 0)),
         # nothing from the first segment with a record younger than the lag on
-        (0, 450, LAG, (0, 200, 0, 1200, False)),
-        (0, 450, LAG - 5 * HOUR, (0, 300, 0, 1500, False)),
-        (0, 450, LAG - 5 * HOUR + 1, (0, 200, 0, 1200, False)),
-        (300, 450, LAG, (300, 300, 1500, 0, False)),
+        (0, 450, LAG, (0, 200, 0, 1200)),
+        (0, 450, LAG - 5 * HOUR, (0, 300, 0, 1500)),
+        (0, 450, LAG - 5 * HOUR + 1, (0, 200, 0, 1200)),
+        (300, 450, LAG, (300, 300, 1500, 0)),
         # a checkpoint beyond the log's end: all is dirty
-        (451, 450, 0, (0, 400, 0, 2000, True)),
+        (451, 450, 0, (0, 400, 0, 2000)),
     ],
 )
-def test_the_parts_of_a_log(
-    checkpoint: int | None, stable: int, lag: int, expected: tuple[int, int, int, int, bool]
-) -> None:
+def test_the_parts_of_a_log(checkpoint: int | None, stable: int, lag: int, expected: tuple[int, int, int, int]) -> None:
     found = cleanable(
         SEGMENTS,
         LogConfig(min_compaction_lag_ms=lag),
@@ -65,7 +63,6 @@ def test_the_parts_of_a_log(
         found.first_uncleanable_offset,
         found.clean_bytes,
         found.cleanable_bytes,
-        found.is_reset,
     ) == expected
     total = found.clean_bytes + found.cleanable_bytes
     assert found.dirty_ratio == pytest.approx(found.cleanable_bytes / total)
@@ -74,19 +71,19 @@ def test_the_parts_of_a_log(
 @pytest.mark.parametrize(
     ("checkpoint", "ratio", "max_lag", "expected"),
     [
-        (200, 0.39, 1 << 62, (True, 0)),
-        (200, 0.4, 1 << 62, (False, 0)),
-        (200, 0.0, 1 << 62, (True, 0)),
-        (400, 0.0, 1 << 62, (False, 0)),
-        (None, 0.99, 1 << 62, (True, 0)),
+        (200, 0.39, 1 << 62, True),
+        (200, 0.4, 1 << 62, False),
+        (200, 0.0, 1 << 62, True),
+        (400, 0.0, 1 << 62, False),
+        (None, 0.99, 1 << 62, True),
         # the oldest dirty record is 30 hours old
-        (200, 0.9, 30 * HOUR, (False, 0)),
-        (200, 0.9, 30 * HOUR - 7, (True, 7)),
-        (300, 0.9, 20 * HOUR, (False, 0)),
-        (400, 0.9, 0, (False, 0)),
+        (200, 0.9, 30 * HOUR, False),
+        (200, 0.9, 30 * HOUR - 7, True),
+        (300, 0.9, 20 * HOUR, False),
+        (400, 0.9, 0, False),
     ],
 )
-def test_when_it_is_due(checkpoint: int | None, ratio: float, max_lag: int, expected: tuple[bool, int]) -> None:
+def test_when_it_is_due(checkpoint: int | None, ratio: float, max_lag: int, expected: bool) -> None:
     found = cleanable(
         SEGMENTS,
         LogConfig(min_cleanable_dirty_ratio=ratio, max_compaction_lag_ms=max_lag),
@@ -96,7 +93,7 @@ def test_when_it_is_due(checkpoint: int | None, ratio: float, max_lag: int, expe
         last_stable_offset=450,
         now=NOW,
     )
-    assert (found.is_due, found.delay) == expected
+    assert found.is_due == expected
 
 
 @pytest.mark.parametrize("checkpoint", [None, 50])
@@ -111,7 +108,6 @@ def test_segments_before_the_first_one_were_deleted(checkpoint: int | None) -> N
         now=NOW,
     )
     assert (found.first_dirty_offset, found.clean_bytes, found.cleanable_bytes) == (200, 0, 800)
-    assert found.is_reset == (checkpoint is not None)
 
 
 def test_an_empty_log_is_never_due() -> None:

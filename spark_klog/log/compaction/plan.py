@@ -39,17 +39,14 @@ class SegmentInfo:
 class Cleanable:
     """The cleanable part of a log, sizes in bytes.
 
-    `first_uncleanable_offset` is the start of a segment. `delay` (ms) is the time since max.compaction.lag.ms was
-    exceeded. `is_reset`: the checkpoint was wrong, and must be rewritten as `first_dirty_offset`.
+    `first_uncleanable_offset` is the start of a segment.
     """
 
     first_dirty_offset: int
     first_uncleanable_offset: int
     clean_bytes: int
     cleanable_bytes: int
-    delay: int
     is_due: bool
-    is_reset: bool
 
     @property
     def dirty_ratio(self) -> float:
@@ -70,12 +67,11 @@ def cleanable(
 ) -> Cleanable:
     """The cleanable part of a log's segments (at least one, in order, the last one active); `now` in ms.
 
-    `checkpoint` is the end of the last round, None before the first.
+    `checkpoint` is the end of the last round, None before the first. It may be outside the log.
     """
-    first_dirty = log_start_offset if checkpoint is None else checkpoint
-    is_reset = not log_start_offset <= first_dirty <= log_end_offset
-    if is_reset:
-        first_dirty = log_start_offset
+    first_dirty = log_start_offset
+    if checkpoint is not None and log_start_offset <= checkpoint <= log_end_offset:
+        first_dirty = checkpoint
     active = segments[-1].base_offset
     dirty = _between(segments, first_dirty, active)
 
@@ -92,16 +88,14 @@ def cleanable(
         segment.size for segment in _between(segments, min(first_dirty, first_uncleanable), first_uncleanable)
     )
     times = [segment.first_timestamp for segment in dirty if segment.first_timestamp > 0]
-    delay = max(0, now - max(config.max_compaction_lag_ms, 0) - min(times)) if times else 0
+    is_late = bool(times) and now - min(times) > max(config.max_compaction_lag_ms, 0)
     ratio_is_due = cleanable_bytes > config.min_cleanable_dirty_ratio * (clean_bytes + cleanable_bytes)
     return Cleanable(
         first_dirty,
         first_uncleanable,
         clean_bytes,
         cleanable_bytes,
-        delay,
-        ratio_is_due or (delay > 0 and cleanable_bytes > 0),
-        is_reset,
+        ratio_is_due or (is_late and cleanable_bytes > 0),
     )
 
 
