@@ -15,7 +15,6 @@ from spark_klog.base.names import check_topic_name
 from spark_klog.broker.event_loop import BackgroundTasks, Turns
 from spark_klog.broker.fetches import FetchSessions, Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
-from spark_klog.broker.groups.offset_manager import partition_for
 from spark_klog.broker.logs.log_flushes import LogFlushes
 from spark_klog.broker.logs.topic_logs import TopicLogs, register_logs
 from spark_klog.broker.metadata.controller import Controller
@@ -392,37 +391,6 @@ class Broker:
         """Wait for changes of topics under way: an interrupted one would leave half a topic."""
         await self._changes.ended()
         await self._topic_logs.ended()
-
-    async def internal_topic(self, name: str) -> Topic:
-        """An internal topic, created at first use. Raises `DirectoryError` if it can't be created or read."""
-        if name not in self.registry.topics:
-            try:
-                await self.create_topic(name, self.config.default_partitions(name))
-            except TopicExists:
-                await self.follower.refresh()
-        topic = self.registry.topics.get(name)
-        if topic is None:
-            raise DirectoryError(f"{name} exists, but can't be read")
-        return topic
-
-    async def coordinator_of(self, key: str, name: str) -> tuple[int, int]:
-        """(broker id, partition) that keep a group or transactional id in an internal topic, created at first use.
-
-        Raises `DirectoryError` if the topic can't be created.
-        """
-        await self.turns.take()
-        topic = await self.internal_topic(name)
-        partition = partition_for(key, len(topic.assignment))
-        if self.logs.get(name, partition) is None and self.registry.leads(name, partition):
-            await self.follower.settle()  # a topic is registered before its logs are created
-        return self.registry.leader(topic, partition), partition
-
-    def internal_log(self, name: str, key: str) -> PartitionLog | None:
-        """The log of an internal topic that keeps a group or transactional id, None if it is not on this broker."""
-        topic = self.registry.topics.get(name)
-        if topic is None:
-            return None
-        return self.logs.get(name, partition_for(key, len(topic.assignment)))
 
     def note_answered(self, api: Api, response: Message | None, seconds: float) -> None:
         """Count a request and the records fetched by it."""

@@ -161,7 +161,7 @@ def test_a_log_that_others_fill_meanwhile_rolls_without_a_flush_in_the_loop(
             log = {
                 "records": broker.logs.logs["t", 0],
                 "offsets": broker.logs.logs[OFFSETS_TOPIC, 0],
-                "producer id": broker.internal_log(TRANSACTIONS_TOPIC, "new"),
+                "producer id": broker.transactions.local_log("new"),
             }[what]
             assert log is not None
             append(log, 1)
@@ -301,7 +301,7 @@ def test_groups_are_read_while_their_log_is_compacted(
             assert await broker.coordinator.code("g") is ErrorCode.NONE
             settings = {"segment.bytes": "20000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.0"}
             await broker.alter_topic_settings(OFFSETS_TOPIC, lambda _: settings)
-            log = broker.internal_log(OFFSETS_TOPIC, "g")
+            log = broker.coordinator.local_log("g")
             assert log is not None
             for number in range(20_000):
                 commit_offsets(broker.offsets, log, "g", {("t", number % 50): (number, -1, "")})

@@ -31,7 +31,7 @@ from tests.support.waiting import until
 
 def _check_offsets(broker: Broker, wanted: dict[str, int]) -> None:
     """Check the offsets in memory, and those that a restart would load."""
-    log = broker.internal_log(OFFSETS_TOPIC, "g")
+    log = broker.coordinator.local_log("g")
     assert log is not None
     loaded = OffsetManager(lambda group, stored: None)
     loaded.load(log)

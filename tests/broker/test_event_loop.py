@@ -98,7 +98,7 @@ def test_the_first_groups_wait_for_the_log_of_their_offsets(tmp_path: Path) -> N
             await broker.coordinator.load()
             first = asyncio.create_task(broker.create_topic(OFFSETS_TOPIC, 50))
             await until(lambda: OFFSETS_TOPIC in broker.registry.topics, "the topic is registered")
-            assert broker.internal_log(OFFSETS_TOPIC, "g") is None
+            assert broker.coordinator.local_log("g") is None
             codes = await asyncio.gather(*(broker.coordinator.code(f"group {number}") for number in range(20)))
             assert set(codes) == {ErrorCode.NONE}
             await first
@@ -179,7 +179,7 @@ def test_groups_go_with_the_topic_of_offsets(tmp_path: Path) -> None:
         async with running(tmp_path) as broker:
             await broker.coordinator.load()
             assert await broker.coordinator.code("g") is ErrorCode.NONE
-            log = broker.internal_log(OFFSETS_TOPIC, "g")
+            log = broker.coordinator.local_log("g")
             assert log is not None
             commit_offsets(broker.offsets, log, "g", {("t", 0): (7, -1, "")})
             join = Join("", None, "client", "host", 1000, 60_000, "consumer", (("range", b""),), False)
@@ -264,9 +264,9 @@ def test_logs_of_internal_topics_roll_without_a_wait_for_the_disk(
             await broker.transactions.load()
             await broker.create_topic("t", 1)
             assert await broker.coordinator.code("g") is ErrorCode.NONE
-            offsets = broker.internal_log(OFFSETS_TOPIC, "g")
+            offsets = broker.coordinator.local_log("g")
             producer = await broker.transactions.init("id", 60_000, None)
-            states = broker.internal_log(TRANSACTIONS_TOPIC, "id")
+            states = broker.transactions.local_log("id")
             assert offsets is not None
             assert states is not None
             assert not isinstance(producer, ErrorCode)

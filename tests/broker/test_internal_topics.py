@@ -32,7 +32,7 @@ async def fill(broker: Broker) -> None:
     await broker.coordinator.load()
     await broker.transactions.load()
     assert await broker.coordinator.code("g") is ErrorCode.NONE
-    log = broker.internal_log(OFFSETS_TOPIC, "g")
+    log = broker.coordinator.local_log("g")
     assert log is not None
     for number in range(_MANY):
         commit_offsets(broker.offsets, log, "g", {("t", number): (7, -1, "")})

@@ -1,75 +1,42 @@
-"""Group coordinator: groups and offsets of the partitions of __consumer_offsets that this broker leads.
-
-Each group lives in one partition; the broker that leads it coordinates the group.
-"""
+"""Group coordinator: groups and offsets of the partitions of __consumer_offsets that this broker leads."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, BackgroundTasks
-from spark_klog.broker.groups.expiry import DeletedTopics, expire
+from spark_klog.broker.groups.expiry import expire, forget_topics
 from spark_klog.broker.groups.groups import Groups
-from spark_klog.broker.groups.offset_manager import OffsetManager, write_group
-from spark_klog.broker.groups.records import StoredGroup
-from spark_klog.broker.logs.stored_rows import read_log
+from spark_klog.broker.groups.offset_manager import OffsetManager, Since
+from spark_klog.broker.groups.records import StoredGroup, encode_group, encode_group_key
+from spark_klog.broker.logs.coordinator import Coordinator
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
-from spark_klog.errors import DirectoryError, ErrorCode, KlogError
+from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
 
-_log = logging.getLogger(__name__)
 
-
-class GroupCoordinator:
+class GroupCoordinator(Coordinator):
     """All groups whose partitions this broker leads. For one event loop; `tasks` removes offsets of deleted topics."""
 
     def __init__(self, broker: Broker, tasks: BackgroundTasks) -> None:
-        self._broker = broker
+        super().__init__(broker, OFFSETS_TOPIC, "group")
         self._tasks = tasks
-        config = broker.config
-        self.groups = Groups(self._store, config.group_initial_delay_ms, config.group_max_size)
+        self.groups = Groups(self._store, broker.config.group_initial_delay_ms, broker.config.group_max_size)
         self.offsets = OffsetManager(self.groups.load)
-        #: Whether groups and offsets are still being read from the log.
-        self.is_loading = True
-        #: Partitions of __consumer_offsets that can't be read; serving their groups would start them from nothing.
-        self._unread: set[int] = set()
-        self._deleted_topics = DeletedTopics(self.offsets, self.local_log, broker.flushes)
+        #: Deleted topics whose offsets are still to be removed.
+        self._deleted: dict[str, Since] = {}
+        self._removes_deleted = False
 
-    async def find(self, group: str) -> tuple[int, int]:
-        """(broker id, partition of __consumer_offsets) that keep the group; creates the topic at first use.
-
-        Raises `DirectoryError` if the topic can't be created.
-        """
-        return await self._broker.coordinator_of(group, OFFSETS_TOPIC)
-
-    async def log_of(self, group: str, *, for_reading: bool = False) -> PartitionLog | ErrorCode:
-        """The log that keeps the group, or the error if this broker does not lead it or has not read it.
-
-        An id that is too long gets INVALID_GROUP_ID, unless the log has it already: Kafka may have written it.
-        """
-        broker = self._broker
-        if not await broker.is_current(for_reading=for_reading):
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        try:
-            _, partition = await self.find(group)
-        except DirectoryError as error:
-            _log.error("group %s has no coordinator: %s", group, error)
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if not broker.registry.leads(OFFSETS_TOPIC, partition):
-            return ErrorCode.NOT_COORDINATOR
-        log = broker.logs.get(OFFSETS_TOPIC, partition)
-        if log is None or partition in self._unread:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if self.is_loading:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        if len(group) > MAX_ID_LENGTH and self.groups.get(group) is None and not self.offsets.has_any(group):
+    async def log_of(self, key: str, *, for_reading: bool = False) -> PartitionLog | ErrorCode:
+        """As in `Coordinator`. An id that is too long gets INVALID_GROUP_ID, unless it is known: Kafka may have it."""
+        log = await super().log_of(key, for_reading=for_reading)
+        is_error = isinstance(log, ErrorCode)
+        if not is_error and len(key) > MAX_ID_LENGTH and self.groups.get(key) is None and not self.offsets.has_any(key):
             return ErrorCode.INVALID_GROUP_ID
-        await broker.flushes.make_early_room(log)
         return log
 
     async def code(self, group: str, *, for_reading: bool = False) -> ErrorCode:
@@ -79,66 +46,62 @@ class GroupCoordinator:
         log = await self.log_of(group, for_reading=for_reading)
         return log if isinstance(log, ErrorCode) else ErrorCode.NONE
 
-    def local_log(self, group: str) -> PartitionLog | None:
-        """The log that keeps the group, if this broker has it and has read it."""
-        log = self._broker.internal_log(OFFSETS_TOPIC, group)
-        return None if log is None or log.partition in self._unread else log
-
     def _store(self, group: str, stored: StoredGroup | None) -> ErrorCode:
         log = self.local_log(group)
         if log is None:
             return ErrorCode.NOT_COORDINATOR
-        if not self._broker.serves(log):
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        code = write_group(log, group, stored)
-        self._broker.flushes.care_for(log)  # the caller may be a timer, which can't wait for a flush
+        code = self._append(
+            log, group, lambda: (encode_group_key(group), None if stored is None else encode_group(stored))
+        )
+        if not code:
+            self._broker.flushes.care_for(log)  # the caller may be a timer, which can't wait for a flush
         return code
 
     async def flushed(self, group: str) -> ErrorCode:
         """Wait for the flush that flush.messages requires before a member is answered; NONE, or the member's error."""
         log = self.local_log(group)
-        if log is not None:
-            try:
-                await self._broker.flushes.flush_many(log)
-            except OSError as error:
-                _log.error("group %s can't be written to %s: %s", group, log.directory, error)
-                return ErrorCode.COORDINATOR_NOT_AVAILABLE
-            if not await self._broker.confirms(log):
-                return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        return ErrorCode.NONE
+        return ErrorCode.NONE if log is None or await self._is_flushed(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     async def load(self) -> None:
         """Read groups and offsets from the log; until then requests get COORDINATOR_LOAD_IN_PROGRESS."""
-        logs = [log for (topic, _), log in self._broker.logs.logs.items() if topic == OFFSETS_TOPIC]
-        for log in logs:
-            try:
-                await read_log(self.offsets.load, log)
-            except Exception as error:
-                if not self._broker.logs.serves(log):
-                    break
-                known = isinstance(error, (KlogError, OSError))
-                text = "groups and offsets of %s can't be read, and are not served: %s"
-                _log.error(text, log.directory, error, exc_info=not known)
-                self._unread.add(log.partition)
+        is_read = await self._read_logs(self.offsets.load) is not None
         self.is_loading = False
-        if not all(map(self._broker.logs.serves, logs)):  # the topic was deleted meanwhile
+        if not is_read:
             self._forget_all()
         self.groups.start()
-        await self._deleted_topics.forget()
+        await self._remove_deleted()
 
     def forget_topic(self, name: str) -> None:
         """Remove the offsets that groups have committed of a deleted topic until now."""
-        self._deleted_topics.add(name)
+        if name in self._deleted:
+            self.offsets.forget_since(self._deleted[name])
+        self._deleted[name] = self.offsets.since_now(topic=name)
         if not self.is_loading:
-            self._tasks.start(self._deleted_topics.forget())
+            self._tasks.start(self._remove_deleted())
+
+    async def _remove_deleted(self) -> None:
+        """Remove the offsets of deleted topics. Only one run at a time: it also handles topics added meanwhile."""
+        if self._removes_deleted:
+            return
+        self._removes_deleted = True
+        try:
+            while self._deleted:
+                topics, self._deleted = self._deleted, {}
+                try:
+                    await self._broker.flushes.take(forget_topics(topics, self.offsets, self.local_log))
+                finally:
+                    for since in topics.values():
+                        self.offsets.forget_since(since)
+        finally:
+            self._removes_deleted = False
 
     def forget_logs_of(self, name: str) -> None:
         """Forget all groups if `name` is __consumer_offsets, whose logs were deleted or set aside."""
         if name == OFFSETS_TOPIC and not self.is_loading:  # `load` checks for itself when it ends
+            self._unread.clear()
             self._forget_all()
 
     def _forget_all(self) -> None:
-        self._unread.clear()
         self.groups.forget_all()
         self.offsets.forget_all()
 

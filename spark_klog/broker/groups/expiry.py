@@ -13,7 +13,6 @@ from itertools import islice
 from spark_klog.broker.groups.group import State, subscribed_topics
 from spark_klog.broker.groups.groups import Groups
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
-from spark_klog.broker.logs.log_flushes import LogFlushes
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 
@@ -72,37 +71,6 @@ def forget_group(group_id: str, since: Since, offsets: OffsetManager, log_of: Lo
         gone = [key for key in keys if not since.has(group_id, key)]
         if gone and (log := log_of(group_id)) is not None:
             offsets.remove(log, group_id, gone)
-
-
-class DeletedTopics:
-    """Deleted topics whose offsets are still to be removed."""
-
-    def __init__(self, offsets: OffsetManager, log_of: LogOf, flushes: LogFlushes) -> None:
-        self._offsets, self._log_of, self._flushes = offsets, log_of, flushes
-        self._since: dict[str, Since] = {}
-        self._is_running = False
-
-    def add(self, name: str) -> None:
-        """Add a topic that has just been deleted."""
-        if name in self._since:
-            self._offsets.forget_since(self._since[name])
-        self._since[name] = self._offsets.since_now(topic=name)
-
-    async def forget(self) -> None:
-        """Remove the offsets. Only one run at a time: it also handles topics added meanwhile."""
-        if self._is_running:
-            return
-        self._is_running = True
-        try:
-            while self._since:
-                topics, self._since = self._since, {}
-                try:
-                    await self._flushes.take(forget_topics(topics, self._offsets, self._log_of))
-                finally:
-                    for since in topics.values():
-                        self._offsets.forget_since(since)
-        finally:
-            self._is_running = False
 
 
 def removal_error(group_id: str, error: BatchTooLarge | OSError) -> ErrorCode:

@@ -7,8 +7,6 @@ start. Offsets committed in a transaction stay pending until its marker is writt
 from __future__ import annotations
 
 import logging
-import sys
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
@@ -24,15 +22,13 @@ from spark_klog.broker.groups.records import (
     decode_group,
     decode_key,
     decode_offset,
-    encode_group,
-    encode_group_key,
     encode_offset,
     encode_offset_key,
     partition_of,
 )
-from spark_klog.broker.logs.stored_rows import TransactionEnd, stored_rows
-from spark_klog.errors import DecodeError, EncodeError, ErrorCode
-from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from spark_klog.broker.logs.coordinator import TransactionEnd, stored_rows
+from spark_klog.errors import DecodeError
+from spark_klog.log.partition_log import PartitionLog
 from spark_klog.records.building.assignment import own_batch
 from spark_klog.records.formats.batch import MAX_HEADER_SIZE
 from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT
@@ -78,19 +74,6 @@ def encoded_commits(
     else:
         batch = own_batch(rows, now, attributes=TRANSACTIONAL_BIT, producer=producer)
     return EncodedCommits(group, committed, producer, batch)
-
-
-def java_hash(text: str) -> int:
-    """java.lang.String.hashCode, by which Kafka chooses a group's partition."""
-    result = 0
-    for unit in array("H", text.encode(f"utf-16-{sys.byteorder[0]}e")):
-        result = (31 * result + unit) & 0xFFFFFFFF
-    return result - (1 << 32) if result >= 1 << 31 else result
-
-
-def partition_for(group: str, partitions: int) -> int:
-    """The partition of __consumer_offsets that holds the group (Kafka: Utils.abs(hash) % partitions)."""
-    return (java_hash(group) & 0x7FFFFFFF) % partitions
 
 
 class Since:
@@ -259,7 +242,8 @@ class OffsetManager:
         left = list(gone)
         for start in range(0, len(left), count):
             now = left[start : start + count]
-            _append(log, [(gone[key], None) for key in now])
+            batch = own_batch([(gone[key], None) for key in now], system_ms())
+            log.append(memoryview(batch), flushes=False)
             self._forget(group, now)
 
     def expired(
@@ -308,23 +292,3 @@ class OffsetManager:
             if staged := groups.get(group):
                 for key in keys:
                     staged.pop(key, None)
-
-
-def write_group(log: PartitionLog, group: str, stored: StoredGroup | None) -> ErrorCode:
-    """Append a group to its partition, or its removal (None); return the error that members get, NONE if written.
-
-    The caller flushes as flush.messages requires.
-    """
-    try:
-        _append(log, [(encode_group_key(group), None if stored is None else encode_group(stored))])
-    except OSError as error:
-        _log.error("group %s can't be written to %s: %s", group, log.directory, error)
-        return ErrorCode.COORDINATOR_NOT_AVAILABLE
-    except (BatchTooLarge, EncodeError) as error:
-        _log.error("group %s: its members are too many, or their metadata is too large: %s", group, error)
-        return ErrorCode.UNKNOWN_SERVER_ERROR
-    return ErrorCode.NONE
-
-
-def _append(log: PartitionLog, records: list[tuple[bytes, bytes | None]]) -> None:
-    log.append(memoryview(own_batch(records, system_ms())), flushes=False)

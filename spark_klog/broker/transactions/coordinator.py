@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Protocol
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, Pace
-from spark_klog.broker.logs.stored_rows import read_log
+from spark_klog.broker.logs.coordinator import Coordinator
 from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
 from spark_klog.broker.metadata.nodes import replace_node
 from spark_klog.broker.metadata.registry import NO_LEADER
 from spark_klog.broker.transactions import transaction as machine
 from spark_klog.broker.transactions.markers import MarkerEntry, MarkerSender, write_marker
-from spark_klog.broker.transactions.records import read_transactions, state_batch
+from spark_klog.broker.transactions.records import encode_key, encode_value, read_transactions
 from spark_klog.broker.transactions.transaction import (
     NeedsProducerId,
     Outcome,
@@ -38,7 +38,7 @@ from spark_klog.broker.transactions.transaction import (
 )
 from spark_klog.errors import DirectoryError, ErrorCode, KlogError
 from spark_klog.log.file_system import FileSystem
-from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
+from spark_klog.log.partition_log import PartitionLog
 from spark_klog.trees import paths
 from spark_klog.trees.tree import Tree
 
@@ -132,24 +132,21 @@ class ProducerIds:
             return found
 
 
-class TransactionCoordinator:
+class TransactionCoordinator(Coordinator):
     """All transactional ids whose partitions this broker leads. For one event loop."""
 
     def __init__(self, broker: Broker, producer_ids: ProducerIds) -> None:
-        self._broker = broker
+        super().__init__(broker, TRANSACTIONS_TOPIC, "transaction")
         self._ids = producer_ids
         self._transactions: dict[str, Transaction] = {}
         #: Prepared transactions: partitions without a marker yet.
         self._missing: dict[str, set[TopicPartition]] = {}
         #: Ids whose markers are being written.
         self._writing: set[str] = set()
-        #: Partitions of __transaction_state that can't be read; serving their ids would reset their epochs.
-        self._unread: set[int] = set()
-        #: Ids whose record can't be read; not served for the same reason.
+        #: Ids whose record can't be read: serving them would reset their epochs.
         self._unread_ids: set[str] = set()
         self._markers = MarkerSender(broker)
         self._is_due = asyncio.Event()
-        self.is_loading = True
 
     def __iter__(self) -> Iterator[Transaction]:
         return iter(list(self._transactions.values()))
@@ -157,28 +154,10 @@ class TransactionCoordinator:
     def known(self, transactional_id: str) -> Transaction | None:
         return self._transactions.get(transactional_id)
 
-    async def find(self, transactional_id: str) -> tuple[int, int]:
-        """(broker id, partition of __transaction_state) that keep the id; creates the topic at first use."""
-        return await self._broker.coordinator_of(transactional_id, TRANSACTIONS_TOPIC)
-
-    async def log_of(self, transactional_id: str) -> PartitionLog | ErrorCode:
-        """The log that keeps the id, or the error if this broker does not lead it or has not read it."""
-        if not await self._broker.is_current():
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        try:
-            _, partition = await self.find(transactional_id)
-        except DirectoryError as error:
-            _log.error("transactional id %s has no coordinator: %s", transactional_id, error)
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if not self._broker.registry.leads(TRANSACTIONS_TOPIC, partition):
-            return ErrorCode.NOT_COORDINATOR
-        log = self._broker.logs.get(TRANSACTIONS_TOPIC, partition)
-        if log is None or partition in self._unread or transactional_id in self._unread_ids:
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if self.is_loading:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        await self._broker.flushes.make_early_room(log)
-        return log
+    async def log_of(self, key: str, *, for_reading: bool = False) -> PartitionLog | ErrorCode:
+        """As in `Coordinator`; also an error for an id whose record could not be read."""
+        log = await super().log_of(key, for_reading=for_reading)
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE if key in self._unread_ids else log
 
     async def new_producer_id(self) -> int | ErrorCode:
         """Claim a producer id; on failure, return an error after which clients retry."""
@@ -262,7 +241,7 @@ class TransactionCoordinator:
         """Append the outcome of an event and apply it at once; return NONE or the error."""
         if isinstance(outcome, ErrorCode):  # NONE: the state was appended before, but its flush may have failed
             return outcome if outcome or await self._is_flushed(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
-        if code := self._append(log, outcome.transactional_id, outcome):
+        if code := self._write(log, outcome.transactional_id, outcome):
             return code
         self._transactions[outcome.transactional_id] = outcome
         if outcome.is_prepared:  # note the markers now: the client may be gone before all are written
@@ -274,28 +253,12 @@ class TransactionCoordinator:
             self._is_due.set()
         return ErrorCode.NONE
 
-    async def _is_flushed(self, log: PartitionLog) -> bool:
-        """Whether the log is flushed as far as flush.messages requires, and still served; a failure is logged."""
-        try:
-            await self._broker.flushes.flush_many(log)
-        except OSError as error:
-            _log.error("transactions can't be written to %s: %s", log.directory, error)
-            return False
-        return await self._broker.confirms(log)
-
-    def _append(self, log: PartitionLog, transactional_id: str, outcome: Transaction | None) -> ErrorCode:
-        if not self._broker.serves(log):
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        try:
-            log.append(memoryview(state_batch(transactional_id, outcome, system_ms())), flushes=False)
-        except BatchTooLarge as error:
-            _log.error("transaction %s has too many partitions: %s", transactional_id, error)
-            return ErrorCode.UNKNOWN_SERVER_ERROR
-        except OSError as error:
-            _log.error("transaction %s can't be written to %s: %s", transactional_id, log.directory, error)
-            return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        self._broker.purgatory.wake((log.topic, log.partition))
-        return ErrorCode.NONE
+    def _write(self, log: PartitionLog, transactional_id: str, state: Transaction | None) -> ErrorCode:
+        return self._append(
+            log,
+            transactional_id,
+            lambda: (encode_key(transactional_id), None if state is None else encode_value(state)),
+        )
 
     async def _write_markers(self, log: PartitionLog, transaction: Transaction) -> None:
         """Flush the decision, then write the markers that this broker can write; `run` sends the others."""
@@ -326,37 +289,21 @@ class TransactionCoordinator:
         if missing:
             return
         done = machine.complete(transaction, system_ms())
-        if not self._append(log, transactional_id, done):  # if it fails, `run` tries again
+        if not self._write(log, transactional_id, done):  # if it fails, `run` tries again
             del self._missing[transactional_id]
             self._transactions[transactional_id] = done
 
     async def load(self) -> None:
         """Read the transactions from the log; until then requests get COORDINATOR_LOAD_IN_PROGRESS."""
-        logs = [log for (topic, _), log in self._broker.logs.logs.items() if topic == TRANSACTIONS_TOPIC]
-        for log in logs:
-            try:
-                found, unread = await read_log(read_transactions, log)
-            except Exception as error:
-                if not self._broker.logs.serves(log):
-                    break
-                known = isinstance(error, (KlogError, OSError))
-                text = "transactions of %s can't be read, and are not served: %s"
-                _log.error(text, log.directory, error, exc_info=not known)
-                self._unread.add(log.partition)
-            else:
-                if not self._broker.logs.serves(log):  # the topic was deleted meanwhile
-                    break
-                self._transactions |= found
-                self._unread_ids |= unread
+        for transactions, unread in await self._read_logs(read_transactions) or ():
+            self._transactions |= transactions
+            self._unread_ids |= unread
         self.is_loading = False
         for transaction in list(self._transactions.values()):
-            if transaction.is_prepared and (log_of := self._log(transaction.transactional_id)) is not None:
+            if transaction.is_prepared and (log_of := self.local_log(transaction.transactional_id)) is not None:
                 _log.info("completing transaction %s: %s", transaction.transactional_id, transaction.state.text)
                 self._missing[transaction.transactional_id] = set(transaction.partitions)
                 await self._write_markers(log_of, transaction)
-
-    def _log(self, transactional_id: str) -> PartitionLog | None:
-        return self._broker.internal_log(TRANSACTIONS_TOPIC, transactional_id)
 
     def forget_logs_of(self, name: str) -> None:
         """Forget all transactions if `name` is __transaction_state, whose logs were deleted or set aside."""
@@ -405,7 +352,7 @@ class TransactionCoordinator:
         by_leader: dict[int, dict[MarkerEntry, list[TopicPartition]]] = defaultdict(lambda: defaultdict(list))
         prepared: dict[str, Transaction] = {}
         for transactional_id in list(self._missing):
-            log, transaction = self._log(transactional_id), self._transactions.get(transactional_id)
+            log, transaction = self.local_log(transactional_id), self._transactions.get(transactional_id)
             if log is None or transaction is None or not transaction.is_prepared:
                 continue
             await self._write_markers(log, transaction)
@@ -424,7 +371,7 @@ class TransactionCoordinator:
         answers = await asyncio.gather(*(self._markers.send(node, markers) for node, markers in by_leader.items()))
         settled = {(found[0], found[1]) for answer in answers for found in answer if found[2] in _SETTLED}
         for transactional_id, transaction in prepared.items():
-            log, missing = self._log(transactional_id), self._missing.get(transactional_id)
+            log, missing = self.local_log(transactional_id), self._missing.get(transactional_id)
             if log is None or missing is None or transactional_id in self._writing:
                 continue
             if self._transactions.get(transactional_id) is not transaction:
@@ -439,7 +386,7 @@ class TransactionCoordinator:
         now, pace = system_ms(), Pace()
         for transactional_id in list(self._transactions):
             await pace.rest()
-            log = self._log(transactional_id)
+            log = self.local_log(transactional_id)
             if log is not None and self._timed_out(transactional_id, now):
                 await self._broker.flushes.make_early_room(log)
             transaction = self._timed_out(transactional_id, now)
@@ -460,8 +407,8 @@ class TransactionCoordinator:
             if transaction is None or not machine.is_expired(transaction, before):
                 yield None
                 continue
-            log = self._log(transactional_id)
+            log = self.local_log(transactional_id)
             yield log
             is_there = log is not None and self._transactions.get(transactional_id) is transaction
-            if log is not None and is_there and not self._append(log, transactional_id, None):
+            if log is not None and is_there and not self._write(log, transactional_id, None):
                 del self._transactions[transactional_id]

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.broker.logs.stored_rows import Rows, stored_rows
+from spark_klog.broker.logs.coordinator import Rows, stored_rows
 from spark_klog.broker.transactions.transaction import NO_EPOCH, ProducerIdAndEpoch, State, Transaction
 from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog
@@ -85,12 +85,6 @@ def decode_value(transactional_id: str, data: Buffer) -> Transaction:
         message["transaction_start_timestamp_ms"],
         message["transaction_last_update_timestamp_ms"],
     )
-
-
-def state_batch(transactional_id: str, transaction: Transaction | None, now_ms: int) -> bytearray:
-    """Make a batch for __transaction_state; None removes the id."""
-    value = None if transaction is None else encode_value(transaction)
-    return own_batch([(encode_key(transactional_id), value)], now_ms)
 
 
 def marker_batch(producer: ProducerIdAndEpoch, *, commits: bool, coordinator_epoch: int, now_ms: int) -> bytearray:
