@@ -125,7 +125,9 @@ class Talk:
             tokens.append(self.join(instance=instance))
             for token in tokens[:-1]:
                 member_id = self.answers[token]["member_id"]
-                tokens[tokens.index(token)] = self.join(member_id, instance=self.group.members[member_id].instance_id)
+                tokens[tokens.index(token)] = self.join(
+                    member_id, instance=self.group.members[member_id].request.instance_id
+                )
         ids = [self.answers[token]["member_id"] for token in tokens]
         for member_id in reversed(ids):
             given = {each: each.encode() for each in ids} if member_id == self.group.leader else {}
@@ -459,7 +461,7 @@ def test_a_static_member_is_replaced_after_that_was_written() -> None:
         member = talk.group.members[old[number]]
         assert talk.group.instances == {"i0": old[0], "i1": old[1]}
         assert (set(talk.group.members), talk.group.leader) == (set(old), leader)
-        assert (member.member_id, member.protocols, member.deadline) == (old[number], (RANGE,), ends_at)
+        assert (member.member_id, member.request.protocols, member.deadline) == (old[number], (RANGE,), ends_at)
         assert talk.beat(old[number], instance=f"i{number}") == OK
         talk.store_code = OK
         assert talk.answers[talk.sync(old[number], instance=f"i{number}")]["assignment"] == old[number].encode()
@@ -776,7 +778,7 @@ class Members(RuleBasedStateMachine):
             assert group.leader in group.members
             assert self.talk.stored[-1] == (group.generation, tuple(group.members))
             for member in group.members.values():
-                if member.instance_id is None:
+                if member.request.instance_id is None:
                     assert member.assignment == self.given[group.generation, member.member_id]
 
     @invariant()

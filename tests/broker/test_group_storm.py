@@ -20,13 +20,13 @@ from kafka.record import MemoryRecords
 from spark_klog.broker.groups.records import (
     Committed,
     OffsetKey,
-    StoredGroup,
     decode_group,
     decode_key,
     decode_offset,
 )
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import OFFSET_COMMIT
+from spark_klog.protocol.codec import Message
 from tests.support.broker import KlogBroker
 from tests.support.clients.in_process import ConfluentProcess, KafkaPythonProcess
 from tests.support.clients.java import Java39
@@ -95,7 +95,7 @@ class History:
 
     def __init__(self, data_dir: Path) -> None:
         self.commits: list[tuple[int, int]] = []
-        self.groups: list[StoredGroup] = []
+        self.groups: list[Message] = []
         for path in sorted((data_dir / "__consumer_offsets-0").glob("*.log")):
             for batch in MemoryRecords(path.read_bytes()):
                 for record in batch:
@@ -112,14 +112,14 @@ class History:
         for partition, offset in self.commits:
             assert offset >= last[partition], (partition, offset, last[partition])
             last[partition] = offset
-        generations = [group.generation for group in self.groups]
+        generations = [group["generation"] for group in self.groups]
         assert generations == sorted(set(generations))
         for group in self.groups:
             owned = []
-            for member in group.members:
-                assigned = ConsumerProtocolAssignment.decode(member.assignment)
+            for member in group["members"]:
+                assigned = ConsumerProtocolAssignment.decode(bytes(member["assignment"]))
                 owned += [place.partition for place in assigned.partitions()]
-            assert sorted(owned) == (list(range(PARTITIONS)) if group.members else []), group
+            assert sorted(owned) == (list(range(PARTITIONS)) if group["members"] else []), group
 
 
 class Worker:

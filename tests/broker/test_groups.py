@@ -14,8 +14,6 @@ from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.broker.groups.records import (
     Committed,
     OffsetKey,
-    StoredGroup,
-    StoredMember,
     encode_offset,
     encode_offset_key,
 )
@@ -25,7 +23,7 @@ from spark_klog.errors import ErrorCode
 from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import DESCRIBE_GROUPS, JOIN_GROUP
-from spark_klog.protocol.codec import decode_response
+from spark_klog.protocol.codec import Message, decode_response
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.commits import commit_offsets
@@ -201,14 +199,36 @@ def test_a_later_commit_is_not_undone_by_the_end_of_a_transaction(log: Partition
     assert _offset(offsets) is None
 
 
+def _stored(generation: int, timestamp: int, subscription: bytes | None = None) -> Message:
+    """A group's record, with one member if there is a subscription."""
+    member = {
+        "member_id": "m",
+        "group_instance_id": None,
+        "client_id": "c",
+        "client_host": "/h",
+        "rebalance_timeout": 1000,
+        "session_timeout": 1000,
+        "subscription": subscription,
+        "assignment": b"",
+    }
+    return {
+        "protocol_type": "consumer",
+        "generation": generation,
+        "protocol": None if subscription is None else "range",
+        "leader": None if subscription is None else "m",
+        "current_state_timestamp": timestamp,
+        "members": [] if subscription is None else [member],
+    }
+
+
 def test_what_expires(log: PartitionLog) -> None:
     """Offsets of groups that have been empty for long, then the groups."""
     offsets = OffsetManager(lambda group, stored: None)
     groups = Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
     before = time.time_ns() // 1_000_000
-    groups.load("emptied long ago", StoredGroup("consumer", 3, None, None, before - 10_000))
-    groups.load("emptied now", StoredGroup("consumer", 3, None, None, before + 10_000))
-    groups.load("without offsets", StoredGroup("consumer", 3, None, None, before + 10_000))
+    groups.load("emptied long ago", _stored(3, before - 10_000))
+    groups.load("emptied now", _stored(3, before + 10_000))
+    groups.load("without offsets", _stored(3, before + 10_000))
     for group in ("emptied long ago", "emptied now", "simple"):
         commit_offsets(offsets, log, group, {PLACE: (1, -1, "")})
     time.sleep(0.01)
@@ -260,12 +280,11 @@ def test_what_members_consume_does_not_expire(log: PartitionLog, topic: bytes) -
     groups = Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
     now = time.time_ns() // 1_000_000
     subscription = b"\0\0\0\0\0\1\0\1" + topic + b"\xff\xff\xff\xff"
-    member = StoredMember("m", None, "c", "/h", 1000, 1000, subscription, b"")
     commit_offsets(offsets, log, "g", {PLACE: (1, -1, "")}, retention_ms=1)
-    groups.load("g", StoredGroup("consumer", 1, "range", "m", now, [member]))
+    groups.load("g", _stored(1, now, subscription))
     _expire(offsets, log, now + 1000, groups)
     assert offsets.keys("g") == ({PLACE} if topic == b"t" else set())
-    groups.load("g", StoredGroup("consumer", 2, None, None, now))
+    groups.load("g", _stored(2, now))
     _expire(offsets, log, now + 1000, groups)
     assert offsets.keys("g") == set()
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, BackgroundTasks
 from spark_klog.broker.groups.expiry import expire, forget_topics
+from spark_klog.broker.groups.group import Group
 from spark_klog.broker.groups.groups import Groups
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
-from spark_klog.broker.groups.records import StoredGroup, encode_group, encode_group_key
+from spark_klog.broker.groups.records import encode_group, encode_group_key
 from spark_klog.broker.logs.coordinator import Coordinator
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.errors import ErrorCode
@@ -46,12 +47,14 @@ class GroupCoordinator(Coordinator):
         log = await self.log_of(group, for_reading=for_reading)
         return log if isinstance(log, ErrorCode) else ErrorCode.NONE
 
-    def _store(self, group: str, stored: StoredGroup | None) -> ErrorCode:
-        log = self.local_log(group)
+    def _store(self, group_id: str, group: Group | None) -> ErrorCode:
+        log = self.local_log(group_id)
         if log is None:
             return ErrorCode.NOT_COORDINATOR
         code = self._append(
-            log, group, lambda: (encode_group_key(group), None if stored is None else encode_group(stored))
+            log,
+            group_id,
+            lambda: (encode_group_key(group_id), None if group is None else encode_group(group, system_ms())),
         )
         if not code:
             self._broker.flushes.care_for(log)  # the caller may be a timer, which can't wait for a flush

@@ -72,15 +72,10 @@ class Join(NamedTuple):
 
 @dataclass
 class Member:
-    """A member that the group knows; it times out at `deadline` (s)."""
+    """A member that the group knows, by its latest request; it times out at `deadline` (s)."""
 
     member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]
+    request: Join
     assignment: bytes = b""
     deadline: float = 0.0
     #: Whether the client knows its member id.
@@ -89,23 +84,10 @@ class Member:
     join_token: object | None = field(default=None, repr=False)
     sync_token: object | None = field(default=None, repr=False)
 
-    @classmethod
-    def joining(cls, member_id: str, join: Join) -> Member:
-        """Make a new member with that id."""
-        return cls(
-            member_id,
-            join.instance_id,
-            join.client_id,
-            join.client_host,
-            join.session_timeout_ms,
-            join.rebalance_timeout_ms,
-            join.protocols,
-        )
-
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its protocols."""
-        return tuple(name for name, _ in self.protocols)
+        return tuple(name for name, _ in self.request.protocols)
 
     @property
     def is_waiting(self) -> bool:
@@ -114,21 +96,15 @@ class Member:
 
     def metadata(self, protocol: str | None) -> bytes:
         """The member's metadata for a protocol, empty if it has none."""
-        return dict(self.protocols).get(protocol or "", b"")
+        return dict(self.request.protocols).get(protocol or "", b"")
 
     def described_to_leader(self, protocol: str | None) -> dict[str, Any]:
         """The member's entry in the JoinGroup response to the leader."""
         return {
             "member_id": self.member_id,
-            "group_instance_id": self.instance_id,
+            "group_instance_id": self.request.instance_id,
             "metadata": self.metadata(protocol),
         }
-
-    def update(self, join: Join) -> None:
-        """Take over the fields of a new JoinGroup request."""
-        self.protocols = join.protocols
-        self.session_timeout_ms, self.rebalance_timeout_ms = join.session_timeout_ms, join.rebalance_timeout_ms
-        self.client_id, self.client_host = join.client_id, join.client_host
 
 
 def common_protocols(members: Iterable[Member]) -> set[str]:
@@ -302,7 +278,7 @@ class Group:
             self._complete_if_all_joined(now)
         for member in list(self.members.values()):
             if member.deadline <= now and not member.is_waiting:
-                self._remove(member, now, f"sent no heartbeat for {member.session_timeout_ms} ms")
+                self._remove(member, now, f"sent no heartbeat for {member.request.session_timeout_ms} ms")
         if self.state is State.PREPARING and self._rebalance_until <= now:
             self._complete_join(now)
         if self._awaits_syncs and self._sync_until <= now:
@@ -312,7 +288,7 @@ class Group:
     def lost(self, token: object, now: float) -> list[Reply]:
         """Handle the loss of a waiting request's connection: remove a dynamic member that never got its id."""
         for member in list(self.members.values()):
-            if member.join_token is token and not member.is_named and member.instance_id is None:
+            if member.join_token is token and not member.is_named and member.request.instance_id is None:
                 member.join_token = None
                 self._remove(member, now, "has lost its connection")
         return self._taken()
@@ -371,7 +347,7 @@ class Group:
             return
         leader, before = self.leader, copy(self.members[old_id])
         member = self._replace(old_id, member_id)
-        member.update(join)
+        member.request = join
         if self.state is State.STABLE and choose_protocol(self.members.values()) == self.protocol:
             code = self._store(self)
             if code:  # the log still has the old member
@@ -404,8 +380,7 @@ class Group:
             self._reply(token, message)
 
     def _add(self, member_id: str, join: Join, token: object, now: float, *, is_named: bool = False) -> None:
-        member = self.members[member_id] = Member.joining(member_id, join)
-        member.join_token, member.is_named = token, is_named
+        member = self.members[member_id] = Member(member_id, join, is_named=is_named, join_token=token)
         if join.instance_id is not None:
             self.instances[join.instance_id] = member_id
         if len(self.members) == 1:
@@ -425,7 +400,7 @@ class Group:
             self._refuse_join(token, code, join.member_id)
             return
         member = self.members[join.member_id]
-        has_changed = member.protocols != join.protocols
+        has_changed = member.request.protocols != join.protocols
         self._hear_of(member, now)
         if self.state is State.COMPLETING and not has_changed:
             self._answer_joined(member, token)  # the first response was lost
@@ -434,7 +409,7 @@ class Group:
         else:
             if member.join_token is not None:
                 self._refuse_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
-            member.update(join)
+            member.request = join._replace(instance_id=member.request.instance_id)
             self._joined_again(member, token, now, f"member {member.member_id} joins again")
 
     # ----- rebalancing
@@ -450,7 +425,7 @@ class Group:
         self._go(State.PREPARING)
         for member_id in list(without):
             self._forget(self.members[member_id])
-        longest = max((member.rebalance_timeout_ms for member in self.members.values()), default=0) / 1000
+        longest = max((member.request.rebalance_timeout_ms for member in self.members.values()), default=0) / 1000
         self._initial_until = now + max(longest, self._initial_delay) if was_empty and self._initial_delay else None
         self._rebalance_until = now + (longest if self._initial_until is None else self._initial_delay)
         self._complete_if_all_joined(now)
@@ -465,11 +440,11 @@ class Group:
         """Begin the next generation with static members and all members that have joined."""
         self._initial_until, self._rebalance_until = None, inf
         for member in list(self.members.values()):
-            if member.join_token is None and member.instance_id is None:
+            if member.join_token is None and member.request.instance_id is None:
                 self._forget(member)
         joined = [member for member in self.members.values() if member.join_token is not None]
         if self.members and not joined:  # only static members are left: wait for them until their sessions end
-            longest = max(item.rebalance_timeout_ms for item in self.members.values()) / 1000
+            longest = max(item.request.rebalance_timeout_ms for item in self.members.values()) / 1000
             self._rebalance_until = now + max(longest, _SHORTEST_WAIT)  # clients may send a timeout of 0
             return
         self.generation += 1
@@ -483,7 +458,7 @@ class Group:
         self.protocol = choose_protocol(self.members.values())
         self._go(State.COMPLETING)
         self._unsynced = set(self.members)
-        self._sync_until = now + max(member.rebalance_timeout_ms for member in self.members.values()) / 1000
+        self._sync_until = now + max(member.request.rebalance_timeout_ms for member in self.members.values()) / 1000
         _log.info(
             "group %s: generation %d of %d members, %s leads",
             *(self.group_id, self.generation, len(self.members), self.leader),
@@ -529,7 +504,7 @@ class Group:
             self.state = state
 
     def _hear_of(self, member: Member, now: float) -> None:
-        member.deadline = now + member.session_timeout_ms / 1000
+        member.deadline = now + member.request.session_timeout_ms / 1000
 
     def _member_code(self, member_id: str, instance_id: str | None) -> ErrorCode:
         if self.state is State.DEAD:
@@ -537,7 +512,7 @@ class Group:
         if instance_id is not None and instance_id in self.instances and self.instances[instance_id] != member_id:
             return ErrorCode.FENCED_INSTANCE_ID
         member = self.members.get(member_id)
-        if member is None or (instance_id is not None and member.instance_id != instance_id):
+        if member is None or (instance_id is not None and member.request.instance_id != instance_id):
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE
 
@@ -552,8 +527,8 @@ class Group:
         self._refuse_waiting(member, ErrorCode.FENCED_INSTANCE_ID)
         member.member_id = new_id
         self.members[new_id] = member
-        assert member.instance_id is not None
-        self.instances[member.instance_id] = new_id
+        assert member.request.instance_id is not None
+        self.instances[member.request.instance_id] = new_id
         if self.leader == old_id:
             self.leader = new_id
         return member
@@ -561,8 +536,8 @@ class Group:
     def _forget(self, member: Member) -> None:
         del self.members[member.member_id]
         self._unsynced.discard(member.member_id)
-        if member.instance_id is not None:
-            self.instances.pop(member.instance_id, None)
+        if member.request.instance_id is not None:
+            self.instances.pop(member.request.instance_id, None)
         self._refuse_waiting(member, ErrorCode.UNKNOWN_MEMBER_ID)
         if self.leader == member.member_id:
             self.leader = next(iter(self.members), None)

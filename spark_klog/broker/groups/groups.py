@@ -10,10 +10,8 @@ from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.groups.group import Group, Join, Member, Reply, State, refused_join, refused_sync
-from spark_klog.broker.groups.records import StoredGroup, StoredMember
 from spark_klog.errors import ErrorCode
-
-Store = Callable[[str, StoredGroup | None], ErrorCode]
+from spark_klog.protocol.codec import Message
 
 
 class Groups:
@@ -22,7 +20,7 @@ class Groups:
     `store` writes a group to its partition of __consumer_offsets, or removes it (None).
     """
 
-    def __init__(self, store: Store, initial_delay_ms: int, max_size: int) -> None:
+    def __init__(self, store: Callable[[str, Group | None], ErrorCode], initial_delay_ms: int, max_size: int) -> None:
         self._store = store
         self._initial_delay_ms = initial_delay_ms
         self._max_size = max_size
@@ -38,23 +36,31 @@ class Groups:
     def get(self, group_id: str) -> Group | None:
         return self._groups.get(group_id)
 
-    def load(self, group_id: str, stored: StoredGroup | None) -> None:
+    def load(self, group_id: str, stored: Message | None) -> None:
         """Load a group's record from the log; a later record replaces an earlier one."""
         self._groups.pop(group_id, None)
         if stored is None:
             return
         group = self._make(group_id)
-        group.generation, group.protocol = stored.generation, stored.protocol
-        group.protocol_type, group.leader = stored.protocol_type or None, stored.leader
-        for item in stored.members:
-            protocols = ((stored.protocol or "", item.subscription),)
-            member = Member(*item[:4], item.session_timeout_ms, item.rebalance_timeout_ms, protocols, item.assignment)
-            member.is_named = True
-            group.members[item.member_id] = member
-            if item.instance_id is not None:
-                group.instances[item.instance_id] = item.member_id
+        group.generation, group.protocol = stored["generation"], stored["protocol"]
+        group.protocol_type, group.leader = stored["protocol_type"] or None, stored["leader"]
+        for item in stored["members"]:
+            member_id, session_ms, rebalance_ms = item["member_id"], item["session_timeout"], item["rebalance_timeout"]
+            request = Join(
+                member_id=member_id,
+                instance_id=item["group_instance_id"],
+                client_id=item["client_id"],
+                client_host=item["client_host"],
+                session_timeout_ms=session_ms,
+                rebalance_timeout_ms=session_ms if rebalance_ms < 0 else rebalance_ms,
+                protocol_type=stored["protocol_type"],
+                protocols=((stored["protocol"] or "", bytes(item["subscription"])),),
+            )
+            group.members[member_id] = Member(member_id, request, bytes(item["assignment"]), is_named=True)
+            if request.instance_id is not None:
+                group.instances[request.instance_id] = member_id
         group.state = State.STABLE if group.members else State.EMPTY
-        self._emptied[group_id] = stored.timestamp
+        self._emptied[group_id] = stored["current_state_timestamp"]
 
     def start(self) -> None:
         """Start the session timeouts, after all groups have been loaded."""
@@ -88,9 +94,8 @@ class Groups:
         return group
 
     def _write(self, group: Group) -> ErrorCode:
-        stored = _stored(group)
-        self._emptied[group.group_id] = stored.timestamp
-        return self._store(group.group_id, stored)
+        self._emptied[group.group_id] = system_ms()
+        return self._store(group.group_id, group)
 
     def empty_since(self, group_id: str, now_ms: int) -> int:
         """When the group lost its last member (ms): `now_ms` if it has members, 0 if it never had any."""
@@ -208,16 +213,3 @@ def _set_results(replies: list[Reply]) -> None:
         assert isinstance(token, asyncio.Future)
         if not token.done():  # the connection may be gone
             token.set_result(message)
-
-
-def _stored(group: Group) -> StoredGroup:
-    members = [
-        StoredMember(
-            *(member.member_id, member.instance_id, member.client_id, member.client_host),
-            *(member.rebalance_timeout_ms, member.session_timeout_ms),
-            *(member.metadata(group.protocol), member.assignment),
-        )
-        for member in group.members.values()
-    ]
-    now = system_ms()
-    return StoredGroup(group.protocol_type or "", group.generation, group.protocol, group.leader, now, members)

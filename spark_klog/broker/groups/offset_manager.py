@@ -18,7 +18,6 @@ from spark_klog.broker.groups.records import (
     Committed,
     GroupKey,
     OffsetKey,
-    StoredGroup,
     decode_group,
     decode_key,
     decode_offset,
@@ -29,6 +28,7 @@ from spark_klog.broker.groups.records import (
 from spark_klog.broker.logs.coordinator import TransactionEnd, stored_rows
 from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.protocol.codec import Message
 from spark_klog.records.building.assignment import own_batch
 from spark_klog.records.formats.batch import MAX_HEADER_SIZE
 from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT
@@ -99,7 +99,7 @@ class OffsetManager:
     `load_group` gets the groups that the same log contains.
     """
 
-    def __init__(self, load_group: Callable[[str, StoredGroup | None], None]) -> None:
+    def __init__(self, load_group: Callable[[str, Message | None], None]) -> None:
         self._load_group = load_group
         self._groups: dict[str, Offsets] = {}
         #: Pending offsets by group, for each (partition, producer id): a marker ends a transaction in its own partition

@@ -5,19 +5,19 @@ A null value removes the key's entry.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
-from spark_klog.protocol.codec import decode_versioned, encode_versioned
+from spark_klog.broker.groups.group import Group
+from spark_klog.protocol.codec import Message, decode_versioned, encode_versioned
 from spark_klog.protocol.tables.groups import (
     GROUP_METADATA_KEY,
     GROUP_METADATA_VALUE,
     OFFSET_COMMIT_KEY,
     OFFSET_COMMIT_VALUE,
 )
-from spark_klog.wire.primitives import Buffer, Reader
+from spark_klog.wire.primitives import Reader
 
 _KEY_START, _PARTITION, _SIZE = Struct(">hh"), Struct(">i"), Struct(">h")
 #: An offset value of version 3 without metadata: the common case.
@@ -54,31 +54,6 @@ class Committed(NamedTuple):
     metadata: str
     timestamp: int
     expires_ms: int = NO_EXPIRY
-
-
-class StoredMember(NamedTuple):
-    """A stored member; `subscription` is its metadata for the group's protocol. Timeouts in ms."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    rebalance_timeout_ms: int
-    session_timeout_ms: int
-    subscription: bytes
-    assignment: bytes
-
-
-@dataclass(frozen=True)
-class StoredGroup:
-    """A group as of its last completed generation; `timestamp` (ms) is when the record was written."""
-
-    protocol_type: str
-    generation: int
-    protocol: str | None
-    leader: str | None
-    timestamp: int
-    members: list[StoredMember] = field(default_factory=list)
 
 
 def encode_offset_key(key: OffsetKey) -> bytes:
@@ -164,52 +139,31 @@ def decode_offset(data: bytes) -> Committed:
     )
 
 
-def encode_group(group: StoredGroup) -> bytes:
-    """Encode a group (version 3)."""
+def encode_group(group: Group, now_ms: int) -> bytes:
+    """Encode a group as of its last completed generation (version 3)."""
     message = {
-        "protocol_type": group.protocol_type,
+        "protocol_type": group.protocol_type or "",
         "generation": group.generation,
         "protocol": group.protocol,
         "leader": group.leader,
-        "current_state_timestamp": group.timestamp,
+        "current_state_timestamp": now_ms,
         "members": [
             {
                 "member_id": member.member_id,
-                "group_instance_id": member.instance_id,
-                "client_id": member.client_id,
-                "client_host": member.client_host,
-                "rebalance_timeout": member.rebalance_timeout_ms,
-                "session_timeout": member.session_timeout_ms,
-                "subscription": member.subscription,
+                "group_instance_id": member.request.instance_id,
+                "client_id": member.request.client_id,
+                "client_host": member.request.client_host,
+                "rebalance_timeout": member.request.rebalance_timeout_ms,
+                "session_timeout": member.request.session_timeout_ms,
+                "subscription": member.metadata(group.protocol),
                 "assignment": member.assignment,
             }
-            for member in group.members
+            for member in group.members.values()
         ],
     }
     return encode_versioned(GROUP_METADATA_VALUE, _VALUE_VERSION, message)
 
 
-def decode_group(data: Buffer) -> StoredGroup:
-    """Decode a group (versions 0-4). Raises `DecodeError`."""
-    message = decode_versioned(GROUP_METADATA_VALUE, data)
-    members = [
-        StoredMember(
-            member["member_id"],
-            member["group_instance_id"],
-            member["client_id"],
-            member["client_host"],
-            member["session_timeout"] if member["rebalance_timeout"] < 0 else member["rebalance_timeout"],
-            member["session_timeout"],
-            bytes(member["subscription"]),
-            bytes(member["assignment"]),
-        )
-        for member in message["members"]
-    ]
-    return StoredGroup(
-        message["protocol_type"],
-        message["generation"],
-        message["protocol"],
-        message["leader"],
-        message["current_state_timestamp"],
-        members,
-    )
+def decode_group(data: bytes) -> Message:
+    """Decode a group (versions 0-4); a rebalance timeout of -1 is the session's. Raises `DecodeError`."""
+    return decode_versioned(GROUP_METADATA_VALUE, data)

@@ -88,9 +88,9 @@ def _of(group: Group) -> Message:
 def _member(group: Group, member: Member, is_stable: bool) -> Message:
     return {
         "member_id": member.member_id,
-        "group_instance_id": member.instance_id,
-        "client_id": member.client_id,
-        "client_host": member.client_host,
+        "group_instance_id": member.request.instance_id,
+        "client_id": member.request.client_id,
+        "client_host": member.request.client_host,
         "member_metadata": member.metadata(group.protocol) if is_stable else b"",
         "member_assignment": member.assignment if is_stable else b"",
     }
