@@ -31,7 +31,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from spark_klog.broker.security.users_file import read_users
+from spark_klog.broker.security.users import read_users
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.apis import (
     DESCRIBE_ACLS,

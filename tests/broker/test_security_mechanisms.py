@@ -14,14 +14,14 @@ import pytest
 
 from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.mechanisms import (
+    AuthenticationFailed,
     Credential,
     Plain,
     Scram,
     make_credential,
 )
-from spark_klog.broker.security.refusals import AuthenticationFailed
 from spark_klog.broker.security.session import Session
-from spark_klog.broker.security.users_file import read_users
+from spark_klog.broker.security.users import read_users
 from spark_klog.errors import ErrorCode
 
 # RFC 7677, chapter 3: user "user", password "pencil"

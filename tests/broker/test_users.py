@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from spark_klog.broker.security import users as module, users_file
+from spark_klog.broker.security import users as users_module
 from spark_klog.broker.security.acls import Acl, add
 from spark_klog.broker.security.mechanisms import Credential
-from spark_klog.broker.security.users import Users
-from spark_klog.broker.security.users_file import User, remove_user, set_credentials
+from spark_klog.broker.security.users import User, Users, remove_user, set_credentials
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.security import ALLOW, LITERAL, TOPIC, AclOperation
 
@@ -32,7 +31,7 @@ def _credential(key: bytes) -> Credential:
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with the users alice and bob; brokers look at it each time."""
-    monkeypatch.setattr(module, "_LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(users_module, "_LOOK_AGAIN_SECONDS", 0.0)
     path = tmp_path / "users"
     for name in ("alice", "bob"):
         set_credentials(path, name, {_MECHANISM: _credential(b"first")})
@@ -108,13 +107,13 @@ def test_a_file_that_is_none_is_told_by_line_and_reason(path: Path, text: str, t
 def test_one_change_of_many_users_parses_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests wait while the file is read, so the broker parses only the section that changed."""
     path.write_text("".join(f"# of {number}\n[user {number}]\nread = t-{number}\n" for number in range(1000)))
-    users, parse, parsed = Users(path), users_file._user, []
+    users, parse, parsed = Users(path), users_module._user, []
 
     def noted(where: str, values: Mapping[str, str]) -> User:
         parsed.append(where)
         return parse(where, values)
 
-    monkeypatch.setattr(users_file, "_user", noted)
+    monkeypatch.setattr(users_module, "_user", noted)
     path.write_text(path.read_text().replace("read = t-500\n", "read = t-500, u\n"))
     rules = users.rules("500")
     assert rules is not None
@@ -130,7 +129,7 @@ def test_a_file_read_again_is_what_its_text_says(path: Path) -> None:
         *("\n", "admin = true\n", "read = z\n", "  [user g]\n", "[nobody]\n", "[user h]]\nwrite = w\n"),
         *("[user i] ; no comment\n", "write = [v]\n", "# [user f]\n", "oops\n", "; c\n"),
     ]
-    rng, reader, good = random.Random(15), users_file.UsersReader(path), 0
+    rng, reader, good = random.Random(15), users_module.UsersReader(path), 0
     text: list[str] = []
     for _ in range(300):
         for _ in range(rng.randrange(1, 3)):
@@ -140,7 +139,7 @@ def test_a_file_read_again_is_what_its_text_says(path: Path) -> None:
                 text.insert(rng.randrange(len(text) + 1), rng.choice(pieces))
         path.write_text("".join(text))
         results = []
-        for read in (partial(users_file.read_users, path), reader.read):
+        for read in (partial(users_module.read_users, path), reader.read):
             try:
                 results.append(read())
                 good += 1

@@ -9,10 +9,9 @@ from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.security.config import ANONYMOUS
-from spark_klog.broker.security.mechanisms import Credential, credential_of_salted
-from spark_klog.broker.security.refusals import AuthenticationFailed
+from spark_klog.broker.security.mechanisms import AuthenticationFailed, Credential, credential_of_salted
 from spark_klog.broker.security.session import Session
-from spark_klog.broker.security.users_file import User, check_user_name
+from spark_klog.broker.security.users import User, check_user_name
 from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.security import MAX_ITERATIONS, MIN_ITERATIONS, SCRAM_MECHANISMS

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from spark_klog.broker.security.refusals import Refused
+from spark_klog.broker.security.mechanisms import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.errors import DecodeError, FrameTooLarge

@@ -34,7 +34,7 @@ from spark_klog.broker.housekeeping import clean_logs, keep_house
 from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.net.connection import SCRATCH_BYTES, Connection, FrameMemory, ResponseMemory, watch
 from spark_klog.broker.security.config import Listener, SecurityConfig
-from spark_klog.broker.security.refusals import Refused
+from spark_klog.broker.security.mechanisms import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.errors import DecodeError, ErrorCode

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from spark_klog.broker.security.users_file import User, check_user_name
+from spark_klog.broker.security.users import User, check_user_name
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.security import ALLOW, ANY, LITERAL, MATCH, PREFIXED, TOPIC, AclOperation
 
@@ -56,16 +56,17 @@ class AclFilter(NamedTuple):
     operation: int
     permission_type: int
 
-    def check(self) -> None:
-        """Raise `ConfigError` if a number is undefined."""
+    @property
+    def is_defined(self) -> bool:
+        """Whether Kafka defines its numbers."""
         numbers = (self.resource_type, self.pattern_type, self.operation, self.permission_type)
         limits = (_KINDS, _PATTERNS, _OPERATIONS, _PERMISSIONS)
-        if not all(ANY <= number <= limit for number, limit in zip(numbers, limits, strict=True)):
-            raise ConfigError("the filter holds a resource type, pattern, operation or permission that is unknown")
+        return all(ANY <= number <= limit for number, limit in zip(numbers, limits, strict=True))
 
     def matches(self, acl: Acl) -> bool:
         return (
-            self.resource_type in (ANY, acl.resource_type)
+            self.is_defined
+            and self.resource_type in (ANY, acl.resource_type)
             and self.operation in (ANY, acl.operation)
             and self.permission_type in (ANY, acl.permission_type)
             and self.principal in (None, acl.principal)

@@ -23,10 +23,10 @@ import hmac
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from spark_klog.base.names import PLAIN, SCRAM_HASHES, SCRAM_SHA_256, SCRAM_SHA_512
-from spark_klog.broker.security.refusals import AuthenticationFailed
+from spark_klog.base.names import SCRAM_HASHES, SCRAM_SHA_256, SCRAM_SHA_512
+from spark_klog.errors import KlogError
 from spark_klog.protocol.tables.security import MIN_ITERATIONS
 
 _MAX_TOKEN = 16 * 1024
@@ -51,23 +51,17 @@ class Credential(NamedTuple):
 Lookup = Callable[[str, str], Credential | None]
 
 
-class Mechanism(Protocol):
-    """One authentication in progress. `user` is set when it has succeeded."""
+class Refused(KlogError):
+    """The client may not do this; the broker closes the connection. The text is for the log."""
 
-    user: str | None
 
-    def step(self, token: bytes) -> bytes:
-        """Answer a client's token. Raises `AuthenticationFailed`."""
+class AuthenticationFailed(Refused):
+    """The client failed to authenticate. The text has no secret; clients get a shorter one."""
 
 
 def make_credential(mechanism: str, password: str, iterations: int = MIN_ITERATIONS) -> Credential:
     """Make a credential with a new salt."""
     return _credential(mechanism, password.encode(), os.urandom(_SALT_BYTES), iterations)
-
-
-def start(mechanism: str, lookup: Lookup) -> Mechanism:
-    """Start the server's side of a mechanism in `MECHANISMS`."""
-    return Plain(lookup) if mechanism == PLAIN else Scram(mechanism, lookup)
 
 
 def _hmac(algorithm: str, key: bytes, message: bytes) -> bytes:
@@ -113,9 +107,11 @@ class Plain:
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
+        #: Set when the client is authenticated.
         self.user: str | None = None
 
     def step(self, token: bytes) -> bytes:
+        """Answer a client's token. Raises `AuthenticationFailed`."""
         parts = _text(token).split("\0")
         if self.user is not None or len(parts) != 3:
             raise AuthenticationFailed("not a PLAIN token of three parts")

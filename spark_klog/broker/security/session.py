@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_klog.base.names import PLAIN
 from spark_klog.broker.security.config import ANONYMOUS, Listener
+from spark_klog.broker.security.mechanisms import Lookup, Plain, Scram
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
-
-if TYPE_CHECKING:
-    from spark_klog.broker.security.mechanisms import Lookup, Mechanism
 
 _BEFORE_AUTHENTICATION = frozenset({apis.API_VERSIONS.key, apis.SASL_HANDSHAKE.key, apis.SASL_AUTHENTICATE.key})
 _FIRST_SASL_AUTHENTICATE = 1
@@ -43,7 +42,7 @@ class Session:
         self.mechanisms = list(mechanisms)
         self._address = address
         self._lookup = lookup
-        self._mechanism: Mechanism | None = None
+        self._mechanism: Plain | Scram | None = None
         self._enter(_State.HANDSHAKE if listener.is_sasl else _State.OPEN)
 
     @property
@@ -85,9 +84,7 @@ class Session:
         if mechanism not in self.mechanisms:
             self._enter(_State.FAILED)
             return ErrorCode.UNSUPPORTED_SASL_MECHANISM
-        from spark_klog.broker.security.mechanisms import start
-
-        self._mechanism = start(mechanism, self._lookup)
+        self._mechanism = Plain(self._lookup) if mechanism == PLAIN else Scram(mechanism, self._lookup)
         self._enter(_State.TOKENS if version >= _FIRST_SASL_AUTHENTICATE else _State.RAW_TOKENS)
         return ErrorCode.NONE
 

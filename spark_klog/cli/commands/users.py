@@ -10,7 +10,7 @@ import click
 from spark_klog.base.names import SCRAM_HASHES
 from spark_klog.broker.security.config import ANONYMOUS
 from spark_klog.broker.security.mechanisms import make_credential
-from spark_klog.broker.security.users_file import check_user_name, read_users, remove_user, set_credentials
+from spark_klog.broker.security.users import check_user_name, read_users, remove_user, set_credentials
 from spark_klog.cli.output import say
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.security import MAX_ITERATIONS, MIN_ITERATIONS
