@@ -19,7 +19,7 @@ from spark_klog.broker.logs.log_flushes import LogFlushes
 from spark_klog.broker.logs.topic_logs import TopicLogs, register_logs
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_internal_settings
-from spark_klog.broker.metadata.nodes import InvalidPartitions, TopicExists, UnknownTopic
+from spark_klog.broker.metadata.nodes import InvalidAssignment, InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry, Topic
 from spark_klog.broker.metadata.topics_07 import Topics07
 from spark_klog.broker.metrics import Metrics
@@ -37,7 +37,7 @@ from spark_klog.broker.transactions.coordinator import (
     TreeBlocks,
 )
 from spark_klog.broker.transactions.verification import TransactionVerifier
-from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
+from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
 from spark_klog.log.layout import check_alone
 from spark_klog.log.partition_log import PartitionLog
@@ -265,18 +265,28 @@ class Broker:
         partitions: int,
         settings: dict[str, str] | None = None,
         assignment: dict[int, list[int]] | None = None,
+        *,
+        validate_only: bool = False,
     ) -> UUID:
-        """Create a topic and return its id.
+        """Create a topic and return its id; with `validate_only` nothing is changed.
 
-        Raises `TopicExists`, `TopicCollides`, `DirectoryError` if its logs can't be created, or `ConfigError` for a bad
-        name, count or setting.
+        Raises `TopicRefused`, `DirectoryError` if its logs can't be created, or `ConfigError` for a name or setting.
         """
         check_topic_name(name)
         if not 1 <= partitions <= MAX_PARTITIONS:
-            raise ConfigError(f"topic {name}: {partitions} partitions, but 1 to {MAX_PARTITIONS} are allowed")
+            raise InvalidPartitions(f"{partitions} partitions, but 1 to {MAX_PARTITIONS} are allowed")
+        chosen = assignment or self.registry.assign(partitions)
+        live = self.registry.brokers
+        if assignment and not (
+            sorted(assignment) == list(range(partitions))
+            and all(len(replicas) == 1 and replicas[0] in live for replicas in assignment.values())
+        ):
+            raise InvalidAssignment("partitions must be numbered from 0 on, each with one live broker")
+        self.registry.check_collision(name)
         settings = dict(with_internal_settings(name, settings or {}))
         topic_settings(settings)
-        chosen = assignment or self.registry.assign(partitions)
+        if validate_only:
+            return UUID(int=0)
         return await self._changes.finish(self._create_topic(name, chosen, settings))
 
     async def _create_topic(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> UUID:

@@ -9,7 +9,7 @@ from typing import Any
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import distinct, repeated
 from spark_klog.broker.handlers.topics import NAMED_TWICE
-from spark_klog.broker.metadata.nodes import UnknownTopic
+from spark_klog.broker.metadata.nodes import UnknownTopic, refusal
 from spark_klog.broker.security.authorizer import SEE
 from spark_klog.broker.settings.described_settings import broker_entries, topic_entries
 from spark_klog.broker.settings.log_settings import is_list, setting_texts
@@ -230,12 +230,8 @@ async def _alter(broker: Broker, message: Message, resource: dict[str, Any], cha
         await broker.alter_topic_settings(
             name, lambda before: changed(before, resource["configs"]), validate_only=message["validate_only"]
         )
-    except UnknownTopic as error:
-        return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": str(error)}
-    except ConfigError as error:
-        return result | {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
-    except DirectoryError as error:
-        return result | {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
+    except (ConfigError, DirectoryError) as error:
+        return result | refusal(error)
     return result | {"error_code": ErrorCode.NONE}
 
 
@@ -256,7 +252,7 @@ def _alter_loggers(broker: Broker, message: Message, resource: dict[str, Any]) -
     try:
         set_levels(changes, validate_only=message["validate_only"])
     except ConfigError as error:
-        return result | {"error_code": ErrorCode.INVALID_CONFIG, "error_message": str(error)}
+        return result | refusal(error)
     return result
 
 

@@ -11,16 +11,8 @@ from spark_klog.base.names import check_topic_name
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import repeated
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
-from spark_klog.broker.metadata.nodes import (
-    InvalidAssignment,
-    InvalidPartitions,
-    TopicCollides,
-    TopicExists,
-    UnknownTopic,
-)
-from spark_klog.broker.metadata.registry import MAX_PARTITIONS
+from spark_klog.broker.metadata.nodes import UnknownTopic, refusal
 from spark_klog.broker.settings.described_settings import topic_entries
-from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode, OffsetOutOfRange
 from spark_klog.protocol.codec import Message
 
@@ -30,11 +22,6 @@ _NONE = -1
 _DEFAULT = -1
 #: None of the entries counts, as in Kafka: which one is meant?
 NAMED_TWICE = "the request names it more than once"
-_CODES: dict[type[Exception], ErrorCode] = {
-    UnknownTopic: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    InvalidPartitions: ErrorCode.INVALID_PARTITIONS,
-    InvalidAssignment: ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-}
 
 
 async def delete_records(broker: Broker, request: Request, message: Message) -> Message:
@@ -110,29 +97,13 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
         return _refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
     if await broker.topic(name) is not None:
         return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists")
-    if not 1 <= partitions <= MAX_PARTITIONS:
-        reason = f"{partitions} partitions, but 1 to {MAX_PARTITIONS} are allowed"
-        return _refused(name, ErrorCode.INVALID_PARTITIONS, reason)
     if entry["replication_factor"] not in (_DEFAULT, 1):
         reason = f"replication factor {entry['replication_factor']}: there is no replication, it must be 1"
         return _refused(name, ErrorCode.INVALID_REPLICATION_FACTOR, reason)
-    if assignment is not None and (len(assignment) < partitions or not _is_legal(broker, assignment)):
-        reason = "partitions must be numbered from 0 on, each with one live broker"
-        return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
-    topic_id = UUID(int=0)
     try:
-        broker.registry.check_collision(name)
-        topic_settings(settings)
-        if not validate_only:
-            topic_id = await broker.create_topic(name, partitions, settings, assignment)
-    except TopicExists as error:
-        return _refused(name, ErrorCode.TOPIC_ALREADY_EXISTS, str(error))
-    except TopicCollides as error:
-        return _refused(name, ErrorCode.INVALID_TOPIC_EXCEPTION, str(error))
-    except ConfigError as error:
-        return _refused(name, ErrorCode.INVALID_CONFIG, str(error))
-    except DirectoryError as error:
-        return _refused(name, ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+        topic_id = await broker.create_topic(name, partitions, settings, assignment, validate_only=validate_only)
+    except (ConfigError, DirectoryError) as error:
+        return {"name": name} | refusal(error)
     return {
         "name": name,
         "topic_id": topic_id,
@@ -150,12 +121,6 @@ def _settings(broker: Broker, name: str) -> list[Message]:
         return []
     shown = ("name", "value", "read_only", "config_source", "is_sensitive")
     return [{name: entry[name] for name in shown} for entry in topic_entries(broker.config, topic)]
-
-
-def _is_legal(broker: Broker, assignment: dict[int, list[int]]) -> bool:
-    return sorted(assignment) == list(range(len(assignment))) and all(
-        len(replicas) == 1 and replicas[0] in broker.registry.brokers for replicas in assignment.values()
-    )
 
 
 async def create_partitions(broker: Broker, request: Request, message: Message) -> Message:
@@ -181,8 +146,7 @@ async def _grow(broker: Broker, entry: dict[str, Any], validate_only: bool) -> M
     try:
         await broker.create_partitions(name, entry["count"], chosen, validate_only=validate_only)
     except (ConfigError, DirectoryError) as error:
-        code = _CODES.get(type(error), ErrorCode.UNKNOWN_SERVER_ERROR)
-        return {"name": name, "error_code": code, "error_message": str(error)}
+        return {"name": name} | refusal(error)
     return {"name": name, "error_code": ErrorCode.NONE}
 
 
@@ -215,7 +179,7 @@ async def _finish(broker: Broker, response: Message, deadline: float) -> Message
     try:
         brokers = await broker.deletion(name, deadline)
     except DirectoryError as error:
-        return response | {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
+        return response | refusal(error)
     if brokers is None:
         return response
     why = f"broker {', '.join(map(str, brokers))} may still know it" if brokers else "the controller has not ended that"
@@ -238,9 +202,7 @@ async def _delete(broker: Broker, name: str | None, topic_id: UUID) -> Message:
     try:
         await broker.delete_topic(name, topic_id if by_id else None)
     except UnknownTopic as error:
-        refused = {"error_code": ErrorCode.UNKNOWN_TOPIC_ID, "error_message": str(error)}
-        return {"name": None, "topic_id": topic_id} | refused
+        return {"name": None, "topic_id": topic_id} | refusal(error) | {"error_code": ErrorCode.UNKNOWN_TOPIC_ID}
     except DirectoryError as error:
-        refused = {"error_code": ErrorCode.UNKNOWN_SERVER_ERROR, "error_message": str(error)}
-        return {"name": name, "topic_id": topic.topic_id} | refused
+        return {"name": name, "topic_id": topic.topic_id} | refusal(error)
     return {"name": name, "topic_id": topic.topic_id, "error_code": ErrorCode.NONE}

@@ -4,33 +4,55 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.errors import ConfigError, DecodeError, DirectoryError, ErrorCode
 from spark_klog.trees.tree import NodeExists, Tree
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class TopicCollides(ConfigError):
+class TopicRefused(ConfigError):
+    """A change of a topic that is not made; `code` is Kafka's error for it."""
+
+    code: ErrorCode
+
+
+class TopicCollides(TopicRefused):
     """The name differs from another topic's only in '.' and '_', which Kafka's metrics do not distinguish."""
 
+    code = ErrorCode.INVALID_TOPIC_EXCEPTION
 
-class TopicExists(ConfigError):
+
+class TopicExists(TopicRefused):
     """The topic exists already."""
 
+    code = ErrorCode.TOPIC_ALREADY_EXISTS
 
-class UnknownTopic(ConfigError):
+
+class UnknownTopic(TopicRefused):
     """The topic does not exist."""
 
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-class InvalidPartitions(ConfigError):
+
+class InvalidPartitions(TopicRefused):
     """The topic can't have that number of partitions."""
 
+    code = ErrorCode.INVALID_PARTITIONS
 
-class InvalidAssignment(ConfigError):
+
+class InvalidAssignment(TopicRefused):
     """The partitions can't be assigned to these brokers."""
+
+    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
+def refusal(error: ConfigError | DirectoryError) -> dict[str, Any]:
+    """The error fields of a response, for a change of a topic that was not made."""
+    code = ErrorCode.INVALID_CONFIG if isinstance(error, ConfigError) else ErrorCode.UNKNOWN_SERVER_ERROR
+    return {"error_code": error.code if isinstance(error, TopicRefused) else code, "error_message": str(error)}
 
 
 def create_node(tree: Tree, path: str, value: bytes, *, ephemeral: bool = False) -> bool:
