@@ -16,14 +16,13 @@ from spark_klog.broker.event_loop import BackgroundTasks, Turns
 from spark_klog.broker.fetches import FetchSessions, Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.logs.log_flushes import LogFlushes
-from spark_klog.broker.logs.topic_logs import TopicLogs, register_logs
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from spark_klog.broker.metadata.nodes import InvalidAssignment, InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry, Topic
 from spark_klog.broker.metadata.topics_07 import Topics07
 from spark_klog.broker.metrics import Metrics
-from spark_klog.broker.registry_follower import RegistryFollower
+from spark_klog.broker.registry_follower import RegistryFollower, register_logs
 from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
@@ -94,11 +93,8 @@ class Broker:
             self.turns = Turns()
             #: Held while a request's records are decompressed in a thread.
             self.decompressing = asyncio.Lock()
-            self._topic_logs = TopicLogs(self.logs, self.registry, self.purgatory.wake, self._set_aside)
             self._changes = BackgroundTasks()
-            self.follower = RegistryFollower(
-                self.registry, self._topic_logs, self._changes, self._drop, controller, topics_07
-            )
+            self.follower = RegistryFollower(self, self._changes, controller, topics_07)
             self.flushes = LogFlushes(self._changes)
             self.fetch_sessions = FetchSessions(config.fetch_session_slots, config.fetch_session_eviction_ms / 1000)
             self.metrics = Metrics()
@@ -148,17 +144,6 @@ class Broker:
             if log is not None and log.topic_id is not None and is_led:
                 return log.topic_id
         return None
-
-    def _drop(self, topic: Topic) -> None:
-        if self._topic_logs.drop(topic):
-            self._set_aside(topic.name)
-        self.coordinator.forget_topic(topic.name)
-        self.metrics.forget_topic(topic.name)
-
-    def _set_aside(self, name: str) -> None:
-        """Forget state from the logs of a topic of that name, which are no longer served."""
-        self.coordinator.forget_logs_of(name)
-        self.transactions.forget_logs_of(name)
 
     async def topic(self, name: str) -> Topic | None:
         """The topic of that name, None if it does not exist; an unknown name causes a refresh."""
@@ -290,24 +275,23 @@ class Broker:
         return await self._changes.finish(self._create_topic(name, chosen, settings))
 
     async def _create_topic(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> UUID:
-        topic = await self.follower.change(partial(self._register, name, assignment, settings))
-        await self._topic_logs.follow()
+        topic = await self.follower.change(name, partial(self._register, name, assignment, settings))
+        assert topic is not None
         try:
-            self._topic_logs.check(topic)
+            self.follower.check(topic)
         except DirectoryError:
             with suppress(UnknownTopic):  # it was deleted, and another topic of its name was created
-                await self._remove_topic(name, topic.topic_id)
+                await self.follower.delete_topic(name, topic.topic_id)
             raise
         _log.info("created topic %s with %d partitions", name, len(assignment))
         return topic.topic_id
 
-    def _register(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> Topic:
+    def _register(self, name: str, assignment: dict[int, list[int]], settings: dict[str, str]) -> None:
         self.registry.check_collision(name)
         if not self.registry.create_topic(name, assignment, settings):
             if name in self.registry.deletions.pending:
                 raise TopicExists(f"topic {name} is being deleted; create it when that is over")
             raise TopicExists(f"topic {name} exists")
-        return self.registry.topics[name]
 
     async def create_partitions(
         self,
@@ -333,11 +317,9 @@ class Broker:
             _log.info("topic %s now has %d partitions", name, count)
 
     async def _change_topic(self, name: str, change: Callable[[], None]) -> None:
-        await self.follower.change(change)
-        topic = self.registry.topics.get(name)
-        await self._topic_logs.follow()
+        topic = await self.follower.change(name, change)
         if topic is not None:
-            self._topic_logs.check(topic)
+            self.follower.check(topic)
 
     async def alter_topic_settings(self, name: str, alter: Alter, *, validate_only: bool = False) -> None:
         """Replace a topic's own settings by `alter` of them. The other brokers follow the tree.
@@ -368,16 +350,9 @@ class Broker:
         """
         await self._changes.finish(self._delete_topic(name, topic_id))
 
-    async def _delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
-        if await self._remove_topic(name, topic_id):
+    async def _delete_topic(self, name: str, topic_id: UUID | None) -> None:
+        if await self.follower.delete_topic(name, topic_id):
             _log.info("deleted topic %s", name)
-
-    async def _remove_topic(self, name: str, topic_id: UUID | None) -> bool:
-        """Remove a topic and its logs; False if it is not there."""
-        is_there = await self.follower.delete_topic(name, topic_id)
-        if is_there:
-            await self._topic_logs.follow()
-        return is_there
 
     async def deletion(self, name: str, deadline: float) -> list[int] | None:
         """Wait until a topic's deletion is over; the other brokers that have not dropped it after `deadline`.
@@ -392,15 +367,10 @@ class Broker:
             await asyncio.sleep(_DELETION_POLL_SECONDS)
         return None
 
-    async def care_for_topic_logs(self) -> None:
-        """Retry failed changes of logs."""
-        if self._topic_logs.has_failed:
-            await self._changes.finish(self._topic_logs.follow())
-
     async def changes_ended(self) -> None:
         """Wait for changes of topics under way: an interrupted one would leave half a topic."""
         await self._changes.ended()
-        await self._topic_logs.ended()
+        await self.follower.ended()
 
     def note_answered(self, api: Api, response: Message | None, seconds: float) -> None:
         """Count a request and the records fetched by it."""

@@ -118,7 +118,7 @@ async def keep_house(broker: Broker) -> None:
         ("flush", 0, _flush),
         ("retention", config.housekeeping_ms / 1000, _delete_expired),
         ("reading of the directories", _RETRY_SECONDS, lambda broker: broker.follower.retry()),
-        ("creation of logs", config.housekeeping_ms / 1000, Broker.care_for_topic_logs),
+        ("creation of logs", config.housekeeping_ms / 1000, lambda broker: broker.follower.retry_logs()),
         ("expiry of offsets", config.offsets_check_ms / 1000, lambda broker: broker.coordinator.expire()),
         ("writing of checkpoints", config.checkpoint_ms / 1000, _write_checkpoints),
     ]

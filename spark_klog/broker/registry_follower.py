@@ -2,54 +2,81 @@
 
 Other brokers and tools change the tree; `watch` follows them. Changes of this broker go through `change`. There is one
 read or change of the tree at a time: an older view must never replace a newer one.
+
+There is a log for each partition that this broker leads, with the topic's settings. Folders are created, written,
+renamed and removed in threads while requests are served. Which log is served changes in the event loop only. Only one
+change of folders runs at a time: if a topic is deleted and created again, its old folders are renamed before the new
+ones are created. A failure is logged with the folder's name, and housekeeping retries it; the other logs are not
+affected.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from spark_klog.broker.event_loop import BackgroundTasks, Rounds, within
-from spark_klog.broker.logs.topic_logs import TopicLogs
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.registry import Registry, Topic
 from spark_klog.broker.metadata.topics_07 import Topics07
-from spark_klog.errors import DirectoryError
+from spark_klog.broker.settings.log_settings import known_topic_settings, topic_settings_of
+from spark_klog.errors import DirectoryError, LogCorrupted
+from spark_klog.log.directory import LogDirectory
+from spark_klog.log.partition_log import PartitionLog
+
+if TYPE_CHECKING:
+    from spark_klog.broker.broker import Broker
 
 _log = logging.getLogger(__name__)
 _LOOK_AGAIN_SECONDS = 0.05
 _SETTLE_SECONDS = 5.0
 #: One round gives ids to topics and to requests for their deletion, the next one ends deletions.
 _MOST_ROUNDS = 3
+#: Partitions changed in one call of a thread; after each call the new logs are served.
+_AT_ONCE = 64
+_MOST_LOGGED = 1000
 _T = TypeVar("_T")
+_Overrides = Mapping[str, Any]
+#: (topic, partition), and the function that renames its folder.
+_Dropped = tuple[tuple[str, int], Callable[[], Path]]
+#: A change of files; returns the log to serve, if it is a new one.
+_Work = Callable[[], PartitionLog | None]
 
 
 class RegistryFollower:
-    """See the module. `drop` is called with a topic that no longer exists."""
+    """See the module."""
 
     def __init__(
-        self,
-        registry: Registry,
-        topic_logs: TopicLogs,
-        changes: BackgroundTasks,
-        drop: Callable[[Topic], None],
-        controller: Controller | None,
-        topics_07: Topics07 | None,
+        self, broker: Broker, changes: BackgroundTasks, controller: Controller | None, topics_07: Topics07 | None
     ) -> None:
-        self._registry, self._topic_logs, self._changes, self._drop = registry, topic_logs, changes, drop
-        self._controller, self._topics_07 = controller, topics_07
+        self._broker, self._registry, self._logs = broker, broker.registry, broker.logs
+        self._changes, self._controller, self._topics_07 = changes, controller, topics_07
         self._tree_lock = asyncio.Lock()
         self._looked_again_at = -_LOOK_AGAIN_SECONDS
         #: Why the last reading of the tree failed.
         self._failure: str | None = None
         #: The topics as they were when `drop_gone` was last called.
-        self.seen: Mapping[str, Topic] = registry.topics
+        self.seen: Mapping[str, Topic] = broker.registry.topics
+        self._folders_lock = asyncio.Lock()
+        #: Topics that the logs are in line with.
+        self._followed: dict[str, Topic] = {}
+        #: By topic: its settings, and those of them that apply to logs.
+        self._overrides: dict[str, tuple[Mapping[str, str], _Overrides]] = {}
+        #: Renames due for folders of dropped logs; failed ones are retried until a new topic has the folder.
+        self._dropped: list[_Dropped] = []
+        self._not_renamed: list[_Dropped] = []
+        self._failures: dict[tuple[str, int], str] = {}
+        #: Failures that were logged, by partition, until its log is made: clients and housekeeping retry every second.
+        self._logged: dict[tuple[str, int], str] = {}
+        self._removals = BackgroundTasks()
 
     def start(self) -> None:
         """Read the tree and create the logs; blocks during the requests to the tree."""
@@ -57,7 +84,7 @@ class RegistryFollower:
         for _ in range(_MOST_ROUNDS):
             if not self._work():  # nothing is served yet
                 break
-        self._topic_logs.follow_now()
+        self._update_logs_now()
 
     def watch(self) -> None:
         """Follow changes of the tree by other brokers and tools."""
@@ -71,7 +98,7 @@ class RegistryFollower:
                 is_due = False  # later changes need another round
                 with rounds.measured():
                     await self._refresh()
-            await self._topic_logs.follow()
+            await self.update_logs()
 
         def changed_in_loop() -> None:
             nonlocal is_due
@@ -106,20 +133,24 @@ class RegistryFollower:
     async def _settle(self) -> None:
         async with self._tree_lock:
             pass
-        await self._topic_logs.settle()
+        async with self._folders_lock:
+            pass
 
     async def retry(self) -> None:
         """Begin to read the tree again if that failed: there need be no later change, and others may wait for this."""
         if self._failure is not None and not self._tree_lock.locked():
             self._changes.start(self._refresh_and_follow())
 
-    async def change(self, work: Callable[[], _T]) -> _T:
-        """Read or change the tree in a thread, then drop topics that are gone. The caller makes the logs follow."""
+    async def change(self, name: str, work: Callable[[], None]) -> Topic | None:
+        """Change the tree in a thread, and the logs after that; return the topic of that name after the change."""
         async with self._tree_lock:
-            return await self._in_tree(work)
+            await self._in_tree(work)
+            topic = self._registry.topics.get(name)
+        await self.update_logs()
+        return topic
 
     async def delete_topic(self, name: str, topic_id: UUID | None) -> bool:
-        """Drop a topic's logs, and then delete it in the tree; False if it is not known here. The caller follows.
+        """Drop a topic's logs, and then delete it in the tree; False if it is not known here.
 
         If there are other live brokers, it is only `pending` in the registry's `deletions` after that.
         Raises `UnknownTopic` if `topic_id` is given and the topic has another id by now.
@@ -129,15 +160,16 @@ class RegistryFollower:
                 return False
             if await self._in_tree(partial(self._registry.begin_deletion, name, topic_id)):
                 await self._in_tree(partial(self._registry.deletions.finish, name))
-            return True
+        await self.update_logs()
+        return True
 
     async def _refresh_and_follow(self, *, waits: bool = True) -> None:
         async with self._tree_lock:
             await self._refresh()
-        if waits or not self._topic_logs.is_busy:
-            await self._topic_logs.follow()
+        if waits or not self.is_busy:
+            await self.update_logs()
         else:
-            self._changes.start(self._topic_logs.follow())
+            self._changes.start(self.update_logs())
 
     async def _refresh(self) -> None:
         try:
@@ -186,3 +218,233 @@ class RegistryFollower:
         elif self._topics_07 is not None:
             self._topics_07.follow(self._registry.topics)
         return changed
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether folders are being changed."""
+        return self._folders_lock.locked()
+
+    async def retry_logs(self) -> None:
+        """Retry failed changes of logs. A retry under way counts: it may fail again."""
+        if self.is_busy or self._failures or self._not_renamed:
+            await self._changes.finish(self.update_logs())
+
+    def check(self, topic: Topic) -> None:
+        """Raise `DirectoryError` if the topic's logs could not be created or changed."""
+        for partition in topic.assignment:
+            reason = self._failures.get((topic.name, partition))
+            if reason is not None:
+                raise DirectoryError(f"the log of {topic.name}-{partition} can't be created or changed: {reason}")
+
+    def _drop(self, topic: Topic) -> None:
+        """Stop serving a deleted topic; `update_logs` removes its folders, but no logs of a later topic."""
+        name, was_served = topic.name, False
+        for partition in range(len(topic.assignment)):
+            log = self._logs.get(name, partition)
+            if log is not None and log.topic_id not in (None, topic.topic_id):
+                continue  # `update_logs` has seen the new topic before its deletion was noticed here
+            rename = self._logs.take(name, partition)
+            if rename is not None:
+                was_served = True
+                self._dropped.append(((name, partition), rename))
+            self._broker.purgatory.wake((name, partition))
+            self._failures.pop((name, partition), None)
+        self._followed.pop(name, None)
+        self._overrides.pop(name, None)
+        if was_served:
+            self._set_aside(name)
+        self._broker.coordinator.forget_topic(name)
+        self._broker.metrics.forget_topic(name)
+
+    def _set_aside(self, name: str) -> None:
+        """Forget state from the logs of a topic of that name, which are no longer served."""
+        self._broker.coordinator.forget_logs_of(name)
+        self._broker.transactions.forget_logs_of(name)
+
+    async def update_logs(self) -> None:
+        """Rename and remove dropped folders, then create and change logs as the registry says."""
+        async with self._folders_lock:
+            self._dropped, self._not_renamed = self._not_renamed + self._dropped, []
+            await self._rename_dropped()
+            for topic in self._changed():
+                await self._rename_dropped()  # a topic dropped meanwhile may have had this one's folders
+                if not self._is_current(topic):
+                    continue
+                works = self._works(topic)
+                for start in range(0, len(works), _AT_ONCE):
+                    await self._run(topic, works[start : start + _AT_ONCE])
+                made = {(topic.name, partition) for partition, _ in works}
+                self._not_renamed = [item for item in self._not_renamed if item[0] not in made]
+                self._note_followed(topic)
+            await self._rename_dropped()
+
+    def _update_logs_now(self) -> None:
+        """Do the same before the event loop runs."""
+        for topic in self._changed():
+            for partition, work in self._works(topic):
+                self._note(topic, partition, self._done(topic, partition, work))
+            self._note_followed(topic)
+        if unknown := sorted({topic for topic, _ in self._logs.logs} - self._registry.topics.keys()):
+            _log.warning(
+                "%s has logs of topics that the cluster does not know, which are not served: %s",
+                *(self._logs.path, ", ".join(unknown)),
+            )
+
+    async def ended(self) -> None:
+        """Retry the removal of deleted topics a last time, and wait for background work."""
+        if self.is_busy or self._not_renamed:
+            await self.update_logs()
+        await self._removals.ended()
+
+    def _changed(self) -> Iterator[Topic]:
+        for topic in list(self._registry.topics.values()):
+            if self._followed.get(topic.name) is not topic and self._is_current(topic):
+                yield topic
+
+    def _is_current(self, topic: Topic) -> bool:
+        now = self._registry.topics.get(topic.name)
+        return now is not None and now.topic_id == topic.topic_id
+
+    def _note_followed(self, topic: Topic) -> None:
+        has_failed = any((topic.name, partition) in self._failures for partition in topic.assignment)
+        if self._is_current(topic) and not has_failed:
+            self._followed[topic.name] = topic
+
+    def _works(self, topic: Topic) -> list[tuple[int, _Work]]:
+        """The changes of files due for partitions that this broker leads."""
+        overrides = self._overrides_of(topic)
+        works: list[tuple[int, _Work]] = []
+        is_earlier = False
+        for partition in topic.assignment:
+            key = topic.name, partition
+            if not self._registry.leads(*key):
+                continue
+            log = self._logs.get(*key)
+            if log is not None and log.topic_id not in (None, topic.topic_id):
+                del self._logs.logs[key]
+                is_earlier = True
+                works.append((partition, partial(self._replace, log, topic, overrides)))
+            elif log is None:
+                if key not in self._logs.offline:
+                    works.append((partition, partial(self._make, topic, partition, overrides)))
+            elif log.topic_id is None or log.overrides != overrides:
+                works.append((partition, partial(_change, log, topic, overrides)))
+        if is_earlier:
+            self._set_aside(topic.name)
+        return works
+
+    def _overrides_of(self, topic: Topic) -> _Overrides:
+        settings, overrides = self._overrides.get(topic.name, (None, {}))
+        if settings != topic.settings:
+            overrides = known_topic_settings(topic.name, topic.settings)
+            self._overrides[topic.name] = topic.settings, overrides
+        return overrides
+
+    def _make(self, topic: Topic, partition: int, overrides: _Overrides) -> PartitionLog:
+        log = self._logs.make(topic.name, partition, topic.topic_id, overrides)
+        return log if log.topic_id == topic.topic_id else self._replace(log, topic, overrides)
+
+    def _replace(self, log: PartitionLog, topic: Topic, overrides: _Overrides) -> PartitionLog:
+        """Set aside the log of an earlier topic of this name, as Kafka does: rename it and serve it no more."""
+        _log.warning("%s belongs to an earlier topic of that name: kept as %s", log.directory.name, log.retire("stray"))
+        return self._logs.make(topic.name, log.partition, topic.topic_id, overrides)
+
+    async def _run(self, topic: Topic, works: list[tuple[int, _Work]]) -> None:
+        if self._is_current(topic):
+            done = await asyncio.to_thread(
+                lambda: [(partition, self._done(topic, partition, work)) for partition, work in works]
+            )
+            for partition, result in done:
+                self._note(topic, partition, result)
+
+    def _done(self, topic: Topic, partition: int, work: _Work) -> PartitionLog | Exception | None:
+        try:
+            return work()
+        except Exception as error:
+            self._log_failure((topic.name, partition), error)
+            return error
+
+    def _log_failure(self, key: tuple[str, int], error: Exception) -> None:
+        if self._logged.get(key) == str(error):
+            return
+        if len(self._logged) >= _MOST_LOGGED:
+            self._logged.clear()
+        self._logged[key] = str(error)
+        text = "the log of %s-%d can't be created or changed in %s, trying again without another line: %s"
+        is_expected = isinstance(error, (OSError, LogCorrupted))
+        _log.error(text, *key, self._logs.path, error, exc_info=not is_expected)
+
+    def _note(self, topic: Topic, partition: int, result: PartitionLog | Exception | None) -> None:
+        key = topic.name, partition
+        self._failures.pop(key, None)
+        if not isinstance(result, Exception):
+            self._logged.pop(key, None)
+        if isinstance(result, PartitionLog):
+            if self._is_current(topic):
+                self._logs.logs[key] = result
+            else:  # the topic was deleted meanwhile
+                self._dropped.append((key, partial(result.retire, "delete")))
+        elif isinstance(result, LogCorrupted):
+            self._logs.offline[key] = result
+            if not self._is_current(topic) and (rename := self._logs.take(*key)) is not None:
+                self._dropped.append((key, rename))  # the topic was deleted meanwhile
+        elif result is not None and self._is_current(topic):
+            self._failures[key] = str(result)
+
+    async def _rename_dropped(self) -> None:
+        while self._dropped:
+            now, self._dropped = self._dropped[:_AT_ONCE], self._dropped[_AT_ONCE:]
+            renamed, failed = await asyncio.to_thread(self._renamed, now)
+            self._not_renamed += failed
+            # the new names are unique: nothing needs to wait for the removal
+            self._removals.start(asyncio.to_thread(_remove, renamed))
+
+    def _renamed(self, dropped: list[_Dropped]) -> tuple[list[Path], list[_Dropped]]:
+        """(new paths, entries that could not be renamed)."""
+        paths, failed = [], []
+        for item in dropped:
+            (name, partition), rename = item
+            try:
+                paths.append(rename())
+            except FileNotFoundError as error:
+                text = "the folder of the deleted partition %s-%d was missing already: %s"
+                _log.warning(text, name, partition, error)
+            except OSError as error:
+                text = "the folder of the deleted partition %s-%d can't be renamed, will retry: %s"
+                _log.error(text, name, partition, error)
+                failed.append(item)
+                self._mark_deleted(name, partition)
+        return paths, failed
+
+    def _mark_deleted(self, name: str, partition: int) -> None:
+        try:
+            self._logs.mark_deleted(name, partition)
+        except OSError as error:
+            text = "%s-%d can't be marked as deleted either: if it is left, a start without --directories serves it: %s"
+            _log.error(text, name, partition, error)
+
+
+def register_logs(logs: LogDirectory, registry: Registry) -> None:
+    """Register the topics of the logs, for a broker without a shared tree: its folders are its only registry."""
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted({*logs.logs, *logs.offline}):
+        topics.setdefault(topic, []).append(partition)
+    for topic, partitions in topics.items():
+        served = [partition for partition in partitions if (topic, partition) not in logs.offline]
+        ids = (logs.topic_id(topic, partition) for partition in served or partitions)
+        topic_id = next(filter(None, ids), None)
+        assignment = {partition: [registry.broker_id] for partition in partitions}
+        log = logs.get(topic, served[0]) if served else None
+        settings = topic_settings_of(log.overrides) if log is not None else {}
+        registry.create_topic(topic, assignment, settings, topic_id)
+
+
+def _change(log: PartitionLog, topic: Topic, overrides: _Overrides) -> None:
+    if log.topic_id is None:
+        log.set_topic_id(topic.topic_id)
+    log.set_overrides(overrides)
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)

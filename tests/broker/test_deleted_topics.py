@@ -50,9 +50,9 @@ async def _made_anew(broker: Broker, name: str) -> AsyncIterator[None]:
         is_made.set()
         assert goes_on.wait(60)
 
-    reading = asyncio.create_task(broker.follower.change(read))
+    reading = asyncio.create_task(broker.follower.change(name, read))
     await until(is_made.is_set, "the thread")
-    await broker._topic_logs.follow()  # as after an earlier change
+    await broker.follower.update_logs()  # as after an earlier change
     yield
     goes_on.set()
     await reading

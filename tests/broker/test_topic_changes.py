@@ -423,7 +423,7 @@ def test_a_creation_that_fails_leaves_a_topic_of_its_name_that_was_created_since
             running_as(tmp_path, 1, shared=True, watches=False) as second,
         ):
             await first.follower.refresh()
-            follow, is_late = first._topic_logs.follow, True
+            follow, is_late = first.follower.update_logs, True
 
             async def late() -> None:
                 nonlocal is_late
@@ -434,7 +434,7 @@ def test_a_creation_that_fails_leaves_a_topic_of_its_name_that_was_created_since
                     await second.create_topic("t", 1, None, {0: [1]})
                 await follow()
 
-            monkeypatch.setattr(first._topic_logs, "follow", late)
+            monkeypatch.setattr(first.follower, "update_logs", late)
             monkeypatch.setattr(first.logs, "make", _fail_to_make)
             with pytest.raises(DirectoryError, match="No space left"):
                 await first.create_topic("t", 1, None, {0: [0]})
@@ -563,7 +563,7 @@ def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
             for name in ("a", "b", "c"):
                 assert registry.create_topic(name, {0: [registry.broker_id]}, {})
             assert list(registry.topics) == ["a", "b", "c"]
-            await broker._topic_logs.follow()
+            await broker.follower.update_logs()
             log = broker.logs.get("b", 0)
             assert log is not None
             assert (log.topic_id, log.end_offset) == (registry.topics["b"].topic_id, 1 if when == "c" else 0)
@@ -602,15 +602,15 @@ def test_the_folder_of_a_deleted_topic_that_could_not_be_renamed(
             if retried_by == "housekeeping":
                 slow = 0.2
                 retry = asyncio.ensure_future(broker.follower.refresh())  # as a watch does; the care waits for it
-                await until(lambda: broker._topic_logs.is_busy)
-                await broker.care_for_topic_logs()
+                await until(lambda: broker.follower.is_busy)
+                await broker.follower.retry_logs()
                 assert not list((tmp_path / "0").glob("t-?"))
                 await retry
             elif retried_by.startswith("a new topic"):
                 await broker.create_topic("t", 2)  # moves the old folder out of the way
                 append_value(broker.logs.get("t", 1), 5)
                 fails = False
-                await broker.care_for_topic_logs()
+                await broker.follower.retry_logs()
             await broker.changes_ended()
 
     async def second() -> None:
