@@ -18,7 +18,7 @@ from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.logs.log_flushes import LogFlushes
 from spark_klog.broker.metadata.controller import Controller
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_internal_settings
-from spark_klog.broker.metadata.nodes import InvalidAssignment, InvalidPartitions, TopicExists, UnknownTopic
+from spark_klog.broker.metadata.nodes import InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry, Topic
 from spark_klog.broker.metadata.topics_07 import Topics07
 from spark_klog.broker.metrics import Metrics
@@ -255,18 +255,12 @@ class Broker:
     ) -> UUID:
         """Create a topic and return its id; with `validate_only` nothing is changed.
 
-        Raises `TopicRefused`, `DirectoryError` if its logs can't be created, or `ConfigError` for a name or setting.
+        Raises `TopicRefused`, `ConfigError` for a bad name or setting, `DirectoryError` if its logs can't be created.
         """
         check_topic_name(name)
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise InvalidPartitions(f"{partitions} partitions, but 1 to {MAX_PARTITIONS} are allowed")
         chosen = assignment or self.registry.assign(partitions)
-        live = self.registry.brokers
-        if assignment and not (
-            sorted(assignment) == list(range(partitions))
-            and all(len(replicas) == 1 and replicas[0] in live for replicas in assignment.values())
-        ):
-            raise InvalidAssignment("partitions must be numbered from 0 on, each with one live broker")
         self.registry.check_collision(name)
         settings = dict(with_internal_settings(name, settings or {}))
         topic_settings(settings)

@@ -100,6 +100,13 @@ async def _create(broker: Broker, entry: dict[str, Any], validate_only: bool) ->
     if entry["replication_factor"] not in (_DEFAULT, 1):
         reason = f"replication factor {entry['replication_factor']}: there is no replication, it must be 1"
         return _refused(name, ErrorCode.INVALID_REPLICATION_FACTOR, reason)
+    live = broker.registry.brokers
+    if assignment and not (
+        sorted(assignment) == list(range(partitions))
+        and all(len(replicas) == 1 and replicas[0] in live for replicas in assignment.values())
+    ):
+        reason = "partitions must be numbered from 0 on, each with one live broker"
+        return _refused(name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
     try:
         topic_id = await broker.create_topic(name, partitions, settings, assignment, validate_only=validate_only)
     except (ConfigError, DirectoryError) as error:
