@@ -17,7 +17,6 @@ import logging
 import os
 import select
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -37,7 +36,7 @@ from spark_klog.log.file_system import take_lock
 from spark_klog.log.layout import check_cluster_directory, mark_cluster, usable
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.paths import host_and_port
-from spark_klog.wire.listening import parse_listen
+from spark_klog.wire.listening import bind, parse_listen
 
 _log = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
@@ -109,17 +108,6 @@ class ChildProcess:
         assert stdout is not None
         readable, _, _ = select.select([stdout], [], [], START_SECONDS)
         return stdout.readline().decode().strip() if readable else ""
-
-
-def _usable_port(port: int, option: str) -> int:
-    """The port, or a free one for 0; `ConfigError`, which names the option, if it is in use."""
-    try:
-        with socket.create_server((_HOST, port)) as server:
-            found: int = server.getsockname()[1]
-            return found
-    except (OSError, OverflowError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).partition(" (while")[0]  # without the address
-        raise ConfigError(f"can't listen on {_HOST}:{port}: {reason}; choose another {option}") from None
 
 
 class EmbeddedCluster:
@@ -238,7 +226,8 @@ class EmbeddedCluster:
         java = shutil.which("java")
         if spec is None or spec.origin is None or java is None:
             raise ClusterStartError("ZooKeeper needs Java 17 on the PATH, and pyspark for its jars")
-        port = _usable_port(self._zookeeper_port, "--zookeeper-port (zookeeper_port)")
+        with bind(_HOST, self._zookeeper_port, "--zookeeper-port (zookeeper_port)") as free:
+            port: int = free.getsockname()[1]
         data = self.data_dir / "zookeeper"
         config = self.data_dir / "zookeeper.properties"
         with usable(self.data_dir):

@@ -53,16 +53,6 @@ def _scope(fixture_name: str, config: pytest.Config) -> Any:
     return scope
 
 
-def _shared_settings(config: pytest.Config) -> dict[str, str]:
-    settings = {}
-    for line in config.getini("klog_settings"):
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if not equals:
-            raise pytest.UsageError(f"klog_settings: {line!r} is not NAME=VALUE")
-        settings[name] = value
-    return settings
-
-
 def _shared_brokers(config: pytest.Config) -> int:
     chosen = config.getoption("klog_brokers")
     text = config.getini("klog_brokers") if chosen is None else str(chosen)
@@ -89,10 +79,15 @@ def _topic_arguments(marker: pytest.Mark | None) -> dict[str, Any]:
 @pytest.fixture(scope=_scope)
 def klog_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
     """An `EmbeddedCluster` that tests share: each test should use topics of its own."""
+    from spark_klog.base.settings import parse_settings
     from spark_klog.embedded import EmbeddedCluster
+    from spark_klog.errors import ConfigError
 
     count = _shared_brokers(pytestconfig)
-    settings = _shared_settings(pytestconfig)
+    try:
+        settings = parse_settings(pytestconfig.getini("klog_settings"))
+    except ConfigError as error:
+        raise pytest.UsageError(f"klog_settings: {error}") from None
     running = pytestconfig.stash[_running]
     with EmbeddedCluster(count, data_dir=tmp_path_factory.mktemp("klog"), settings=settings) as cluster:
         running.append(cluster)

@@ -16,11 +16,10 @@ from spark_klog.broker.event_loop import BackgroundTasks, Turns
 from spark_klog.broker.fetches import FetchSessions, Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
 from spark_klog.broker.logs.log_flushes import LogFlushes
-from spark_klog.broker.metadata.controller import Controller
+from spark_klog.broker.metadata.controller import Controller, Topics07
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from spark_klog.broker.metadata.nodes import InvalidPartitions, TopicExists, UnknownTopic
 from spark_klog.broker.metadata.registry import MAX_PARTITIONS, Alter, Registry, Topic
-from spark_klog.broker.metadata.topics_07 import Topics07
 from spark_klog.broker.metrics import Metrics
 from spark_klog.broker.registry_follower import RegistryFollower, register_logs
 from spark_klog.broker.security.authorizer import Authorizer
@@ -30,10 +29,10 @@ from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.broker.transactions.coordinator import (
     PRODUCER_IDS,
-    FileBlocks,
     ProducerIds,
     TransactionCoordinator,
-    TreeBlocks,
+    claim_in_file,
+    claim_in_tree,
 )
 from spark_klog.broker.transactions.verification import TransactionVerifier
 from spark_klog.errors import DirectoryError, ErrorCode
@@ -100,12 +99,12 @@ class Broker:
             self.metrics = Metrics()
             self.coordinator = GroupCoordinator(self, self._changes)
             self.groups, self.offsets = self.coordinator.groups, self.coordinator.offsets
-            blocks = (
-                TreeBlocks(tree, config.broker_id)
+            claim = (
+                partial(claim_in_tree, tree, config.broker_id)
                 if is_shared
-                else FileBlocks(config.data_dir / PRODUCER_IDS, config.broker_id)
+                else partial(claim_in_file, config.data_dir / PRODUCER_IDS, config.broker_id)
             )
-            self.transactions = TransactionCoordinator(self, ProducerIds(blocks, self._first_free_producer_id))
+            self.transactions = TransactionCoordinator(self, ProducerIds(claim, self._first_free_producer_id))
             self.verifier = TransactionVerifier(self, self.transactions)
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:

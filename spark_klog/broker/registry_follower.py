@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from spark_klog.broker.event_loop import BackgroundTasks, Rounds, within
-from spark_klog.broker.metadata.controller import Controller
+from spark_klog.broker.metadata.controller import Controller, Topics07
 from spark_klog.broker.metadata.registry import Registry, Topic
-from spark_klog.broker.metadata.topics_07 import Topics07
 from spark_klog.broker.settings.log_settings import known_topic_settings, topic_settings_of
 from spark_klog.errors import DirectoryError, LogCorrupted
 from spark_klog.log.directory import LogDirectory

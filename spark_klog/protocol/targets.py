@@ -100,35 +100,35 @@ def _code_name(struct: Struct, version: int) -> str | None:
     return next((name for name in _CODE_NAMES if name in _fields(struct, version)), None)
 
 
-def _arrays(struct: Struct, version: int) -> list[tuple[Field, Array]]:
-    """The arrays of a request or response, without those of topics that a fetch session forgets."""
+def _arrays(struct: Struct, version: int) -> list[tuple[Field, Array, Struct]]:
+    """The arrays of a request or response, without those of topics that a fetch session forgets.
+
+    The last one of each is the element, without fields if it is no struct.
+    """
     return [
-        (field, field.type)
+        (field, field.type, field.type.element if isinstance(field.type.element, Struct) else _NOTHING)
         for field in _fields(struct, version).values()
         if isinstance(field.type, Array) and field.tag is None and not field.name.startswith("forgotten")
     ]
 
 
-def _has_codes(array: Array, version: int) -> bool:
-    if not isinstance(array.element, Struct):
-        return False
-    fields = _fields(array.element, version).values()
-    return bool(_code_name(array.element, version)) or any(
-        isinstance(field.type, Array) and _has_codes(field.type, version) for field in fields
+def _has_codes(struct: Struct, version: int) -> bool:
+    return bool(_code_name(struct, version)) or any(
+        _has_codes(element, version) for _, _, element in _arrays(struct, version)
     )
 
 
-def _pairs(request: Struct, response: Struct, version: int) -> list[tuple[Field, Array, Field, Struct]]:
-    """(array of the request, its type, corresponding array of the response, its element)."""
+def _pairs(request: Struct, response: Struct, version: int) -> list[tuple[Field, Array, Struct, Field, Struct]]:
+    """(array of the request, its type and element, corresponding array of the response, its element)."""
     requested = _arrays(request, version)
-    answered = [(field, kind) for field, kind in _arrays(response, version) if _has_codes(kind, version)]
+    answered = [(field, element) for field, _, element in _arrays(response, version) if _has_codes(element, version)]
     result = []
-    for field, kind in answered:
+    for field, element in answered:
         same = [entry for entry in requested if entry[0].name == field.name]
         if not same and len(answered) == 1:
             same = requested[-1:]  # AlterUserScramCredentials has two: the last one sets credentials
-        if same and isinstance(kind.element, Struct):
-            result.append((*same[0], field, kind.element))
+        if same:
+            result.append((*same[0], field, element))
     return result
 
 
@@ -177,15 +177,13 @@ def _within(field: Field, kind: Array, entry: Any, names: TopicNames, target: Ta
 def _targets(
     struct: Struct, version: int, message: Message, names: TopicNames, target: Target = EVERYTHING
 ) -> Iterator[Target]:
-    for field, kind in _arrays(struct, version):
+    for field, kind, element in _arrays(struct, version):
         values = message.get(field.name)
         if values is None and _is_of_topics(field, kind):
             yield EVERYTHING
         for entry in values or ():
             here = _within(field, kind, entry, names, target)
-            inner = []
-            if isinstance(kind.element, Struct):
-                inner = list(_targets(kind.element, version, entry, names, here))
+            inner = list(_targets(element, version, entry, names, here)) if element.fields else []
             if inner:
                 yield from inner
             elif here != target:
@@ -196,17 +194,14 @@ def _narrow(
     struct: Struct, version: int, message: Message, names: TopicNames, chosen: Chosen, target: Target = EVERYTHING
 ) -> Message:
     result = dict(message)
-    for field, kind in _arrays(struct, version):
+    for field, kind, element in _arrays(struct, version):
         kept = []
         for entry in message.get(field.name) or ():
             here = _within(field, kind, entry, names, target)
-            inner = (
-                list(_targets(kind.element, version, entry, names, here)) if isinstance(kind.element, Struct) else []
-            )
-            if inner and isinstance(kind.element, Struct):
-                if any(chosen(*found) for found in inner):
-                    kept.append(_narrow(kind.element, version, entry, names, chosen, here))
-            elif here == target or chosen(*here):
+            inner = list(_targets(element, version, entry, names, here)) if element.fields else []
+            if any(chosen(*found) for found in inner):
+                kept.append(_narrow(element, version, entry, names, chosen, here))
+            elif not inner and (here == target or chosen(*here)):
                 kept.append(entry)
         if message.get(field.name) is not None:
             result[field.name] = kept
@@ -217,15 +212,13 @@ def _mirror(request: Struct, response: Struct, version: int, message: Message) -
     result: Message = {}
     # Entries without identity (log directories) have a code, but an outer code is better if there is one.
     has_own = bool(_code_name(response, version))
-    for requested, kind, field, element in _pairs(request, response, version):
+    for requested, _, inner, field, element in _pairs(request, response, version):
         entries = []
         for entry in message.get(requested.name) or ():
             mirrored = _identity(entry, element, version)
             if not mirrored and has_own:
                 continue
-            if isinstance(kind.element, Struct):
-                mirrored |= _mirror(kind.element, element, version, entry)
-            entries.append(mirrored)
+            entries.append(mirrored | _mirror(inner, element, version, entry))
         result[field.name] = entries
     return result
 
@@ -272,8 +265,7 @@ def _set_error(
     if has_own and code in _WHOLE_RESPONSE_CODES and chosen(*target):
         return _blank(response, version, answer, code), True
     result, placed, is_inner = dict(answer), False, False
-    for requested, kind, field, element in _pairs(request, response, version):
-        inner = kind.element if isinstance(kind.element, Struct) else _NOTHING
+    for requested, kind, inner, field, element in _pairs(request, response, version):
         entries = []
         for entry in answer.get(field.name) or ():
             here = _within(requested, kind, entry, names, target)
@@ -289,8 +281,7 @@ def _set_error(
 
 def _merge(request: Struct, response: Struct, version: int, answer: Message, other: Message) -> Message:
     result = dict(answer)
-    for _, kind, field, element in _pairs(request, response, version):
-        inner = kind.element if isinstance(kind.element, Struct) else _NOTHING
+    for _, _, inner, field, element in _pairs(request, response, version):
         entries = list(answer.get(field.name) or ())
         for entry in other.get(field.name) or ():
             same = [at for at, there in enumerate(entries) if _is_same(there, entry)]

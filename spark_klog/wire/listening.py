@@ -29,8 +29,9 @@ def bind(host: str, port: int, option: str = "--listen") -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (while")[0]  # what follows repeats the address
+    except (OSError, OverflowError) as error:
+        text = getattr(error, "strerror", None) or str(error)
+        reason = text.partition(" (while")[0]  # what follows repeats the address
         raise ConfigError(f"can't listen on {host}:{port}: {reason}; choose another {option}") from None
 
 

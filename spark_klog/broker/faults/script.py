@@ -13,7 +13,7 @@ import random
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 from spark_klog.base.settings import advice
 from spark_klog.errors import ConfigError, ErrorCode
@@ -208,14 +208,6 @@ class MatchedRequest:
     has_records: bool = False
 
 
-class Listed(NamedTuple):
-    """A fault of a script, with its id there and how often it has fired."""
-
-    id: int
-    fault: Fault
-    fired: int
-
-
 @dataclass
 class _Armed:
     id: int
@@ -278,14 +270,14 @@ class FaultScript:
             self._armed = kept
             return is_found
 
-    def listed(self) -> list[Listed]:
-        """All faults in order."""
+    def listed(self) -> list[tuple[int, Fault, int]]:
+        """All faults in order: the id of each, the fault, and how often it has fired."""
         with self._lock:
-            return [Listed(armed.id, armed.fault, armed.fired) for armed in self._armed]
+            return [(armed.id, armed.fault, armed.fired) for armed in self._armed]
 
     def fired(self) -> list[tuple[Fault, int]]:
         """How often each fault has fired."""
-        return [(one.fault, one.fired) for one in self.listed()]
+        return [(fault, count) for _, fault, count in self.listed()]
 
     @property
     def waits_for_records(self) -> bool:

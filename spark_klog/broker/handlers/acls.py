@@ -53,7 +53,7 @@ def _refusal(broker: Broker, request: Request, verb: str) -> Message | None:
     """The error for a client that may not do this with ACLs."""
     if not broker.authorizer.is_admin(request.session):
         return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "error_message": f"only admins {verb} ACLs"}
-    if not broker.authorizer.has_rules:
+    if not broker.users.has_rules:
         return {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": _WITHOUT_RULES}
     return None
 

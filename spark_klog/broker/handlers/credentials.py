@@ -100,7 +100,7 @@ async def alter_user_scram_credentials(broker: Broker, request: Request, message
     if not broker.authorizer.is_admin(request.session):
         code, reason = ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "only admins alter credentials"
         return {"results": [_refused(name, code, reason) for name in names]}
-    if not broker.authorizer.has_rules:  # without rules everybody is an admin, but must not take over other users
+    if not broker.users.has_rules:  # without rules everybody is an admin, but must not take over other users
         return {"results": [_refused(name, ErrorCode.SECURITY_DISABLED, _WITHOUT_ADMINS) for name in names]}
     refused = _bad_entries(message)
     missing: set[str] = set()

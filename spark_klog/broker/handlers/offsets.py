@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -241,18 +240,30 @@ def _not_served(broker: Broker, log: PartitionLog) -> ErrorCode:
     return ErrorCode.NONE if broker.serves(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
-async def _unconfirmed(broker: Broker, log: PartitionLog, keys: Iterable[tuple[str, int]]) -> _Codes:
-    """After an append: the error code of each partition if it can't be acknowledged, else nothing."""
-    return {} if await broker.confirms(log) else dict.fromkeys(keys, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+async def _append(broker: Broker, log: PartitionLog, commits: EncodedCommits) -> _Codes:
+    """Append and flush commits; the error code of each partition, nothing if they may be acknowledged."""
+    try:
+        broker.offsets.append(log, commits)
+        await broker.flushes.flush_many(log)
+        code = ErrorCode.NONE if await broker.confirms(log) else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    except ProducerRefused as error:
+        code = error.code
+    except (BatchTooLarge, OSError) as error:
+        _log.error("commit of group %s failed: %s", commits.group, error)
+        is_refused = isinstance(error, BatchTooLarge)
+        code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE if is_refused else ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return dict.fromkeys(commits.committed, code) if code else {}
 
 
-def _log_failure(group: str, keys: Iterable[tuple[str, int]], error: Exception) -> _Codes:
-    """Log a failed write, and return the error code of each partition."""
-    _log.error("commit of group %s failed: %s", group, error)
-    is_refused = isinstance(error, BatchTooLarge)
-    return dict.fromkeys(
-        keys, ErrorCode.INVALID_COMMIT_OFFSET_SIZE if is_refused else ErrorCode.COORDINATOR_NOT_AVAILABLE
-    )
+async def _commit_to_directories(broker: Broker, group: str, offsets: _Offsets) -> _Codes:
+    """As `_append`, for version 0."""
+    directory = broker.registry.group_offsets(group)
+    try:
+        await asyncio.to_thread(directory.commit, {key: entry[0] for key, entry in offsets.items()})
+    except (OSError, DirectoryError, ConfigError) as error:
+        _log.error("commit of group %s failed: %s", group, error)
+        return dict.fromkeys(offsets, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    return {}
 
 
 def _commit_response(message: Message, codes: _Codes) -> Message:
@@ -295,16 +306,10 @@ async def offset_commit(broker: Broker, request: Request, message: Message) -> M
     if failure:
         codes = dict.fromkeys(codes, failure)
     elif commits is not None and not isinstance(log, ErrorCode):
-        try:
-            if request.version == _DIRECTORIES and broker.config.directories is not None:
-                directory = broker.registry.group_offsets(group)
-                await asyncio.to_thread(directory.commit, {key: entry[0] for key, entry in offsets.items()})
-            else:
-                broker.offsets.append(log, commits)
-                await broker.flushes.flush_many(log)
-                codes |= await _unconfirmed(broker, log, offsets)
-        except (OSError, DirectoryError, ConfigError) as error:
-            codes |= _log_failure(group, offsets, error)
+        if request.version == _DIRECTORIES and broker.config.directories is not None:
+            codes |= await _commit_to_directories(broker, group, offsets)
+        else:
+            codes |= await _append(broker, log, commits)
     return _commit_response(message, codes)
 
 
@@ -333,14 +338,7 @@ async def txn_offset_commit(broker: Broker, request: Request, message: Message) 
     if failure:
         codes = dict.fromkeys(codes, as_known(TXN_OFFSET_COMMIT, request.version, failure))
     elif commits is not None and not isinstance(log, ErrorCode):
-        try:
-            broker.offsets.append(log, commits)
-            await broker.flushes.flush_many(log)
-            codes |= await _unconfirmed(broker, log, offsets)
-        except ProducerRefused as error:
-            codes |= dict.fromkeys(offsets, error.code)
-        except (BatchTooLarge, OSError) as error:
-            codes |= _log_failure(group, offsets, error)
+        codes |= await _append(broker, log, commits)
     return _commit_response(message, codes)
 
 

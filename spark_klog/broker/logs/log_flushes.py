@@ -18,10 +18,8 @@ class LogFlushes:
 
     def __init__(self, tasks: BackgroundTasks) -> None:
         self._tasks = tasks
-        #: Flushes under way before a new segment.
-        self._before_rolls: dict[PartitionLog, asyncio.Task[None]] = {}
-        #: Flushes under way that flush.messages requires.
-        self._after_appends: dict[PartitionLog, asyncio.Task[None]] = {}
+        #: Flushes under way: before a new segment (True), and those that flush.messages requires (False).
+        self._under_way: dict[tuple[PartitionLog, bool], asyncio.Task[None]] = {}
 
     async def flush(self, log: PartitionLog, *, with_snapshot: bool = False) -> None:
         """Flush a log, even if the caller is cancelled. After an OSError the log accepts no more appends."""
@@ -47,18 +45,21 @@ class LogFlushes:
 
     async def flush_before_roll(self, log: PartitionLog) -> None:
         """Flush a log so that it can roll without a wait; concurrent callers share the flush. Raises OSError."""
-        under_way = self._before_rolls.get(log)
+        await self._share_flush(log, before_roll=True)
+
+    async def _share_flush(self, log: PartitionLog, *, before_roll: bool) -> None:
+        under_way = self._under_way.get((log, before_roll))
         if under_way is None:
-            under_way = self._tasks.start(self._flush_before_roll(log))
-            self._before_rolls[log] = under_way
+            under_way = self._tasks.start(self._flush_shared(log, before_roll))
+            self._under_way[log, before_roll] = under_way
         await self._tasks.outcome(under_way)
 
-    async def _flush_before_roll(self, log: PartitionLog) -> None:
+    async def _flush_shared(self, log: PartitionLog, before_roll: bool) -> None:
         try:
-            await self._flush(log, with_snapshot=True)
+            await self._flush(log, with_snapshot=before_roll)
         finally:
             # before the task is done: a caller that found a finished task here would loop without yielding
-            del self._before_rolls[log]
+            del self._under_way[log, before_roll]
 
     async def make_early_room(self, log: PartitionLog, size: int | None = None) -> None:
         """Before an append of the broker's own records: roll the segment if it has no room for `size` bytes.
@@ -78,17 +79,7 @@ class LogFlushes:
         """After an append: flush as flush.messages requires; concurrent callers share a flush. Raises OSError."""
         end = log.end_offset
         while log.has_many_unflushed and log.recovery_point < end:
-            under_way = self._after_appends.get(log)
-            if under_way is None:
-                under_way = self._tasks.start(self._flush_appended(log))
-                self._after_appends[log] = under_way
-            await self._tasks.outcome(under_way)
-
-    async def _flush_appended(self, log: PartitionLog) -> None:
-        try:
-            await self._flush(log, with_snapshot=False)
-        finally:
-            del self._after_appends[log]  # before the task is done, as in `_flush_before_roll`
+            await self._share_flush(log, before_roll=False)
 
     def care_for(self, log: PartitionLog) -> None:
         """After an append that nobody awaits: do in the background what the next append would have to wait for."""

@@ -20,10 +20,9 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker.broker import Broker, Request
@@ -33,7 +32,7 @@ from spark_klog.broker.handlers import HANDLERS, credentials
 from spark_klog.broker.housekeeping import clean_logs, keep_house
 from spark_klog.broker.net.acceptor import Acceptor, ConnectionLimits
 from spark_klog.broker.net.connection import SCRATCH_BYTES, Connection, FrameMemory, ResponseMemory, watch
-from spark_klog.broker.security.config import Listener, SecurityConfig
+from spark_klog.broker.security.config import Listener
 from spark_klog.broker.security.mechanisms import Refused
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.settings.config import BrokerConfig
@@ -43,10 +42,6 @@ from spark_klog.protocol.codec import decode_request, decode_request_header, enc
 from spark_klog.trees.paths import host_and_port
 from spark_klog.wire.listening import bind
 from spark_klog.wire.primitives import AllowanceExceeded, Reader, Writer
-
-if TYPE_CHECKING:
-    import ssl
-
 
 _log = logging.getLogger(__name__)
 _DRAIN_SECONDS = 5.0
@@ -172,17 +167,6 @@ class Server:
                 self.frame_memory.give_back(decoded_bytes)
 
 
-async def _serve_metrics(server: Server, listening: socket.socket) -> asyncio.Server:
-    from spark_klog.broker.metrics_page import page
-    from spark_klog.metrics.exposition import metrics_page
-    from spark_klog.wire.http import HttpServer
-
-    broker = server.broker
-    broker.metrics.is_read = True
-    _log.info("metrics at http://%s/metrics", host_and_port(*listening.getsockname()[:2]))
-    return await HttpServer(metrics_page(lambda: page(broker, len(server.connections)))).listen(listening)
-
-
 async def _serve(
     server: Server,
     listening: dict[Listener, socket.socket],
@@ -193,7 +177,11 @@ async def _serve(
     signals = StopSignals(loop)
     sys.setswitchinterval(_SWITCH_SECONDS)
     security = broker.config.security
-    tls = _tls_context(security, listening)
+    tls = None
+    if any(listener.is_tls for listener in listening):
+        from spark_klog.broker.security.tls import server_context
+
+        tls = server_context(security)
     broker.start(security.endpoints(list(listening)))
     broker.follower.watch()
     loading = loop.create_task(broker.coordinator.load())
@@ -212,7 +200,14 @@ async def _serve(
         Acceptor(server, listener, opened, tls if listener.is_tls else None) for listener, opened in listening.items()
     ]
     if metrics is not None:
-        acceptors.append(await _serve_metrics(server, metrics))
+        from spark_klog.broker.metrics_page import page
+        from spark_klog.metrics.exposition import metrics_page
+        from spark_klog.wire.http import HttpServer
+
+        broker.metrics.is_read = True
+        _log.info("metrics at http://%s/metrics", host_and_port(*metrics.getsockname()[:2]))
+        pages = metrics_page(lambda: page(broker, len(server.connections)))
+        acceptors.append(await HttpServer(pages).listen(metrics))
     _log.info("listening on %s", ", ".join(map(str, listening)))
     first = next(iter(listening))
     ready(f"klog broker {broker.config.broker_id} ready on {host_and_port(first.host, first.port)}")
@@ -259,12 +254,3 @@ def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callabl
         finally:
             broker.close()
     _log.info("stopped")
-
-
-def _tls_context(security: SecurityConfig, listeners: Iterable[Listener]) -> ssl.SSLContext | None:
-    """The TLS context that all TLS listeners share, None if there are none. Raises `ConfigError`."""
-    if not any(listener.is_tls for listener in listeners):
-        return None
-    from spark_klog.broker.security.tls import server_context
-
-    return server_context(security)

@@ -76,11 +76,6 @@ class Authorizer:
         rules = self._users.rules(session.user)
         return rules is None or rules.admin
 
-    @property
-    def has_rules(self) -> bool:
-        """Whether any user is restricted."""
-        return self._users.has_rules
-
     def topic_operations(self, session: Session, topic: str) -> int:
         """Operations that the client may do on a topic, as KIP-430's bit field: one bit per operation code."""
         if self.is_admin(session):

@@ -21,7 +21,7 @@ from typing import Any
 from spark_klog.base.settings import BOOLEAN, SECRET_NAME, advice, items, number, setting, settings_of, value_of, words
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from spark_klog.broker.security.config import SECURITY_SETTINGS, SecurityConfig, security_settings
-from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, TOPIC_SETTINGS, broker_log_settings
+from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, TOPIC_SETTINGS, WORDING
 from spark_klog.errors import ConfigError
 from spark_klog.log.config import LogConfig
 from spark_klog.trees.tree import SESSION_SECONDS
@@ -176,22 +176,22 @@ def broker_settings(settings: Mapping[str, str], known_elsewhere: Iterable[str] 
     `known_elsewhere` has further names to suggest for a misspelled one.
     """
     result: dict[str, Any] = {}
-    of_logs, of_security = {}, {}
+    of_security = {}
     for name, value in settings.items():
-        if name in BROKER_LOG_SETTINGS:
-            of_logs[name] = value
-        elif name in SECURITY_SETTINGS:
+        if name in SECURITY_SETTINGS:
             of_security[name] = value
         elif name in BROKER_SETTINGS:
             item = BROKER_SETTINGS[name]
             result[item.name] = value_of(item.metadata["kind"], name, value, "setting {}={} must be {}")
-        else:
+        elif name not in BROKER_LOG_SETTINGS:
             known = {*BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS, *known_elsewhere}
             raise ConfigError(f"unknown setting {name!r}; {advice(name, known, _WITHOUT_USE)}")
-    return result | {
-        "log": LogConfig(**broker_log_settings(of_logs)),
-        "security": security_settings(of_security),
+    of_logs = {
+        attribute: value_of(kind, name, settings[name], WORDING)
+        for name, (attribute, kind) in BROKER_LOG_SETTINGS.items()  # in their order: the last unit wins
+        if name in settings
     }
+    return result | {"log": LogConfig(**of_logs), "security": security_settings(of_security)}
 
 
 def broker_setting_values(config: BrokerConfig) -> dict[str, Any]:

@@ -36,16 +36,7 @@ _WITHOUT_EFFECT = {
 }
 #: Settings without effect that reject other values, since users would expect those to have an effect.
 _FIXED = ("compression.type", "message.downconversion.enable", "preallocate")
-_WORDING = "setting {}={}: must be {}"
-
-
-def broker_log_settings(settings: Mapping[str, str]) -> dict[str, Any]:
-    """`LogConfig` arguments from a broker's settings in `BROKER_LOG_SETTINGS`; `ConfigError` for a bad value."""
-    return {
-        attribute: value_of(kind, name, settings[name], _WORDING)
-        for name, (attribute, kind) in BROKER_LOG_SETTINGS.items()
-        if name in settings
-    }
+WORDING = "setting {}={}: must be {}"
 
 
 def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
@@ -59,7 +50,7 @@ def topic_settings(settings: Mapping[str, str]) -> dict[str, Any]:
         if name not in TOPIC_SETTINGS:
             raise ConfigError(f"unknown topic setting {name!r}; {advice(name, TOPIC_SETTINGS, _WITHOUT_EFFECT)}")
         item = TOPIC_SETTINGS[name]
-        result[item.name] = value_of(item.metadata["kind"], name, text, _WORDING)
+        result[item.name] = value_of(item.metadata["kind"], name, text, WORDING)
     return result
 
 

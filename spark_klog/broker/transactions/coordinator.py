@@ -18,7 +18,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
@@ -62,44 +62,26 @@ _SETTLED = frozenset(
 )
 
 
-class Blocks(Protocol):
-    """Source of id blocks. Its method blocks the thread."""
-
-    def claim(self, floor: int) -> range:
-        """Claim a block of unused ids, none below `floor`. Raises `DirectoryError`, `DecodeError` or OSError."""
-
-
-class TreeBlocks:
-    """Blocks claimed in the tree that brokers share."""
-
-    def __init__(self, tree: Tree, broker_id: int) -> None:
-        self._tree, self._broker_id = tree, broker_id
-
-    def claim(self, floor: int) -> range:
-        path = paths.PRODUCER_IDS_PATH
-        while True:
-            before = self._tree.get(path)  # b"" if Kafka has started here: it creates the node without a value
-            block = _following(before, floor, path)
-            payload = paths.producer_ids_payload(self._broker_id, block[0], block[-1])
-            if replace_node(self._tree, path, before, payload):
-                return block
+def claim_in_tree(tree: Tree, broker_id: int, floor: int) -> range:
+    """Claim a block of unused ids, none below `floor`, in the tree that brokers share. Raises `DirectoryError`."""
+    path = paths.PRODUCER_IDS_PATH
+    while True:
+        before = tree.get(path)  # b"" if Kafka has started here: it creates the node without a value
+        block = _following(before, floor, path)
+        if replace_node(tree, path, before, paths.producer_ids_payload(broker_id, block[0], block[-1])):
+            return block
 
 
-class FileBlocks:
-    """Blocks claimed in a file."""
-
-    def __init__(self, path: Path, broker_id: int) -> None:
-        self._path, self._broker_id = path, broker_id
-        self._files = FileSystem()
-
-    def claim(self, floor: int) -> range:
-        try:
-            before: bytes | None = self._files.read(self._path)
-        except FileNotFoundError:
-            before = None
-        block = _following(before, floor, str(self._path))
-        self._files.replace(self._path, paths.producer_ids_payload(self._broker_id, block[0], block[-1]))
-        return block
+def claim_in_file(path: Path, broker_id: int, floor: int) -> range:
+    """The same in a file. Raises `DirectoryError`, `DecodeError` or OSError."""
+    files = FileSystem()
+    try:
+        before: bytes | None = files.read(path)
+    except FileNotFoundError:
+        before = None
+    block = _following(before, floor, str(path))
+    files.replace(path, paths.producer_ids_payload(broker_id, block[0], block[-1]))
+    return block
 
 
 def _following(before: bytes | None, floor: int, where: str) -> range:
@@ -112,20 +94,21 @@ def _following(before: bytes | None, floor: int, where: str) -> range:
 class ProducerIds:
     """Hands out ids from the blocks that it claims; for one event loop.
 
-    `floor` returns the lowest id above all that the logs here contain: the data may come from another cluster.
+    `claim` blocks the thread. `floor` returns the lowest id above all that the logs here contain: the data may come
+    from another cluster.
     """
 
-    def __init__(self, blocks: Blocks, floor: Callable[[], int]) -> None:
-        self._blocks, self._floor = blocks, floor
+    def __init__(self, claim: Callable[[int], range], floor: Callable[[], int]) -> None:
+        self._claim, self._floor = claim, floor
         self._left = iter(range(0))
         self._lock = asyncio.Lock()
 
     async def next(self) -> int:
-        """Return an id that was never given before. Raises as `Blocks.claim`."""
+        """Return an id that was never given before. Raises as `claim_in_file`."""
         async with self._lock:
             found = next(self._left, None)
             if found is None:
-                block = await asyncio.to_thread(self._blocks.claim, self._floor())
+                block = await asyncio.to_thread(self._claim, self._floor())
                 _log.info("claimed producer ids %d to %d", block[0], block[-1])
                 self._left = iter(block)
                 found = next(self._left)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SECONDS = 5.0
 _CORRELATION_ID = 1
 _CLIENT_ID = "klog-broker"
-#: What `ask` and `peer_address` raise.
+#: What `ask` raises.
 UNANSWERED = (KlogError, OSError, asyncio.TimeoutError)
 _log = logging.getLogger(__name__)
 _VERSION = 1
@@ -37,21 +37,16 @@ _VERSION = 1
 _MARKER_BYTES = 128
 
 
-def peer_address(registry: Registry, node: int) -> tuple[str, int]:
-    """Another broker's PLAINTEXT address; raises `ConnectionFailed` if it has none."""
+async def ask(registry: Registry, node: int, api: Api, version: int, message: Message) -> Message:
+    """Ask another broker at its PLAINTEXT listener. Raises one of `UNANSWERED`."""
     for endpoint in registry.brokers.get(node, ()):
         if endpoint.security_protocol == PLAINTEXT:
-            return endpoint.host, endpoint.port
+            return await within(_SECONDS, _ask(endpoint.host, endpoint.port, api, version, message))
     raise ConnectionFailed(f"broker {node} has no PLAINTEXT listener, or is not in the cluster")
 
 
-async def ask(address: tuple[str, int], api: Api, version: int, message: Message) -> Message:
-    """Send a request and return the response. Raises one of `UNANSWERED`."""
-    return await within(_SECONDS, _ask(address, api, version, message))
-
-
-async def _ask(address: tuple[str, int], api: Api, version: int, message: Message) -> Message:
-    reader, writer = await asyncio.open_connection(*address)
+async def _ask(host: str, port: int, api: Api, version: int, message: Message) -> Message:
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         request = encode_request(api, version, _CORRELATION_ID, _CLIENT_ID, message).to_bytes()
         writer.write(SIZE.pack(len(request)) + request)
@@ -59,7 +54,7 @@ async def _ask(address: tuple[str, int], api: Api, version: int, message: Messag
         _, answer = decode_response(api, version, await reader.readexactly(size))
         return answer
     except asyncio.IncompleteReadError:
-        raise ConnectionFailed(f"{address[0]}:{address[1]} closed the connection without an answer") from None
+        raise ConnectionFailed(f"{host}:{port} closed the connection without an answer") from None
     finally:
         writer.close()
 
@@ -154,8 +149,7 @@ class MarkerSender:
             }
             for marker, keys in markers.items()
         ]
-        address = peer_address(self._broker.registry, node)
-        answer = await ask(address, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
+        answer = await ask(self._broker.registry, node, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
         return {
             (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
             for entry in answer["markers"]

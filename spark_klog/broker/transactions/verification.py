@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.broker.transactions.coordinator import TransactionCoordinator
-from spark_klog.broker.transactions.markers import UNANSWERED, ask, peer_address
+from spark_klog.broker.transactions.markers import UNANSWERED, ask
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import PartitionLog
@@ -127,8 +127,8 @@ class TransactionVerifier:
             "topics": [{"name": key[0], "partitions": [key[1]]}],
         }
         try:
-            address = peer_address(self._broker.registry, node)
-            answer = await ask(address, ADD_PARTITIONS_TO_TXN, _BATCHED, {"transactions": [entry]})
+            request = {"transactions": [entry]}
+            answer = await ask(self._broker.registry, node, ADD_PARTITIONS_TO_TXN, _BATCHED, request)
         except UNANSWERED as error:
             _log.warning("broker %d can't be asked for transaction %s: %s", node, transactional_id, error)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
