@@ -15,7 +15,7 @@ from spark_klog.base.names import check_topic_name
 from spark_klog.broker.event_loop import BackgroundTasks, Turns
 from spark_klog.broker.fetches import FetchSessions, Purgatory
 from spark_klog.broker.groups.coordinator import GroupCoordinator
-from spark_klog.broker.logs.log_flushes import LogFlushes
+from spark_klog.broker.log_flushes import LogFlushes
 from spark_klog.broker.metadata.controller import Controller, Topics07
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS, with_internal_settings
 from spark_klog.broker.metadata.nodes import InvalidPartitions, TopicExists, UnknownTopic

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from spark_klog.broker.handlers.acls import Acl, add_rules
 from spark_klog.broker.security import users as users_module
-from spark_klog.broker.security.acls import Acl, add
 from spark_klog.broker.security.mechanisms import Credential
 from spark_klog.broker.security.users import User, Users, remove_user, set_credentials
 from spark_klog.errors import ConfigError
@@ -153,7 +153,7 @@ def test_changes_of_two_brokers_are_both_kept(path: Path) -> None:
     def give(broker: Users, topics: list[str]) -> None:
         for topic in topics:
             acl = Acl(TOPIC, topic, LITERAL, "User:bob", "*", AclOperation.READ, ALLOW)
-            broker.change(partial(add, acls=[acl]))
+            broker.change(partial(add_rules, acls=[acl]))
 
     brokers = Users(path), Users(path)
     wanted = [[f"{number}-{other}" for other in range(20)] for number in range(2)]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_klog.base.clock import system_ms
+from spark_klog.broker.coordinator import Coordinator
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, BackgroundTasks
 from spark_klog.broker.groups.expiry import expire, forget_topics
 from spark_klog.broker.groups.group import Group
 from spark_klog.broker.groups.groups import Groups
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
 from spark_klog.broker.groups.records import encode_group, encode_group_key
-from spark_klog.broker.logs.coordinator import Coordinator
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog

@@ -98,14 +98,6 @@ class Member:
         """The member's metadata for a protocol, empty if it has none."""
         return dict(self.request.protocols).get(protocol or "", b"")
 
-    def described_to_leader(self, protocol: str | None) -> dict[str, Any]:
-        """The member's entry in the JoinGroup response to the leader."""
-        return {
-            "member_id": self.member_id,
-            "group_instance_id": self.request.instance_id,
-            "metadata": self.metadata(protocol),
-        }
-
 
 def common_protocols(members: Iterable[Member]) -> set[str]:
     """The protocols that all members support; at least one member is required."""
@@ -356,7 +348,11 @@ class Group:
                 self._refuse_join(token, code, join.member_id)
             else:
                 self._hear_of(member, now)
-                self._answer_static(member, leader == old_id, join.can_skip, leader, token)
+                # it gets its old assignment; if it leads, it has nothing to assign
+                if join.can_skip:
+                    self._answer_joined(member, token, skips=leader == old_id)
+                else:  # with the old leader's id, so that the member does not take itself for the leader and assign
+                    self._reply(token, self._joined(member) | {"leader": leader or "", "members": []})
             return
         self._hear_of(member, now)
         self._joined_again(member, token, now, f"static member {join.instance_id} came back")
@@ -367,17 +363,6 @@ class Group:
             self._complete_if_all_joined(now)
         else:
             self._rebalance(now, reason)
-
-    def _answer_static(
-        self, member: Member, leads: bool, can_skip: bool, old_leader: str | None, token: object
-    ) -> None:
-        """Give a static member that came back its old assignment; if it leads, it has nothing to assign."""
-        if can_skip:
-            self._answer_joined(member, token, skips=leads)
-        else:
-            # the old leader's id, so that the member does not take itself for the leader and assign
-            message = self._joined(member) | {"leader": old_leader or "", "members": []}
-            self._reply(token, message)
 
     def _add(self, member_id: str, join: Join, token: object, now: float, *, is_named: bool = False) -> None:
         member = self.members[member_id] = Member(member_id, join, is_named=is_named, join_token=token)
@@ -571,7 +556,14 @@ class Group:
             "protocol_name": self.protocol,
             "leader": self.leader,
             "member_id": member.member_id,
-            "members": [one.described_to_leader(self.protocol) for one in self.members.values()] if leads else [],
+            "members": [
+                {
+                    "member_id": one.member_id,
+                    "group_instance_id": one.request.instance_id,
+                    "metadata": one.metadata(self.protocol),
+                }
+                for one in (self.members.values() if leads else ())
+            ],
         }
 
     def _answer_joined(self, member: Member, token: object, *, skips: bool = False) -> None:

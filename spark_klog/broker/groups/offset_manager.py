@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from spark_klog.base.clock import system_ms
+from spark_klog.broker.coordinator import TransactionEnd, stored_rows
 from spark_klog.broker.event_loop import uncollected
 from spark_klog.broker.groups.records import (
     NO_EXPIRY,
@@ -25,7 +26,6 @@ from spark_klog.broker.groups.records import (
     encode_offset_key,
     partition_of,
 )
-from spark_klog.broker.logs.coordinator import TransactionEnd, stored_rows
 from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.codec import Message
@@ -212,13 +212,8 @@ class OffsetManager:
         """Whether the group has committed offsets."""
         return bool(self._groups.get(group))
 
-    def keys(self, group: str) -> set[tuple[str, int]]:
-        """Partitions for which the group has offsets, committed or pending."""
-        staged = (groups.get(group, {}) for groups in self._pending.values())
-        return {*self._groups.get(group, {})}.union(*staged)
-
     def known(self, group: str) -> Iterator[tuple[str, int]]:
-        """Iterate over the same partitions while they may change; a partition may come twice."""
+        """Partitions for which the group has offsets, committed or pending, while they change; one may come twice."""
         yield from list(self._groups.get(group, ()))
         for groups in list(self._pending.values()):
             yield from list(groups.get(group, ()))

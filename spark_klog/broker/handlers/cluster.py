@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Collection
 from typing import Any
 from uuid import UUID
 
@@ -17,10 +16,9 @@ from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import distinct
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.nodes import TopicExists
-from spark_klog.broker.metadata.registry import NO_LEADER, Registry, Topic
+from spark_klog.broker.metadata.registry import NO_LEADER, Topic
 from spark_klog.broker.security.authorizer import SEE, WRITE
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
-from spark_klog.log.directory import LogDirectory
 from spark_klog.protocol.apis import BY_KEY
 from spark_klog.protocol.codec import Message
 
@@ -40,40 +38,31 @@ def missing_topic(name: str | None, topic_id: UUID | None, code: ErrorCode) -> M
     return {"error_code": code, "name": name, "topic_id": topic_id or UUID(int=0), "partitions": []}
 
 
-def topic_message(registry: Registry, logs: LogDirectory, topic: Topic, listener: str) -> dict[str, Any]:
-    """A topic with its partitions; leaders have the addresses of that listener."""
-    reachable = registry.addresses(listener)
+def topic_message(broker: Broker, request: Request, topic: Topic) -> dict[str, Any]:
+    """A topic with its partitions; leaders have the addresses of the client's listener."""
+    registry = broker.registry
+    reachable = registry.addresses(request.session.listener)
+    partitions = []
+    for partition, replicas in sorted(topic.assignment.items()):
+        leader, log = registry.leader(topic, partition), broker.logs.get(topic.name, partition)
+        alive = leader in reachable
+        partitions.append(
+            {
+                "error_code": ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
+                "partition_index": partition,
+                "leader_id": leader if alive else NO_LEADER,
+                "leader_epoch": _UNKNOWN_EPOCH if log is None else log.leader_epoch,
+                "replica_nodes": replicas,
+                "isr_nodes": replicas[:1] if alive else [],
+                "offline_replicas": [replica for replica in replicas if replica not in registry.brokers],
+            }
+        )
     return {
         "error_code": ErrorCode.NONE,
         "name": topic.name,
         "topic_id": topic.topic_id,
         "is_internal": topic.name in INTERNAL_TOPICS,
-        "partitions": [
-            _partition(registry, logs, topic, partition, replicas, reachable)
-            for partition, replicas in sorted(topic.assignment.items())
-        ],
-    }
-
-
-def _partition(
-    registry: Registry,
-    logs: LogDirectory,
-    topic: Topic,
-    partition: int,
-    replicas: list[int],
-    reachable: Collection[int],
-) -> dict[str, Any]:
-    leader = registry.leader(topic, partition)
-    alive = leader in reachable
-    log = logs.get(topic.name, partition)
-    return {
-        "error_code": ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
-        "partition_index": partition,
-        "leader_id": leader if alive else NO_LEADER,
-        "leader_epoch": _UNKNOWN_EPOCH if log is None else log.leader_epoch,
-        "replica_nodes": replicas,
-        "isr_nodes": replicas[:1] if alive else [],
-        "offline_replicas": [replica for replica in replicas if replica not in registry.brokers],
+        "partitions": partitions,
     }
 
 
@@ -135,7 +124,7 @@ async def describe_topic_partitions(broker: Broker, request: Request, message: M
         if topic is None:
             topics.append(missing_topic(name, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
             continue
-        described = topic_message(broker.registry, broker.logs, topic, request.session.listener)
+        described = topic_message(broker, request, topic)
         described["topic_authorized_operations"] = broker.authorizer.topic_operations(request.session, name)
         first = start[1] if name == start[0] else 0
         partitions = [entry | _NO_ELIGIBLE for entry in described["partitions"] if entry["partition_index"] >= first]
@@ -158,7 +147,7 @@ async def metadata(broker: Broker, request: Request, message: Message) -> Messag
         for name, known in sorted(broker.registry.topics.items()):
             await broker.turns.take()
             if broker.authorizer.allows(request.session, SEE, name):
-                topics.append(topic_message(broker.registry, broker.logs, known, request.session.listener))
+                topics.append(topic_message(broker, request, known))
     else:
         once = distinct(requested, lambda entry: (entry["name"], entry["topic_id"]))
         topics = [await _one_topic(broker, request, entry, message["allow_auto_topic_creation"]) for entry in once]
@@ -190,7 +179,7 @@ async def _one_topic(broker: Broker, request: Request, entry: dict[str, Any], ma
         topic = await broker.topic_by_id(topic_id)
         if topic is None or not broker.authorizer.allows(request.session, SEE, topic.name):
             return missing_topic(None, topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
-        return topic_message(broker.registry, broker.logs, topic, request.session.listener)
+        return topic_message(broker, request, topic)
     if refusal := broker.authorizer.refusal(request.session, SEE, name):
         return missing_topic(name, None, refusal)
     if await broker.topic(name) is None:
@@ -209,7 +198,7 @@ async def _one_topic(broker: Broker, request: Request, entry: dict[str, Any], ma
     topic = broker.registry.topics.get(name)
     if topic is None:  # the directories are unavailable, or the controller has not completed a tool's topic yet
         return missing_topic(name, None, ErrorCode.LEADER_NOT_AVAILABLE)
-    return topic_message(broker.registry, broker.logs, topic, request.session.listener)
+    return topic_message(broker, request, topic)
 
 
 def describe_log_dirs(broker: Broker, request: Request, message: Message) -> Message:

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
+from spark_klog.broker.coordinator import Coordinator
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, Pace
-from spark_klog.broker.logs.coordinator import Coordinator
 from spark_klog.broker.metadata.internal_topics import TRANSACTIONS_TOPIC
 from spark_klog.broker.metadata.nodes import replace_node
 from spark_klog.broker.metadata.registry import NO_LEADER

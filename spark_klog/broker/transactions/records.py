@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.broker.logs.coordinator import Rows, stored_rows
+from spark_klog.broker.coordinator import Rows, stored_rows
 from spark_klog.broker.transactions.transaction import NO_EPOCH, ProducerIdAndEpoch, State, Transaction
 from spark_klog.errors import DecodeError
 from spark_klog.log.partition_log import PartitionLog

@@ -1,17 +1,8 @@
 """State machine of a transactional id (KIP-98, KIP-360, KIP-588), without I/O, clock or waiting.
 
-    state            INIT          ADD        COMMIT           ABORT          FENCE          COMPLETE         EXPIRE
-    Empty            Empty         Ongoing    48               48             -              -                Dead
-    Ongoing          as FENCE, 51  Ongoing    PrepareCommit    PrepareAbort   PrepareAbort   -                -
-    PrepareCommit    51            51         51               48             -              CompleteCommit   -
-    PrepareAbort     51            51         48               51             -              CompleteAbort    -
-    CompleteCommit   Empty         Ongoing    0: done before   48             -              -                Dead
-    CompleteAbort    Empty         Ongoing    48               0              -              -                Dead
-
 INIT is InitProducerId; ADD is AddPartitionsToTxn or AddOffsetsToTxn; COMMIT and ABORT are EndTxn. FENCE aborts with the
 next epoch, which no producer has: after a timeout, or when another instance sends INIT. COMPLETE means that all markers
-are written. 48 is INVALID_TXN_STATE, 51 CONCURRENT_TRANSACTIONS (the client retries). Only states of this table are
-written to __transaction_state.
+are written. Only states that `TRANSITIONS` names are written to __transaction_state.
 """
 
 from __future__ import annotations
@@ -49,7 +40,7 @@ class State(IntEnum):
 
 
 class Event(Enum):
-    """Events of the table above."""
+    """Events, in the order of the columns of `_AFTER`."""
 
     INIT = auto()
     ADD = auto()
@@ -60,37 +51,22 @@ class Event(Enum):
     EXPIRE = auto()
 
 
-TRANSITIONS: dict[tuple[State, Event], State | ErrorCode] = {
-    (State.EMPTY, Event.INIT): State.EMPTY,
-    (State.EMPTY, Event.ADD): State.ONGOING,
-    (State.EMPTY, Event.COMMIT): _INVALID,
-    (State.EMPTY, Event.ABORT): _INVALID,
-    (State.EMPTY, Event.EXPIRE): State.DEAD,
-    (State.ONGOING, Event.INIT): State.PREPARE_ABORT,
-    (State.ONGOING, Event.ADD): State.ONGOING,
-    (State.ONGOING, Event.COMMIT): State.PREPARE_COMMIT,
-    (State.ONGOING, Event.ABORT): State.PREPARE_ABORT,
-    (State.ONGOING, Event.FENCE): State.PREPARE_ABORT,
-    (State.PREPARE_COMMIT, Event.INIT): _BUSY,
-    (State.PREPARE_COMMIT, Event.ADD): _BUSY,
-    (State.PREPARE_COMMIT, Event.COMMIT): _BUSY,
-    (State.PREPARE_COMMIT, Event.ABORT): _INVALID,
-    (State.PREPARE_COMMIT, Event.COMPLETE): State.COMPLETE_COMMIT,
-    (State.PREPARE_ABORT, Event.INIT): _BUSY,
-    (State.PREPARE_ABORT, Event.ADD): _BUSY,
-    (State.PREPARE_ABORT, Event.COMMIT): _INVALID,
-    (State.PREPARE_ABORT, Event.ABORT): _BUSY,
-    (State.PREPARE_ABORT, Event.COMPLETE): State.COMPLETE_ABORT,
-    (State.COMPLETE_COMMIT, Event.INIT): State.EMPTY,
-    (State.COMPLETE_COMMIT, Event.ADD): State.ONGOING,
-    (State.COMPLETE_COMMIT, Event.COMMIT): ErrorCode.NONE,
-    (State.COMPLETE_COMMIT, Event.ABORT): _INVALID,
-    (State.COMPLETE_COMMIT, Event.EXPIRE): State.DEAD,
-    (State.COMPLETE_ABORT, Event.INIT): State.EMPTY,
-    (State.COMPLETE_ABORT, Event.ADD): State.ONGOING,
-    (State.COMPLETE_ABORT, Event.COMMIT): _INVALID,
-    (State.COMPLETE_ABORT, Event.ABORT): ErrorCode.NONE,
-    (State.COMPLETE_ABORT, Event.EXPIRE): State.DEAD,
+_ABORT = State.PREPARE_ABORT
+#: The next state by state and event, or the error that the client gets; NONE if the event has happened before.
+_AFTER: dict[State, tuple[State | ErrorCode | None, ...]] = {
+    # INIT, ADD, COMMIT, ABORT, FENCE, COMPLETE, EXPIRE
+    State.EMPTY: (State.EMPTY, State.ONGOING, _INVALID, _INVALID, None, None, State.DEAD),
+    State.ONGOING: (_ABORT, State.ONGOING, State.PREPARE_COMMIT, _ABORT, _ABORT, None, None),
+    State.PREPARE_COMMIT: (_BUSY, _BUSY, _BUSY, _INVALID, None, State.COMPLETE_COMMIT, None),
+    State.PREPARE_ABORT: (_BUSY, _BUSY, _INVALID, _BUSY, None, State.COMPLETE_ABORT, None),
+    State.COMPLETE_COMMIT: (State.EMPTY, State.ONGOING, ErrorCode.NONE, _INVALID, None, None, State.DEAD),
+    State.COMPLETE_ABORT: (State.EMPTY, State.ONGOING, _INVALID, ErrorCode.NONE, None, None, State.DEAD),
+}
+TRANSITIONS = {
+    (state, event): after
+    for state, row in _AFTER.items()
+    for event, after in zip(Event, row, strict=True)
+    if after is not None
 }
 
 

@@ -1,1 +1,0 @@
-"""The broker's logs: creation, deletion, flushes, rows of internal topics."""
