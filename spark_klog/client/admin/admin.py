@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import INT32_MAX
-from spark_klog.client.admin.calls import Outcomes, by_field, entry_or_error, mapped, without_results
+from spark_klog.client.admin.calls import (
+    Outcomes,
+    Routes,
+    by_field,
+    by_partition,
+    checked,
+    mapped,
+    whole,
+)
 from spark_klog.client.admin.groups import GroupCalls
 from spark_klog.client.admin.topics import TopicCalls
 from spark_klog.client.admin.users import UserCalls
-from spark_klog.client.answers import answer_error, check_code
+from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import items_of, name_of, names_of, number_of, one_of, partition_of, partitions_of
 from spark_klog.client.offsets import partition_entries, topic_numbers
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import (
-    ConnectionFailed,
     DecodeError,
     ErrorCode,
     KlogError,
     ProtocolError,
-    RequestTimedOut,
     UnsupportedVersionError,
 )
 from spark_klog.protocol.apis import (
@@ -54,6 +61,8 @@ _FIRST_WITH_DURATION = 1
 _FIRST_WITH_EPOCH = 3
 #: InitProducerId's answers if the producer has another epoch than the given one.
 _FENCED = frozenset({ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH})
+#: Its answer while the coordinator ends a transaction.
+_BUSY = ErrorCode.CONCURRENT_TRANSACTIONS
 #: Requests that are sent before the first is answered.
 _MOST_IN_FLIGHT = 100
 
@@ -147,41 +156,33 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         if longer_than_ms is not None:
             request["duration_filter"] = number_of("longer_than_ms", longer_than_ms)
 
-        def ask() -> list[TransactionListing]:
-            self.cluster.metadata([])
-            return [listing for node in self.cluster.nodes for listing in listed(node)]
-
         def listed(node: int) -> Iterator[TransactionListing]:
             version = self.cluster.version_of(node, LIST_TRANSACTIONS)
             if longer_than_ms is not None and version < _FIRST_WITH_DURATION:
                 raise UnsupportedVersionError("ListTransactions with longer_than_ms needs Kafka 3.8 or later")
-            answer = self.cluster.request(node, LIST_TRANSACTIONS, request)
-            check_code(LIST_TRANSACTIONS, answer["error_code"], f"ListTransactions of broker {node}")
+            what = f"ListTransactions of broker {node}"
+            answer = checked(LIST_TRANSACTIONS, self.cluster.request(node, LIST_TRANSACTIONS, request), what)
             for entry in answer["transaction_states"]:
                 yield TransactionListing(
                     entry["transactional_id"], entry["producer_id"], entry["transaction_state"], node
                 )
 
-        return sorted(self._attempt(ask), key=lambda listing: listing.transactional_id)
+        return sorted(self._of_all_brokers(listed), key=lambda listing: listing.transactional_id)
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> Outcomes[str, TransactionDescription]:
         """Describe transactional ids; an unknown one has the error TRANSACTIONAL_ID_NOT_FOUND.
 
         DescribeTransactions (Kafka 3.0), at the coordinators.
         """
-        names = names_of("transactional_ids", transactional_ids)
-
-        def ask(rest: list[str]) -> dict[str, Message | KlogError]:
-            return self._ask_coordinators(
-                DESCRIBE_TRANSACTIONS,
-                rest,
-                lambda keys: {"transactional_ids": list(keys)},
-                by_field("transaction_states", "transactional_id"),
-                "transaction of",
-                TRANSACTION,
-            )
-
-        return mapped(self._each(names, ask), _described)
+        return self._each_at(
+            DESCRIBE_TRANSACTIONS,
+            names_of("transactional_ids", transactional_ids),
+            lambda keys: {"transactional_ids": keys},
+            by_field("transaction_states", "transactional_id"),
+            "transaction of",
+            places=partial(self._at_coordinators, kind=TRANSACTION),
+            result=_described,
+        )
 
     def end_transactions(
         self, transactions: Iterable[PreparedTransaction], *, commits: bool
@@ -191,19 +192,12 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         INVALID_TXN_STATE if a transaction has ended the other way, PRODUCER_FENCED or INVALID_PRODUCER_EPOCH if its
         producer has another epoch by now, after a timeout for example. EndTxn (Kafka 0.11), at the coordinators.
         """
-        wanted = items_of("transactions", transactions)
         doing = f"{'commit' if commits else 'abort'} of a transaction of"
 
         def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
-            answers = self._ask_about(END_TXN, rest, {"committed": commits})
-            return {
-                one: answer
-                if isinstance(answer, KlogError)
-                else entry_or_error(END_TXN, answer, doing, one.transactional_id)
-                for one, answer in answers.items()
-            }
+            return self._ask_about(END_TXN, rest, {"committed": commits}, doing)
 
-        return without_results(self._each(wanted, ask))
+        return mapped(self._each(items_of("transactions", transactions), ask))
 
     def fence_transactions(self, transactions: Iterable[PreparedTransaction]) -> Outcomes[PreparedTransaction, None]:
         """Abort transactions with the next epoch, so that leaders refuse what their producers still send.
@@ -220,67 +214,63 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             return (now.state, now.producer_id, now.producer_epoch) == ("Ongoing", one.producer_id, one.epoch)
 
         def ask(rest: list[PreparedTransaction]) -> dict[PreparedTransaction, Message | KlogError]:
-            found = self._ask_about(INIT_PRODUCER_ID, rest, more, _FIRST_WITH_EPOCH)
-            answers = {one: answer for one, answer in found.items() if not isinstance(answer, KlogError)}
+            doing = "abort of a transaction of"
+            found = self._ask_about(INIT_PRODUCER_ID, rest, more, doing, _FENCED | {_BUSY}, _FIRST_WITH_EPOCH)
             # the broker has begun to abort, or is ending another transaction; markers may take long to be written
-            busy = [one for one in answers if answers[one]["error_code"] == ErrorCode.CONCURRENT_TRANSACTIONS]
+            busy = [one for one, answer in found.items() if isinstance(answer, dict) and answer["error_code"] == _BUSY]
             described = self.describe_transactions(one.transactional_id for one in busy)
             for one in busy:
                 now = described[one.transactional_id]
                 if isinstance(now, KlogError):
                     found[one] = now
-                elif not is_open(one, now):
-                    answers[one]["error_code"] = ErrorCode.NONE
-            for one, answer in answers.items():
-                code = answer["error_code"]
-                if code and code not in _FENCED and found[one] is answer:
-                    found[one] = answer_error(
-                        INIT_PRODUCER_ID, code, f"abort of a transaction of {one.transactional_id}"
-                    )
+                elif is_open(one, now):
+                    found[one] = answer_error(INIT_PRODUCER_ID, _BUSY, f"{doing} {one.transactional_id}")
             return found
 
-        return without_results(self._each(wanted, ask))
+        return mapped(self._each(wanted, ask))
 
     def _ask_about(
-        self, api: Api, transactions: list[PreparedTransaction], more: Message, first_version: int = 0
+        self,
+        api: Api,
+        transactions: list[PreparedTransaction],
+        more: Message,
+        doing: str,
+        accepted: Collection[ErrorCode] = (),
+        first_version: int = 0,
     ) -> dict[PreparedTransaction, Message | KlogError]:
         """Ask the coordinators about transactions, each by a request of its own, with `more` fields."""
-        by_name = self._found.nodes([one.transactional_id for one in transactions], TRANSACTION)
-        found: dict[PreparedTransaction, Message | KlogError] = {}
-        requests: dict[PreparedTransaction, tuple[int, Message]] = {}
-        for one in transactions:
-            node = by_name[one.transactional_id]
-            if isinstance(node, ProtocolError):
-                found[one] = node
-                continue
-            if first_version and self.cluster.version_of(node, api) < first_version:
+
+        def places(rest: list[PreparedTransaction]) -> Routes[PreparedTransaction]:
+            by_node, failures = self._at_coordinators((one.transactional_id for one in rest), TRANSACTION)
+            if any(self.cluster.version_of(node, api) < first_version for node in by_node):
                 raise UnsupportedVersionError(f"{api.name} with a producer's epoch needs Kafka 2.5 or later")
-            identity = {
-                "transactional_id": one.transactional_id,
-                "producer_id": one.producer_id,
-                "producer_epoch": one.epoch,
-            }
-            requests[one] = node, {**identity, **more}
-        asked = list(requests)
-        for start in range(0, len(asked), _MOST_IN_FLIGHT):
-            some = {one: requests[one] for one in asked[start : start + _MOST_IN_FLIGHT]}
-            for one, answer in self.cluster.request_all(api, some).items():
-                if isinstance(answer, KlogError) and not isinstance(answer, ConnectionFailed | RequestTimedOut):
-                    raise answer
-                found[one] = answer
-        return found
+            routes = {node: [one for one in rest if one.transactional_id in names] for node, names in by_node.items()}
+            return routes, {one: failures[one.transactional_id] for one in rest if one.transactional_id in failures}
+
+        def request(some: list[PreparedTransaction]) -> Message:
+            (one,) = some
+            identity = {"transactional_id": one.transactional_id, "producer_id": one.producer_id}
+            return {**identity, "producer_epoch": one.epoch, **more}
+
+        answered: dict[PreparedTransaction, Message | KlogError] = {}
+        for start in range(0, len(transactions), _MOST_IN_FLIGHT):
+            some = transactions[start : start + _MOST_IN_FLIGHT]
+            answered |= self._ask(places, api, some, request, whole, doing, accepted=accepted, one_by_one=True)
+        return answered
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition]
     ) -> Outcomes[TopicPartition, tuple[ProducerState, ...]]:
         """The active producers of partitions. DescribeProducers (Kafka 2.8), at the leaders."""
-        wanted = partitions_of("partitions", partitions)
-
-        def request(keys: Collection[TopicPartition]) -> Message:
-            return {"topics": topic_numbers(keys, numbers="partition_indexes")}
-
-        described = self._each_at_leaders(DESCRIBE_PRODUCERS, wanted, request)
-        return mapped(described, lambda entry: tuple(_producer(one) for one in entry["active_producers"]))
+        return self._each_at(
+            DESCRIBE_PRODUCERS,
+            partitions_of("partitions", partitions),
+            lambda keys: {"topics": topic_numbers(keys, numbers="partition_indexes")},
+            by_partition(),
+            "DescribeProducers of",
+            places=self.cluster.by_leader,
+            result=lambda entry: tuple(_producer(one) for one in entry["active_producers"]),
+        )
 
     def abort_transaction(
         self, partition: TopicPartition, producer_id: int, producer_epoch: int, coordinator_epoch: int = -1
@@ -302,15 +292,19 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
             "coordinator_epoch": max(0, number_of("coordinator_epoch", coordinator_epoch, -1, INT32_MAX)),
         }
 
-        def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
+        def entries(answer: Message, _: Collection[TopicPartition]) -> Iterator[tuple[TopicPartition, Message]]:
             for one in answer["markers"]:
                 if one["producer_id"] != producer_id:
                     raise DecodeError(f"WriteTxnMarkers response with producer {one['producer_id']}, not asked for")
                 yield from partition_entries(one)
 
+        def request(_: list[TopicPartition]) -> Message:
+            return {"markers": [marker]}
+
         with self._turn, self._call():
             self._check_open(key, producer_id)
-            self._each_at_leaders(WRITE_TXN_MARKERS, [key], lambda _: {"markers": [marker]}, entries).check()
+            leaders, doing = self.cluster.by_leader, "WriteTxnMarkers of"
+            self._each_at(WRITE_TXN_MARKERS, [key], request, entries, doing, places=leaders).check()
 
     def _check_open(self, key: TopicPartition, producer_id: int) -> None:
         """Brokers write any marker, also of a producer that never was."""

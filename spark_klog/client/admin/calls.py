@@ -17,7 +17,8 @@ from spark_klog.client.answers import answer_error, by_key, worst
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
-from spark_klog.client.offsets import UNKNOWN_SECONDS, partition_entries
+from spark_klog.client.offsets import UNKNOWN_SECONDS
+from spark_klog.client.requests import unsent
 from spark_klog.client.security import settings as security_settings
 from spark_klog.client.settings import ClientConfig, client_config, setting_texts
 from spark_klog.errors import (
@@ -57,6 +58,10 @@ _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 #: Final errors of a broker that has not answered for any item.
 _UNUSABLE = (AuthenticationError, DecodeError, UnsupportedVersionError)
+#: Which broker (a node id) to ask for which items, and the errors of items that have no broker now.
+Routes = tuple[Mapping[int, list[_K]], Mapping[_K, KlogError]]
+#: The entries in the response to a request for items: a function of both.
+Entries = Callable[[Message, Collection[_K]], Iterable[tuple[_K, Message]]]
 
 
 @dataclass(frozen=True)
@@ -253,60 +258,102 @@ class AdminCalls:
                 raise unusable[0]
             return Outcomes({key: found[key] for key in wanted})
 
-    def _ask_brokers(
+    def _each_at(
         self,
         api: Api,
-        by_node: Mapping[int, Collection[_K]],
-        request: Callable[[Collection[_K]], Message],
-        entries: Callable[[Message], Iterable[tuple[_K, Message]]],
+        keys: Iterable[_K],
+        request: Callable[[list[_K]], Message],
+        entries: Entries[_K],
         doing: str,
-        accepted: Collection[ErrorCode] = (),
-    ) -> dict[_K, Message | KlogError]:
-        """Ask each broker for its items at once; the entry of each item in the response, or its error.
+        is_made: Callable[[_K, ErrorCode], bool] = lambda key, code: False,
+        *,
+        places: Callable[[list[_K]], Routes[_K]] | None = None,
+        result: Callable[[Message], Any] = lambda entry: None,
+    ) -> Outcomes[_K, Any]:
+        """Ask the controller, or the brokers in `places`, as `_ask` and `_each` do; `result`: see `mapped`.
 
-        Entries with an `accepted` code are not errors. `doing` stands before the item in errors.
+        If a response was lost or late, the broker may have made the change and refuses it in the next attempt:
+        `is_made` then decides whether that error shows that the change is there; its entry is {}.
         """
-        found: dict[_K, Message | KlogError] = {}
-        requests = {node: request(keys) for node, keys in by_node.items()}
-        for node, answer in self.cluster.request_each(api, requests).items():
-            keys = by_node[node]
+        is_answer_lost: set[_K] = set()
+
+        def settled(key: _K, answer: Message | KlogError) -> Message | KlogError:
+            if isinstance(answer, ConnectionFailed | RequestTimedOut):
+                if not answer.is_unsent:
+                    is_answer_lost.add(key)
+            elif isinstance(answer, ProtocolError):
+                if answer.code == ErrorCode.REQUEST_TIMED_OUT:
+                    is_answer_lost.add(key)
+                elif key in is_answer_lost:
+                    try:
+                        return {} if is_made(key, answer.code) else answer
+                    except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                        # the other items' outcomes in this response stand
+                        what = _named(doing, key)
+                        return RequestTimedOut(f"{what}: an earlier answer was lost, and the check failed: {error}")
+            return answer
+
+        def ask(rest: list[_K]) -> dict[_K, Message | KlogError]:
+            try:
+                answered = self._ask(places or self._at_controller, api, rest, request, entries, doing)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                if not error.is_unsent:
+                    is_answer_lost.update(rest)
+                raise
+            return {key: settled(key, answer) for key, answer in answered.items()}
+
+        return mapped(self._each(keys, ask), result)
+
+    def _ask(
+        self,
+        places: Callable[[list[_K]], Routes[_K]],
+        api: Api,
+        keys: list[_K],
+        request: Callable[[list[_K]], Message],
+        entries: Entries[_K],
+        doing: str,
+        *,
+        accepted: Collection[ErrorCode] = (),
+        one_by_one: bool = False,
+    ) -> dict[_K, Message | KlogError]:
+        """Ask the brokers in `places` for their items; the entry of each item in a response, or its error.
+
+        With `one_by_one` each item has a request of its own. Entries with an `accepted` code are not errors; each says
+        in `answered_by` which broker has answered. `doing` stands before the item in errors. If one request for all has
+        no usable answer, it raises the error.
+        """
+        with unsent():
+            by_node, failures = places(keys)
+            asked = [
+                (node, some)
+                for node, of_node in by_node.items()
+                for some in ([[key] for key in of_node] if one_by_one else [of_node])
+            ]
+            requests = {number: (node, request(some)) for number, (node, some) in enumerate(asked)}
+        found: dict[_K, Message | KlogError] = dict(failures)
+        for number, answer in self.cluster.request_all(api, requests).items():
+            node, some = asked[number]
             try:
                 if isinstance(answer, KlogError):
                     raise answer
-                answered = by_key(api, answer, entries(answer), keys)
+                if entries is not whole:
+                    checked(api, answer, _named(doing, next(iter(some))))
+                answered = by_key(api, answer, entries(answer, some), some)
             except KlogError as error:
-                found |= dict.fromkeys(keys, error)
-            else:
-                for key, entry in answered.items():
-                    is_accepted = entry["error_code"] in accepted
-                    found[key] = entry if is_accepted else entry_or_error(api, entry, doing, key)
+                if len(asked) == 1 and not failures and not isinstance(error, _UNUSABLE):
+                    raise
+                found |= dict.fromkeys(some, error)
+                continue
+            for key, entry in answered.items():
+                entry["answered_by"] = node
+                is_accepted = entry["error_code"] in accepted
+                found[key] = entry if is_accepted else entry_or_error(api, entry, _named(doing, key))
         return found
 
-    def _each_at_leaders(
-        self,
-        api: Api,
-        wanted: Iterable[TopicPartition],
-        request: Callable[[Collection[TopicPartition]], Message],
-        entries: Callable[[Message], Iterable[tuple[TopicPartition, Message]]] = partition_entries,
-    ) -> Outcomes[TopicPartition, Message]:
-        """Ask the leaders of partitions as `_ask_brokers` does, each as `_each` does."""
+    def _at_controller(self, keys: list[_K]) -> Routes[_K]:
+        return {self.cluster.controller(): keys}, {}
 
-        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
-            by_node, failures = self.cluster.by_leader(rest)
-            answered = self._ask_brokers(api, by_node, request, entries, f"{api.name} of")
-            return {**failures, **answered}
-
-        return self._each(wanted, ask)
-
-    def _knows(self, node: int) -> bool:
-        """Whether a broker is part of the cluster; fetches metadata if the last ones do not name it."""
-        if node not in self.cluster.nodes:
-            self.cluster.metadata([])
-        return node in self.cluster.nodes
-
-    def _coordinators(
-        self, keys: Iterable[str], kind: int = GROUP
-    ) -> tuple[dict[int, list[str]], dict[str, KlogError]]:
+    def _at_coordinators(self, keys: Iterable[str], kind: int = GROUP) -> Routes[str]:
         """The groups or transactional ids by coordinator, and the errors of those that have none now."""
         by_node: dict[int, list[str]] = {}
         failures: dict[str, KlogError] = {}
@@ -317,60 +364,32 @@ class AdminCalls:
                 by_node.setdefault(node, []).append(key)
         return by_node, failures
 
-    def _ask_coordinators(
-        self,
-        api: Api,
-        keys: Iterable[str],
-        request: Callable[[Collection[str]], Message],
-        entries: Callable[[Message], Iterable[tuple[str, Message]]],
-        doing: str,
-        kind: int = GROUP,
-    ) -> dict[str, Message | KlogError]:
-        """Like `_ask_brokers`, of the coordinators of groups or transactional ids."""
-        by_node, failures = self._coordinators(keys, kind)
-        return {**failures, **self._ask_brokers(api, by_node, request, entries, doing)}
+    def _at_brokers(self, nodes: Mapping[_K, int]) -> Routes[_K]:
+        """The items by their brokers, and the errors of those whose broker is not part of the cluster."""
+        if not set(self.cluster.nodes).issuperset(nodes.values()):
+            self.cluster.metadata([])
+        by_node: dict[int, list[_K]] = {}
+        failures: dict[_K, KlogError] = {}
+        for key, node in nodes.items():
+            if node in self.cluster.nodes:
+                by_node.setdefault(node, []).append(key)
+            else:
+                advice = "the cluster has no broker with this id now"
+                failures[key] = ProtocolError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node}", advice=advice)
+        return by_node, failures
 
-    def _change(
-        self,
-        api: Api,
-        keys: Iterable[_K],
-        request: Callable[[Collection[_K]], Message],
-        entries: Callable[[Message], Iterable[tuple[_K, Message]]],
-        doing: str,
-        made_before: Callable[[_K, ErrorCode], bool] = lambda key, code: False,
-    ) -> Outcomes[_K, Message]:
-        """Ask the controller to change items; the entry of each in the response, {} if the response was lost.
+    def _ask_controller(self, api: Api, request: Callable[[], Message]) -> Message:
+        """The controller's response, without an error."""
+        return self._attempt(lambda: checked(api, self.cluster.request(self.cluster.controller(), api, request())))
 
-        If a response was lost or late, the broker may have made the change and refuses it in the next attempt:
-        `made_before` then decides whether that error shows that the change is there.
-        """
-        is_answer_lost: set[_K] = set()
+    def _of_all_brokers(self, of_broker: Callable[[int], Iterable[_V]]) -> list[_V]:
+        """What all brokers of the cluster return."""
 
-        def result(key: _K, entry: Message) -> Message | KlogError:
-            found = entry_or_error(api, entry, doing, key)
-            if isinstance(found, ProtocolError):
-                if found.code == ErrorCode.REQUEST_TIMED_OUT:
-                    is_answer_lost.add(key)
-                elif key in is_answer_lost:
-                    try:
-                        return {} if made_before(key, found.code) else found
-                    except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-                        # the other items' outcomes in this response stand
-                        what = _named(doing, key)
-                        return RequestTimedOut(f"{what}: an earlier answer was lost, and the check failed: {error}")
-            return found
+        def ask() -> list[_V]:
+            self.cluster.metadata([])
+            return [one for node in self.cluster.nodes for one in of_broker(node)]
 
-        def ask(rest: list[_K]) -> dict[_K, Message | KlogError]:
-            node = self.cluster.controller()
-            try:
-                answer = self.cluster.request(node, api, request(rest))
-            except (ConnectionFailed, RequestTimedOut) as error:
-                if not error.is_unsent:
-                    is_answer_lost.update(rest)
-                raise
-            return {key: result(key, entry) for key, entry in by_key(api, answer, entries(answer), rest).items()}
-
-        return self._each(keys, ask)
+        return self._attempt(ask)
 
     def close(self) -> None:
         """Close the connections, after the call of another thread if there is one. Later calls raise `AdminClosed`."""
@@ -387,13 +406,20 @@ def _is_answered(result: object) -> bool:
     return not isinstance(result, ConnectionFailed | RequestTimedOut)
 
 
-def entry_or_error(api: Api, entry: Message, doing: str, key: object) -> Message | KlogError:
+def entry_or_error(api: Api, entry: Message, what: str) -> Message | KlogError:
     """The entry of an item in a response, or its error with the broker's message."""
     if not entry["error_code"]:
         return entry
     reason = entry.get("error_message")
-    what = _named(doing, key)
     return answer_error(api, entry["error_code"], f"{what} ({reason})" if reason else what)
+
+
+def checked(api: Api, answer: Message, what: str = "") -> Message:
+    """A response; raises its error if it has one as a whole."""
+    result = entry_or_error(api, {"error_code": 0, **answer}, what or api.name)
+    if isinstance(result, KlogError):
+        raise result
+    return answer
 
 
 def _named(doing: str, key: object) -> str:
@@ -401,35 +427,32 @@ def _named(doing: str, key: object) -> str:
     return f"{doing} {'-'.join(map(str, key)) if type(key) is tuple else key}"
 
 
-def by_field(results: str, key: str) -> Callable[[Message], Iterator[tuple[Any, Message]]]:
-    """A function that yields the entries in the field `results` of a response, by their field `key`."""
-
-    def entries(answer: Message) -> Iterator[tuple[Any, Message]]:
-        for entry in answer[results]:
-            yield entry[key], entry
-
-    return entries
+def by_field(results: str, key: str) -> Entries[Any]:
+    """The entries in the field `results` of a response, by their field `key`."""
+    return lambda answer, _: ((entry[key], entry) for entry in answer[results])
 
 
-def mapped(outcomes: Outcomes[_K, Message], result: Callable[[Message], _V]) -> Outcomes[_K, _V]:
+def by_partition(
+    results: str = "topics", topic: str = "name", partitions: str = "partitions", number: str = "partition_index"
+) -> Entries[TopicPartition]:
+    """The entries of partitions in a response, whose fields have these names."""
+    return lambda answer, _: (
+        ((its[topic], entry[number]), entry) for its in answer[results] for entry in its[partitions]
+    )
+
+
+def whole(answer: Message, keys: Collection[_K]) -> Iterator[tuple[_K, Message]]:
+    """The response itself as the entry of the only item."""
+    return ((key, answer) for key in keys)
+
+
+def mapped(outcomes: Outcomes[_K, Message], result: Callable[[Message], Any] = lambda entry: None) -> Outcomes[_K, Any]:
     """The outcomes with `result` of the response's entry for success; a `ProtocolError` of `result` is the outcome."""
 
-    def outcome(entry: Message | KlogError) -> _V | KlogError:
+    def outcome(entry: Message | KlogError) -> Any:
         try:
             return entry if isinstance(entry, KlogError) else result(entry)
         except ProtocolError as error:
             return error
 
     return Outcomes({key: outcome(entry) for key, entry in outcomes.items()})
-
-
-def without_results(outcomes: Outcomes[_K, Message]) -> Outcomes[_K, None]:
-    """The outcomes with None for success."""
-    return mapped(outcomes, lambda _: None)
-
-
-def no_broker(node: int) -> KlogError:
-    """The error of a broker that is not part of the cluster."""
-    return ProtocolError(
-        ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node}", advice="the cluster has no broker with this id now"
-    )

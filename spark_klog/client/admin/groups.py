@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,24 +10,20 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.admin.calls import (
     AdminCalls,
     Outcomes,
+    Routes,
     by_field,
-    entry_or_error,
-    mapped,
-    no_broker,
-    without_results,
+    by_partition,
+    checked,
+    whole,
 )
-from spark_klog.client.answers import answer_error, by_key, check_code
+from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of, partition_of, partitions_of
-from spark_klog.client.coordinator import find_coordinator
-from spark_klog.client.offsets import Committed, GroupOffsets, partition_entries, topic_entries, topic_numbers
+from spark_klog.client.offsets import Committed, GroupOffsets, topic_entries, topic_numbers
 from spark_klog.errors import (
     ConfigError,
-    ConnectionFailed,
     DecodeError,
     ErrorCode,
     KlogError,
-    ProtocolError,
-    RequestTimedOut,
     UnsupportedVersionError,
 )
 from spark_klog.protocol.apis import (
@@ -155,85 +151,59 @@ class GroupCalls(AdminCalls):
     def list_groups(self) -> list[GroupListing]:
         """The groups of all brokers, sorted by name; `ProtocolError` if a broker refuses. ListGroups."""
 
-        def ask() -> list[GroupListing]:
-            self.cluster.metadata([])
-            return [listing for node in self.cluster.nodes for listing in self._groups_of(node)]
+        def listed(node: int) -> list[GroupListing]:
+            answer = checked(LIST_GROUPS, self.cluster.request(node, LIST_GROUPS, {}), f"ListGroups of broker {node}")
+            entries = answer["groups"]
+            stateless = [entry["group_id"] for entry in entries if not entry["group_state"]]  # versions before 4
+            described = self._describe(lambda names: ({node: names}, {}), stateless) if stateless else {}
+            states = {key: found.state for key, found in Outcomes(described).check().items()}
+            return [
+                GroupListing(
+                    entry["group_id"], entry["group_state"] or states[entry["group_id"]], entry["protocol_type"], node
+                )
+                for entry in entries
+            ]
 
-        return sorted(self._attempt(ask), key=lambda listing: listing.group)
-
-    def _groups_of(self, node: int) -> list[GroupListing]:
-        answer = self.cluster.request(node, LIST_GROUPS, {})
-        check_code(LIST_GROUPS, answer["error_code"], f"ListGroups of broker {node}")
-        entries = answer["groups"]
-        stateless = [entry["group_id"] for entry in entries if not entry["group_state"]]  # versions before 4
-        described = self._describe({node: stateless} if stateless else {})
-        states = {key: found.state for key, found in Outcomes(described).check().items()}
-        return [
-            GroupListing(
-                entry["group_id"], entry["group_state"] or states[entry["group_id"]], entry["protocol_type"], node
-            )
-            for entry in entries
-        ]
+        return sorted(self._of_all_brokers(listed), key=lambda listing: listing.group)
 
     def describe_groups(self, groups: Iterable[str]) -> Outcomes[str, GroupDescription]:
         """Describe groups; one that does not exist has the state `DEAD`. DescribeGroups, at the coordinators."""
         names = names_of("groups", groups)
-
-        def ask(rest: list[str]) -> dict[str, GroupDescription | KlogError]:
-            by_node, failures = self._coordinators(rest)
-            return {**failures, **self._describe(by_node)}
-
-        return self._each(names, ask)
+        return self._each(names, lambda rest: self._describe(self._at_coordinators, rest))
 
     def describe_group(self, group: str) -> GroupDescription:
         """Describe a group; its state is `DEAD` if it does not exist."""
         return self.describe_groups([name_of("the name of a group", group)]).check()[group]
 
-    def _describe(self, by_node: Mapping[int, Collection[str]]) -> dict[str, GroupDescription | KlogError]:
-        found: dict[str, GroupDescription | KlogError] = {}
-        answered = self._ask_brokers(
+    def _describe(
+        self, places: Callable[[list[str]], Routes[str]], names: list[str]
+    ) -> dict[str, GroupDescription | KlogError]:
+        answered = self._ask(
+            places,
             DESCRIBE_GROUPS,
-            by_node,
-            lambda names: {"groups": list(names)},
+            names,
+            lambda keys: {"groups": keys},
             by_field("groups", "group_id"),
             "group",
             # since version 6; earlier versions only set the state
             accepted=[ErrorCode.GROUP_ID_NOT_FOUND],
         )
-        for node, names in by_node.items():
-            for name in names:
-                entry = answered[name]
-                try:
-                    found[name] = entry if isinstance(entry, KlogError) else _described(entry, node)
-                except DecodeError as error:
-                    found[name] = error
-        return found
+        return {name: _described(entry) for name, entry in answered.items()}
 
     def delete_groups(self, groups: Iterable[str]) -> Outcomes[str, None]:
         """Delete groups without members, with their offsets. DeleteGroups (Kafka 1.1), at the coordinators.
 
         A group with members has the error NON_EMPTY_GROUP, one that does not exist GROUP_ID_NOT_FOUND.
         """
-        names = names_of("groups", groups)
-        is_answer_lost: set[str] = set()
-
-        def ask(rest: list[str]) -> dict[str, Message | KlogError]:
-            answered = self._ask_coordinators(
-                DELETE_GROUPS,
-                rest,
-                lambda keys: {"groups_names": list(keys)},
-                by_field("results", "group_id"),
-                "deleting group",
-            )
-            for name, result in answered.items():
-                if isinstance(result, ConnectionFailed | RequestTimedOut) and not result.is_unsent:
-                    is_answer_lost.add(name)
-                is_gone = isinstance(result, ProtocolError) and result.code == ErrorCode.GROUP_ID_NOT_FOUND
-                if is_gone and name in is_answer_lost:
-                    answered[name] = {}  # the attempt whose response was lost has deleted it
-            return answered
-
-        return without_results(self._each(names, ask))
+        return self._each_at(
+            DELETE_GROUPS,
+            names_of("groups", groups),
+            lambda keys: {"groups_names": keys},
+            by_field("results", "group_id"),
+            "deleting group",
+            lambda _, code: code == ErrorCode.GROUP_ID_NOT_FOUND,
+            places=self._at_coordinators,
+        )
 
     def delete_group(self, group: str) -> None:
         """Delete a group; `ProtocolError` if it has members or does not exist."""
@@ -276,17 +246,14 @@ class GroupCalls(AdminCalls):
         name_of("the name of a group", group)
         wanted = partitions_of("partitions", partitions)
 
-        def ask(rest: list[TopicPartition]) -> dict[TopicPartition, Message | KlogError]:
-            node = find_coordinator(self.cluster, group)
-            answer = self.cluster.request(
-                node, OFFSET_DELETE, {"group_id": group, "topics": topic_entries((key, {}) for key in rest)}
-            )
-            check_code(OFFSET_DELETE, answer["error_code"], f"deleting offsets of group {group}")
-            entries = by_key(OFFSET_DELETE, answer, partition_entries(answer), rest)
-            doing = f"deleting for group {group} the offset of"
-            return {key: entry_or_error(OFFSET_DELETE, entry, doing, key) for key, entry in entries.items()}
+        def places(rest: list[TopicPartition]) -> Routes[TopicPartition]:
+            return {self._found.node(group): rest}, {}
 
-        return without_results(self._each(wanted, ask))
+        def request(rest: list[TopicPartition]) -> Message:
+            return {"group_id": group, "topics": topic_entries((key, {}) for key in rest)}
+
+        doing = f"deleting for group {group} the offset of"
+        return self._each_at(OFFSET_DELETE, wanted, request, by_partition(), doing, places=places)
 
     def describe_cluster(self) -> ClusterDescription:
         """The brokers, the controller and the id of the cluster. Metadata, any broker."""
@@ -307,13 +274,14 @@ class GroupCalls(AdminCalls):
         """
         wanted = {partition_of("times", key): _time(key, value) for key, value in mapping_of("times", times).items()}
 
-        def request(keys: Collection[TopicPartition]) -> Message:
+        def request(keys: list[TopicPartition]) -> Message:
             if MAX_TIMESTAMP in wanted.values():
                 self._check_max_timestamp()
             entries = topic_entries((key, {"timestamp": wanted[key]}) for key in keys)
             return {"isolation_level": self.cluster.config.isolation_level, "topics": entries}
 
-        return mapped(self._each_at_leaders(LIST_OFFSETS, wanted, request), _found)
+        leaders, doing = self.cluster.by_leader, "ListOffsets of"
+        return self._each_at(LIST_OFFSETS, wanted, request, by_partition(), doing, places=leaders, result=_found)
 
     def _check_max_timestamp(self) -> None:
         for node in self.cluster.nodes:
@@ -331,12 +299,19 @@ class GroupCalls(AdminCalls):
             for key, offset in mapping_of("offsets", offsets).items()
         }
 
-        def request(keys: Collection[TopicPartition]) -> Message:
+        def request(keys: list[TopicPartition]) -> Message:
             entries = topic_entries((key, {"offset": wanted[key]}) for key in keys)
             return {"topics": entries, "timeout_ms": self._broker_timeout_ms}
 
-        deleted = self._each_at_leaders(DELETE_RECORDS, wanted, request)
-        return mapped(deleted, lambda entry: int(entry["low_watermark"]))
+        return self._each_at(
+            DELETE_RECORDS,
+            wanted,
+            request,
+            by_partition(),
+            "DeleteRecords of",
+            places=self.cluster.by_leader,
+            result=lambda entry: int(entry["low_watermark"]),
+        )
 
     def describe_log_dirs(
         self, brokers: Iterable[int] | None = None, partitions: Iterable[TopicPartition] | None = None
@@ -348,31 +323,37 @@ class GroupCalls(AdminCalls):
         nodes = None if brokers is None else [number_of("a broker", node) for node in items_of("brokers", brokers)]
         wanted = None if partitions is None else partitions_of("partitions", partitions)
 
-        def ask(rest: list[int]) -> dict[int, Message | KlogError]:
-            found: dict[int, Message | KlogError] = {node: no_broker(node) for node in rest if not self._knows(node)}
-            request = {"topics": None if wanted is None else topic_numbers(wanted, "topic")}
-            known = {node: request for node in rest if node not in found}
-            for node, answer in self.cluster.request_each(DESCRIBE_LOG_DIRS, known).items():
-                code = 0 if isinstance(answer, KlogError) else answer.get("error_code", 0)
-                what = f"DescribeLogDirs of broker {node}"
-                found[node] = answer_error(DESCRIBE_LOG_DIRS, code, what) if code else answer
-            return found
+        request = {"topics": None if wanted is None else topic_numbers(wanted, "topic")}
 
         with self._turn, self._call():
             if nodes is None:
                 self._attempt(lambda: self.cluster.metadata([]))
                 nodes = self.cluster.nodes
-            return mapped(self._each(nodes, ask), _directories)
+            return self._each_at(
+                DESCRIBE_LOG_DIRS,
+                nodes,
+                lambda _: request,
+                whole,
+                "DescribeLogDirs of broker",
+                places=lambda rest: self._at_brokers({node: node for node in rest}),
+                result=_directories,
+            )
 
 
-def _described(entry: Message, node: int) -> GroupDescription:
+def _described(entry: Message | KlogError) -> GroupDescription | KlogError:
+    if isinstance(entry, KlogError):
+        return entry
+    try:
+        members = tuple(_members(entry))
+    except DecodeError as error:
+        return error
     return GroupDescription(
         entry["group_id"],
         entry["group_state"],
         entry["protocol_type"],
         entry["protocol_data"],
-        node,
-        tuple(_members(entry)),
+        entry["answered_by"],
+        members,
         entry["error_message"],
     )
 

@@ -4,23 +4,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 from uuid import UUID
 
 from spark_klog.base.names import TopicPartition, check_topic_name
 from spark_klog.base.settings import INT32_MAX
 from spark_klog.client.admin.calls import (
     AdminCalls,
+    Entries,
     Outcomes,
+    Routes,
     by_field,
+    by_partition,
     entry_or_error,
-    mapped,
-    no_broker,
-    without_results,
 )
-from spark_klog.client.answers import answer_error, check_code
+from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import (
     configs_of,
     items_of,
@@ -45,7 +45,6 @@ from spark_klog.protocol.apis import (
     METADATA,
 )
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables import configs
 
 _BROKERS_DEFAULT = -1
@@ -76,7 +75,6 @@ _SOURCES = {
 _PREFERRED, _UNCLEAN = 0, 1
 #: The first version of ElectLeaders with a choice of the election (Kafka 2.4).
 _FIRST_WITH_TYPE = 1
-_ELECTION = "election of a leader of"
 _NOT_NEEDED = ErrorCode.ELECTION_NOT_NEEDED
 
 
@@ -278,7 +276,7 @@ class TopicCalls(AdminCalls):
                 raise ConfigError(f"topic {topic.name} is given twice")
             wanted[topic.name] = topic
 
-        def request(names: Collection[str]) -> Message:
+        def request(names: list[str]) -> Message:
             self._check_creatable([wanted[name] for name in names], validate_only)
             return {
                 "topics": [wanted[name]._message() for name in names],
@@ -292,7 +290,8 @@ class TopicCalls(AdminCalls):
             return _count(wanted[name]) in (None, len(self.cluster.partitions([name])[name]))
 
         with self._turn, self._call():
-            made = self._change(CREATE_TOPICS, wanted, request, by_field("topics", "name"), "creating topic", is_made)
+            entries = by_field("topics", "name")
+            made = self._each_at(CREATE_TOPICS, wanted, request, entries, "creating topic", is_made, result=dict)
             if not validate_only:
                 self._await_leaders(made, {name: _count(wanted[name]) or 1 for name in made.successes})
         return Outcomes({name: _created(name, entry) for name, entry in made.items()})
@@ -331,10 +330,10 @@ class TopicCalls(AdminCalls):
         """
         names = names_of("topics", topics)
 
-        def request(rest: Collection[str]) -> Message:
+        def request(rest: list[str]) -> Message:
             return {
                 "topics": [{"name": name} for name in rest],
-                "topic_names": list(rest),
+                "topic_names": rest,
                 "timeout_ms": self._broker_timeout_ms,
             }
 
@@ -343,9 +342,10 @@ class TopicCalls(AdminCalls):
             return is_gone and not self.cluster.partitions([name], missing_ok=True)
 
         with self._turn, self._call():
-            made = self._change(DELETE_TOPICS, names, request, by_field("responses", "name"), "deleting topic", is_made)
+            entries = by_field("responses", "name")
+            made = self._each_at(DELETE_TOPICS, names, request, entries, "deleting topic", is_made)
             self.cluster.forget_leaders()
-        return without_results(made)
+        return made
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic; `ProtocolError` if it does not exist or the broker refuses."""
@@ -360,7 +360,7 @@ class TopicCalls(AdminCalls):
         for name, count in wanted.items():
             number_of(f"partitions of topic {name_of('the name of a topic', name)}", count, 1, INT32_MAX)
 
-        def request(names: Collection[str]) -> Message:
+        def request(names: list[str]) -> Message:
             return {
                 "topics": [{"name": name, "count": wanted[name], "assignments": None} for name in names],
                 "timeout_ms": self._broker_timeout_ms,
@@ -373,14 +373,13 @@ class TopicCalls(AdminCalls):
             return len(self.cluster.partitions([name])[name]) == int(wanted[name])
 
         with self._turn, self._call():
-            made = self._change(
-                CREATE_PARTITIONS, wanted, request, by_field("results", "name"), "partitions of topic", is_made
-            )
+            entries = by_field("results", "name")
+            made = self._each_at(CREATE_PARTITIONS, wanted, request, entries, "partitions of topic", is_made)
             if not validate_only:
                 self._await_leaders(made, {name: wanted[name] for name in made.successes})
-        return without_results(made)
+        return made
 
-    def _await_leaders(self, made: Outcomes[str, Message], counts: Mapping[str, int]) -> None:
+    def _await_leaders(self, made: Outcomes[str, Any], counts: Mapping[str, int]) -> None:
         """Wait until the topics have so many partitions with leaders; note the errors of those that have not."""
 
         def ask(rest: list[str]) -> dict[str, KlogError | None]:
@@ -396,15 +395,22 @@ class TopicCalls(AdminCalls):
         """The settings of each resource, by name. DescribeConfigs (Kafka 0.11), at the broker that it is about."""
         wanted = [_resource(value) for value in items_of("resources", resources)]
 
-        def request(keys: Collection[ConfigResource]) -> Message:
+        def request(keys: list[ConfigResource]) -> Message:
             entries = [
                 {"resource_type": _KINDS[key.kind], "resource_name": key.name, "configuration_keys": None}
                 for key in keys
             ]
             return {"resources": entries}
 
-        described = self._each(wanted, self._asker(DESCRIBE_CONFIGS, request, "results"))
-        return mapped(described, _settings_of)
+        return self._each_at(
+            DESCRIBE_CONFIGS,
+            wanted,
+            request,
+            _of_resources("results"),
+            "settings of",
+            places=self._at_own_brokers,
+            result=lambda found: {entry["name"]: _config_entry(entry) for entry in found["configs"]},
+        )
 
     def alter_configs(
         self,
@@ -428,7 +434,7 @@ class TopicCalls(AdminCalls):
                 if not isinstance(change, str | Append | Subtract | None):
                     raise TypeError(f"{name} must be a str, Append, Subtract or None, not {type(change).__name__}")
 
-        def request(keys: Collection[ConfigResource]) -> Message:
+        def request(keys: list[ConfigResource]) -> Message:
             entries = [
                 {
                     "resource_type": _KINDS[key.kind],
@@ -439,26 +445,17 @@ class TopicCalls(AdminCalls):
             ]
             return {"resources": entries, "validate_only": validate_only}
 
-        altered = self._each(wanted, self._asker(INCREMENTAL_ALTER_CONFIGS, request, "responses"))
-        return without_results(altered)
+        entries, places = _of_resources("responses"), self._at_own_brokers
+        return self._each_at(INCREMENTAL_ALTER_CONFIGS, wanted, request, entries, "settings of", places=places)
 
-    def _asker(
-        self, api: Api, request: Callable[[Collection[ConfigResource]], Message], results: str
-    ) -> Callable[[list[ConfigResource]], dict[ConfigResource, Message | KlogError]]:
-        """A function for `_each` that asks the broker that each resource is about, or else the controller."""
-
-        def ask(rest: list[ConfigResource]) -> dict[ConfigResource, Message | KlogError]:
-            by_node: dict[int, list[ConfigResource]] = {}
-            failures: dict[ConfigResource, Message | KlogError] = {}
-            for key in rest:
-                node = int(key.name) if key.kind in _OF_ONE_BROKER and key.name else self.cluster.controller()
-                if self._knows(node):
-                    by_node.setdefault(node, []).append(key)
-                else:
-                    failures[key] = no_broker(node)
-            return failures | self._ask_brokers(api, by_node, request, _of_resources(results), "settings of")
-
-        return ask
+    def _at_own_brokers(self, keys: list[ConfigResource]) -> Routes[ConfigResource]:
+        """The broker that each resource is about, or else the controller."""
+        return self._at_brokers(
+            {
+                key: int(key.name) if key.kind in _OF_ONE_BROKER and key.name else self.cluster.controller()
+                for key in keys
+            }
+        )
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
@@ -471,7 +468,7 @@ class TopicCalls(AdminCalls):
         """
         keys = None if partitions is None else partitions_of("partitions", partitions)
 
-        def request(wanted: Collection[TopicPartition] | None) -> Message:
+        def request(wanted: list[TopicPartition] | None) -> Message:
             if unclean and self.cluster.version_of(self.cluster.controller(), ELECT_LEADERS) < _FIRST_WITH_TYPE:
                 raise UnsupportedVersionError("ElectLeaders with unclean=True needs Kafka 2.4 or later")
             return {
@@ -480,22 +477,19 @@ class TopicCalls(AdminCalls):
                 "timeout_ms": self._broker_timeout_ms,
             }
 
-        def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
-            check_code(ELECT_LEADERS, answer["error_code"], "election of leaders")
-            for topic in answer["replica_election_results"]:
-                for entry in topic["partition_result"]:
-                    yield (topic["topic"], entry["partition_id"]), entry
-
-        def elect_all() -> dict[TopicPartition, Message | KlogError]:
-            answer = self.cluster.request(self.cluster.controller(), ELECT_LEADERS, request(None))
-            return {key: entry_or_error(ELECT_LEADERS, entry, _ELECTION, key) for key, entry in entries(answer)}
-
-        found = (
-            Outcomes(self._attempt(elect_all))
-            if keys is None
-            else self._change(ELECT_LEADERS, keys, request, entries, _ELECTION, lambda _, code: code == _NOT_NEEDED)
-        )
-        return Outcomes({key: _is_elected(outcome) for key, outcome in found.items()})
+        entries = by_partition("replica_election_results", "topic", "partition_result", "partition_id")
+        doing = "election of a leader of"
+        if keys is None:
+            answer = self._ask_controller(ELECT_LEADERS, lambda: request(None))
+            elected = {
+                key: entry_or_error(ELECT_LEADERS, entry, f"{doing} {key[0]}-{key[1]}")
+                for key, entry in entries(answer, ())
+            }
+        else:
+            elected = self._each_at(
+                ELECT_LEADERS, keys, request, entries, doing, lambda _, code: code == _NOT_NEEDED, result=dict
+            )
+        return Outcomes({key: _is_elected(outcome) for key, outcome in elected.items()})
 
     def alter_partition_reassignments(
         self, replicas: Mapping[TopicPartition, Sequence[int] | None]
@@ -516,23 +510,16 @@ class TopicCalls(AdminCalls):
                 raise ConfigError(f"the brokers of {key} are empty: name at least one, or None to cancel a move")
             wanted[key] = ids
 
-        def request(keys: Collection[TopicPartition]) -> Message:
+        def request(keys: list[TopicPartition]) -> Message:
             topics = topic_entries((key, {"replicas": wanted[key]}) for key in keys)
             return {"timeout_ms": self._broker_timeout_ms, "topics": topics}
-
-        def entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
-            check_code(ALTER_PARTITION_REASSIGNMENTS, answer["error_code"], "reassignment of partitions")
-            for topic in answer["responses"]:
-                for entry in topic["partitions"]:
-                    yield (topic["name"], entry["partition_index"]), entry
 
         def was_cancelled(key: TopicPartition, code: ErrorCode) -> bool:
             return wanted[key] is None and code == ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
 
-        altered = self._change(
-            ALTER_PARTITION_REASSIGNMENTS, wanted, request, entries, "reassignment of", was_cancelled
-        )
-        return without_results(altered)
+        entries = by_partition("responses")
+        doing = "reassignment of"
+        return self._each_at(ALTER_PARTITION_REASSIGNMENTS, wanted, request, entries, doing, was_cancelled)
 
     def list_partition_reassignments(
         self, partitions: Iterable[TopicPartition] | None = None
@@ -541,13 +528,9 @@ class TopicCalls(AdminCalls):
         keys = None if partitions is None else partitions_of("partitions", partitions)
         topics = None if keys is None else topic_numbers(keys, numbers="partition_indexes")
 
-        def ask() -> Message:
-            request = {"timeout_ms": self._broker_timeout_ms, "topics": topics}
-            answer = self.cluster.request(self.cluster.controller(), LIST_PARTITION_REASSIGNMENTS, request)
-            check_code(LIST_PARTITION_REASSIGNMENTS, answer["error_code"], "list of reassignments")
-            return answer
-
-        answer = self._attempt(ask)
+        answer = self._ask_controller(
+            LIST_PARTITION_REASSIGNMENTS, lambda: {"timeout_ms": self._broker_timeout_ms, "topics": topics}
+        )
         return {
             (topic["name"], entry["partition_index"]): Reassignment(
                 tuple(entry["replicas"]), tuple(entry["adding_replicas"]), tuple(entry["removing_replicas"])
@@ -637,17 +620,12 @@ def _operation(name: str, change: ConfigChange) -> Message:
     return {"name": name, "config_operation": configs.DELETE if change is None else configs.SET, "value": change}
 
 
-def _of_resources(results: str) -> Callable[[Message], Iterator[tuple[ConfigResource, Message]]]:
-    def entries(answer: Message) -> Iterator[tuple[ConfigResource, Message]]:
-        for entry in answer[results]:
-            # an unknown kind is not one that was asked for
-            yield ConfigResource(_KIND_NAMES.get(entry["resource_type"], "topic"), entry["resource_name"]), entry
-
-    return entries
-
-
-def _settings_of(result: Message) -> dict[str, ConfigEntry]:
-    return {entry["name"]: _config_entry(entry) for entry in result["configs"]}
+def _of_resources(results: str) -> Entries[ConfigResource]:
+    # an unknown kind is not one that was asked for
+    return lambda answer, _: (
+        (ConfigResource(_KIND_NAMES.get(entry["resource_type"], "topic"), entry["resource_name"]), entry)
+        for entry in answer[results]
+    )
 
 
 def _config_entry(entry: Message) -> ConfigEntry:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal
 
 from spark_klog.base.names import SCRAM_HASHES
-from spark_klog.client.admin.calls import AdminCalls, Outcomes, by_field, mapped, without_results
-from spark_klog.client.answers import answer_error, check_code
+from spark_klog.client.admin.calls import AdminCalls, Entries, Outcomes, by_field, checked
+from spark_klog.client.answers import check_code
 from spark_klog.client.arguments import items_of, mapping_of, name_of, names_of, number_of
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.apis import (
@@ -24,6 +24,7 @@ from spark_klog.protocol.apis import (
     DESCRIBE_USER_SCRAM_CREDENTIALS,
 )
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.security import MAX_ITERATIONS, MIN_ITERATIONS, SCRAM_MECHANISMS
 
 ScramMechanism = Literal["SCRAM-SHA-256", "SCRAM-SHA-512"]
@@ -166,23 +167,16 @@ class UserCalls(AdminCalls):
         """
         names = None if users is None else names_of("users", users)
 
-        def listed() -> list[str]:
-            answer = self.cluster.request(self.cluster.controller(), DESCRIBE_USER_SCRAM_CREDENTIALS, {"users": None})
-            check_code(DESCRIBE_USER_SCRAM_CREDENTIALS, answer["error_code"], "SCRAM credentials")
-            return [entry["user"] for entry in answer["results"]]
-
-        def request(keys: Collection[str]) -> Message:
+        def request(keys: list[str]) -> Message:
             return {"users": [{"name": name} for name in keys]}
 
-        def entries(answer: Message) -> Iterator[tuple[str, Message]]:
-            check_code(DESCRIBE_USER_SCRAM_CREDENTIALS, answer["error_code"], "SCRAM credentials")
-            for entry in answer["results"]:
-                yield entry["user"], entry
-
         with self._turn, self._call():
-            wanted = self._attempt(listed) if names is None else names
-            found = self._change(DESCRIBE_USER_SCRAM_CREDENTIALS, wanted, request, entries, "SCRAM credentials of")
-        return mapped(found, _iterations)
+            if names is None:
+                answer = self._ask_controller(DESCRIBE_USER_SCRAM_CREDENTIALS, lambda: {"users": None})
+                names = [entry["user"] for entry in answer["results"]]
+            entries = by_field("results", "user")
+            doing = "SCRAM credentials of"
+            return self._each_at(DESCRIBE_USER_SCRAM_CREDENTIALS, names, request, entries, doing, result=_iterations)
 
     def alter_scram_credentials(self, changes: Iterable[ScramCredential | ScramDeletion]) -> Outcomes[str, None]:
         """Set and delete SCRAM credentials; the outcome is by user. AlterUserScramCredentials (Kafka 2.7)."""
@@ -194,7 +188,7 @@ class UserCalls(AdminCalls):
                 )
             by_user.setdefault(change.user, []).append(change)
 
-        def request(users: Collection[str]) -> Message:
+        def request(users: list[str]) -> Message:
             wanted = [change for user in users for change in by_user[user]]
             return {
                 "deletions": [
@@ -205,18 +199,14 @@ class UserCalls(AdminCalls):
                 "upsertions": [_salted(one) for one in wanted if isinstance(one, ScramCredential)],
             }
 
-        def is_made(user: str, code: ErrorCode) -> bool:
-            return code == ErrorCode.RESOURCE_NOT_FOUND
-
-        made = self._change(
+        return self._each_at(
             ALTER_USER_SCRAM_CREDENTIALS,
             by_user,
             request,
             by_field("results", "user"),
             "altering SCRAM credentials of",
-            is_made,
+            lambda _, code: code == ErrorCode.RESOURCE_NOT_FOUND,
         )
-        return without_results(made)
 
     def describe_acls(self, which: AclFilter | None = None) -> list[Acl]:
         """The rules that a filter matches; `ProtocolError` SECURITY_DISABLED without an authorizer.
@@ -225,22 +215,18 @@ class UserCalls(AdminCalls):
         """
         request = _filter(AclFilter() if which is None else which)
 
-        def ask() -> list[Acl]:
-            answer = self.cluster.request(self.cluster.controller(), DESCRIBE_ACLS, request)
-            reason = answer["error_message"]
-            check_code(DESCRIBE_ACLS, answer["error_code"], f"DescribeAcls ({reason})" if reason else "DescribeAcls")
-            return [_acl({**resource, **entry}) for resource in answer["resources"] for entry in resource["acls"]]
-
-        return self._attempt(ask)
+        answer = self._ask_controller(DESCRIBE_ACLS, lambda: request)
+        return [_acl({**resource, **entry}) for resource in answer["resources"] for entry in resource["acls"]]
 
     def create_acls(self, acls: Iterable[Acl]) -> Outcomes[Acl, None]:
         """Add rules. CreateAcls (Kafka 0.11; from 2.0 in this client), at the controller."""
         wanted = [_checked(acl) for acl in items_of("acls", acls)]
 
-        def request(keys: Collection[Acl]) -> Message:
+        def request(keys: list[Acl]) -> Message:
             return {"creations": [_creation(acl) for acl in keys]}
 
-        return without_results(self._each_in_order(CREATE_ACLS, wanted, request, "results", "creating"))
+        entries = _in_order(CREATE_ACLS, "results")
+        return self._each_at(CREATE_ACLS, wanted, request, entries, "creating")
 
     def delete_acls(self, filters: Iterable[AclFilter]) -> Outcomes[AclFilter, list[Acl]]:
         """Delete the rules that match; the result is those that were deleted.
@@ -250,7 +236,7 @@ class UserCalls(AdminCalls):
         wanted = items_of("filters", filters)
         messages = {one: _filter(one) for one in wanted}
 
-        def request(keys: Collection[AclFilter]) -> Message:
+        def request(keys: list[AclFilter]) -> Message:
             return {"filters": [messages[one] for one in keys]}
 
         def deleted(entry: Message) -> list[Acl]:
@@ -258,25 +244,8 @@ class UserCalls(AdminCalls):
                 check_code(DELETE_ACLS, one["error_code"], f"deleting {_acl(one)}")
             return [_acl(one) for one in entry["matching_acls"]]
 
-        return mapped(self._each_in_order(DELETE_ACLS, wanted, request, "filter_results", "deleting"), deleted)
-
-    def _each_in_order(
-        self, api: Any, wanted: Sequence[Any], request: Any, results: str, doing: str
-    ) -> Outcomes[Any, Message]:
-        """Like `_change`, for a response that has its entries in the order of the request."""
-        asked: list[Any] = []
-
-        def ordered(keys: Collection[Any]) -> Message:
-            asked[:] = keys
-            message: Message = request(keys)
-            return message
-
-        def entries(answer: Message) -> Iterator[tuple[Any, Message]]:
-            if len(answer[results]) > len(asked):
-                raise DecodeError(f"{api.name} response with {len(answer[results])} entries for {len(asked)}")
-            return zip(asked, answer[results], strict=False)
-
-        return self._change(api, wanted, ordered, entries, doing)
+        entries = _in_order(DELETE_ACLS, "filter_results")
+        return self._each_at(DELETE_ACLS, wanted, request, entries, "deleting", result=deleted)
 
     def describe_client_quotas(
         self, match: QuotaEntity | None = None, *, strict: bool = False
@@ -292,10 +261,7 @@ class UserCalls(AdminCalls):
 
         def ask() -> Message:
             answer = self.cluster.any_broker(DESCRIBE_CLIENT_QUOTAS, lambda _: request)
-            if answer["error_code"]:
-                reason = f"client quotas ({answer['error_message']})" if answer["error_message"] else "client quotas"
-                raise answer_error(DESCRIBE_CLIENT_QUOTAS, answer["error_code"], reason)
-            return answer
+            return checked(DESCRIBE_CLIENT_QUOTAS, answer, "client quotas")
 
         answer = self._attempt(ask)
         return {
@@ -319,7 +285,7 @@ class UserCalls(AdminCalls):
             for name, value in wanted[entity].items():
                 _check_quota(name_of(f"each name in changes of {entity}", name), value)
 
-        def request(keys: Collection[QuotaEntity]) -> Message:
+        def request(keys: list[QuotaEntity]) -> Message:
             entries = [
                 {
                     "entity": entity._message(),
@@ -332,11 +298,21 @@ class UserCalls(AdminCalls):
             ]
             return {"entries": entries, "validate_only": validate_only}
 
-        def entries(answer: Message) -> Iterable[tuple[QuotaEntity, Message]]:
+        def entries(answer: Message, _: Collection[QuotaEntity]) -> Iterable[tuple[QuotaEntity, Message]]:
             return ((_quota_entity(entry["entity"]), entry) for entry in answer["entries"])
 
-        altered = self._change(ALTER_CLIENT_QUOTAS, wanted, request, entries, "quotas of")
-        return without_results(altered)
+        return self._each_at(ALTER_CLIENT_QUOTAS, wanted, request, entries, "quotas of")
+
+
+def _in_order(api: Api, results: str) -> Entries[Any]:
+    """The entries in the field `results` of a response, in the order of the request."""
+
+    def entries(answer: Message, keys: Collection[Any]) -> Iterable[tuple[Any, Message]]:
+        if len(answer[results]) > len(keys):
+            raise DecodeError(f"{api.name} response with {len(answer[results])} entries for {len(keys)}")
+        return zip(keys, answer[results], strict=False)
+
+    return entries
 
 
 def _check_user(user: object, mechanism: object) -> None:
