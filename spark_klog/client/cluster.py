@@ -14,7 +14,7 @@ from spark_klog.base.names import PLAINTEXT, TopicPartition
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
-from spark_klog.client.requests import SteppedRequest, Steps, answered, opened, paused, run, run_each, unsent
+from spark_klog.client.requests import Steps, answered, opened, paused, run, run_each, unsent
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.error_codes import Remedy
@@ -246,15 +246,15 @@ class Cluster:
 
         With `create`, brokers with auto.create.topics.enable create missing topics. `is_retried`: see `any_broker`.
         """
-        return run(self.asking_metadata(topics, self._bounds, create=create, is_retried=is_retried))
-
-    def begin_metadata(self, topics: Collection[str], *, create: bool = False) -> SteppedRequest[dict[str, Message]]:
-        """Like `metadata`, but step by step."""
-        outer = self.bounds()
-        return SteppedRequest(lambda: self.asking_metadata(topics, outer, create=create))
+        return run(self.asking_metadata(topics, create=create, is_retried=is_retried))
 
     def asking_metadata(
-        self, topics: Collection[str] | None, outer: Bounds, *, create: bool = False, is_retried: bool = False
+        self,
+        topics: Collection[str] | None,
+        outer: Bounds | None = None,
+        *,
+        create: bool = False,
+        is_retried: bool = False,
     ) -> Steps[dict[str, Message]]:
         """The steps of `metadata`, in these bounds."""
         bounds = self.bounds(outer=outer)
@@ -320,15 +320,10 @@ class Cluster:
 
         Raises what `Connection` raises, when request.timeout.ms is over.
         """
-        return run(self.asking_any(api, message, self._bounds))
-
-    def begin_any(self, api: Api, message: Callable[[int], Message]) -> SteppedRequest[Message]:
-        """Like `any_broker`, but step by step."""
-        outer = self.bounds()
-        return SteppedRequest(lambda: self.asking_any(api, message, outer))
+        return run(self.asking_any(api, message))
 
     def asking_any(
-        self, api: Api, message: Callable[[int], Message], outer: Bounds, *, is_retried: bool = False
+        self, api: Api, message: Callable[[int], Message], outer: Bounds | None = None, *, is_retried: bool = False
     ) -> Steps[Message]:
         """The steps of `any_broker`, in these bounds.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TypeVar
 
 from spark_klog.client.answers import answer_error, by_key
 from spark_klog.client.cluster import Bounds, Cluster
-from spark_klog.client.requests import SteppedRequest, Steps, paused, run
+from spark_klog.client.requests import Steps, paused, run
 from spark_klog.client.retry import Retry
 from spark_klog.errors import ConnectionFailed, KlogError, ProtocolError, RequestTimedOut, is_retriable
 from spark_klog.protocol.apis import FIND_COORDINATOR
@@ -30,10 +29,12 @@ def find_coordinators(cluster: Cluster, keys: Iterable[str], kind: int = GROUP) 
 
     One request, to brokers before Kafka 3.0 one for each. Raises what `Cluster.any_broker` and `by_key` raise.
     """
-    return run(_finding(cluster, list(dict.fromkeys(keys)), kind, cluster.bounds(math.inf)))
+    return run(_finding(cluster, list(dict.fromkeys(keys)), kind))
 
 
-def _finding(cluster: Cluster, keys: Sequence[str], kind: int, outer: Bounds) -> Steps[dict[str, int | ProtocolError]]:
+def _finding(
+    cluster: Cluster, keys: Sequence[str], kind: int, outer: Bounds | None = None
+) -> Steps[dict[str, int | ProtocolError]]:
     """The steps of `find_coordinators`, in these bounds."""
     found: dict[str, int | ProtocolError] = {}
     is_of_several = False
@@ -88,19 +89,14 @@ class Coordinators:
         self._nodes.update({(kind, key): node for key, node in found.items() if isinstance(node, int)})
         return {key: found[key] if key in found else self._nodes[kind, key] for key in wanted}
 
-    def begin_request(
+    def asking(
         self, key: str, api: Api, message: Message, result: Callable[[Message], _Result], kind: int
-    ) -> SteppedRequest[_Result]:
-        """Ask a coordinator step by step, and try again up to max.block.ms. `result` makes the result of an answer.
+    ) -> Steps[_Result]:
+        """The steps of a request to a coordinator, tried again up to max.block.ms; `result` makes its result.
 
         Raises what `result` raises; if that can be retried, or if there is no answer, only at the deadline.
         """
         outer = self._cluster.bounds(self._cluster.config.max_block_ms, "max.block.ms")
-        return SteppedRequest(lambda: self._asking(key, api, message, result, kind, outer))
-
-    def _asking(
-        self, key: str, api: Api, message: Message, result: Callable[[Message], _Result], kind: int, outer: Bounds
-    ) -> Steps[_Result]:
         retry = Retry(self._cluster.config, *outer)
         while True:
             try:

@@ -1,18 +1,19 @@
 """Requests of several steps: made while the caller waits, or step by step, so that nothing else waits for the answers.
 
 Such a request is a generator: it yields a `Wait` where it can't go on, and returns the result. `run` and `run_each`
-wait for what it says; a `SteppedRequest` leaves that to a caller that has more to wait for. Deadlines are readings of
+wait for what it says; a `PendingRequest` leaves that to a caller that has more to wait for. Deadlines are readings of
 `time.monotonic`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, NamedTuple, TypeVar
 
-from spark_klog.base.interrupts import WAIT, closing_if_interrupted
+from spark_klog.base.interrupts import closing_if_interrupted
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.retry import shown_seconds
@@ -130,35 +131,35 @@ def _wait_for(waits: list[Wait]) -> None:
         if wait.handle is not None and wait.connection.has_arrived(wait.handle):
             return  # it came with the response to another request: no event would tell
         connections.append(wait.connection)
-    seconds = min(wait.until for wait in waits) - time.monotonic()
-    if connections:
-        wait_until_ready(connections, seconds)
-    else:
-        with WAIT:
-            time.sleep(max(0.0, seconds))
+    wait_until_ready(connections, min(wait.until for wait in waits) - time.monotonic())
 
 
-class SteppedRequest(Generic[_Result]):
-    """A request that is made step by step: call `step` until it returns the result.
+class PendingRequest(Generic[_Result]):
+    """Room for one request that is made step by step: call `step` until it returns the result."""
 
-    `begin` begins the request, again after `close`.
-    """
+    def __init__(self) -> None:
+        self._steps: Steps[_Result] | None = None
+        self._wait = Wait(None, math.inf)
 
-    def __init__(self, begin: Callable[[], Steps[_Result]]) -> None:
-        self._begin = begin
-        self._steps, self._wait = begin(), Wait(None, 0.0)
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the next `step` goes on with a request."""
+        return self._steps is not None
 
     @closing_if_interrupted
-    def step(self) -> _Result | None:
-        """Do what can be done without waiting; the result once it is there, else None. Raises what the request does."""
+    def step(self, begin: Callable[[], Steps[_Result]]) -> _Result | None:
+        """Begin a request unless one is under way, and do what can be done without waiting.
+
+        The result once it is there, else None. Raises what the request does, which then is under way no more.
+        """
+        steps = self._steps or begin()
+        self._steps = None
         try:
-            self._wait = next(self._steps)
+            self._wait = next(steps)
         except StopIteration as end:
             result: _Result = end.value
             return result
-        except KlogError:
-            self.close()
-            raise
+        self._steps = steps
         return None
 
     @property
@@ -174,5 +175,6 @@ class SteppedRequest(Generic[_Result]):
 
     def close(self) -> None:
         """Drop the answer, which is not needed any more."""
-        self._steps.close()
-        self._steps, self._wait = self._begin(), Wait(None, 0.0)
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.requests import SteppedRequest, Steps, Wait, paused, run, run_each
+from spark_klog.client.requests import PendingRequest, Steps, Wait, paused, run, run_each
 from spark_klog.errors import ConnectionFailed
 from tests.support.scripted_broker import ScriptedCluster
 
@@ -67,29 +67,29 @@ def test_steps_begin_again_after_an_interrupt() -> None:
             raise KeyboardInterrupt
         return len(begun)
 
-    request = SteppedRequest(begin)
-    assert request.step() is None
+    request: PendingRequest[int] = PendingRequest()
+    assert request.step(begin) is None
     with pytest.raises(KeyboardInterrupt):
-        request.step()
-    assert request.step() is None
-    assert request.step() == 2
+        request.step(begin)
+    assert request.step(begin) is None
+    assert request.step(begin) == 2
     assert request.connections == []
 
 
 def test_steps_begin_again_after_an_error() -> None:
     """A request that has failed fails again, or succeeds, when it is stepped again; it does not wait for nothing."""
     outcomes = iter([_failing(0.0), _failing(0.0), _after(0.0, "done")])
-    request = SteppedRequest(lambda: next(outcomes))
+    request: PendingRequest[str] = PendingRequest()
+
+    def result() -> str:
+        while (found := request.step(lambda: next(outcomes))) is None:
+            pass
+        return found
+
     for _ in range(2):
         with pytest.raises(ConnectionFailed, match="no"):
-            _result_of(request)
-    assert _result_of(request) == "done"
-
-
-def _result_of(request: SteppedRequest[str]) -> str:
-    while (result := request.step()) is None:
-        pass
-    return result
+            result()
+    assert result() == "done"
 
 
 def test_another_thread_may_have_taken_the_event_of_a_connection_that_opens() -> None:
@@ -104,6 +104,6 @@ def test_another_thread_may_have_taken_the_event_of_a_connection_that_opens() ->
         Cluster.connect({"bootstrap.servers": brokers.bootstrap_servers}) as cluster,
     ):
         connection = cluster.connection(0)
-        request = SteppedRequest(opening)
-        assert request.step() is None
+        request: PendingRequest[str] = PendingRequest()
+        assert request.step(opening) is None
         assert request.look_at < time.monotonic() + 10

@@ -15,7 +15,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import INT64_MAX
 from spark_klog.client.cluster import Cluster, numbers_of
 from spark_klog.client.producer.receipts import OnDelivery, Receipt
-from spark_klog.client.requests import SteppedRequest
+from spark_klog.client.requests import PendingRequest
 from spark_klog.errors import ConfigError, KlogError, RecordTooLargeToSend
 from spark_klog.protocol.codec import Message
 from spark_klog.records.contract import NO_TIMESTAMP, Headers
@@ -48,7 +48,7 @@ class PartitionChoice:
         self._refreshed: dict[str, int] = {}
         #: A reading of `time.monotonic`.
         self._old_at = math.inf
-        self._renewal: SteppedRequest[dict[str, Message]] | None = None
+        self._renewal: PendingRequest[dict[str, Message]] = PendingRequest()
         #: The partition whose turn it is, and the bytes that it has got; without them it is the next one's turn.
         self._current: dict[str, int] = {}
         self._filled: dict[str, int] = {}
@@ -80,14 +80,18 @@ class PartitionChoice:
 
         Without `wait` the first call only asks, and a later one sees the answer. No errors: the known ones stay.
         """
-        if self._renewal is None and time.monotonic() < self._old_at:
+        if not self._renewal.is_under_way and time.monotonic() < self._old_at:
             return
         self._refreshed.clear()
         if wait:
-            self._drop_renewal()
+            self._renewal.close()  # its answer may be older than one that is asked for now
+        topics = list(self._known)
         try:
             with self._cluster.within(_RENEWAL_MS):
-                metadata = self._cluster.metadata(self._known) if wait else self._renewal_step()
+                if wait:
+                    metadata: dict[str, Message] | None = self._cluster.metadata(topics)
+                else:
+                    metadata = self._renewal.step(lambda: self._cluster.asking_metadata(topics))
         except KlogError as error:
             self._old_at = time.monotonic() + min(self._max_age, _PAUSE)
             _log.warning("a producer's topics may have new partitions that it does not know: %s", error)
@@ -102,24 +106,10 @@ class PartitionChoice:
         if self._known != before:
             self._filled.clear()
 
-    def _renewal_step(self) -> dict[str, Message] | None:
-        request = self._renewal or self._cluster.begin_metadata(list(self._known))
-        self._renewal = None
-        metadata = request.step()
-        if metadata is None:
-            self._renewal = request
-        return metadata
-
-    def _drop_renewal(self) -> None:
-        """Forget a request in flight: its answer may be older than one that is asked for now."""
-        if self._renewal is not None:
-            self._renewal.close()
-            self._renewal = None
-
     def refresh(self) -> bool:
         """As `Producer.refresh`."""
         self._filled.clear()
-        self._drop_renewal()
+        self._renewal.close()
         cluster_id = self._cluster.cluster_id
         topics = list(self._known)
         self._known.clear()

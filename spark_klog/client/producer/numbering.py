@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spark_klog.base.settings import INT32_MAX
 from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.requests import SteppedRequest
+from spark_klog.client.requests import PendingRequest
 from spark_klog.errors import ConnectionFailed, ErrorCode, RequestTimedOut, UnsupportedVersionError
 from spark_klog.protocol.apis import INIT_PRODUCER_ID
 from spark_klog.protocol.codec import Message
@@ -46,8 +46,8 @@ class ProducerIds:
         self._cluster = cluster
         self._is_idempotent = cluster.config.is_idempotent
         self._current: tuple[int, int] | None = None
-        #: The request for a producer id that is under way.
-        self.asking: SteppedRequest[Message] | None = None
+        #: The request for a producer id.
+        self.asking: PendingRequest[Message] = PendingRequest()
 
     def must_wait(self, numbering: Numbering | None) -> bool:
         """Whether `renewed` needs a producer id, for which `step` asks."""
@@ -72,13 +72,9 @@ class ProducerIds:
 
         `ConnectionFailed` if no broker answers, `ProtocolError` if one refuses; the next call asks again.
         """
-        request = self.asking
-        if request is None:
-            message = {"transactional_id": None, "transaction_timeout_ms": INT32_MAX}
-            request = self._cluster.begin_any(INIT_PRODUCER_ID, lambda _: message)
-        self.asking = None
+        message = {"transactional_id": None, "transaction_timeout_ms": INT32_MAX}
         try:
-            answer = request.step()
+            answer = self.asking.step(lambda: self._cluster.asking_any(INIT_PRODUCER_ID, lambda _: message))
         except UnsupportedVersionError as error:
             if self._cluster.config.enable_idempotence:
                 raise
@@ -88,7 +84,6 @@ class ProducerIds:
         except (ConnectionFailed, RequestTimedOut) as error:
             raise ConnectionFailed(f"no producer id: {error}") from error
         if answer is None:
-            self.asking = request
             return False
         self._current = self._id_in(answer)
         return True

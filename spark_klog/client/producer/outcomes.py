@@ -28,7 +28,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.numbering import ProducerIds
 from spark_klog.client.producer.queues import Batch, Queue, split
 from spark_klog.client.producer.receipts import Receipts, fresh
-from spark_klog.client.requests import SteppedRequest
+from spark_klog.client.requests import PendingRequest
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import ConnectionFailed, DecodeError, ErrorCode, KlogError, ProtocolError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA, PRODUCE
@@ -52,7 +52,7 @@ class Outcomes:
         self._cluster, self._config, self._is_transactional = cluster, cluster.config, is_transactional
         self._producer_ids = ProducerIds(cluster)
         #: The request for the leaders of partitions that wait for it.
-        self._metadata: SteppedRequest[dict[str, Message]] | None = None
+        self._metadata: PendingRequest[dict[str, Message]] = PendingRequest()
         self._metadata_topics: frozenset[str] = frozenset()
         #: Of all batches.
         self.bytes = 0
@@ -67,10 +67,9 @@ class Outcomes:
         return queue
 
     @property
-    def asking(self) -> list[SteppedRequest[Any]]:
-        """The requests that partitions wait for: for their leaders, and for a producer id."""
-        both: tuple[SteppedRequest[Any] | None, ...] = self._metadata, self._producer_ids.asking
-        return [] if both == (None, None) else [request for request in both if request is not None]
+    def asking(self) -> tuple[PendingRequest[Any], ...]:
+        """The requests that partitions may wait for: for their leaders, and for a producer id."""
+        return self._metadata, self._producer_ids.asking
 
     def by_leader(self, queues: list[Queue]) -> dict[int, list[Queue]]:
         """The queues whose partitions have a leader, and batches with sequences that it accepts, by the leader's id.
@@ -83,9 +82,8 @@ class Outcomes:
             queues = [queue for queue in queues if queue not in waiting]
         leaders: dict[int, list[Queue]] = {}
         unknown = self._group(queues, leaders)
-        if self._metadata is not None and not any(queue.key[0] in self._metadata_topics for queue in unknown):
+        if self._metadata.is_under_way and not any(queue.key[0] in self._metadata_topics for queue in unknown):
             self._metadata.close()  # nothing waits for it any more
-            self._metadata = None
         if unknown:
             self._look_for_leaders(unknown)
             self._group(unknown, leaders)
@@ -121,19 +119,17 @@ class Outcomes:
     def _look_for_leaders(self, unknown: list[Queue]) -> None:
         """Ask for the leaders of partitions without waiting; put those off that have none."""
         while unknown:
-            if self._metadata is None:
+            if not self._metadata.is_under_way:
                 self._metadata_topics = frozenset(queue.key[0] for queue in unknown)
-                self._metadata = self._cluster.begin_metadata(self._metadata_topics)
             asked = [queue for queue in unknown if queue.key[0] in self._metadata_topics]
             try:
-                metadata = self._metadata.step()
+                metadata = self._metadata.step(lambda: self._cluster.asking_metadata(self._metadata_topics))
             except UNREACHABLE as error:
                 self.put_off(asked, error)
             else:
                 if metadata is None:
                     return
                 self._judge([queue for queue in asked if self._cluster.last_leader(*queue.key) is None], metadata)
-            self._metadata = None
             unknown = [queue for queue in unknown if queue not in asked]
 
     def _judge(self, queues: list[Queue], metadata: Mapping[str, Message]) -> None:

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ from spark_klog.client.producer.receipts import Delivery, OnDelivery
 from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.thread import Background, Turns
 from spark_klog.client.producer.transactions import PreparedTransaction, Transactions
-from spark_klog.client.requests import SteppedRequest
+from spark_klog.client.requests import PendingRequest
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import without_effect
 from spark_klog.errors import (
@@ -234,18 +235,16 @@ class Producer:
             retry.pause(failure)
 
     def _look_up_once(self, topic: str, call: str, deadline: float) -> None:
-        request: SteppedRequest[dict[str, Message]] | None = None
+        request: PendingRequest[dict[str, Message]] = PendingRequest()
+        steps = partial(self._cluster.asking_metadata, [topic], create=self._choice.creates_topics)
         while True:
             with self._turns, self._turns.section:
                 self._check(call)
                 if self._choice.knows(topic):  # by another thread's call
-                    if request is not None:
-                        request.close()
+                    request.close()
                     return
-                if request is None:
-                    with self._cluster.within(1000 * max(0.0, deadline - time.monotonic())):
-                        request = self._cluster.begin_metadata([topic], create=self._choice.creates_topics)
-                metadata = request.step()
+                with self._cluster.within(1000 * max(0.0, deadline - time.monotonic())):
+                    metadata = request.step(steps)
                 if metadata is not None:
                     self._choice.learn(topic, metadata)
                     return

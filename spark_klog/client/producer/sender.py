@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_klog.base.interrupts import WAIT
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.connection import Connection, Handle
@@ -32,7 +31,7 @@ from spark_klog.client.producer.outcomes import UNREACHABLE, Outcomes
 from spark_klog.client.producer.queues import Batch, Queue
 from spark_klog.client.producer.receipts import Receipt, fresh
 from spark_klog.client.producer.transactions import Transactions
-from spark_klog.client.requests import SteppedRequest
+from spark_klog.client.requests import PendingRequest
 from spark_klog.errors import (
     ConnectionFailed,
     KlogError,
@@ -130,7 +129,7 @@ class Sender:
         self._brokers: dict[int, _Broker] = {}
         self._bytes_in_flight = 0
         #: The requests that partitions wait for: for their leaders, a producer id, or to be part of the transaction.
-        self._asking: list[SteppedRequest[Any]] = []
+        self._asking: list[PendingRequest[Any]] = []
         self._outcomes = Outcomes(cluster, is_transactional=transactions is not None)
         self.receipts = self._outcomes.receipts
         self._failure: KlogError | None = None
@@ -327,7 +326,8 @@ class Sender:
                         raise KlogError(
                             "records wait, but no request is under way: this is a bug of the producer, report it"
                         )
-                    self._wait(min(pause, _LONGEST_WAIT))
+                    if pause > 0:
+                        wait_until_ready(self._connections(), min(pause, _LONGEST_WAIT))
             except KlogError as error:
                 self.fail(error)
                 raise
@@ -348,13 +348,13 @@ class Sender:
             is_sent = False
             remaining = min([queue.batches[0].deadline for queue in ready]) - self._clock.now()
             with self._cluster.within(max(1, 1000 * remaining), "delivery.timeout.ms"):
-                asking: list[SteppedRequest[Any]] = []
+                asking: list[PendingRequest[Any]] = []
                 if self._transactions is not None:  # partitions that are not in it wait for its coordinator
                     self._transactions.add([queue.key for queue in ready])
                     ready = [queue for queue in ready if not self._transactions.must_add(queue.key)]
-                    asking = [] if self._transactions.asking is None else [self._transactions.asking]
+                    asking = [self._transactions.asking]
                 by_leader = self._outcomes.by_leader(ready)
-                self._asking = [*self._outcomes.asking, *asking]
+                self._asking = [request for request in (*self._outcomes.asking, *asking) if request.is_under_way]
                 for node, queues in by_leader.items():
                     broker = self._brokers.get(node)
                     if broker is None:
@@ -439,16 +439,6 @@ class Sender:
             "timeout_ms": self._config.request_timeout_ms,
             "topic_data": [{"name": topic, "partition_data": data} for topic, data in topics.items()],
         }
-
-    def _wait(self, seconds: float) -> None:
-        """Wait for events, up to this time."""
-        if seconds <= 0:
-            return
-        if connections := self._connections():
-            wait_until_ready(connections, seconds)
-        else:
-            with WAIT:
-                time.sleep(seconds)
 
     def _connections(self) -> list[Connection]:
         """The connections with requests in flight, those being opened, and those that partitions wait for."""

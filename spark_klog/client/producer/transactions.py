@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 from spark_klog.base.names import TopicPartition
@@ -32,7 +33,7 @@ from spark_klog.client.offsets import (
     topics_to_commit,
 )
 from spark_klog.client.producer.numbering import Numbering
-from spark_klog.client.requests import SteppedRequest
+from spark_klog.client.requests import PendingRequest, Steps
 from spark_klog.errors import (
     ErrorCode,
     InvalidTransactionState,
@@ -109,8 +110,8 @@ class Transactions:
         #: Whether a failed transaction has ended, and only another epoch is missing.
         self._has_aborted = False
         self._coordinators = Coordinators(cluster)
-        #: The request under way that adds partitions.
-        self.asking: SteppedRequest[set[TopicPartition]] | None = None
+        #: The request that adds partitions.
+        self.asking: PendingRequest[set[TopicPartition]] = PendingRequest()
 
     def numbering(self) -> Numbering:
         """A numbering from 0 for a partition, in the current epoch."""
@@ -169,20 +170,13 @@ class Transactions:
         Raises what the other calls raise; `asking` tells what to wait for.
         """
         while wanted := [key for key in partitions if self.must_add(key)]:
-            if self.asking is None:
-                self._is_begun = True
-                self.asking = self._addition(wanted)
-            try:
-                added = self.asking.step()
-            except KlogError:
-                self.asking = None
-                raise
+            self._is_begun = True
+            added = self.asking.step(partial(self._addition, wanted))
             if added is None:
                 return
             self._partitions |= added
-            self.asking = None
 
-    def _addition(self, wanted: list[TopicPartition]) -> SteppedRequest[set[TopicPartition]]:
+    def _addition(self, wanted: list[TopicPartition]) -> Steps[set[TopicPartition]]:
         fields = {**self._identity(), "topics": topic_numbers(wanted)}
         message = {f"v3_and_below_{name}": value for name, value in fields.items()}
 
@@ -198,7 +192,7 @@ class Transactions:
             return set(wanted)
 
         name = self.transactional_id
-        return self._coordinators.begin_request(name, ADD_PARTITIONS_TO_TXN, message, added, TRANSACTION)
+        return self._coordinators.asking(name, ADD_PARTITIONS_TO_TXN, message, added, TRANSACTION)
 
     def send_offsets(
         self,
@@ -294,9 +288,7 @@ class Transactions:
         self._request(END_TXN, {**self._identity(), "committed": commits}, what)
 
     def _ended(self) -> None:
-        if self.asking is not None:  # of a transaction that has failed: the coordinator rejects its epoch
-            self.asking.close()
-            self.asking = None
+        self.asking.close()  # of a transaction that has failed: the coordinator rejects its epoch
         self._partitions.clear()
         self._groups.clear()
         self._is_begun = self._has_aborted = False
