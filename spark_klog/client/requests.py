@@ -61,8 +61,7 @@ def opened(connection: Connection, deadline: float) -> Steps[None]:
 def answered(connection: Connection, api: Api, message: Message, deadline: float) -> Steps[Message]:
     """Send a request on an open connection, and wait for its answer; raises what `Connection` raises."""
     begin = time.monotonic()
-    handle = connection.send(api, message, deadline=deadline, wait=False)
-    assert handle is not None  # it is answered
+    handle = connection.send(api, message, deadline=deadline)
     try:
         yield Wait(connection, deadline, handle)
         while not connection.poll(handle):

@@ -46,11 +46,9 @@ def _connect(brokers: ScriptedCluster, request_ms: int = 20_000) -> Connection:
 
 def _send_fetch(connection: Connection, partition: int, wait_ms: int = 0, offset: int = 0) -> Handle:
     entry = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-    handle = connection.send(
+    return connection.send(
         FETCH, {"max_wait_ms": wait_ms, "min_bytes": 1, "topics": [{"topic": "t", "partitions": [entry]}]}
     )
-    assert handle is not None
-    return handle
 
 
 def _values(answer: dict[str, Any]) -> list[bytes]:
@@ -258,6 +256,7 @@ def test_a_wait_is_logged_and_its_end_says_how_long(
 
     for module in (retry, cluster_module, requests):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(requests, "wait_until_ready", lambda _, seconds: sleep(seconds))
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     settings = {"bootstrap.servers": f"127.0.0.1:{port}", "socket.connection.setup.timeout.ms": "2500"}

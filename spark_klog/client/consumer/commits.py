@@ -87,7 +87,7 @@ class Commits:
             member = self._committer()
             request = self._request(offsets, member)
             connection = self._cluster.plain_connection(self._coordinators.node(self._group))
-            handle = connection.send(OFFSET_COMMIT, request, wait=False)
+            handle = connection.send(OFFSET_COMMIT, request)
             assert handle is not None  # it is answered
         except KlogError as error:
             self._coordinators.forget()

@@ -259,7 +259,7 @@ class Fetches:
                 "rack_id": config.client_rack,
             }
             version = FETCH_WITH_TOPIC_IDS if source.session.has_ids else None
-            source.handle = connection.send(FETCH, request, version=version, wait=False)
+            source.handle = connection.send(FETCH, request, version=version)
             source.until = now + (config.client.request_timeout_ms + config.fetch_max_wait_ms) / 1000
         except KlogError as error:
             self._failed(source, error)

@@ -380,7 +380,7 @@ class ConsumerGroup:
         return connection if connection.open_step() and not connection.is_throttled else None
 
     def _send(self, connection: Connection, api: Api, request: Message, wait_ms: int) -> None:
-        self._handle = connection.send(api, request, wait=False)
+        self._handle = connection.send(api, request)
         self._until = time.monotonic() + (self._config.client.request_timeout_ms + wait_ms) / 1000
 
     def _receive(self) -> None:

@@ -1,6 +1,6 @@
 """One connection to one broker. Several requests may be in flight; correlation ids match responses to them.
 
-Each step also works without blocking: `open_step`, `send` with `wait=False`, and `poll`; see `wait_until_ready`.
+Each step also works without blocking: `open_step`, `send` and `poll`; see `wait_until_ready`.
 """
 
 from __future__ import annotations
@@ -361,12 +361,10 @@ class Connection:
         version: int | None = None,
         answered: bool = True,
         deadline: float | None = None,
-        wait: bool = True,
-    ) -> Handle | None:
-        """Send a request. Returns a handle for `receive` or `forget`, or None if the request has no response.
+    ) -> Handle:
+        """Send of a request what the socket takes now; `poll` sends the rest. The handle is for `receive` and `forget`.
 
-        Waits while the broker throttles this client; `RequestTimedOut` if that lasts beyond the deadline. Without
-        `wait` part of the request may still be unsent: `poll` sends the rest.
+        Waits while the broker throttles this client; `RequestTimedOut` if that lasts beyond the deadline.
         """
         try:
             if self.closed:
@@ -375,10 +373,7 @@ class Connection:
                 version = self.version_of(api)
             if self.throttled_until:
                 self._await_quota(self._default_deadline() if deadline is None else deadline)
-            handle = self._transmit(api, message, version, answered=answered)
-            if wait and self._stream.unsent:
-                self._await(None, deadline)
-            return handle if answered else None
+            return self._transmit(api, message, version, answered=answered)
         except BaseException as error:
             self._fail(error)
 
@@ -432,8 +427,7 @@ class Connection:
         except BaseException as error:
             self._fail(error)
 
-    def _await(self, handle: Handle | None, deadline: float | None) -> None:
-        """Wait until `poll` returns True."""
+    def _await(self, handle: Handle, deadline: float | None) -> None:
         begin = time.monotonic()
         deadline = self._default_deadline() if deadline is None else deadline
         while not self.poll(handle):
@@ -514,9 +508,7 @@ class Connection:
         """Send a request and wait for its response."""
         try:
             deadline = self._default_deadline() if deadline is None else deadline
-            handle = self.send(api, message, version=version, deadline=deadline)
-            assert handle is not None  # it is answered
-            return self.receive(handle, deadline)
+            return self.receive(self.send(api, message, version=version, deadline=deadline), deadline)
         except BaseException as error:
             self._fail(error)
 

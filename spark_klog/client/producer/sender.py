@@ -401,9 +401,7 @@ class Sender:
             message = self._message(chosen, version)
             is_answered = self._config.acks != 0
             deadline = self._cluster.deadline()
-            handle = connection.send(
-                PRODUCE, message, version=version, answered=is_answered, deadline=deadline, wait=False
-            )
+            sent = connection.send(PRODUCE, message, version=version, answered=is_answered, deadline=deadline)
         except UNREACHABLE as error:
             alone = [queue for queue, _ in chosen if not queue.in_flight]  # else its requests in flight are lost, too
             if (spent := self._outcomes.resend(alone, error)) is not None:
@@ -411,11 +409,12 @@ class Sender:
             return False
         begin = self._clock.now()
         timeout = self._config.request_timeout_ms / 1000
+        handle = sent if is_answered else None
         broker.requests.append(_Request(connection, handle, chosen, begin + _SLOW_SECONDS, begin + timeout))
         for queue, batch in chosen:
             queue.sent(batch, node)
             self._bytes_in_flight += len(batch.data)
-        if handle is None:
+        if not is_answered:
             self._take_answers()
         return True
 
