@@ -133,3 +133,14 @@ class Coordinators:
         except KlogError:
             self.forget()
             raise
+
+    def attempt(
+        self, action: Callable[[], _Result], timeout_ms: int | None = None, limit: str = "request.timeout.ms"
+    ) -> _Result:
+        """As `Cluster.attempt`; looks all coordinators up again after each failure."""
+
+        def once() -> _Result:
+            with self.forgotten_on_error():
+                return action()
+
+        return self._cluster.attempt(once, timeout_ms, limit)

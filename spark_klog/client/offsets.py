@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -286,7 +286,7 @@ class GroupOffsets:
         def ask() -> None:
             left.answered(self.commit_once(left.offsets))
 
-        self._attempt(ask)
+        self._coordinators.attempt(ask)
 
     def commit_once(self, offsets: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, ProtocolError]:
         """Like `commit`, but without retries; returns the errors of partitions that were refused."""
@@ -307,7 +307,7 @@ class GroupOffsets:
                 raise worst(list(failed.values()))
             return found
 
-        return self._attempt(ask)
+        return self._coordinators.attempt(ask)
 
     def committed_now(
         self, partitions: Collection[TopicPartition]
@@ -332,7 +332,7 @@ class GroupOffsets:
             return self._committed(self._cluster.request(node, OFFSET_FETCH, request | stable), partitions)
         answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request], **stable})
         groups = by_key(OFFSET_FETCH, answer, ((item["group_id"], item) for item in answer["groups"]), [self.group])
-        return self._committed(groups[self.group] | _throttle(answer), partitions)
+        return self._committed(groups[self.group] | {"throttle_time_ms": answer["throttle_time_ms"]}, partitions)
 
     def _committed(
         self, answer: Message, partitions: Collection[TopicPartition] | None
@@ -353,16 +353,3 @@ class GroupOffsets:
                 epoch, metadata = entry["committed_leader_epoch"], entry["metadata"] or ""
                 found[key] = Committed(entry["committed_offset"], epoch, metadata)
         return found, failed
-
-    def _attempt(self, ask: Callable[[], _T]) -> _T:
-        """Like `Cluster.attempt`; looks the coordinator up again after any failure."""
-
-        def ask_again() -> _T:
-            with self._coordinators.forgotten_on_error():
-                return ask()
-
-        return self._cluster.attempt(ask_again)
-
-
-def _throttle(answer: Message) -> Message:
-    return {"throttle_time_ms": answer["throttle_time_ms"]}

@@ -241,11 +241,10 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
         """Ask the coordinators about transactions, each by a request of its own, with `more` fields."""
 
         def places(rest: list[PreparedTransaction]) -> Routes[PreparedTransaction]:
-            by_node, failures = self._at_coordinators((one.transactional_id for one in rest), TRANSACTION)
+            by_node, failures = self._at_coordinators(rest, TRANSACTION, lambda one: one.transactional_id)
             if any(self.cluster.version_of(node, api) < first_version for node in by_node):
                 raise UnsupportedVersionError(f"{api.name} with a producer's epoch needs Kafka 2.5 or later")
-            routes = {node: [one for one in rest if one.transactional_id in names] for node, names in by_node.items()}
-            return routes, {one: failures[one.transactional_id] for one in rest if one.transactional_id in failures}
+            return by_node, failures
 
         def request(some: list[PreparedTransaction]) -> Message:
             (one,) = some

@@ -353,11 +353,14 @@ class AdminCalls:
     def _at_controller(self, keys: list[_K]) -> Routes[_K]:
         return {self.cluster.controller(): keys}, {}
 
-    def _at_coordinators(self, keys: Iterable[str], kind: int = GROUP) -> Routes[str]:
-        """The groups or transactional ids by coordinator, and the errors of those that have none now."""
-        by_node: dict[int, list[str]] = {}
-        failures: dict[str, KlogError] = {}
-        for key, node in self._found.nodes(keys, kind).items():
+    def _at_coordinators(self, keys: Iterable[_K], kind: int = GROUP, name: Callable[[_K], str] = str) -> Routes[_K]:
+        """The items by coordinator, and the errors of those that have none now; `name` gives the coordinated name."""
+        by_node: dict[int, list[_K]] = {}
+        failures: dict[_K, KlogError] = {}
+        named = {key: name(key) for key in keys}
+        nodes = self._found.nodes(named.values(), kind)
+        for key, its_name in named.items():
+            node = nodes[its_name]
             if isinstance(node, ProtocolError):
                 failures[key] = node
             else:

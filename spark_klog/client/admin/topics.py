@@ -194,29 +194,21 @@ class ConfigEntry:
 
 
 @dataclass(frozen=True)
-class Append:
+class _ListChange:
+    value: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.value, str):
+            kind, given = type(self).__name__, type(self.value).__name__
+            raise TypeError(f"the value of {kind} must be a str, not {given}: separate several by commas")
+
+
+class Append(_ListChange):
     """Add a value to a setting that is a list."""
 
-    value: str
 
-    def __post_init__(self) -> None:
-        _check_text(self)
-
-
-@dataclass(frozen=True)
-class Subtract:
+class Subtract(_ListChange):
     """Remove a value from a setting that is a list."""
-
-    value: str
-
-    def __post_init__(self) -> None:
-        _check_text(self)
-
-
-def _check_text(change: Append | Subtract) -> None:
-    if not isinstance(change.value, str):
-        found = type(change.value).__name__
-        raise TypeError(f"the value of {type(change).__name__} must be a str, not {found}: separate several by commas")
 
 
 ConfigChange = str | Append | Subtract | None

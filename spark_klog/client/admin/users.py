@@ -213,31 +213,28 @@ class UserCalls(AdminCalls):
 
         DescribeAcls (Kafka 0.11; from 2.0 in this client).
         """
-        request = _filter(AclFilter() if which is None else which)
-
+        request = _rule(AclFilter() if which is None else which, AclFilter)
         answer = self._ask_controller(DESCRIBE_ACLS, lambda: request)
         return [_acl({**resource, **entry}) for resource in answer["resources"] for entry in resource["acls"]]
 
     def create_acls(self, acls: Iterable[Acl]) -> Outcomes[Acl, None]:
         """Add rules. CreateAcls (Kafka 0.11; from 2.0 in this client), at the controller."""
-        wanted = [_checked(acl) for acl in items_of("acls", acls)]
+        rules = {one: _rule(one, Acl) for one in items_of("acls", acls)}
 
         def request(keys: list[Acl]) -> Message:
-            return {"creations": [_creation(acl) for acl in keys]}
+            return {"creations": [rules[one] for one in keys]}
 
-        entries = _in_order(CREATE_ACLS, "results")
-        return self._each_at(CREATE_ACLS, wanted, request, entries, "creating")
+        return self._each_at(CREATE_ACLS, rules, request, _in_order(CREATE_ACLS, "results"), "creating")
 
     def delete_acls(self, filters: Iterable[AclFilter]) -> Outcomes[AclFilter, list[Acl]]:
         """Delete the rules that match; the result is those that were deleted.
 
         DeleteAcls (Kafka 0.11; from 2.0 in this client), at the controller.
         """
-        wanted = items_of("filters", filters)
-        messages = {one: _filter(one) for one in wanted}
+        rules = {one: _rule(one, AclFilter) for one in items_of("filters", filters)}
 
         def request(keys: list[AclFilter]) -> Message:
-            return {"filters": [messages[one] for one in keys]}
+            return {"filters": [rules[one] for one in keys]}
 
         def deleted(entry: Message) -> list[Acl]:
             for one in entry["matching_acls"]:
@@ -245,7 +242,7 @@ class UserCalls(AdminCalls):
             return [_acl(one) for one in entry["matching_acls"]]
 
         entries = _in_order(DELETE_ACLS, "filter_results")
-        return self._each_at(DELETE_ACLS, wanted, request, entries, "deleting", result=deleted)
+        return self._each_at(DELETE_ACLS, rules, request, entries, "deleting", result=deleted)
 
     def describe_client_quotas(
         self, match: QuotaEntity | None = None, *, strict: bool = False
@@ -340,57 +337,34 @@ def _iterations(entry: Message) -> dict[str, int]:
     }
 
 
-def _number(what: str, value: object, numbers: dict[str, int], *, is_filter: bool) -> int:
-    allowed = [name for name in numbers if is_filter or name not in _ONLY_IN_FILTERS]
-    name = str(value).lower().replace("_", "-")  # Java writes DESCRIBE_CONFIGS
-    if name not in allowed:
-        raise ConfigError(f"{what} {value!r} of an ACL: set one of {', '.join(allowed)}")
-    return numbers[name]
+def _rule(acl: object, kind: type[Acl] | type[AclFilter]) -> Message:
+    """The fields of a rule or a filter in a request; `TypeError` or `ConfigError` for a wrong one."""
+    is_filter = kind is AclFilter
+    if not isinstance(acl, kind):
+        what = "a filter" if is_filter else "each of acls"
+        raise TypeError(f"{what} must be an {kind.__name__}, not {type(acl).__name__}")
+    for field_name in ("name", "principal", "host"):
+        text = getattr(acl, field_name)
+        if text is not None or not is_filter:
+            name_of(f"the {field_name} of {'a filter' if is_filter else 'an ACL'}", text)
 
+    def number(field_name: str, numbers: dict[str, int]) -> int:
+        value = getattr(acl, field_name)
+        allowed = [name for name in numbers if is_filter or name not in _ONLY_IN_FILTERS]
+        name = str(value).lower().replace("_", "-")  # Java writes DESCRIBE_CONFIGS
+        if name not in allowed:
+            raise ConfigError(f"{field_name} {value!r} of an ACL: set one of {', '.join(allowed)}")
+        return numbers[name]
 
-def _checked(acl: object) -> Acl:
-    if not isinstance(acl, Acl):
-        raise TypeError(f"each of acls must be an Acl, not {type(acl).__name__}")
-    for what in ("name", "principal", "host"):
-        name_of(f"the {what} of an ACL", getattr(acl, what))
-    _creation(acl)
-    return acl
-
-
-def _numbers(acl: Acl | AclFilter, *, is_filter: bool) -> list[int]:
-    """The numbers of its resource, pattern, operation and permission."""
-    named = {"resource": _RESOURCES, "pattern": _PATTERNS, "operation": _OPERATIONS, "permission": _PERMISSIONS}
-    return [_number(what, getattr(acl, what), numbers, is_filter=is_filter) for what, numbers in named.items()]
-
-
-def _creation(acl: Acl) -> Message:
-    resource, pattern, operation, permission = _numbers(acl, is_filter=False)
+    end = "_filter" if is_filter else ""
     return {
-        "resource_type": resource,
-        "resource_name": acl.name,
-        "resource_pattern_type": pattern,
-        "principal": acl.principal,
-        "host": acl.host,
-        "operation": operation,
-        "permission_type": permission,
-    }
-
-
-def _filter(which: object) -> Message:
-    if not isinstance(which, AclFilter):
-        raise TypeError(f"a filter must be an AclFilter, not {type(which).__name__}")
-    for what in ("name", "principal", "host"):
-        if getattr(which, what) is not None:
-            name_of(f"the {what} of a filter", getattr(which, what))
-    resource, pattern, operation, permission = _numbers(which, is_filter=True)
-    return {
-        "resource_type_filter": resource,
-        "resource_name_filter": which.name,
-        "pattern_type_filter": pattern,
-        "principal_filter": which.principal,
-        "host_filter": which.host,
-        "operation": operation,
-        "permission_type": permission,
+        f"resource_type{end}": number("resource", _RESOURCES),
+        f"resource_name{end}": acl.name,
+        "pattern_type_filter" if is_filter else "resource_pattern_type": number("pattern", _PATTERNS),
+        f"principal{end}": acl.principal,
+        f"host{end}": acl.host,
+        "operation": number("operation", _OPERATIONS),
+        "permission_type": number("permission", _PERMISSIONS),
     }
 
 

@@ -184,7 +184,7 @@ class Gathering:
             self.first_timestamp = last = timestamp
         append_record(body, timestamp - self.first_timestamp, count, key, value, headers)
         if on_delivery is not None:
-            self.receipt.call_later(on_delivery, count, timestamp)
+            self.receipt.callbacks.append((on_delivery, count, timestamp))
         size = len(body)
         self.whole = count + 1, size, timestamp if timestamp > last else last
         return count, size - before

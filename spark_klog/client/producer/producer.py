@@ -37,7 +37,7 @@ from spark_klog.client.producer.intake import (
 from spark_klog.client.producer.receipts import Delivery, OnDelivery
 from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.thread import Background, Turns
-from spark_klog.client.producer.transactions import PreparedTransaction, Transactions
+from spark_klog.client.producer.transactions import PreparedTransaction, State, Transactions
 from spark_klog.client.requests import PendingRequest
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import without_effect
@@ -473,7 +473,7 @@ class Producer:
         try:
             with self._turns, self._turns.section:
                 transactions = self._transactional("commit_transaction")
-                if not transactions.is_ending:
+                if transactions.state is not State.COMMITTING:  # else the answer to a commit has not come
                     self._in_transaction("commit_transaction")
                     self._flush()
                 transactions.commit()
@@ -514,7 +514,7 @@ class Producer:
         self._gathering.clear()
         if not self._sender.is_idle:
             transactions.fail()
-        if transactions.has_failed:
+        if transactions.state is State.FAILED:
             self._sender.reset()  # another epoch numbers its batches from 0 on
         aborted = TransactionAborted(f"the transaction of {transactions.transactional_id} was aborted")
         self._sender.receipts.fail_all(aborted)

@@ -47,7 +47,7 @@ class Receipt:
     A batch that was split is confirmed part by part, in order; records of parts confirmed before an error have none.
     """
 
-    __slots__ = ("_callbacks", "_left", "_parts", "_written", "done", "error", "key")
+    __slots__ = ("_left", "_parts", "_written", "callbacks", "done", "error", "key")
 
     def __init__(self, key: TopicPartition) -> None:
         self.key = key
@@ -57,16 +57,13 @@ class Receipt:
         self._parts: list[tuple[int, int, int]] = []
         #: Parts that are not confirmed, and records that are.
         self._left, self._written = 1, 0
-        self._callbacks: deque[tuple[OnDelivery, int, int]] = deque()
-
-    def call_later(self, callback: OnDelivery, index: int, timestamp: int) -> None:
-        """Have `callback` called for a record; `index` is its position in the batch."""
-        self._callbacks.append((callback, index, timestamp))
+        #: Callbacks to call, each with its record's position in the batch and timestamp.
+        self.callbacks: deque[tuple[OnDelivery, int, int]] = deque()
 
     def cut(self, count: int) -> None:
         """Call back only for the first `count` records."""
-        while self._callbacks and self._callbacks[-1][1] >= count:
-            self._callbacks.pop()
+        while self.callbacks and self.callbacks[-1][1] >= count:
+            self.callbacks.pop()
 
     def split(self) -> None:
         """Note that one more part is to be confirmed."""
@@ -91,11 +88,6 @@ class Receipt:
             self.error = error
             self.done.set()
 
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether there are callbacks to call."""
-        return bool(self._callbacks)
-
     def error_of(self, index: int) -> KlogError | None:
         """The error of a record, if it failed."""
         return None if index < self._written else self.error
@@ -104,17 +96,6 @@ class Receipt:
         first, base, append_time = next(part for part in reversed(self._parts) if part[0] <= index)
         offset = base + index - first if base >= 0 else -1
         return RecordMetadata(*self.key, offset, append_time if append_time >= 0 else timestamp)
-
-    def call_next(self) -> None:
-        """Call the first callback; an error that it raises is logged."""
-        callback, index, timestamp = self._callbacks[0]
-        error = self.error_of(index)
-        metadata = None if error is not None else self.metadata(index, timestamp)
-        try:
-            del self._callbacks[0]  # right before the call: an interrupt before that leaves the callback to be called
-            callback(error, metadata)
-        except Exception:
-            _log.exception("on_delivery of a record of %s-%s failed", *self.key)
 
 
 class Receipts:
@@ -139,14 +120,14 @@ class Receipts:
         if not receipt.done.is_set():
             return
         self._open.discard(receipt)
-        if receipt.has_callbacks:
+        if receipt.callbacks:
             self._completed.append(receipt)
 
     def fail_all(self, error: KlogError) -> None:
         """Fail all records that are not confirmed."""
         for receipt in self._open:
             receipt.fail(error)
-            if receipt.has_callbacks:
+            if receipt.callbacks:
                 self._completed.append(receipt)
         self._open.clear()
 
@@ -167,14 +148,20 @@ class Receipts:
                 if not self._completed:
                     break
                 receipt = self._completed[0]
-                if receipt.has_callbacks:
-                    before, self._caller = self._caller, threading.get_ident()
-                    try:
-                        receipt.call_next()
-                    finally:
-                        self._caller = before
-                else:
+                if not receipt.callbacks:
                     self._completed.popleft()
+                    continue
+                callback, index, timestamp = receipt.callbacks[0]
+                error = receipt.error_of(index)
+                metadata = None if error is not None else receipt.metadata(index, timestamp)
+                before, self._caller = self._caller, threading.get_ident()
+                try:
+                    del receipt.callbacks[0]  # right before the call: an interrupt before leaves it to be called
+                    callback(error, metadata)
+                except Exception:
+                    _log.exception("on_delivery of a record of %s-%s failed", *receipt.key)
+                finally:
+                    self._caller = before
         with self._calling:
             pass  # another thread may call the last one
 

@@ -141,16 +141,6 @@ class Transactions:
         identity = PreparedTransaction(self.transactional_id, self._producer_id, self._epoch)
         return identity if self._is_begun else None
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the abort gets a new epoch."""
-        return self.state is State.FAILED
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether a commit was sent and its response has not come."""
-        return self.state is State.COMMITTING
-
     def check_open(self, call: str) -> None:
         """Raise `InvalidTransactionState` unless a transaction is open, `ProducerFenced` if fenced."""
         self._expect(call, State.OPEN)
@@ -255,11 +245,12 @@ class Transactions:
     def prepare(self) -> PreparedTransaction | None:
         """Leave the transaction to another process; None, and the transaction has ended, if nothing was written."""
         self._expect("prepare_transaction", State.OPEN)
-        if not self._is_begun:
+        prepared = self.under_way
+        if prepared is None:
             self._ended()
-            return None
-        self.state = State.PREPARED
-        return PreparedTransaction(self.transactional_id, self._producer_id, self._epoch)
+        else:
+            self.state = State.PREPARED
+        return prepared
 
     def abort(self) -> None:
         """Abort the transaction; after an error call it again.
@@ -377,13 +368,7 @@ class Transactions:
         return self._attempt(request)
 
     def _attempt(self, action: Callable[[], _T]) -> _T:
-        """Like `Cluster.attempt`; looks coordinators up again after any failure."""
-
-        def attempt() -> _T:
-            with self._coordinators.forgotten_on_error():
-                return action()
-
-        return self._cluster.attempt(attempt, self._cluster.config.max_block_ms, "max.block.ms")
+        return self._coordinators.attempt(action, self._cluster.config.max_block_ms, "max.block.ms")
 
     def _node(self) -> int:
         return self._coordinators.node(self.transactional_id, TRANSACTION)

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_klog.client.security.config import Source, TlsConfig
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.wire.primitives import Reader
 
 JKS_MAGIC = b"\xfe\xed\xfe\xed"
 _DIGEST = 20
@@ -239,30 +240,6 @@ class Jks:
     chain: list[bytes] = field(default_factory=list)
 
 
-class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self._data, self._position = data, 0
-
-    def take(self, size: int) -> bytes:
-        end = self._position + size
-        if end > len(self._data):
-            raise ValueError("it ends too early")
-        part = self._data[self._position : end]
-        self._position = end
-        return part
-
-    def number(self) -> int:
-        return int.from_bytes(self.take(4), "big")
-
-    def skip_utf(self) -> None:
-        self.take(int.from_bytes(self.take(2), "big"))
-
-    def certificate(self, version: int) -> bytes:
-        if version > 1:
-            self.skip_utf()
-        return self.take(self.number())
-
-
 def read_jks(content: bytes, password: str, place: str, key_password: str = "") -> Jks:
     """Read a store. `key_password` defaults to `password`; without a password the store's integrity is not checked.
 
@@ -274,26 +251,32 @@ def read_jks(content: bytes, password: str, place: str, key_password: str = "") 
     ):
         raise ConfigError(f"{place} can't be opened: its password is wrong, or the file is damaged")
     store = Jks()
-    reader = _Reader(content[:-_DIGEST])
+    reader = Reader(content[:-_DIGEST])
+
+    def certificate() -> bytes:
+        if version > 1:
+            reader.take(reader.int16())
+        return bytes(reader.take(reader.int32()))
+
     try:
         reader.take(len(JKS_MAGIC))
-        version, count = reader.number(), reader.number()
+        version, count = reader.int32(), reader.int32()
         for _ in range(count):
-            kind = reader.number()
-            reader.skip_utf()
+            kind = reader.int32()
+            reader.take(reader.int16())
             reader.take(8)
             if kind == _CERTIFICATE:
-                store.certificates.append(reader.certificate(version))
+                store.certificates.append(certificate())
                 continue
             if kind != _KEY:
-                raise ValueError(f"entry of kind {kind}")
-            protected = reader.take(reader.number())
-            chain = [reader.certificate(version) for _ in range(reader.number())]
+                raise DecodeError(f"entry of kind {kind}")
+            protected = bytes(reader.take(reader.int32()))
+            chain = [certificate() for _ in range(reader.int32())]
             if store.key is None:
                 store.key, store.chain = _unprotected(protected, key_password or password, place), chain
+    except ConfigError:
+        raise
     except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{place} is a damaged JKS store: {error}") from None
     return store
 
