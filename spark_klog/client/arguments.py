@@ -51,7 +51,6 @@ def one_of(what: str, value: object, known: Iterable[str]) -> str:
 
 
 def mapping_of(what: str, value: object) -> dict[Any, Any]:
-    """The value, which must be a mapping."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{what} must be a dict, not {type(value).__name__}")
     return dict(value)
@@ -77,7 +76,6 @@ def configs_of(what: str, value: object) -> dict[str, str]:
 
 
 def partition_of(call: str, item: Any) -> TopicPartition:
-    """Check (topic, partition)."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise TypeError(f"{call}: {item!r} must be (topic, partition)")
     return _topic(call, item[0]), _partition(call, item[1])

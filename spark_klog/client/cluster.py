@@ -41,7 +41,8 @@ _INTERRUPTED_ROUNDS = 5
 _FIRST_NOT_CREATING = 4
 _T = TypeVar("_T")
 _Request = TypeVar("_Request", bound=Hashable)
-_Key = TypeVar("_Key", tuple[str, int], tuple[str, int, int])
+#: The host and port of a connection; for records also the node id, else None.
+_Key = tuple[str, int, int | None]
 #: The errors of a topic that does not exist.
 UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INVALID_TOPIC_EXCEPTION)
 
@@ -67,10 +68,9 @@ class Cluster:
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
         self._maker = Maker("cluster client", ForkedClient)
-        self._connections: dict[tuple[str, int], Connection] = {}
-        #: By address and node id: an answer's records stay in the connection's buffer, so nodes at one address (a port
-        #: forward, a load balancer) must not share one.
-        self._record_connections: dict[tuple[str, int, int], Connection] = {}
+        #: Those for records by node id, too: an answer's records stay in the buffer, so nodes at one address
+        #: (a port forward, a load balancer) must not share one.
+        self._connections: dict[_Key, Connection] = {}
         self._brokers: dict[int, tuple[str, int]] = {}
         #: Addresses that did not answer their last request; `any_broker` asks them last.
         self._silent: set[tuple[str, int]] = set()
@@ -110,22 +110,23 @@ class Cluster:
         """The node ids of the brokers in the last metadata, sorted."""
         return sorted(self._brokers)
 
-    def _open(self, connections: dict[_Key, Connection], key: _Key) -> Connection:
-        """The open connection of a key, which begins with host and port; connect if there is none or it is closed."""
-        there = self._begin(connections, key)
+    def _open(self, address: tuple[str, int], node: int | None = None) -> Connection:
+        """The open connection of a key; connect if there is none or it is closed."""
+        there = self._begin((*address, node))
         there.finish_opening()
         return there
 
-    def _begin(self, connections: dict[_Key, Connection], key: _Key, deadline: float | None = None) -> Connection:
+    def _begin(self, key: _Key, deadline: float | None = None) -> Connection:
         """Like `_open`, but the connection may not be open yet. The deadline is that of a request that begins now."""
         self._maker.check()
-        there = connections.get(key)
+        there = self._connections.get(key)
         if there is None or not there.is_usable():
             if there is not None and there.was_open:
                 self._reached.add(key[:2])
             source = self._source(key[:2])
             until = self.deadline() if deadline is None else deadline
-            there = connections[key] = Connection(key[0], key[1], self.config, until, wait=False, source=source)
+            there = Connection(key[0], key[1], self.config, until, wait=False, source=source)
+            self._connections[key] = there
             there.is_proven = bool(self._brokers)
         elif there.must_renew:
             there.renew(self.deadline() if deadline is None else deadline)
@@ -133,9 +134,8 @@ class Cluster:
 
     def _source(self, address: tuple[str, int]) -> str:
         """Where the address comes from, for errors: from a broker, if none has ever answered there."""
-        open_ones = (*self._connections.items(), *self._record_connections.items())
         is_reached = address in self._reached or any(
-            key[:2] == address and connection.was_open for key, connection in open_ones
+            key[:2] == address and connection.was_open for key, connection in self._connections.items()
         )
         node = next((node for node, there in self._brokers.items() if there == address), None)
         if is_reached or node is None or self._described_by is None or address in self.config.bootstrap_servers:
@@ -151,15 +151,15 @@ class Cluster:
 
     def connection(self, node: int) -> Connection:
         """The connection to a broker for records; `ConnectionFailed` if it is unknown or can't be reached."""
-        return self._open(self._record_connections, (*self.address(node), node))
+        return self._open(self.address(node), node)
 
     def begin_connection(self, node: int) -> Connection:
         """Like `connection`, but without waiting: it may not be open yet, see `Connection.open_step`."""
-        return self._begin(self._record_connections, (*self.address(node), node))
+        return self._begin((*self.address(node), node))
 
     def plain_connection(self, node: int) -> Connection:
         """The connection to a broker for everything but records; several requests may be in flight on it."""
-        return self._open(self._connections, self.address(node))
+        return self._open(self.address(node))
 
     def suspect(self, node: int) -> None:
         """Note that this broker did not answer a request; `any_broker` asks it last."""
@@ -186,15 +186,14 @@ class Cluster:
         return run_each({key: self.asking(node, api, message, deadline) for key, (node, message) in requests.items()})
 
     def asking(self, node: int, api: Api, message: Message, deadline: float) -> Steps[Message]:
-        """The steps of `request`."""
         with unsent():
-            connection = self._begin(self._connections, self.address(node), deadline)
+            connection = self._begin((*self.address(node), None), deadline)
             yield from opened(connection, deadline)
         return (yield from answered(connection, api, message, deadline))
 
     def version_of(self, node: int, api: Api) -> int:
         """The API version that `request` uses with a broker; raises what `Connection` raises."""
-        return self._open(self._connections, self.address(node)).version_of(api)
+        return self._open(self.address(node)).version_of(api)
 
     def bounds(
         self, timeout_ms: float | None = None, limit: str = "request.timeout.ms", outer: Bounds | None = None
@@ -287,10 +286,10 @@ class Cluster:
         addresses = {*self._brokers.values(), *self.config.bootstrap_servers}
         self._silent &= addresses
         self._reached &= addresses
-        for address in self._connections.keys() - addresses:
-            self._connections.pop(address).close()
-        for key in self._record_connections.keys() - {(*address, node) for node, address in self._brokers.items()}:
-            self._record_connections.pop(key).close()
+        needed: set[_Key] = {(*address, None) for address in addresses}
+        needed |= {(*address, node) for node, address in self._brokers.items()}
+        for key in self._connections.keys() - needed:
+            self._connections.pop(key).close()
         self.controller_id = answer["controller_id"]
         self.cluster_id = answer["cluster_id"]
         for topic in answer["topics"]:
@@ -312,7 +311,8 @@ class Cluster:
 
         Brokers that did not answer their last request come after all others.
         """
-        addresses = [*self._connections, *self._brokers.values(), *self.config.bootstrap_servers]
+        connected = [key[:2] for key in self._connections if key[2] is None]
+        addresses = [*connected, *self._brokers.values(), *self.config.bootstrap_servers]
         return sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
 
     def any_broker(self, api: Api, message: Callable[[int], Message]) -> Message:
@@ -344,7 +344,7 @@ class Cluster:
                 now = time.monotonic()
                 share = now + max(0, bounds.deadline - now) / (len(candidates) - number)
                 try:
-                    connection = self._begin(self._connections, address, share)
+                    connection = self._begin((*address, None), share)
                     yield from opened(connection, share)
                     asked = message(connection.version_of(api))
                     answer = yield from answered(connection, api, asked, share)
@@ -465,14 +465,13 @@ class Cluster:
         """The node id of the controller, after connecting to it."""
         if self.controller_id not in self._brokers:
             self.metadata([])
-        self._open(self._connections, self.address(self.controller_id))
+        self._open(self.address(self.controller_id))
         return self.controller_id
 
     def close(self) -> None:
-        for connection in (*self._connections.values(), *self._record_connections.values()):
+        for connection in self._connections.values():
             connection.close()
         self._connections.clear()
-        self._record_connections.clear()
 
     def __enter__(self) -> Cluster:
         return self

@@ -127,7 +127,6 @@ class Coordinators:
 
     @contextmanager
     def forgotten_on_error(self) -> Iterator[None]:
-        """`forget` if the block raises a `KlogError`."""
         try:
             yield
         except KlogError:

@@ -20,10 +20,8 @@ class Maker:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is another process than the client's."""
         return os.getpid() != self._process
 
     def check(self) -> None:
-        """Raise the client's error in a process forked since."""
         if os.getpid() != self._process:
             raise self._error(f"process {self._process} has made this {self._client}: make a new one after a fork")

@@ -145,7 +145,6 @@ def by_topic(entries: Iterable[tuple[TopicPartition, _T]]) -> dict[str, list[_T]
 
 
 def numbers_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """The partitions' numbers, by topic."""
     return by_topic((key, key[1]) for key in partitions)
 
 

@@ -73,7 +73,6 @@ def answered(connection: Connection, api: Api, message: Message, deadline: float
 
 
 def paused(until: float) -> Steps[None]:
-    """Wait until that time."""
     while time.monotonic() < until:
         yield Wait(None, until)
 
@@ -87,7 +86,6 @@ def _check_time(connection: Connection, begin: float, deadline: float) -> None:
 
 
 def run(steps: Steps[_Result]) -> _Result:
-    """Wait for the result of a request."""
     try:
         while True:
             _wait_for([next(steps)])

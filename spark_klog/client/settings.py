@@ -189,7 +189,6 @@ class ClientConfig:
     prefix: str = ""
 
     def named(self, name: str) -> str:
-        """A setting's name as the user writes it, for messages."""
         return self.prefix + name
 
     @property
@@ -325,7 +324,6 @@ def without_effect(settings: Mapping[str, str]) -> list[str]:
 
 
 def is_known(name: str) -> bool:
-    """Whether `client_config` takes a setting of this name."""
     return name in _NAMES
 
 
@@ -350,7 +348,6 @@ def _problem(name: str, prefix: str) -> str:
 
 
 def _hint(name: str, prefix: str) -> str:
-    """Advice for an unknown setting."""
     if name in LIBRDKAFKAS:
         return f"it is librdkafka's, Kafka's name for it is {prefix}{LIBRDKAFKAS[name]}"
     if name in LIBRDKAFKAS_COUNTS:

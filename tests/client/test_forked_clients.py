@@ -202,7 +202,7 @@ def test_connections_over_tls(server_dir: Path, certificates: Certificates, topi
             consumer.assign([(topic, 0)])
             assert len(_values(consumer, 10)) == 10
             admin.list_topics()
-            before = [*admin.cluster._connections.values(), *consumer._cluster._record_connections.values()]
+            before = [*admin.cluster._connections.values(), *consumer._cluster._connections.values()]
 
             def child() -> None:
                 admin.close()
@@ -213,5 +213,5 @@ def test_connections_over_tls(server_dir: Path, certificates: Certificates, topi
             admin.list_topics()
             _filled(settings, topic, 10)
             assert len(_values(consumer, 10)) == 10
-            assert [*admin.cluster._connections.values(), *consumer._cluster._record_connections.values()] == before
+            assert [*admin.cluster._connections.values(), *consumer._cluster._connections.values()] == before
             assert not any(connection.closed for connection in before)

@@ -44,7 +44,7 @@ def test_a_redirect_gets_no_secret() -> None:
                 token_of(config, "127.0.0.1", time.monotonic() + 20, str)
             assert elsewhere.secret not in str(caught.value)
             direct = OAuthConfig(endpoint=elsewhere.url, client_id=elsewhere.client_id, client_secret=elsewhere.secret)
-            assert token_of(direct, "127.0.0.1", time.monotonic() + 20, str).value
+            assert token_of(direct, "127.0.0.1", time.monotonic() + 20, str)
         finally:
             server.shutdown()
             server.server_close()
@@ -58,7 +58,7 @@ def test_an_endpoint_with_an_authority_of_its_own(tmp_path: Path) -> None:
         with pytest.raises(SaslError, match=r"is not trusted: .*; set https\.ca\.location to"):
             token_of(config, "127.0.0.1", time.monotonic() + 20, str)
         config = replace(config, ca=str(certificates.ca))
-        assert token_of(config, "127.0.0.1", time.monotonic() + 20, str).value
+        assert token_of(config, "127.0.0.1", time.monotonic() + 20, str)
         assert server.given == 1
 
 

@@ -325,7 +325,7 @@ def test_settings_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_passwords_are_not_in_an_entrys_repr() -> None:
-    entry = producer_cache._Entry((("sasl.password", "hunter2"),), object(), 0.0)  # type: ignore[arg-type]
+    entry = producer_cache.Idle((("sasl.password", "hunter2"),), object(), 0.0)
     assert "hunter2" not in repr(entry)
 
 

@@ -111,12 +111,10 @@ class Outcomes(dict[_K, _V | KlogError], Generic[_K, _V]):
 
     @property
     def successes(self) -> dict[_K, _V]:
-        """The results of the items that succeeded."""
         return {key: result for key, result in self.items() if not isinstance(result, KlogError)}
 
     @property
     def failures(self) -> dict[_K, KlogError]:
-        """The errors of the items that failed."""
         return {key: result for key, result in self.items() if isinstance(result, KlogError)}
 
 
@@ -386,8 +384,6 @@ class AdminCalls:
         return self._attempt(lambda: checked(api, self.cluster.request(self.cluster.controller(), api, request())))
 
     def _of_all_brokers(self, of_broker: Callable[[int], Iterable[_V]]) -> list[_V]:
-        """What all brokers of the cluster return."""
-
         def ask() -> list[_V]:
             self.cluster.metadata([])
             return [one for node in self.cluster.nodes for one in of_broker(node)]
@@ -405,7 +401,6 @@ class AdminCalls:
 
 
 def _is_answered(result: object) -> bool:
-    """Whether a broker has answered for an item, be it with an error."""
     return not isinstance(result, ConnectionFailed | RequestTimedOut)
 
 

@@ -588,7 +588,6 @@ def _created(name: str, entry: Message | KlogError) -> CreatedTopic | KlogError:
 
 
 def _resource(value: object) -> ConfigResource:
-    """Check a resource."""
     if not isinstance(value, tuple) or len(value) != 2:
         raise TypeError(f"a resource must be (kind, name), for example ('topic', 'clicks'), not {value!r}")
     kind, name = value

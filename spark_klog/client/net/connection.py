@@ -235,7 +235,6 @@ class Connection:
         return time.monotonic() + self._config.request_timeout_ms / 1000
 
     def finish_opening(self) -> None:
-        """Wait until the connection is open."""
         try:
             while not self.open_step():
                 wait_until_ready((self,), self.look_at - time.monotonic())
@@ -339,7 +338,6 @@ class Connection:
         return version
 
     def speaks(self, api: Api, version: int) -> bool:
-        """Whether the broker supports this version."""
         first, last = self._versions.get(api.key, (0, -1))
         return first <= version <= last
 
@@ -505,7 +503,6 @@ class Connection:
     def request(
         self, api: Api, message: Message, *, version: int | None = None, deadline: float | None = None
     ) -> Message:
-        """Send a request and wait for its response."""
         try:
             deadline = self._default_deadline() if deadline is None else deadline
             return self.receive(self.send(api, message, version=version, deadline=deadline), deadline)
@@ -524,7 +521,6 @@ class Connection:
         return not self.closed
 
     def fileno(self) -> int:
-        """The socket's descriptor, for `select.poll`."""
         return self._transport.fileno()
 
     @property

@@ -113,7 +113,6 @@ class Dial:
         return select.POLLOUT if self._handshake is None else self._handshake.awaited_events
 
     def finish(self) -> socket.socket:
-        """Wait for the connected socket."""
         while (connected := self.step()) is None:
             wait_until_ready((self,), self.until - time.monotonic())
         return connected

@@ -51,7 +51,6 @@ class Waker:
             pass
 
     def clear(self) -> None:
-        """Discard all wakes so far."""
         try:
             while self._receiver.recv(1024):
                 pass

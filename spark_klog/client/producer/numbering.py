@@ -85,16 +85,11 @@ class ProducerIds:
             raise ConnectionFailed(f"no producer id: {error}") from error
         if answer is None:
             return False
-        self._current = self._id_in(answer)
-        return True
-
-    def _id_in(self, answer: Message) -> tuple[int, int]:
-        without = self._cluster.config.named("enable.idempotence=false")
         code = answer["error_code"]
-        rights = (
-            "the user needs WRITE on a topic, or before Kafka 2.8 IDEMPOTENT_WRITE on the cluster; "
-            if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-            else ""
-        )
+        rights = ""
+        if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            rights = "the user needs WRITE on a topic, or before Kafka 2.8 IDEMPOTENT_WRITE on the cluster; "
+        without = self._cluster.config.named("enable.idempotence=false")
         check_code(INIT_PRODUCER_ID, code, f"no producer id ({rights}{without} does without one)")
-        return answer["producer_id"], answer["producer_epoch"]
+        self._current = answer["producer_id"], answer["producer_epoch"]
+        return True

@@ -173,10 +173,6 @@ class Outcomes:
         level = logging.INFO if attempts & (attempts - 1) else logging.WARNING
         _log.log(level, "records for %s are sent again in %.1f s (attempt %d): %s", names, pause, attempts, error)
 
-    def clear(self) -> None:
-        """Count nothing: all batches are dropped."""
-        self.bytes = self.unconfirmed = 0
-
     def settle(self, queue: Queue, batch: Batch, entry: Message) -> KlogError | None:
         """Process the response for one partition; return a final error, if any."""
         code = entry["error_code"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.producer.numbering import Numbering
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.settings import ClientConfig
-from spark_klog.records.contract import Record
 from spark_klog.records.formats.batch_v2 import TRANSACTIONAL_BIT, build_batch, read_batch_header, set_producer
 from spark_klog.records.kernels.reference import append_record, iter_records
 
@@ -107,7 +105,6 @@ class Queue:
         self.node = node
 
     def answered(self, batch: Batch) -> None:
-        """Note that a batch is no longer in flight."""
         batch.is_in_flight = False
         self.in_flight -= 1
         self.in_flight_size -= len(batch.data)
@@ -159,8 +156,11 @@ def split(batch: Batch, config: ClientConfig) -> list[Batch]:
     for first, some in ((before, records[:middle]), (before + middle, records[middle:])):
         base = some[0].timestamp
         latest = max(record.timestamp for record in some)
+        body = bytearray()
+        for number, record in enumerate(some):
+            append_record(body, record.timestamp - base, number, record.key, record.value, record.headers)
         data = build_batch(
-            _body(some, base),
+            body,
             len(some),
             base_timestamp=base,
             max_timestamp=latest,
@@ -176,10 +176,3 @@ def split(batch: Batch, config: ClientConfig) -> list[Batch]:
     if batch.receipt is not None:
         batch.receipt.split()
     return parts
-
-
-def _body(records: Sequence[Record], base_timestamp: int) -> bytearray:
-    body = bytearray()
-    for number, record in enumerate(records):
-        append_record(body, record.timestamp - base_timestamp, number, record.key, record.value, record.headers)
-    return body

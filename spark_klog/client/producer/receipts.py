@@ -66,7 +66,6 @@ class Receipt:
             self.callbacks.pop()
 
     def split(self) -> None:
-        """Note that one more part is to be confirmed."""
         self._left += 1
 
     def confirm(self, base_offset: int, append_time: int, part: tuple[int, int]) -> None:
@@ -110,7 +109,6 @@ class Receipts:
         self._process = os.getpid()
 
     def new(self, key: TopicPartition) -> Receipt:
-        """A receipt for a batch to come."""
         receipt = Receipt(key)
         self._open.add(receipt)
         return receipt
@@ -124,7 +122,6 @@ class Receipts:
             self._completed.append(receipt)
 
     def fail_all(self, error: KlogError) -> None:
-        """Fail all records that are not confirmed."""
         for receipt in self._open:
             receipt.fail(error)
             if receipt.callbacks:

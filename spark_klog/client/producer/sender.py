@@ -253,7 +253,6 @@ class Sender:
         return self._pause(now), self._connections()
 
     def _may_be_enough(self) -> bool:
-        """Whether enough has gathered to send."""
         size = self._outcomes.bytes
         return size - self._bytes_in_flight >= self._enough or size > self._config.buffer_memory
 
@@ -303,7 +302,7 @@ class Sender:
                     request.connection.close()
         self._stop_waiting()
         self._queues.clear()
-        self._outcomes.clear()
+        self._outcomes.bytes = self._outcomes.unconfirmed = 0
         self._failure = None
 
     def _deliver(self, is_done: Callable[[], bool], until: float = math.inf) -> None:
@@ -363,7 +362,6 @@ class Sender:
                         is_sent |= self._send_request(node, broker, queues, now)
 
     def _may_have_more(self, broker: _Broker, now: float) -> bool:
-        """Whether a request may be sent to a broker now."""
         is_full = len(broker.requests) >= self._config.max_in_flight
         return not is_full and broker.opening is None and broker.throttled_until <= now
 
@@ -450,7 +448,6 @@ class Sender:
         return connections
 
     def _take_answers(self) -> None:
-        """Process all responses that have arrived."""
         final: KlogError | None = None
         for node, broker in self._brokers.items():
             try:

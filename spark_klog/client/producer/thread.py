@@ -38,7 +38,6 @@ class Turns(CallLock):  # type: ignore[misc]  # as `CallLock`
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is another process than the producer's."""
         return self._maker.is_forked
 
     def shorten(self, seconds: float) -> None:
@@ -110,11 +109,9 @@ class Background:
             raise
 
     def wake(self) -> None:
-        """Have `work` called now."""
         self._waker.wake()
 
     def stop(self) -> None:
-        """Have the thread end."""
         self._is_stopped = True
         self._waker.wake()
 

@@ -132,7 +132,6 @@ class Transactions:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a transaction to abort."""
         return self.state in (State.OPEN, State.FAILED, State.ABORTING)
 
     @property

@@ -169,7 +169,6 @@ class SecurityConfig:
     prefix: str = ""
 
     def named(self, name: str) -> str:
-        """A setting's name as the user writes it, for messages."""
         return self.prefix + name
 
 

@@ -29,7 +29,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from spark_klog.client.security.config import Source, TlsConfig
 from spark_klog.errors import ConfigError, DecodeError
@@ -115,8 +114,7 @@ def _load_trust(context: ssl.SSLContext, trust: Source, password: str) -> None:
         return
     content = _content(trust)
     if _PEM not in content:
-        found = _certificates(trust, content, password)
-        content = "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode()
+        content = "".join(map(ssl.DER_cert_to_PEM_cert, _store(trust, content, password).certificates)).encode()
     certificates = _blocks(content, "CERTIFICATE")
     if not certificates:
         raise ConfigError(f"{_place(trust)} holds no certificate")
@@ -142,7 +140,11 @@ def _load_key(context: ssl.SSLContext, config: TlsConfig, chain: Source, key: So
     if _PEM in content:
         pem = content if key is chain else _content(key) + b"\n" + content
     else:
-        pem, password = _key_and_chain(chain, content, config), ""
+        store = _store(chain, content, config.store_password, config.key_password)
+        if store.key is None:
+            raise ConfigError(f"{_place(chain)} holds no private key with its certificate")
+        text = ssl.DER_cert_to_PEM_cert(store.key).replace("CERTIFICATE", "PRIVATE KEY")
+        pem, password = (text + "".join(map(ssl.DER_cert_to_PEM_cert, store.chain))).encode(), ""
     if not _blocks(pem, "CERTIFICATE"):
         raise ConfigError(f"{_place(chain)} holds no certificate")
     if b"PRIVATE KEY-----" not in pem:
@@ -185,39 +187,14 @@ def _as_file(content: bytes) -> Iterator[str]:
             yield file.name
 
 
-def _certificates(source: Source, content: bytes, password: str) -> list[bytes]:
-    """The certificates in a store, in DER."""
+def _store(source: Source, content: bytes, password: str, key_password: str = "") -> Store:
+    """The content of a JKS or PKCS12 store; `ConfigError` if it is neither."""
     if content[:4] == JKS_MAGIC:
-        return read_jks(content, password, _place(source)).certificates
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    _, own, others = _pkcs12(source, content, password)
-    return [certificate.public_bytes(Encoding.DER) for certificate in [*others, *([own] if own else [])]]
-
-
-def _key_and_chain(source: Source, content: bytes, config: TlsConfig) -> bytes:
-    """The key and the certificates in a store, as unencrypted PEM."""
-    place = _place(source)
-    if content[:4] == JKS_MAGIC:
-        store = read_jks(content, config.store_password, place, config.key_password)
-        if store.key is None:
-            raise ConfigError(f"{place} holds no private key")
-        key = ssl.DER_cert_to_PEM_cert(store.key).replace("CERTIFICATE", "PRIVATE KEY")
-        return (key + "".join(map(ssl.DER_cert_to_PEM_cert, store.chain))).encode()
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-
-    private, own, others = _pkcs12(source, content, config.store_password)
-    if private is None or own is None:
-        raise ConfigError(f"{place} holds no private key with its certificate")
-    pem: bytes = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return pem + b"".join(certificate.public_bytes(Encoding.PEM) for certificate in [own, *others])
-
-
-def _pkcs12(source: Source, content: bytes, password: str) -> tuple[Any, Any, list[Any]]:
-    """The key, its certificate and the other certificates of a PKCS12 store, as objects of `cryptography`."""
+        return read_jks(content, password, _place(source), key_password)
     if content[:1] != bytes([_SEQUENCE]):
         raise ConfigError(f"{_place(source)} must be PEM, PKCS12 or JKS")
     try:
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
         from cryptography.hazmat.primitives.serialization.pkcs12 import load_key_and_certificates
     except ImportError:
         raise ConfigError(
@@ -228,11 +205,14 @@ def _pkcs12(source: Source, content: bytes, password: str) -> tuple[Any, Any, li
         key, own, others = load_key_and_certificates(content, password.encode() or None)
     except ValueError:
         raise ConfigError(f"{_place(source)} can't be opened: check its password, or the file is damaged") from None
-    return key, own, list(others)
+    chain = [one.public_bytes(Encoding.DER) for one in (own, *others) if one is not None]
+    if key is None or own is None:
+        return Store(chain)
+    return Store(chain, key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()), chain)
 
 
 @dataclass
-class Jks:
+class Store:
     """The content of a store: trusted certificates, and the first private key (PKCS8) with its chain; all in DER."""
 
     certificates: list[bytes] = field(default_factory=list)
@@ -240,7 +220,7 @@ class Jks:
     chain: list[bytes] = field(default_factory=list)
 
 
-def read_jks(content: bytes, password: str, place: str, key_password: str = "") -> Jks:
+def read_jks(content: bytes, password: str, place: str, key_password: str = "") -> Store:
     """Read a store. `key_password` defaults to `password`; without a password the store's integrity is not checked.
 
     `ConfigError` names `place` if the store is damaged or a password is wrong.
@@ -250,7 +230,7 @@ def read_jks(content: bytes, password: str, place: str, key_password: str = "") 
         hashlib.sha1(given + _PHRASE + content[:-_DIGEST]).digest(), content[-_DIGEST:]
     ):
         raise ConfigError(f"{place} can't be opened: its password is wrong, or the file is damaged")
-    store = Jks()
+    store = Store()
     reader = Reader(content[:-_DIGEST])
 
     def certificate() -> bytes:

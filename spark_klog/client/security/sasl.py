@@ -189,7 +189,7 @@ class SaslExchange:
 
             assert config.oauth is not None
             token = token_of(config.oauth, host, deadline, self._named)
-            self._mechanism = OAuthBearer(token.value, config.oauth.extensions)
+            self._mechanism = OAuthBearer(token, config.oauth.extensions)
         elif config.mechanism == GSSAPI:
             from spark_klog.client.security.kerberos import Kerberos  # needs the package gssapi
 

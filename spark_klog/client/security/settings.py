@@ -196,7 +196,6 @@ class _Parser:
         return SecurityConfig(protocol, tls, sasl, self._prefix)
 
     def _shown(self, name: str) -> str:
-        """A setting's name as the user typed it."""
         return self._prefix + self._typed.get(name, name)
 
     def _text(self, name: str) -> str:

@@ -25,7 +25,6 @@ import urllib.parse
 import urllib.request
 from base64 import b64encode, urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
@@ -49,20 +48,14 @@ _USED = 0.8
 _MOST_KEPT = 16
 
 
-@dataclass(frozen=True)
-class Token:
-    """A token; `expires` is in seconds since the epoch, None if unknown."""
-
-    value: str = field(repr=False)
-    expires: float | None = None
-
-
+#: A token, and its expiry in seconds since the epoch, None if unknown.
+_Token = tuple[str, float | None]
 _lock = threading.Lock()
 #: Cached tokens by source, with the time until which they are used.
-_kept: dict[tuple[OAuthConfig, str], tuple[Token, float]] = {}
+_kept: dict[tuple[OAuthConfig, str], tuple[str, float]] = {}
 
 
-def token_of(config: OAuthConfig, host: str, deadline: float, named: Callable[[str], str]) -> Token:
+def token_of(config: OAuthConfig, host: str, deadline: float, named: Callable[[str], str]) -> str:
     """A token for the broker at `host` that has not expired. `named` returns a setting as the user typed it.
 
     `SaslError` if the endpoint refuses or the token is invalid or expired, `ConnectionFailed` if the endpoint can't be
@@ -75,24 +68,23 @@ def token_of(config: OAuthConfig, host: str, deadline: float, named: Callable[[s
     if token is not None and now < until:
         return token
     if config.endpoint:
-        token = _from_endpoint(config, deadline, named)
+        token, expires = _from_endpoint(config, deadline, named)
     elif config.file:
-        token = _from_file(config, named)
+        token, expires = _from_file(config, named)
     elif config.provider:
-        token = _from_provider(config, named)
+        token, expires = _from_provider(config, named)
     elif config.msk is not None:
-        token = Token(*msk_token(config.msk, region, deadline))
+        token, expires = msk_token(config.msk, region, deadline)
     else:
-        token = _unsecured(config, now)
-    if not _TOKEN.fullmatch(token.value):
+        token, expires = _unsecured(config, now)
+    if not _TOKEN.fullmatch(token):
         raise SaslError(f"the OAUTHBEARER token of {_source(config)} is empty or has invalid characters")
-    expires = token.expires if token.expires is not None else _expiry(token.value)
+    expires = _expiry(token) if expires is None else expires
     if expires is not None and expires <= now:
         late = now - expires
         raise SaslError(
             f"the OAUTHBEARER token of {_source(config)} expired {late:.0f} s ago: it must be renewed there"
         )
-    token = Token(token.value, expires)
     if expires is not None and not config.file:
         with _lock:
             _kept[config, region] = token, now + _USED * (expires - now)
@@ -118,16 +110,16 @@ def _expiry(token: str) -> float | None:
         return None
 
 
-def _from_file(config: OAuthConfig, named: Callable[[str], str]) -> Token:
+def _from_file(config: OAuthConfig, named: Callable[[str], str]) -> _Token:
     try:
-        return Token(Path(config.file).read_text("ascii").strip())
+        return Path(config.file).read_text("ascii").strip(), None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not ASCII"
         setting = named("sasl.oauthbearer.token.endpoint.url")
         raise ConfigError(f"{setting}: {config.file} can't be read: {why}") from None
 
 
-def _from_provider(config: OAuthConfig, named: Callable[[str], str]) -> Token:
+def _from_provider(config: OAuthConfig, named: Callable[[str], str]) -> _Token:
     module, _, name = config.provider.partition(":")
     setting = f"{named('sasl.oauthbearer.provider')}={config.provider}"
     try:
@@ -143,16 +135,16 @@ def _from_provider(config: OAuthConfig, named: Callable[[str], str]) -> Token:
     value, expires = given if isinstance(given, tuple) else (given, None)
     if not isinstance(value, str) or not (expires is None or isinstance(expires, (int, float))):
         raise ConfigError(f"{setting} returned neither a token nor (token, seconds since the epoch)")
-    return Token(value, expires)
+    return value, expires
 
 
-def _unsecured(config: OAuthConfig, now: float) -> Token:
+def _unsecured(config: OAuthConfig, now: float) -> _Token:
     def part(value: dict[str, Any]) -> str:
         return urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
     expires = now + config.lifetime_seconds
     claims: dict[str, Any] = {**dict(config.claims or ()), "iat": now, "exp": expires}
-    return Token(f"{part({'alg': 'none'})}.{part(claims)}.", expires)
+    return f"{part({'alg': 'none'})}.{part(claims)}.", expires
 
 
 def aws_region(host: str) -> str:
@@ -170,7 +162,7 @@ def aws_region(host: str) -> str:
     return region
 
 
-def msk_token(config: MskConfig, region: str, deadline: float) -> tuple[str, float]:
+def msk_token(config: MskConfig, region: str, deadline: float) -> _Token:
     """(token, its expiry in seconds since the epoch), signed before `deadline`, a reading of `time.monotonic`.
 
     `ConfigError` without the signer, `SaslError` without credentials, `ConnectionFailed` if AWS does not answer.
@@ -207,7 +199,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _from_endpoint(config: OAuthConfig, deadline: float, named: Callable[[str], str]) -> Token:
+def _from_endpoint(config: OAuthConfig, deadline: float, named: Callable[[str], str]) -> _Token:
     fields = {"grant_type": "client_credentials"} | ({"scope": config.scope} if config.scope else {})
     pair = [config.client_id, config.client_secret]
     if config.urlencode:
@@ -224,7 +216,7 @@ def _from_endpoint(config: OAuthConfig, deadline: float, named: Callable[[str], 
         found = within(until, lambda: _asked(config, request, context, until, named), "klog-token")
         lifetime = found.get("expires_in")
         expires = None if lifetime is None else time.time() + float(lifetime)
-        return Token(str(found["access_token"]), expires)
+        return str(found["access_token"]), expires
     except KlogError:
         raise
     except OSError as error:

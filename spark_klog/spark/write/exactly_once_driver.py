@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -47,7 +46,7 @@ from spark_klog.spark.write.exactly_once import (
     finish,
     give_up,
 )
-from spark_klog.spark.write.producers import PRODUCERS
+from spark_klog.spark.write.producers import PRODUCERS, Idle, IdleClients
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
 
 _log = logging.getLogger(__name__)
@@ -66,16 +65,14 @@ _NOT_COMMITTED = frozenset(
 _BATCH = "streaming.sql.batchId"
 
 
-class Clients:
-    """Idle clients by their settings. Threads may share it; each borrowed client belongs to one thread.
+class Clients(IdleClients[Admin]):
+    """Idle admin clients.
 
     Spark reuses the workers that claim and decide, and a new client connects, negotiates and authenticates each time.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        #: With the reading of `time.monotonic` since when; the longest idle first.
-        self._idle: list[tuple[_Key, Admin, float]] = []
+    def __init__(self, seconds: float = _IDLE_SECONDS) -> None:
+        super().__init__(Admin.close, _MOST_IDLE, seconds)
 
     @contextmanager
     def borrow(self, settings: Mapping[str, str]) -> Iterator[Admin]:
@@ -84,41 +81,14 @@ class Clients:
         If the block fails, the client is closed. Raises what `Cluster.connect` raises.
         """
         key = tuple(sorted(settings.items()))
-        admin = self._take(key) or Admin(Cluster.connect(settings, PREFIX))
+        entry = self._take(key) or Idle(key, Admin(Cluster.connect(settings, PREFIX)), time.monotonic())
         try:
-            with admin.same_coordinators():
-                yield admin
+            with entry.client.same_coordinators():
+                yield entry.client
         except BaseException:
-            admin.close()
+            entry.client.close()
             raise
-        with self._lock:
-            self._idle.append((key, admin, time.monotonic()))
-            self._close_outdated()
-
-    def _take(self, key: _Key) -> Admin | None:
-        with self._lock:
-            self._close_outdated()
-            for entry in reversed(self._idle):
-                if entry[0] == key:
-                    self._idle.remove(entry)
-                    return entry[1]
-        return None
-
-    def _close_outdated(self) -> None:
-        """Close clients beyond the bounds of number and time. The caller holds the lock."""
-        oldest = time.monotonic() - _IDLE_SECONDS
-        kept = [entry for entry in self._idle[-_MOST_IDLE:] if entry[2] > oldest]
-        for entry in self._idle:
-            if entry not in kept:
-                entry[1].close()
-        self._idle = kept
-
-    def forget(self) -> None:
-        """Close the idle clients. A forked process calls this first, as it shares its parent's connections."""
-        self._lock = threading.Lock()  # in the parent another thread may hold the old one
-        idle, self._idle = self._idle, []
-        for _, admin, _ in idle:
-            admin.close()
+        self._keep(entry)
 
 
 #: The clients of this process.

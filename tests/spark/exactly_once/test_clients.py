@@ -58,12 +58,13 @@ def test_a_client_whose_step_failed_is_closed(kept: Clients, brokers: ScriptedCl
         assert other is not admin
 
 
-def test_bounds(kept: Clients, brokers: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds(kept: Clients, brokers: ScriptedCluster) -> None:
     connections = [step(kept, brokers, **{"client.id": str(n)}) for n in range(clients._MOST_IDLE + 1)]
     assert step(kept, brokers, **{"client.id": "1"}) == connections[1]
     assert step(kept, brokers, **{"client.id": "0"}) not in connections
-    monkeypatch.setattr(clients, "_IDLE_SECONDS", 0.0)
-    assert step(kept, brokers, **{"client.id": "1"}) not in connections
+
+    at_once = Clients(seconds=0.0)
+    assert step(at_once, brokers) != step(at_once, brokers)
 
 
 def test_brokers_that_are_gone(kept: Clients) -> None:
