@@ -103,6 +103,19 @@ def test_every_way(broker: SecureBroker, protocol: str, mechanism: str | None) -
         _round_trip(broker.client(protocol, mechanism, user), f"way-{protocol}-{mechanism}-{user}")
 
 
+def test_close_loses_no_records_without_acks(broker: SecureBroker) -> None:
+    settings = broker.client("SSL")
+    with Cluster.connect(settings) as cluster:
+        create_topic(cluster, "unconfirmed", 1)
+        with Producer(settings | {"acks": "0"}) as producer:
+            for _ in range(20):
+                producer.send("unconfirmed", bytes(100_000))
+        deadline = time.monotonic() + 10
+        while list_offsets(cluster, {("unconfirmed", 0): LATEST}) != {("unconfirmed", 0): 20}:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_bare_tokens(broker: SecureBroker, mechanism: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers before Kafka 1.0 have no SaslAuthenticate; ours takes the tokens of such an exchange, too."""

@@ -39,7 +39,7 @@ from spark_klog.errors import (
     RequestTimedOut,
     UnsupportedVersionError,
 )
-from spark_klog.protocol.apis import PRODUCE
+from spark_klog.protocol.apis import API_VERSIONS, PRODUCE
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import PRODUCE_WITH_MAGIC_2
 from spark_klog.records.building.conversion import down_convert
@@ -284,6 +284,17 @@ class Sender:
         """
         self.check()
         self._deliver(lambda: not self._outcomes.bytes, until)
+        if not self._config.acks and self._config.security.tls is not None:
+            self._await_brokers(until)
+
+    def _await_brokers(self, until: float) -> None:
+        """Have each broker answer a request behind the records: over TLS it may lose what came right before the end."""
+        for node in self._brokers:
+            try:
+                deadline = min(until, self._cluster.deadline())
+                self._cluster.connection(node).request(API_VERSIONS, {}, version=0, deadline=deadline)
+            except KlogError as error:
+                _log.info("records with acks=0 may be lost: %s", error)
 
     def reset(self) -> None:
         """Drop all batches and the failure, after requests in flight are answered or request.timeout.ms is over.
