@@ -16,7 +16,6 @@ from uuid import UUID
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import by_key, check_code
 from spark_klog.client.consumer.decoding import ConsumerRecord, RecordDecoder
-from spark_klog.client.consumer.fetches import chunk_of
 from spark_klog.client.fetch.entries import FetchParameters, Larger, Limits, entries_of, read_entry, topics_to_fetch
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.connection import Connection
@@ -208,8 +207,7 @@ class SimpleConsumer:
             return []
         if isinstance(found, Larger):
             return request._replace(fetch_size=found.size)
-        chunk = chunk_of(key, 0, found, is_committed=self._config.isolation_level > 0)
-        messages = [record for part, _ in self._decoder.parts(chunk) for record in part]
+        messages = [record for part, _ in self._decoder.parts(found) for record in part]
         if not messages and found.next_offset < entry["high_watermark"]:  # markers, or batches emptied by compaction
             return request._replace(offset=found.next_offset)
         return messages

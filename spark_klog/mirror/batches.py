@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from spark_klog.client.consumer.fetches import Chunk
+from spark_klog.client.fetch.entries import Fetched
 from spark_klog.errors import DecodeError
 from spark_klog.records.building.conversion import batch_of
 from spark_klog.records.contract import CREATE_TIME, LOG_APPEND_TIME, Record
 from spark_klog.records.formats.batch_v2 import BatchHeader
-from spark_klog.records.reading.reader import records_of, visible_batches
+from spark_klog.records.reading.reader import AbortedTransactions, records_of, visible_batches
 from spark_klog.wire.codecs import NONE, codec_by_id
 
 #: Bytes of the plain messages of magic 0 and 1 that become one batch.
@@ -54,7 +54,7 @@ class OutBatch:
     is_copied: bool
 
 
-def out_batches(chunk: Chunk, limit: int) -> Iterator[OutBatch]:
+def out_batches(chunk: Fetched, limit: int) -> Iterator[OutBatch]:
     """The batches for the target, with the visible records of a chunk from its offset on.
 
     A batch may be decompressed to at most `limit` bytes. `DecodeError`, which names the partition, for corrupt data,
@@ -64,7 +64,7 @@ def out_batches(chunk: Chunk, limit: int) -> Iterator[OutBatch]:
     size = 0
     try:
         sound = chunk.data[: min(chunk.damaged, default=len(chunk.data))]  # before the first batch with wrong offsets
-        for header, batch in visible_batches(sound, chunk.aborted):
+        for header, batch in visible_batches(sound, AbortedTransactions(chunk.aborted)):
             is_plain = not isinstance(header, BatchHeader) and not header.codec_id
             if waiting and (not is_plain or size >= _RUN_BYTES):
                 yield _rebuilt(waiting, 0)

@@ -544,7 +544,7 @@ class Session:
             key = chunk.topic, chunk.partition
             for batch in out_batches(chunk, self._limit):
                 self._waiting.append(key, batch)
-            self._waiting.append(key, chunk.following)
+            self._waiting.append(key, chunk.next_offset)
         elif not is_idle:
             wait_until_ready(connections, min(seconds, _SHORT))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch
 
-from spark_klog.client.consumer.fetches import Chunk
+from spark_klog.client.fetch.entries import Fetched
 from spark_klog.errors import CorruptBatchError
 from spark_klog.mirror.batches import OutBatch, Span, out_batches
 from spark_klog.records.building.assignment import own_batch
@@ -24,18 +26,18 @@ from spark_klog.records.formats.batch_v2 import (
 from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.records.kernels.reference import append_record
 from spark_klog.records.reading.offset_order import NOTHING
-from spark_klog.records.reading.reader import ABORT, AbortedTransactions, EndTransactionMarker, encode_marker
+from spark_klog.records.reading.reader import ABORT, EndTransactionMarker, encode_marker
 from spark_klog.wire.codecs import NONE, codec_by_name
 
 _TIME = 1_700_000_000_000
 _HEADERS: Headers = (("h", b"x"), ("null", None))
 
 
-def _chunk(data: bytes, offset: int = 0, aborted: AbortedTransactions | None = None) -> Chunk:
-    return Chunk("clicks", 3, 0, offset, 1 << 40, 0, memoryview(data), aborted, NOTHING)
+def _chunk(data: bytes, offset: int = 0, aborted: Sequence[tuple[int, int]] = ()) -> Fetched:
+    return Fetched("clicks", 3, offset, 1 << 40, memoryview(data), list(aborted), NOTHING)
 
 
-def _out(data: bytes, offset: int = 0, aborted: AbortedTransactions | None = None) -> list[OutBatch]:
+def _out(data: bytes, offset: int = 0, aborted: Sequence[tuple[int, int]] = ()) -> list[OutBatch]:
     return list(out_batches(_chunk(data, offset, aborted), 1 << 20))
 
 
@@ -152,7 +154,7 @@ def test_control_batches_aborted_ones_and_empty_ones_are_left_out() -> None:
     data = bytes(
         of(0, 1, TRANSACTIONAL_BIT) + of(1, 2, TRANSACTIONAL_BIT) + marker + of(3, 1, TRANSACTIONAL_BIT) + empty
     )
-    found = _out(data, 0, AbortedTransactions([(1, 0)]))
+    found = _out(data, 0, [(1, 0)])
     assert [out.spans for out in found] == [[Span(1, 1, 0)], [Span(3, 1, 0)]]
 
 

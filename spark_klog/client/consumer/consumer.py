@@ -24,11 +24,12 @@ from spark_klog.client.arguments import (
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.commits import Offsets
-from spark_klog.client.consumer.decoding import ConsumerRecord, Decoders
-from spark_klog.client.consumer.fetches import Chunk, Fetches
+from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, RecordDecoder
+from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import Positions
 from spark_klog.client.consumer.settings import consumer_config
+from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.waiting import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata
@@ -60,7 +61,7 @@ class _Decoding(NamedTuple):
 
     item: Assigned
     parts: Iterator[tuple[Any, int]]
-    chunk: Chunk
+    chunk: Fetched
 
 
 class Guard(CallLock):  # type: ignore[misc]  # as `CallLock`
@@ -177,7 +178,9 @@ class Consumer:
         self._group = None if self._config.group_id is None else self._new_group()
         self._positions = Positions(self._cluster, self._config, self._assignment, self._troubles)
         self._fetches = Fetches(self._cluster, self._config, self._assignment, self._waker, self._troubles)
-        self._decoders = Decoders(self._config, include_headers=include_headers)
+        limit, checks_crcs = self._config.client.decompressed_max_bytes, self._config.check_crcs
+        self._arrow = ArrowDecoder(limit, include_headers, checks_crcs)
+        self._records = RecordDecoder(limit, self._config.max_poll_records, checks_crcs)
         self._decoding: _Decoding | None = None
         #: Whether `_decoding` is from the Arrow decoder.
         self._decodes_arrow = False
@@ -337,14 +340,14 @@ class Consumer:
         headers with `include_headers`. A batch has at most 65,536 rows or about 8 MiB. A call that needs metadata or
         offsets may take a second longer. Errors: see the class.
         """
-        return self._next(self._decoders.arrow.parts, True, timeout)
+        return self._next(self._arrow.parts, True, timeout)
 
     def poll(self, timeout: float = 1.0) -> list[ConsumerRecord]:
         """The next records of one partition, at most max.poll.records; [] if there are none within `timeout` s.
 
         For many records `poll_arrow` is much faster. Errors: see the class.
         """
-        return self._next(self._decoders.records.parts, False, timeout) or []
+        return self._next(self._records.parts, False, timeout) or []
 
     def expect(self, topic_ids: Mapping[str, UUID]) -> None:
         """For the package's own use: the positions in assigned partitions of these topics belong to these ids."""
@@ -353,14 +356,14 @@ class Consumer:
                 if item.topic in topic_ids:
                     item.belong(topic_ids[item.topic])
 
-    def poll_chunk(self, timeout: float = 1.0) -> Chunk | None:
+    def poll_chunk(self, timeout: float = 1.0) -> Fetched | None:
         """For the package's own use: the next fetched batches as they are, or None if none come within `timeout` s.
 
         CRCs are not checked. The chunk's bytes are valid until the next call. Errors: see the class.
         """
-        return self._next(lambda chunk: iter([(chunk, chunk.following)]), False, timeout)
+        return self._next(lambda chunk: iter([(chunk, chunk.next_offset)]), False, timeout)
 
-    def _next(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], is_arrow: bool, timeout: float) -> _T | None:
+    def _next(self, decode: Callable[[Fetched], Iterator[tuple[_T, int]]], is_arrow: bool, timeout: float) -> _T | None:
         with self._guard.used():
             self._moving.__enter__()
             try:
@@ -369,7 +372,7 @@ class Consumer:
                     self._fetches.rewind()
                 self._returned = None
                 while self._assignment.dropped:
-                    self._decoders.forget(self._assignment.dropped.pop())
+                    self._arrow.forget(self._assignment.dropped.pop())
                 found = self._read(decode, time.monotonic() + timeout)
             except BaseException as error:
                 self._moving.__exit__(type(error), error, None)
@@ -397,11 +400,11 @@ class Consumer:
                 self._group.mend()
             self._joining.mended()
 
-    def _read(self, decode: Callable[[Chunk], Iterator[tuple[_T, int]]], deadline: float) -> _T | None:
+    def _read(self, decode: Callable[[Fetched], Iterator[tuple[_T, int]]], deadline: float) -> _T | None:
         self._guard.check()
         part: _T | None = None
         last = self._decoding
-        if last is not None and last.item.position == last.chunk.following:
+        if last is not None and last.item.position == last.chunk.next_offset:
             part = self._next_part()  # none, but then the next response may take the buffer
         if part is not None:
             return part
@@ -435,7 +438,7 @@ class Consumer:
                 self._release()
                 return None
             try:
-                part, position = next(decoding.parts, (None, chunk.following))
+                part, position = next(decoding.parts, (None, chunk.next_offset))
             except BaseException:  # an interrupt, too: an iterator that has raised looks like one at its end
                 self._release()
                 item.rewind()

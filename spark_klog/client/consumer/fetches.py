@@ -11,7 +11,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from uuid import UUID
 
@@ -36,7 +35,6 @@ from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import Waited, Waker, wait_until_ready
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
-    CorruptBatchError,
     DecodeError,
     ErrorCode,
     FrameTooLarge,
@@ -48,7 +46,6 @@ from spark_klog.errors import (
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS, INITIAL_EPOCH, NO_SESSION
-from spark_klog.records.reading.reader import AbortedTransactions
 
 _log = logging.getLogger(__name__)
 #: The errors of a broker that has dropped the session.
@@ -57,42 +54,6 @@ LOST_SESSION = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
-
-
-@dataclass(slots=True, eq=False)
-class Chunk:
-    """Complete record batches with the records of [offset, following), perhaps with some before `offset`.
-
-    `run` is that of the partition when they were fetched (see `Assigned`).
-    `data` is a view of the connection's buffer: valid until the connection receives the next response. `aborted` is
-    None without read_committed. `damaged` has the errors of batches with wrong offsets, by position in `data`.
-    """
-
-    topic: str
-    partition: int
-    run: int
-    offset: int
-    following: int
-    leader_epoch: int
-    data: memoryview
-    aborted: AbortedTransactions | None
-    damaged: Mapping[int, DecodeError]
-
-    def __len__(self) -> int:
-        """Bytes of the batches."""
-        return len(self.data)
-
-    def named(self, error: DecodeError) -> DecodeError:
-        """The decoding error with the partition's name and offset."""
-        kind = CorruptBatchError if isinstance(error, CorruptBatchError) else DecodeError
-        return kind(f"{self.topic}-{self.partition} after offset {self.offset - 1}: {error}")
-
-
-def chunk_of(key: TopicPartition, run: int, fetched: Fetched, *, is_committed: bool) -> Chunk:
-    """The chunk of what was fetched; `is_committed`: with read_committed."""
-    aborted = AbortedTransactions(fetched.aborted) if is_committed else None
-    place = *key, run, fetched.offset, fetched.next_offset, fetched.leader_epoch
-    return Chunk(*place, fetched.data, aborted, fetched.damaged)
 
 
 class FetchSession:
@@ -179,7 +140,7 @@ class _Source:
         self.is_opening = False
         #: The deadline of the answer, a reading of `time.monotonic`.
         self.until = 0.0
-        self.chunks: deque[Chunk] = deque()
+        self.chunks: deque[Fetched] = deque()
         self.attempts = 0
         self.retry_at = 0.0
 
@@ -305,7 +266,7 @@ class Fetches:
                 self._pause(item, error)
                 continue
             if chunk is not None:
-                item.fetch_offset = chunk.following
+                item.fetch_offset = chunk.next_offset
                 item.max_bytes = 0
                 # to the end, so that no partition starves (brokers before fetch sessions)
                 self._assignment.partitions.move_to_end(key)
@@ -335,7 +296,7 @@ class Fetches:
         item.replica = None
         item.failed(error, self._config.client)
 
-    def _chunk(self, item: Assigned, entry: Message, requested: FetchParameters, *, is_shared: bool) -> Chunk | None:
+    def _chunk(self, item: Assigned, entry: Message, requested: FetchParameters, *, is_shared: bool) -> Fetched | None:
         code = entry["error_code"]
         if code and item.replica is not None:
             # the follower may lag behind or be gone: ask the leader
@@ -369,9 +330,10 @@ class Fetches:
         if found.is_corrupt:
             for damage in found.damaged.values():
                 raise DecodeError(f"{item.name} at offset {requested.offset}: {damage}")
-        return chunk_of(item.key, item.run, found, is_committed=self._config.client.isolation_level > 0)
+        found.run = item.run
+        return found
 
-    def take(self) -> Chunk | None:
+    def take(self) -> Fetched | None:
         """The next fetched records; their buffer is valid until the next call, or until `taken` is reset."""
         self.taken = None
         for node, source in list(self._sources.items()):

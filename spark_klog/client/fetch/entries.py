@@ -20,7 +20,7 @@ from uuid import UUID
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key
-from spark_klog.errors import DecodeError, ErrorCode, FrameTooLarge, RecordTooLarge
+from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, FrameTooLarge, RecordTooLarge
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
 from spark_klog.records.formats.batch import first_batch_size, next_offset_after, whole_batch_size
@@ -83,22 +83,36 @@ def entries_of(
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Fetched:
-    """Whole record batches from `offset` on (with `is_corrupt` all bytes), and the list of aborted transactions.
+    """Whole record batches with the records of [offset, next_offset), perhaps with some before; if corrupt all bytes.
 
     `data` is a view of a reused buffer: it is valid until the next fetch of any reader of the same cluster.
     """
 
+    topic: str
+    partition: int
     offset: int
     next_offset: int
     data: memoryview
+    #: The aborted transactions; none without read_committed.
     aborted: list[tuple[int, int]]
+    #: Errors of batches whose offsets are wrong, by position in `data`.
     damaged: Mapping[int, DecodeError]
-    """Errors of batches whose offsets are wrong, by position in `data`."""
     leader_epoch: int = -1
+    #: Whether no batch is intact: `next_offset` is then a guess.
     is_corrupt: bool = False
-    """Whether no batch is intact: `next_offset` is then a guess."""
+    #: The run of a consumer's partition when they were fetched, see `Assigned`.
+    run: int = -1
+
+    def __len__(self) -> int:
+        """Bytes of the batches."""
+        return len(self.data)
+
+    def named(self, error: DecodeError) -> DecodeError:
+        """The decoding error with the partition's name and offset."""
+        kind = CorruptBatchError if isinstance(error, CorruptBatchError) else DecodeError
+        return kind(f"{self.topic}-{self.partition} after offset {self.offset - 1}: {error}")
 
 
 class Larger(NamedTuple):
@@ -155,7 +169,7 @@ def read_entry(
         raise DecodeError(f"{name}: {error}") from None
     aborted = [(item["producer_id"], item["first_offset"]) for item in entry["aborted_transactions"] or ()]
     data, epoch = records[: until.position], order.last_leader_epoch
-    return Fetched(offset, until.offset, data, aborted, order.damaged, epoch, is_corrupt)
+    return Fetched(*key, offset, until.offset, data, aborted, order.damaged, epoch, is_corrupt)
 
 
 def _guessed_end(records: memoryview, order: OffsetOrder, offset: int, log_end: int) -> int:

@@ -184,7 +184,7 @@ class _RangeFetch:
         found = read_entry(self._key, entry, self._offset, limits, self._end)
         if found is None and self._is_past_corrupt and entry["high_watermark"] >= self._end:
             # the rest of the range lies in the corrupt batch: the broker finds no such offsets
-            return Fetched(self._offset, self._end, memoryview(b""), [], NOTHING)
+            return Fetched(*self._key, self._offset, self._end, memoryview(b""), [], NOTHING)
         if isinstance(found, Larger):
             _log.info("%s at offset %d: a message of %d bytes, fetching again", self._name, self._offset, found.size)
             self._max_bytes = found.size
