@@ -185,16 +185,15 @@ class SimpleConsumer:
         version: int,
     ) -> Mapping[TopicPartition, Message]:
         """Send one request, and return each partition's part of the response."""
-        by_id = version >= FETCH_WITH_TOPIC_IDS
-        ids = self._topic_ids(connection, {topic for topic, _ in wanted}) if by_id else {}
-        topics = topics_to_fetch(
-            {key: FetchParameters(one.offset, one.fetch_size, topic_id=ids.get(key[0])) for key, one in wanted.items()}
-        )
-        isolation = self._config.isolation_level
+        ids = self._topic_ids(connection, {topic for topic, _ in wanted}) if version >= FETCH_WITH_TOPIC_IDS else {}
+        asked = {
+            key: FetchParameters(one.offset, one.fetch_size, topic_id=ids.get(key[0])) for key, one in wanted.items()
+        }
+        isolation, topics = self._config.isolation_level, topics_to_fetch(asked)
         request = {**wait, "max_bytes": self._buffer_size, "isolation_level": isolation, "topics": topics}
         answer = connection.request(FETCH, request, version=version)
         check_code(FETCH, answer["error_code"], f"fetch at {connection.address}")
-        return entries_of(answer, wanted, {found: topic for topic, found in ids.items()} if by_id else None)
+        return entries_of(answer, asked)
 
     def _messages(
         self, request: FetchRequest, entry: Message, *, is_shared: bool = False

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client.fetch.entries import Fetched, Larger, Limits, entries_of, read_entry
+from spark_klog.client.fetch.entries import Fetched, FetchParameters, Larger, Limits, entries_of, read_entry
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError, RecordTooLarge
 from tests.support.batches import make_batch
 
 KEY = ("t", 0)
+WANTED = {KEY: FetchParameters(0, 1)}
 _DELTA = 23
 
 
@@ -137,16 +138,16 @@ def test_an_answer_without_any_entry() -> None:
     """It is asked again, whether the broker says that it throttles or not; unless a session has no news."""
     for throttle in ({}, {"throttle_time_ms": 0}, {"throttle_time_ms": 9}):
         with pytest.raises(ProtocolError) as raised:
-            entries_of({"responses": [], **throttle}, [KEY])
+            entries_of({"responses": [], **throttle}, WANTED)
         assert raised.value.retriable
-    assert entries_of({"responses": []}, [KEY], is_incremental=True) == {}
+    assert entries_of({"responses": []}, WANTED, is_incremental=True) == {}
 
 
 def test_an_answer_to_another_question() -> None:
     entry = _entry(A) | {"partition_index": 0}
     answer = {"responses": [{"topic": "t", "partitions": [entry]}]}
-    assert entries_of(answer, [KEY]) == {KEY: entry}
+    assert entries_of(answer, WANTED) == {KEY: entry}
     with pytest.raises(DecodeError, match="without t-1"):
-        entries_of(answer, [KEY, ("t", 1)])
+        entries_of(answer, {**WANTED, ("t", 1): FetchParameters(0, 1)})
     with pytest.raises(DecodeError, match="not asked for"):
-        entries_of(answer, [("u", 0)])
+        entries_of(answer, {("u", 0): FetchParameters(0, 1)})

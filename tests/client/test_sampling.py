@@ -67,7 +67,12 @@ class _FakeBroker:
     def __init__(self, cluster: FakeCluster, node: int, log: Mapping[TopicPartition, list[bytes]]) -> None:
         self._cluster, self._node, self._log = cluster, node, log
 
-    def request(self, api: object, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+    address = "h:1"
+
+    def receive(self, answer: dict[str, Any], deadline: float) -> dict[str, Any]:
+        return answer
+
+    def send(self, api: object, message: dict[str, Any], *, version: int | None, deadline: float) -> dict[str, Any]:
         """Return the batches that fit into partition_max_bytes; only the first partition gets one that is larger."""
         assert api is FETCH
         assert message["max_wait_ms"] == 0

@@ -32,7 +32,7 @@ def test_a_corrupt_batch_before_one_that_is_cut_off(
     with Cluster.connect({"bootstrap.servers": cluster.bootstrap_servers}) as client:
         key, node = (topic, 0), client.leader(topic, 0)
         entry = {"error_code": 0, "records": records, "high_watermark": 303, "aborted_transactions": []}
-        monkeypatch.setattr("spark_klog.client.fetch.ranges.entries_of", lambda *_: {key: entry})
+        monkeypatch.setattr("spark_klog.client.fetch.entries.entries_of", lambda *_: {key: entry})
         answer = fetch_short(client, node, {key: (0, 300)}, {}, 1 << 20)
     assert answer is not None
     assert list(answer.found) == ([] if is_corrupt else [key])

@@ -30,6 +30,7 @@ from spark_klog.client.fetch.entries import (
     read_entry,
     too_large,
     topics_to_fetch,
+    without_ids,
 )
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import Waited, Waker, wait_until_ready
@@ -85,7 +86,7 @@ class FetchSession:
             self.restart()
             self.has_ids = has_ids
         if not has_ids:
-            partitions = {key: item._replace(topic_id=None) for key, item in partitions.items()}
+            partitions = without_ids(partitions)
         changed = partitions
         forgotten: dict[tuple[str, UUID | None], list[int]] = {}
         if self._epoch != INITIAL_EPOCH:
@@ -114,8 +115,7 @@ class FetchSession:
             if code in LOST_SESSION:
                 self._id = NO_SESSION
             raise answer_error(FETCH, code, what)
-        names = {item.topic_id: key[0] for key, item in self.requested.items()} if self.has_ids else None
-        result = entries_of(answer, self.requested, names, is_incremental=self._epoch != INITIAL_EPOCH)
+        result = entries_of(answer, self.requested, is_incremental=self._epoch != INITIAL_EPOCH)
         self._id = answer["session_id"]
         if self._id == NO_SESSION:
             self._epoch = INITIAL_EPOCH
@@ -211,7 +211,7 @@ class Fetches:
                 self._look_at = min(self._look_at, until)
                 return
             if not connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS):
-                partitions = {key: item._replace(topic_id=None) for key, item in partitions.items()}
+                partitions = without_ids(partitions)
             request = source.session.request(partitions) | {
                 "max_wait_ms": config.fetch_max_wait_ms,
                 "min_bytes": config.fetch_min_bytes,

@@ -13,16 +13,19 @@ What an entry of an answer says (`read_entry`):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.client.answers import answer_error, by_key
+from spark_klog.client.answers import answer_error, by_key, check_code
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.net.connection import Connection
 from spark_klog.errors import CorruptBatchError, DecodeError, ErrorCode, FrameTooLarge, RecordTooLarge
 from spark_klog.protocol.apis import FETCH
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS
 from spark_klog.records.formats.batch import first_batch_size, next_offset_after, whole_batch_size
 from spark_klog.records.reading.offset_order import NO_END, End, OffsetOrder
 
@@ -55,21 +58,66 @@ def topics_to_fetch(partitions: Mapping[TopicPartition, FetchParameters]) -> lis
     ]
 
 
+class FetchInFlight:
+    """A Fetch of whole partitions, which was sent when this is made; `entries` or `forget` ends it.
+
+    Topics are named by id if `wanted` has all ids and the broker takes them (KIP-516). Raises what `Connection` raises.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        connection: Connection,
+        wanted: Mapping[TopicPartition, FetchParameters],
+        *,
+        max_wait_ms: int = 500,
+        isolation_level: int | None = None,
+    ) -> None:
+        """`isolation_level` is by default that of the settings."""
+        config = cluster.config
+        is_by_id = all(item.topic_id for item in wanted.values()) and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
+        self.connection, self._cluster = connection, cluster
+        self._wanted = wanted if is_by_id else without_ids(wanted)
+        request = {
+            "max_wait_ms": max_wait_ms,
+            "min_bytes": 1,
+            "max_bytes": max(config.fetch_max_bytes, *(item.max_bytes for item in wanted.values())),
+            "isolation_level": config.isolation_level if isolation_level is None else isolation_level,
+            "topics": topics_to_fetch(self._wanted),
+        }
+        version = FETCH_WITH_TOPIC_IDS if is_by_id else None
+        handle = connection.send(FETCH, request, version=version, deadline=cluster.deadline())
+        assert handle is not None  # a fetch is answered
+        self._handle = handle
+
+    def entries(self) -> dict[TopicPartition, Message]:
+        """Wait for the answer; its entries as of `entries_of`. `ProtocolError` for the error code of all of it."""
+        answer = self.connection.receive(self._handle, self._cluster.deadline())
+        check_code(FETCH, answer["error_code"], f"fetch from broker {self.connection.address}")
+        return entries_of(answer, self._wanted)
+
+    def forget(self) -> None:
+        """Drop the answer."""
+        self.connection.forget(self._handle)
+
+
+def without_ids(wanted: Mapping[TopicPartition, FetchParameters]) -> dict[TopicPartition, FetchParameters]:
+    """The same partitions, of topics that are named."""
+    return {key: item._replace(topic_id=None) for key, item in wanted.items()}
+
+
 def entries_of(
-    answer: Message,
-    wanted: Collection[TopicPartition],
-    names: Mapping[UUID | None, str] | None = None,
-    *,
-    is_incremental: bool = False,
+    answer: Message, wanted: Mapping[TopicPartition, FetchParameters], *, is_incremental: bool = False
 ) -> dict[TopicPartition, Message]:
     """The entries of an answer by partition: one for each `wanted`, in an incremental session only those with news.
 
-    `names` has the topics by id if the request named them by id. `DecodeError` if the answer does not match; a
-    retriable `ProtocolError` if it has no entry at all, as that of a busy broker.
+    `DecodeError` if the answer does not match; a retriable `ProtocolError` if it has no entry at all, as that of a
+    busy broker.
     """
+    names = {item.topic_id: key[0] for key, item in wanted.items() if item.topic_id is not None}
     entries = []
     for topic in answer["responses"]:
-        name = topic["topic"] if names is None else names.get(topic["topic_id"], str(topic["topic_id"]))
+        name = names.get(topic["topic_id"], str(topic["topic_id"])) if names else topic["topic"]
         for entry in topic["partitions"]:
             entries.append(((name, entry["partition_index"]), entry))
     found, asked = dict(entries), set(wanted)

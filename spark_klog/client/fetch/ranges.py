@@ -16,20 +16,18 @@ from typing import NamedTuple
 from uuid import UUID
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.entries import (
     LEAST_BYTES,
     Fetched,
+    FetchInFlight,
     FetchParameters,
     Larger,
     Limits,
-    entries_of,
     read_entry,
     too_large,
-    topics_to_fetch,
 )
-from spark_klog.client.net.connection import Connection, Handle
+from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import list_offsets, offset_range
 from spark_klog.client.retry import Retry
 from spark_klog.errors import (
@@ -41,13 +39,10 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
-from spark_klog.protocol.apis import FETCH
-from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.records import FETCH_WITH_TOPIC_IDS, LATEST
+from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.reading.offset_order import NOTHING
 
 _log = logging.getLogger(__name__)
-MAX_WAIT_MS = 500
 #: A range of at most so many records is short.
 MOST_RECORDS = 1000
 #: How much of a partition is fetched of a short range: at first, and at most. And how much a request may bring.
@@ -80,18 +75,6 @@ def fetch_range(
     return _RangeFetch(cluster, (topic, partition), start, end, timeout_ms, topic_id).run()
 
 
-def _message(cluster: Cluster, wanted: Mapping[TopicPartition, FetchParameters]) -> Message:
-    """A Fetch request."""
-    config = cluster.config
-    return {
-        "max_wait_ms": MAX_WAIT_MS,
-        "min_bytes": 1,
-        "max_bytes": max(config.fetch_max_bytes, *(one.max_bytes for one in wanted.values())),
-        "isolation_level": config.isolation_level,
-        "topics": topics_to_fetch(wanted),
-    }
-
-
 class _RangeFetch:
     """The fetches of one range, see `fetch_range`."""
 
@@ -102,8 +85,9 @@ class _RangeFetch:
         self._key, self._topic_id = key, topic_id
         self._offset, self._end = start, end
         self._max_bytes = max(cluster.config.partition_fetch_bytes, LEAST_BYTES)
+        #: The connection of the last fetch, and the one in flight.
         self._connection: Connection | None = None
-        self._handle: Handle | None = None
+        self._fetch: FetchInFlight | None = None
         #: Whether the last fetch had only corrupt batches: where they end is a guess.
         self._is_past_corrupt = False
 
@@ -151,35 +135,30 @@ class _RangeFetch:
 
     def _forget(self) -> None:
         """Drop the fetch in flight."""
-        if self._connection is not None and self._handle is not None:
-            self._connection.forget(self._handle)
-        self._handle = None
+        if self._fetch is not None:
+            self._fetch.forget()
+        self._fetch = None
 
     def _send_ahead(self) -> None:
         """Request the next records ahead, unless the broker throttles this client or the SASL session ends."""
         connection = self._connection
-        if connection is None or connection.is_throttled or connection.must_renew:
-            return
-        if self._offset < self._end:
+        assert connection is not None
+        if self._offset < self._end and not connection.is_throttled and not connection.must_renew:
             try:
-                self._send(connection)
+                self._fetch = self._send(connection)
             except (ConnectionFailed, RequestTimedOut) as error:
                 _log.info("fetching %s again: %s", self._name, error)
 
     def _receive(self) -> Fetched | None:
         """Receive the response to the fetch in flight, or to a new one; None if it has no complete batch."""
-        if self._connection is None or self._handle is None:
-            self._connection = self._cluster.connection(self._cluster.leader(*self._key))
-            self._send(self._connection)
-        assert self._handle is not None  # a fetch is answered
-        handle, self._handle = self._handle, None
+        fetch, self._fetch = self._fetch, None
+        if fetch is None:
+            fetch = self._send(self._cluster.connection(self._cluster.leader(*self._key)))
+        self._connection = fetch.connection
         try:
-            answer = self._connection.receive(handle, self._cluster.deadline())
+            entry = fetch.entries()[self._key]
         except FrameTooLarge as error:
             raise too_large(self._key, self._offset, error) from None
-        check_code(FETCH, answer["error_code"], f"fetch of {self._name} at offset {self._offset}")
-        names = {self._topic_id: self._key[0]} if handle.version >= FETCH_WITH_TOPIC_IDS else None
-        entry = entries_of(answer, [self._key], names)[self._key]
         limits = Limits(self._max_bytes, self._cluster.config.response_max_bytes)
         found = read_entry(self._key, entry, self._offset, limits, self._end)
         if found is None and self._is_past_corrupt and entry["high_watermark"] >= self._end:
@@ -196,12 +175,9 @@ class _RangeFetch:
         self._is_past_corrupt = found.is_corrupt
         return found
 
-    def _send(self, connection: Connection) -> None:
+    def _send(self, connection: Connection) -> FetchInFlight:
         wanted = {self._key: FetchParameters(self._offset, self._max_bytes, topic_id=self._topic_id)}
-        is_by_id = self._topic_id is not None and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
-        version = FETCH_WITH_TOPIC_IDS if is_by_id else None
-        request = _message(self._cluster, wanted)
-        self._handle = connection.send(FETCH, request, version=version, deadline=self._cluster.deadline())
+        return FetchInFlight(self._cluster, connection, wanted)
 
     def _check_range(self) -> None:
         """Raise `OffsetOutOfRange` if the log does not have the offsets."""
@@ -280,16 +256,11 @@ def fetch_short(
     timeout_ms = min(cluster.config.request_timeout_ms / _PART, _LONGEST_MS)
     try:
         with cluster.within(timeout_ms):
-            connection = cluster.connection(node)
-            by_id = all(topic in topic_ids for topic, _ in starts) and connection.speaks(FETCH, FETCH_WITH_TOPIC_IDS)
-            request = _message(
-                cluster,
-                {key: FetchParameters(starts[key][0], most_bytes, topic_id=topic_ids.get(key[0])) for key in starts},
-            )
-            version = FETCH_WITH_TOPIC_IDS if by_id else None
-            answer = connection.request(FETCH, request, version=version, deadline=cluster.deadline())
-        check_code(FETCH, answer["error_code"], f"fetch of {len(starts)} partitions")
-        entries = entries_of(answer, starts, {topic_ids[topic]: topic for topic, _ in starts} if by_id else None)
+            wanted = {
+                key: FetchParameters(start, most_bytes, topic_id=topic_ids.get(key[0]))
+                for key, (start, _) in starts.items()
+            }
+            entries = FetchInFlight(cluster, cluster.connection(node), wanted).entries()
     except KlogError as error:
         _log.info("fetching %d partitions of broker %d one by one: %s", len(starts), node, error)
         return None

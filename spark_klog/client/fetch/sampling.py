@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from typing import NamedTuple, TypeVar
 
 from spark_klog.base.names import TopicPartition
-from spark_klog.client.answers import check_code
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetch.entries import (
-    Fetched,
-    FetchParameters,
-    Larger,
-    Limits,
-    entries_of,
-    read_entry,
-    topics_to_fetch,
-)
+from spark_klog.client.fetch.entries import Fetched, FetchInFlight, FetchParameters, Larger, Limits, read_entry
 from spark_klog.errors import DecodeError, KlogError
-from spark_klog.protocol.apis import FETCH
+from spark_klog.protocol.tables.records import READ_UNCOMMITTED
 from spark_klog.records.contract import NO_TIMESTAMP_TYPE, Record
 from spark_klog.records.formats.batch import Header, check_crc, iter_batches
 from spark_klog.records.formats.message_set import MessageHeader
@@ -28,6 +19,7 @@ from spark_klog.records.reading.reader import records_of
 #: Bytes of the first fetch, and how much larger the next one is: for headers, and for the first record.
 _HEADERS_BYTES, _HEADERS_GROWTH = 64 * 1024, 4
 _RECORD_BYTES, _RECORD_GROWTH = 16 * 1024, 8
+_Found = TypeVar("_Found")
 
 
 def record_sizes(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
@@ -35,47 +27,87 @@ def record_sizes(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dic
 
     Partitions without records there are left out. Raises what `Cluster.attempt` raises.
     """
-    return {key: _record_size(headers, offsets[key]) for key, headers in _sample(cluster, offsets).items()}
+
+    def size(headers: list[Header], offset: int) -> float:
+        is_wrapper = isinstance(headers[0], MessageHeader) and headers[0].codec_id
+        first = offset if is_wrapper else headers[0].base_offset  # a compressed message has only its last offset
+        return sum(header.size for header in headers) / max(1, headers[-1].next_offset - first)
+
+    sampled = _sample(cluster, offsets, _HEADERS_BYTES, _HEADERS_GROWTH, _headers)
+    return {key: size(headers, offsets[key]) for key, headers in sampled.items() if headers}
 
 
 def timestamp_types(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """The timestamp type (see `records.contract`) of the batch at each offset; partitions without one are left out."""
-    return {key: headers[0].timestamp_type for key, headers in _sample(cluster, offsets).items()}
+    sampled = _sample(cluster, offsets, _HEADERS_BYTES, _HEADERS_GROWTH, _headers)
+    return {key: headers[0].timestamp_type for key, headers in sampled.items() if headers}
 
 
-def _record_size(headers: list[Header], offset: int) -> float:
-    is_wrapper = isinstance(headers[0], MessageHeader) and headers[0].codec_id
-    first = offset if is_wrapper else headers[0].base_offset  # a compressed message has only its last offset
-    return sum(header.size for header in headers) / max(1, headers[-1].next_offset - first)
+def next_timestamps(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+    """The timestamp (ms) of the first data record at or after each partition's offset.
 
-
-def _sample(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, list[Header]]:
-    """The headers of a few batches from each offset on; partitions without any are left out."""
-    found: dict[TopicPartition, list[Header]] = {}
-    rest, size, largest = dict(offsets), _HEADERS_BYTES, max(_HEADERS_BYTES, cluster.config.partition_fetch_bytes)
-    while rest:
-        answer = cluster.attempt(partial(_headers, cluster, rest, size))
-        found |= {key: headers for key, headers in answer.items() if headers}
-        rest = {key: offsets[key] for key, headers in answer.items() if not headers}
-        if size == largest:
-            break
-        size = min(_HEADERS_GROWTH * size, largest)
-    return found
-
-
-def _headers(cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int) -> dict[TopicPartition, list[Header]]:
-    """The headers in the first `size` bytes of each partition that has records; [] if the first batch is larger.
-
-    Partitions that fail are left out: the real fetch will report that.
+    None if the record has no timestamp or can't be read; partitions without such a record are left out. Raises what
+    `Cluster.attempt` raises.
     """
-    found: dict[TopicPartition, list[Header]] = {}
-    for key, fetched in _small_fetch(cluster, offsets, size):
-        if isinstance(fetched, Larger):
-            found[key] = []
-        elif isinstance(fetched, Fetched):
-            with suppress(DecodeError):
-                found[key] = [header for header, _ in iter_batches(fetched.data)]
+    return _sample(cluster, offsets, _RECORD_BYTES, _RECORD_GROWTH, _first_timestamp)
+
+
+class _Later(NamedTuple):
+    """Nothing was found before this offset."""
+
+    offset: int
+
+
+def _sample(
+    cluster: Cluster,
+    offsets: Mapping[TopicPartition, int],
+    size: int,
+    growth: int,
+    read: Callable[[Fetched | KlogError], _Found | _Later | None],
+) -> dict[TopicPartition, _Found | None]:
+    """What `read` finds in the first bytes after each offset: `size` of them, or more if no batch fits.
+
+    None if it finds nothing, or if the largest fetch holds no batch. Partitions without records are left out.
+    """
+    found: dict[TopicPartition, _Found | None] = {}
+    rest, largest = dict(offsets), max(size, cluster.config.partition_fetch_bytes)
+
+    def read_each() -> dict[TopicPartition, _Found | _Later | None]:
+        fetches = _small_fetch(cluster, rest, size)
+        return {key: _Later(rest[key]) if isinstance(one, Larger) else read(one) for key, one in fetches}
+
+    while rest:
+        answers = cluster.attempt(read_each)
+        found |= {key: one for key, one in answers.items() if not isinstance(one, _Later)}
+        following = {key: one.offset for key, one in answers.items() if isinstance(one, _Later)}
+        too_large = [key for key, offset in following.items() if offset == rest[key]]
+        if size == largest:
+            found |= dict.fromkeys(too_large)
+            following = {key: offset for key, offset in following.items() if offset > rest[key]}
+        rest = following
+        if too_large:
+            size = min(growth * size, largest)
     return found
+
+
+def _headers(fetched: Fetched | KlogError) -> list[Header] | None:
+    """The headers of the batches; the real fetch will report errors."""
+    if isinstance(fetched, Fetched):
+        with suppress(DecodeError):
+            return [header for header, _ in iter_batches(fetched.data)]
+    return None
+
+
+def _first_timestamp(fetched: Fetched | KlogError) -> int | _Later | None:
+    if isinstance(fetched, KlogError):
+        return None
+    try:
+        record = _first_record(fetched)
+    except DecodeError:
+        return None
+    if record is None:
+        return _Later(fetched.next_offset)
+    return None if record.timestamp_type == NO_TIMESTAMP_TYPE else record.timestamp
 
 
 def _small_fetch(
@@ -88,65 +120,18 @@ def _small_fetch(
     `Cluster.connection` raises.
     """
     leaders, _ = cluster.by_leader(offsets)
-    for node, wanted in leaders.items():
-        asked = topics_to_fetch({key: FetchParameters(offsets[key], size) for key in wanted})
-        request = {"max_wait_ms": 0, "max_bytes": cluster.config.fetch_max_bytes, "topics": asked}
-        answer = cluster.connection(node).request(FETCH, request, deadline=cluster.deadline())
-        check_code(FETCH, answer["error_code"], f"fetch from broker {node}")
-        limits = Limits(size, cluster.config.response_max_bytes, is_shared=True)
-        for key, entry in entries_of(answer, wanted).items():
+    limits = Limits(size, cluster.config.response_max_bytes, is_shared=True)
+    for node, keys in leaders.items():
+        wanted = {key: FetchParameters(offsets[key], size) for key in keys}
+        connection = cluster.connection(node)
+        fetch = FetchInFlight(cluster, connection, wanted, max_wait_ms=0, isolation_level=READ_UNCOMMITTED)
+        for key, entry in fetch.entries().items():
             if not entry["error_code"] and offsets[key] >= entry["high_watermark"]:
                 continue
             try:
                 yield key, read_entry(key, entry, offsets[key], limits) or Larger(size)
             except KlogError as error:
                 yield key, error
-
-
-def next_timestamps(cluster: Cluster, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-    """The timestamp (ms) of the first data record at or after each partition's offset.
-
-    None if the record has no timestamp or can't be read; partitions without such a record are left out. Raises what
-    `Cluster.attempt` raises.
-    """
-    found: dict[TopicPartition, int | None] = {}
-    rest, size = dict(offsets), _RECORD_BYTES
-    largest = max(_RECORD_BYTES, cluster.config.partition_fetch_bytes)
-    while rest:
-        times, following = cluster.attempt(partial(_first_timestamps, cluster, rest, size))
-        found |= times
-        is_larger = any(offset == rest[key] for key, offset in following.items())
-        if is_larger and size == largest:
-            found |= {key: None for key, offset in following.items() if offset == rest[key]}
-            following = {key: offset for key, offset in following.items() if offset > rest[key]}
-        rest = following
-        if is_larger:
-            size = min(_RECORD_GROWTH * size, largest)
-    return found
-
-
-def _first_timestamps(
-    cluster: Cluster, offsets: Mapping[TopicPartition, int], size: int
-) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, int]]:
-    """The timestamps as of `next_timestamps`, and where to go on in partitions whose first record was not there."""
-    times: dict[TopicPartition, int | None] = {}
-    following: dict[TopicPartition, int] = {}
-    for key, fetched in _small_fetch(cluster, offsets, size):
-        if isinstance(fetched, Larger):
-            following[key] = offsets[key]
-            continue
-        times[key] = None
-        if isinstance(fetched, Fetched):
-            try:
-                record = _first_record(fetched)
-            except DecodeError:
-                continue
-            if record is None:
-                del times[key]
-                following[key] = fetched.next_offset
-            elif record.timestamp_type != NO_TIMESTAMP_TYPE:
-                times[key] = record.timestamp
-    return times, following
 
 
 def _first_record(fetched: Fetched) -> Record | None:
