@@ -62,7 +62,7 @@ class Mirror:
             except KlogError as error:
                 failures = 1 if self.totals.records > before else failures + 1
                 # A broker that aborts a transaction for its age fences the producer, although there is no other one.
-                is_expired = session is not None and session.has_expired
+                is_expired = session is not None and session.target.has_expired
                 is_abort = isinstance(error, ProducerFenced) or getattr(error, "code", None) in NEVER_COMMITTED
                 is_lasting = until_end and failures >= _MOST_FAILURES
                 if is_lasting or not (is_retriable(error) or (is_expired and is_abort)):

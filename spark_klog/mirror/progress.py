@@ -23,28 +23,24 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from struct import Struct, error as StructError
 from uuid import UUID
 
-from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer, ConsumerRecord
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DecodeError, ErrorCode, ProtocolError, RequestTimedOut
 from spark_klog.mirror.offset_map import PartitionMap, decode_key, decode_run, encode_key
 from spark_klog.protocol.tables.records import EARLIEST, LATEST, READ_COMMITTED
-from spark_klog.records.building.assignment import own_batch
 
-_TOPIC, _COPY = -1, -2
-_PREFIX, _OWNER, _RELEASE, _ORIGINS = -1, -2, -3, -4
+ORIGINAL, COPY = -1, -2
+PREFIX, OWNER, RELEASE, ORIGINS = -1, -2, -3, -4
 _UNKNOWN = UUID(int=0)
 _NO_OFFSETS = Struct(">qq").pack(-1, -1)
 _SECONDS = 60.0
 _MOST_COPIES = 3
-#: Records of a batch: less than half a megabyte, whatever the topics' names.
-_ROWS = 1_500
 
 
 @dataclass(frozen=True)
@@ -71,16 +67,6 @@ class Progress:
     owners: list[Owner] = field(default_factory=list)
     released: str = ""
 
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing was mirrored yet."""
-        return self.prefix is None and not self.maps
-
-    @property
-    def owner(self) -> Owner | None:
-        """The process that has begun last."""
-        return self.owners[-1] if self.owners else None
-
     def load(self, key: bytes, value: bytes) -> None:
         """Take in a record, in the order of the topic; `DecodeError` if it is not a mirror's."""
         topic, kind = decode_key(key)
@@ -89,7 +75,7 @@ class Progress:
             return
         rest = value[len(_NO_OFFSETS) :]
         try:
-            if topic and kind == _COPY:
+            if topic and kind == COPY:
                 self.copy_ids[topic] = UUID(bytes=rest)
             elif topic:
                 topic_id = UUID(bytes=rest)
@@ -97,13 +83,13 @@ class Progress:
                 self.topic_ids.pop(topic, None)
                 if topic_id != _UNKNOWN:
                     self.topic_ids[topic] = topic_id
-            elif kind == _PREFIX:
+            elif kind == PREFIX:
                 self.prefix = rest.decode()
-            elif kind == _OWNER:
+            elif kind == OWNER:
                 self.owners.append(Owner(**json.loads(rest)))
-            elif kind == _RELEASE:
+            elif kind == RELEASE:
                 self.released = rest.decode()
-            elif kind == _ORIGINS:
+            elif kind == ORIGINS:
                 self.origins = dict(json.loads(rest))
         except (ValueError, TypeError, StructError) as error:
             raise DecodeError(f"not a record of a mirror's topics: {error}") from None
@@ -122,34 +108,13 @@ class Progress:
             )
 
 
-# The records of notes: (key, value).
+def topic_record(topic: str, topic_id: UUID | None, kind: int = ORIGINAL) -> tuple[bytes, bytes]:
+    """The record (key, value) of the id of a topic at the source, or with the kind `COPY` of its copy."""
+    return encode_key((topic, kind)), _NO_OFFSETS + (topic_id or _UNKNOWN).bytes
 
 
-def topic_record(topic: str, topic_id: UUID | None) -> tuple[bytes, bytes]:
-    return encode_key((topic, _TOPIC)), _NO_OFFSETS + (topic_id or _UNKNOWN).bytes
-
-
-def copy_record(topic: str, topic_id: UUID) -> tuple[bytes, bytes]:
-    return encode_key((topic, _COPY)), _NO_OFFSETS + topic_id.bytes
-
-
-def prefix_record(prefix: str) -> tuple[bytes, bytes]:
-    return _note(_PREFIX, prefix)
-
-
-def owner_record(owner: Owner) -> tuple[bytes, bytes]:
-    return _note(_OWNER, json.dumps(asdict(owner)))
-
-
-def release_record(owner: Owner) -> tuple[bytes, bytes]:
-    return _note(_RELEASE, owner.id)
-
-
-def origins_record(origins: dict[str, str]) -> tuple[bytes, bytes]:
-    return _note(_ORIGINS, json.dumps(origins))
-
-
-def _note(kind: int, text: str) -> tuple[bytes, bytes]:
+def note_record(kind: int, text: str) -> tuple[bytes, bytes]:
+    """The record (key, value) of a note on the mirror: `PREFIX`, `OWNER`, `RELEASE` or `ORIGINS`."""
     return encode_key(("", kind)), _NO_OFFSETS + text.encode()
 
 
@@ -196,12 +161,6 @@ class ProgressReader:
         self._consumer = Consumer({**settings, **own})
         self._consumer.assign([(*self._key, EARLIEST)])
 
-    def __enter__(self) -> ProgressReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         self._consumer.close()
 
@@ -225,15 +184,9 @@ class ProgressReader:
     def look(self) -> None:
         """Take in which process has begun since, without waiting; the mirror's own records come back, too."""
         while records := self._consumer.poll(0.0):
-            self._take_in(records, lambda key: key == ("", _OWNER))
+            self._take_in(records, lambda key: key == ("", OWNER))
 
     def _take_in(self, records: Iterable[ConsumerRecord], is_wanted: Callable[[TopicPartition], bool]) -> None:
         for record in records:
             if record.key is not None and record.value is not None and is_wanted(decode_key(record.key)):
                 self.progress.load(record.key, record.value)
-
-
-def progress_batches(rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytearray, int]]:
-    """Batches of records (key, value), in order, with their numbers of records."""
-    parts = [rows[start : start + _ROWS] for start in range(0, len(rows), _ROWS)]
-    return [(own_batch(part, system_ms()), len(part)) for part in parts]

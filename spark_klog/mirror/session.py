@@ -13,6 +13,7 @@ for their turn, and buffer.memory of the target.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import deque
@@ -41,10 +42,11 @@ from spark_klog.errors import (
 from spark_klog.mirror.batches import OutBatch, Span, out_batches
 from spark_klog.mirror.offset_map import PartitionMap, encode_run
 from spark_klog.mirror.progress import (
+    COPY,
+    ORIGINS,
+    PREFIX,
     ProgressReader,
-    copy_record,
-    origins_record,
-    prefix_record,
+    note_record,
     prepare_progress,
     progress_topic,
     slot_of,
@@ -219,9 +221,10 @@ def _size(item: OutBatch | int) -> int:
     return 0 if isinstance(item, int) else len(item.data)
 
 
-def _remedy(topic: str) -> str:
-    """What to do if the source's log or the copy is another one now."""
-    return f"Delete its copy, and have it copied again (--copy-again {topic}), or exclude the topic (--exclude)"
+def _remedy(topic: str, *, is_empty: bool = False) -> str:
+    """What to do if the source's log or the copy is another one now. `is_empty`: the copy has never had a record."""
+    copying = "Have it copied again" if is_empty else "Delete its copy, and have it copied again"
+    return f"{copying} (--copy-again {topic}), or exclude the topic (--exclude)"
 
 
 class _Noted(NamedTuple):
@@ -246,14 +249,13 @@ class Session:
             check_clusters(settings, self._source_admin, self._target_admin)
             self._name = name = mirror_name(settings, self._source_admin)
             self._slots = prepare_progress(self._target_admin, name, slots)
-            self._target = Target(settings, name, slot)
-            self._stack.callback(self._target.close)
-            self._reader = self._stack.enter_context(
-                ProgressReader(settings.target_admin(), self._target_admin, progress_topic(name), slot)
-            )
+            self.target = Target(settings, name, slot)
+            self._stack.callback(self.target.close)
+            self._reader = ProgressReader(settings.target_admin(), self._target_admin, progress_topic(name), slot)
+            self._stack.callback(self._reader.close)
             self._reader.load().check_prefix(name, settings.prefix)
             #: Its maps are of all partitions that the topic knows, those that are assigned among them.
-            self._progress = ownership.claim(name, self._reader, self._target)
+            self._progress = ownership.claim(name, self._reader, self.target)
             self._maps = self._progress.maps
             self._consumer = self._stack.enter_context(Consumer(settings.source_consumer()))
         except BaseException:
@@ -274,7 +276,7 @@ class Session:
         self._noted: dict[TopicPartition, deque[_Noted]] = {}
         self._noted_count = 0
         self._commit_at = self._refresh_at = self._groups_at = self._lag_at = self._look_at = 0.0
-        self._is_first = self._progress.is_new
+        self._is_first = self._progress.prefix is None and not self._maps
         #: Whether topics and partitions that appear are left out: the mirror stops at the ends that it has seen.
         self._is_closed = False
         #: Whether to wait for the leaders of new partitions.
@@ -283,21 +285,16 @@ class Session:
         self._left_out: set[TopicPartition] = set()
         self._has_warned = False
 
-    @property
-    def has_expired(self) -> bool:
-        """Whether the target may have aborted the open transaction because it lasted too long."""
-        return self._target.has_expired
-
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         try:
-            if isinstance(error, DataLossError) and not self._target.is_transactional:
-                self._ownership.release(self._target)
+            if isinstance(error, DataLossError) and not self.target.is_transactional:
+                self._ownership.release(self.target)
         finally:
             self._stack.close()
-        if (fenced := self._target.fenced(error)) is not None:
+        if (fenced := self.target.fenced(error)) is not None:
             raise fenced from error
 
     def run(self, is_stopped: Callable[[], bool], on_progress: Callable[[Totals], None], *, until_end: bool) -> None:
@@ -334,10 +331,10 @@ class Session:
         on_progress(self.totals)
 
     def _finish(self) -> None:
-        self._target.flush()
+        self.target.sender.flush()
         self._commit()
-        self._target.commit()
-        self._ownership.release(self._target)
+        self.target.commit()
+        self._ownership.release(self.target)
 
     def _check_owner(self) -> None:
         """Leave the mirror to another process that has begun, which waits for the last commit."""
@@ -365,7 +362,7 @@ class Session:
         gone = set(self._assigned).difference(found)
         if new or gone:
             self._drain()
-            self._target.flush()
+            self.target.sender.flush()
             self._commit()
         for topic in recreated:
             _log.warning(
@@ -401,9 +398,7 @@ class Session:
         known, now = self._progress.copy_ids, self._topics.copy_ids
         again = self._settings.copy_again
         new = [key for key in keys if key not in self._positions and (key in self._maps or key[0] in again)]
-        copies = {(self._settings.prefix + topic, part): (topic, part) for topic, part in new}
-        cluster = self._target_admin.cluster
-        ends = {copies[key]: end for key, end in high_watermarks(cluster, copies).items()} if copies else {}
+        ends = self._ends_of_copies(new)
         for topic in sorted(again & {topic for topic, _ in new}):
             if any(end for key, end in ends.items() if key[0] == topic):  # retention may have emptied it since
                 _log.warning("%s is not copied again: its copy has, or had, records; delete it first", topic)
@@ -412,20 +407,30 @@ class Session:
                 self._progress.forget(topic)
                 self._progress.topic_ids.pop(topic, None)
                 self._progress.copy_ids.pop(topic, None)
-                self._target.send_progress([topic_record(topic, None)])
-                self._target.commit()
+                self.target.send_progress([topic_record(topic, None)])
+                self.target.commit()
         for topic in sorted({topic for topic, _ in keys} & known.keys() & now.keys()):
             if known[topic] != now[topic]:
                 raise DataLossError(
                     f"the copy of topic {topic} was deleted at the target, and created again: what was mirrored is not "
-                    f"in it. {_remedy(topic)}"
+                    f"in it. {self._remedy_of_copy(topic, keys)}"
                 )
         for key, end in ends.items():
             if key in self._maps and end < self._maps[key].downstream:
                 raise DataLossError(
                     f"the copy of {key[0]}-{key[1]} ends at offset {end} at the target, but was written up to "
-                    f"{self._maps[key].downstream}: it was created again or truncated. {_remedy(key[0])}"
+                    f"{self._maps[key].downstream}: it was created again or truncated. "
+                    f"{self._remedy_of_copy(key[0], keys)}"
                 )
+
+    def _ends_of_copies(self, keys: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        copies = {(self._settings.prefix + topic, part): (topic, part) for topic, part in keys}
+        ends = high_watermarks(self._target_admin.cluster, copies) if copies else {}
+        return {copies[key]: end for key, end in ends.items()}
+
+    def _remedy_of_copy(self, topic: str, keys: Sequence[TopicPartition]) -> str:
+        ends = self._ends_of_copies(key for key in keys if key[0] == topic)
+        return _remedy(topic, is_empty=not any(ends.values()))
 
     def _recreated(self, topics: Set[str]) -> list[str]:
         """The topics that were deleted and created again; `DataLossError` unless the new ones are to be mirrored."""
@@ -449,17 +454,18 @@ class Session:
                 known.write_again()  # behind the record of the id, which ends what came before
         copies = {topic: self._topics.copy_ids[topic] for topic in ids.keys() & self._topics.copy_ids.keys()}
         rows = [topic_record(topic, one) for topic, one in new.items()]
-        rows += [copy_record(*one) for one in copies.items() if self._progress.copy_ids.get(one[0]) != one[1]]
+        before = self._progress.copy_ids
+        rows += [topic_record(topic, one, COPY) for topic, one in copies.items() if before.get(topic) != one]
         rows += self._changes()
         origins = dict(self._topics.origins.of_copies)
         if origins != self._progress.origins:
-            rows.append(origins_record(origins))
+            rows.append(note_record(ORIGINS, json.dumps(origins)))
         if self._progress.prefix is None:
-            rows.append(prefix_record(self._settings.prefix))
+            rows.append(note_record(PREFIX, self._settings.prefix))
         if not rows:
             return
-        self._target.send_progress(rows)
-        self._target.commit()
+        self.target.send_progress(rows)
+        self.target.commit()
         self._progress.topic_ids |= new
         self._progress.copy_ids |= copies
         self._progress.origins = origins
@@ -513,8 +519,8 @@ class Session:
     def _step(self) -> None:
         """Take what the source has sent, and let the target work."""
         self._queue()
-        seconds, connections = self._target.step()
-        is_idle = self._target.is_idle
+        seconds, connections = self.target.sender.step()
+        is_idle = self.target.sender.is_idle
         left = max(0.0, self._commit_at - time.monotonic()) if self._commit_at else 0.0
         if not self._assigned:
             time.sleep(min(left, _LONG))
@@ -563,13 +569,13 @@ class Session:
         """Copy all that was fetched, and note it."""
         while self._waiting:
             self._queue()
-            self._target.flush()
+            self.target.sender.flush()
             self._commit()
 
     def _queue(self) -> None:
         """Queue batches for the target, as many as it takes without waiting."""
-        totals = self.totals
-        while self._waiting and self._noted_count < _MOST_NOTED and self._target.has_room(self._waiting.next_size):
+        totals, has_room = self.totals, self.target.sender.has_room
+        while self._waiting and self._noted_count < _MOST_NOTED and has_room(self._waiting.next_size):
             key, batch = self._waiting.pop_next()
             if isinstance(batch, int):
                 self._note(key, _Noted(None, (), batch))
@@ -578,7 +584,7 @@ class Session:
             totals.bytes += len(batch.data)
             totals.copied += batch.is_copied
             totals.rebuilt += not batch.is_copied
-            self._note(key, _Noted(self._target.send(key, batch), batch.spans, batch.following))
+            self._note(key, _Noted(self.target.send(key, batch), batch.spans, batch.following))
 
     def _note(self, key: TopicPartition, noted: _Noted) -> None:
         self._noted.setdefault(key, deque()).append(noted)
@@ -587,14 +593,14 @@ class Session:
 
     def _commit(self) -> None:
         """Write the runs of all records that are confirmed; with exactly-once wait for all, and end the transaction."""
-        if self._target.is_transactional or self._noted_count >= _MOST_NOTED:
-            self._target.flush()
+        if self.target.is_transactional or self._noted_count >= _MOST_NOTED:
+            self.target.sender.flush()
         for key, noted in self._noted.items():
             self._note_confirmed(key, noted)
         if changes := self._changes():
-            self._target.send_progress(changes)
-        if self._target.is_transactional:
-            self._target.commit()
+            self.target.send_progress(changes)
+        if self.target.is_transactional:
+            self.target.commit()
         self._commit_at = time.monotonic() + self._settings.commit_seconds
 
     def _note_confirmed(self, key: TopicPartition, noted: deque[_Noted]) -> None:
@@ -631,6 +637,5 @@ class Session:
 
     def _translate(self) -> None:
         """Translate groups, up to what is committed at the target."""
-        if self._settings.groups is not None:
-            self.totals.groups = self._groups.translate({key: self._maps[key] for key in self._assigned})
+        self.totals.groups = self._groups.translate({key: self._maps[key] for key in self._assigned})
         self._groups_at = time.monotonic() + self._settings.group_seconds

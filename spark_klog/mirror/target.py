@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import asdict
 
+from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.net.connection import Connection
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.transactions import Transactions
 from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError, ErrorCode, MirrorFenced, ProducerFenced, RequestTimedOut
 from spark_klog.mirror.batches import OutBatch
-from spark_klog.mirror.progress import (
-    Owner,
-    Progress,
-    ProgressReader,
-    owner_record,
-    progress_batches,
-    progress_topic,
-    release_record,
-)
+from spark_klog.mirror.progress import OWNER, RELEASE, Owner, Progress, ProgressReader, note_record, progress_topic
 from spark_klog.mirror.settings import MirrorSettings
+from spark_klog.records.building.assignment import own_batch
 
 _log = logging.getLogger(__name__)
 #: Seconds between two looks, each of which may need the next one to see a record.
@@ -33,6 +28,8 @@ LOOK_SECONDS = 1.0
 _MARGIN = 2.0
 _PAUSE = 0.1
 _CLAIM_SECONDS = 60.0
+#: Records of a batch of progress: less than half a megabyte, whatever the topics' names.
+_ROWS = 1_500
 
 
 class Target:
@@ -65,7 +62,7 @@ class Target:
         except BaseException:
             self._cluster.close()
             raise
-        self._sender = Sender(self._cluster, self._transactions)
+        self.sender = Sender(self._cluster, self._transactions)
 
     @property
     def _timeout_seconds(self) -> float:
@@ -86,51 +83,35 @@ class Target:
     def is_transactional(self) -> bool:
         return self._transactions is not None
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether all records are confirmed."""
-        return self._sender.is_idle
-
-    def has_room(self, size: int) -> bool:
-        """Whether `send` of a batch of this size does not have to wait."""
-        return self._sender.has_room(size)
-
     def send(self, key: TopicPartition, batch: OutBatch) -> Receipt:
         """Queue a batch for a partition, named as at the source; waits while too much is queued."""
         return self._send((self._prefix + key[0], key[1]), batch.data, batch.count)
 
     def send_progress(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Queue records (key, value) of the mirror's topic."""
-        for data, count in progress_batches(rows):
-            self._send(self._progress, data, count)
+        """Queue records (key, value) of the mirror's topic, in order."""
+        for start in range(0, len(rows), _ROWS):
+            part = rows[start : start + _ROWS]
+            self._send(self._progress, own_batch(part, system_ms()), len(part))
 
     def _send(self, key: TopicPartition, data: bytearray, count: int) -> Receipt:
         if self._transactions is not None and self._began_at is None:
             self._transactions.begin()
             self._began_at = time.monotonic()
-        receipt = self._sender.receipts.new(key)
-        self._sender.add_batch(key, data, count, receipt)
-        self._sender.make_room()
+        receipt = self.sender.receipts.new(key)
+        self.sender.add_batch(key, data, count, receipt)
+        self.sender.make_room()
         return receipt
-
-    def step(self) -> tuple[float, list[Connection]]:
-        """Do what can be done without waiting; return seconds and connections to wait for until the next step."""
-        return self._sender.step()
-
-    def flush(self) -> None:
-        """Wait until all records are confirmed."""
-        self._sender.flush()
 
     def commit(self) -> None:
         """Wait until all records are confirmed, and commit the transaction, if any."""
-        self._sender.flush()
+        self.sender.flush()
         if self._transactions is not None and self._began_at is not None:
             self._transactions.commit()
             self._began_at = None
 
     def close(self) -> None:
         """Close the connections. An open transaction stays: the next process of this name aborts it."""
-        self._sender.stop()
+        self.sender.stop()
         self._cluster.close()
 
 
@@ -156,7 +137,7 @@ class Ownership:
             self.check(name, reader)
             return progress
         if self._me not in progress.owners:  # a session that has failed may have claimed
-            target.send_progress([owner_record(self._me)])
+            target.send_progress([note_record(OWNER, json.dumps(asdict(self._me)))])
             target.commit()
         before = self._before_claim(name, reader)
         if before is not None and not (before.is_transactional and self._me.is_transactional):
@@ -186,10 +167,10 @@ class Ownership:
     def check(self, name: str, reader: ProgressReader) -> None:
         """Raise `MirrorFenced` if another process has begun, as far as the reader knows."""
         reader.look()
-        if reader.progress.owner != self._me:
+        if reader.progress.owners[-1:] != [self._me]:
             raise MirrorFenced(name)
 
     def release(self, target: Target) -> None:
         """Note that this process has ended, after its last commit."""
-        target.send_progress([release_record(self._me)])
+        target.send_progress([note_record(RELEASE, self._me.id)])
         target.commit()

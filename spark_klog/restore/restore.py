@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.base.addresses import filesystem_at, local_path
+from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import Committed, GroupOffsets, list_offsets
@@ -142,14 +143,11 @@ def _make_topics(admin: Admin, parts: Sequence[Part]) -> None:
 
 def _check_targets(admin: Admin, parts: Sequence[Part], append: bool) -> None:
     """`ConfigError` for a partition that has records of others; note that the rest are this restore's."""
-    first_parts: dict[tuple[str, int], Part] = {}
-    for part in parts:
-        first_parts.setdefault((part.topic, part.partition), part)
-    for group in sorted({part.group for part in parts}):
+    first_parts = {(part.topic, part.partition): part for part in reversed(parts)}
+    for group, of_group in _by_group(parts).items():
         offsets = GroupOffsets(admin.cluster, group, is_stable=True)
-        keys = {(part.topic, part.partition) for part in parts if part.group == group}
-        new = keys - offsets.fetch(sorted(keys)).keys()
-        first = new & {key for key, part in first_parts.items() if part.group == group}
+        new = of_group.keys() - offsets.fetch(of_group).keys()
+        first = {key for key in new if first_parts[key].group == group}
         low, high = (list_offsets(admin.cluster, dict.fromkeys(first, at)) for at in (EARLIEST, LATEST))
         full = sorted(key for key in first if low[key] < high[key])
         if full and not append:
@@ -167,11 +165,10 @@ def _check_order(admin: Admin, parts: Sequence[Part]) -> None:
 
     The note is the metadata of an offset of the group `GROUP+loaded`: no --name has a "+" in it.
     """
-    for group in sorted({part.group for part in parts}):
-        of_group = {(part.topic, part.partition): part for part in parts if part.group == group}
-        done = GroupOffsets(admin.cluster, group, is_stable=True).fetch(sorted(of_group))
+    for group, of_group in _by_group(parts).items():
+        done = GroupOffsets(admin.cluster, group, is_stable=True).fetch(of_group)
         notes = GroupOffsets(admin.cluster, f"{group}+loaded")
-        noted = notes.committed(sorted(of_group))
+        noted = notes.committed(of_group)
         for key, part in of_group.items():
             end = done.get(key, 0)
             known = _noted_extents(noted[key].metadata) if key in noted else None
@@ -212,9 +209,21 @@ def _between(extents: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]
     return [(first, after) for first, after in found if first < after]
 
 
-def restored_offsets(parts: Sequence[Part], progress: Mapping[tuple[str, str, int], int]) -> int:
-    """Count the offsets of parts that are restored; `progress` is by group, topic and partition."""
-    return sum(min(progress.get((part.group, part.topic, part.partition), 0), part.end) for part in parts)
+def restored_offsets(client: Mapping[str, str], parts: Sequence[Part]) -> int:
+    """Count the offsets of parts that are restored."""
+    count = 0
+    for group, of_group in _by_group(parts).items():
+        progress = offsets_of(client, group, of_group)
+        count += sum(min(progress.get(key, 0), part.end) for key, part in of_group.items())
+    return count
+
+
+def _by_group(parts: Sequence[Part]) -> dict[str, dict[TopicPartition, Part]]:
+    """The parts by the group that has their progress, and by topic and partition."""
+    groups: dict[str, dict[TopicPartition, Part]] = {}
+    for part in parts:
+        groups.setdefault(part.group, {})[part.topic, part.partition] = part
+    return groups
 
 
 def read_part(output: str, part: Part, start: int) -> Iterator[tuple[pa.Table, int]]:
@@ -326,8 +335,8 @@ def restore_partition(client: Mapping[str, str], output: str, parts: Sequence[Pa
     try:
         with transactions_of(client, f"{first.group}-{first.topic}-{first.partition}") as producer:
             for part in parts:
-                start = progress_of(client, [part]).get((part.topic, part.partition), 0)
-                after = start
+                key = part.topic, part.partition
+                start = after = offsets_of(client, part.group, [key]).get(key, 0)
                 for table, after in read_part(output, part, start):
                     _write(producer, part, table, after)
                     records += len(table)
@@ -341,14 +350,17 @@ def restore_partition(client: Mapping[str, str], output: str, parts: Sequence[Pa
 
 def transactions_of(client: Mapping[str, str], transactional_id: str) -> Producer:
     """A producer that may begin a transaction; an older one with the same id is fenced, and its transaction ended."""
-    settings = {name: value for name, value in client.items() if name not in _OWN}
-    producer = Producer(Settings(settings | {"transactional.id": transactional_id}))
+    producer = Producer(Settings(_shared(client) | {"transactional.id": transactional_id}))
     try:
         producer.init_transactions()
     except BaseException:
         producer.close()
         raise
     return producer
+
+
+def _shared(client: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in client.items() if name not in _OWN}
 
 
 def _write(producer: Producer, part: Part, table: pa.Table | None, after: int) -> None:
@@ -360,13 +372,7 @@ def _write(producer: Producer, part: Part, table: pa.Table | None, after: int) -
     producer.commit_transaction()
 
 
-def progress_of(client: Mapping[str, str], parts: Sequence[Part]) -> dict[tuple[str, int], int]:
-    """The progress of parts of one group: by partition the offset after the last one that is restored."""
-    return offsets_of(client, parts[0].group, [(part.topic, part.partition) for part in parts])
-
-
-def offsets_of(client: Mapping[str, str], group: str, keys: Collection[tuple[str, int]]) -> dict[tuple[str, int], int]:
+def offsets_of(client: Mapping[str, str], group: str, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """The offsets that transactions have committed of a group, by topic and partition."""
-    settings = {name: value for name, value in client.items() if name not in _OWN}
-    with Cluster.connect(settings) as cluster:
+    with Cluster.connect(_shared(client)) as cluster:
         return GroupOffsets(cluster, group, is_stable=True).fetch(keys)

@@ -74,7 +74,8 @@ def test_a_copy_that_was_deleted(sides: Callable[..., _Sides], is_exact: bool) -
     both = sides(is_exact)
     both.values[both.first] += _write(both.source, both.first, "more", 10)
     _delete(both.target, both.first)
-    with pytest.raises(DataLossError, match=rf"the copy of topic {both.first} was deleted.*--copy-again {both.first}"):
+    remedy = rf"in it\. Have it copied again \(--copy-again {both.first}"
+    with pytest.raises(DataLossError, match=rf"the copy of topic {both.first} was deleted.*{remedy}"):
         both.run()
     assert both.copied(both.first) == []
     assert both.run(copy_again=frozenset({both.first})) == 110
@@ -90,7 +91,7 @@ def test_a_copy_that_others_have_made_again(sides: Callable[..., _Sides]) -> Non
     make_topic(both.target, both.first, 1)
     _write(both.target, both.first, "another's", 150)
     for more in ({}, {"copy_again": frozenset({both.first})}):
-        with pytest.raises(DataLossError, match="created again"):
+        with pytest.raises(DataLossError, match=r"created again.*\. Delete its copy, and"):
             both.run(**more)
     assert len(both.copied(both.first)) == 150
 

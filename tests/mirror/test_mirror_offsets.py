@@ -16,7 +16,7 @@ from spark_klog.client.producer.receipts import Receipt
 from spark_klog.errors import DecodeError
 from spark_klog.mirror.batches import Span
 from spark_klog.mirror.offset_map import PartitionMap, Run, decode_key, decode_run, encode_run
-from spark_klog.mirror.progress import Progress, prefix_record, topic_record
+from spark_klog.mirror.progress import PREFIX, Progress, note_record, topic_record
 from spark_klog.mirror.session import GroupTranslation, Session, _Noted
 
 #: copy: records; skip: source offsets without records; foreign: target offsets of other producers; commit.
@@ -85,7 +85,7 @@ def test_a_topic_that_was_created_again_forgets_its_offsets() -> None:
         encode_run(("clicks", 0), Run(0, 10, 10)),
         encode_run(("clicks", 1), Run(0, 20, 20)),
         encode_run(("views", 1), Run(0, 20, 20)),
-        prefix_record("copy."),
+        note_record(PREFIX, "copy."),
         topic_record("clicks", second),
         encode_run(("clicks", 0), Run(0, 3, 13)),
     ):

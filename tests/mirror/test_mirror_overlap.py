@@ -14,7 +14,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError, MirrorFenced, ProducerFenced
 from spark_klog.mirror import target as target_module
 from spark_klog.mirror.mirror import Mirror
-from spark_klog.mirror.progress import Owner
+from spark_klog.mirror.progress import OWNER
 from spark_klog.mirror.settings import MirrorSettings
 from tests.support.mirrors import SECONDS, read_topic
 from tests.support.topics import make_topic
@@ -89,17 +89,17 @@ def test_two_that_begin_at_the_same_moment(
     make_topic(cluster.bootstrap_servers, topic, 1)
     sides = {"bootstrap.servers": cluster.bootstrap_servers}, {"bootstrap.servers": target.bootstrap_servers}
     settings = MirrorSettings(*sides, name=topic, topics=re.compile(topic), commit_seconds=0.3)
-    real = target_module.owner_record
+    real = target_module.note_record
     others: list[Any] = []
 
-    def owner_record(owner: Owner) -> tuple[bytes, bytes]:
-        if not others:
+    def note_record(kind: int, text: str) -> tuple[bytes, bytes]:
+        if kind == OWNER and not others:
             others.append(None)
             others[0] = _Process(settings)
             others[0].wait_for(1)
-        return real(owner)
+        return real(kind, text)
 
-    monkeypatch.setattr(target_module, "owner_record", owner_record)
+    monkeypatch.setattr(target_module, "note_record", note_record)
     with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
         producer.send(topic, b"0").result(SECONDS)
         later = _Process(settings)

@@ -34,7 +34,6 @@ from spark_klog.restore.restore import (
     Restored,
     RestoreOptions,
     plan_restore,
-    progress_of,
     restore_partition,
     restored_offsets,
 )
@@ -62,11 +61,7 @@ def _restore(options: argparse.Namespace) -> int:
     asked = RestoreOptions(options.load, client, topics, options.prefix, options.name, options.append)
     parts = plan_restore(asked)
 
-    def done() -> int:
-        groups = sorted({part.group for part in parts})
-        of_groups = {name: progress_of(client, [part for part in parts if part.group == name]) for name in groups}
-        return restored_offsets(parts, {(name, *key): at for name, of in of_groups.items() for key, at in of.items()})
-
+    done = partial(restored_offsets, client, parts)
     found: list[Restored] = []
     if done() < (total := sum(part.end for part in parts)):
         partitions = [list(each) for _, each in groupby(parts, key=attrgetter("topic", "partition"))]
