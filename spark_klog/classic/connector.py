@@ -12,7 +12,7 @@ from typing import Any
 from spark_klog.classic.member import Member
 from spark_klog.classic.membership import ConsumerRebalanceListener, TopicFilter, new_consumer_id
 from spark_klog.classic.settings import connector_config
-from spark_klog.classic.streams import Decoder, Held, KafkaStream
+from spark_klog.classic.streams import Decoder, KafkaStream
 from spark_klog.client.forks import Maker
 from spark_klog.errors import ConfigError, ConsumerClosed, KlogError
 from spark_klog.trees.consumers import STATIC, Registration
@@ -102,8 +102,6 @@ class ConsumerConnector:
             self._config.queued_max_chunks,
             None if timeout < 0 else timeout / 1000,
             (key_decoder, value_decoder),
-            self._taken,
-            self._room,
             self._maker.check,
         )
         self._streams.append(stream)
@@ -112,15 +110,6 @@ class ConsumerConnector:
     def _failed(self, error: KlogError) -> None:
         for stream in self._streams:
             stream.fail(error)
-
-    def _taken(self, held: Held, end: int) -> bool:
-        if held.is_released:
-            return False
-        return self._member is None or not self._at_most_once or self._member.take(held, end)
-
-    def _room(self) -> None:
-        if self._member is not None:
-            self._member.has_room()
 
     def _join(self, registration: Registration, stream_of: Callable[[str, int], KafkaStream]) -> None:
         self._maker.check()

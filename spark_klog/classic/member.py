@@ -256,10 +256,8 @@ class Member:
         offsets = self._offsets.fetch(self._connected(), claimed)
         first = self._first_offsets([key for key in claimed if key not in offsets])
         for key, thread in claimed.items():
-            held = Held(key, thread, self._stream_of(key[0], int(thread.rpartition("-")[2])))
-            held.committed = offsets.get(key)
-            held.consumed = held.fetched = offsets.get(key, first.get(key))
-            self._held[key] = held
+            start, stream = offsets.get(key, first.get(key)), self._stream_of(key[0], int(thread.rpartition("-")[2]))
+            self._held[key] = Held(key, thread, stream, self, start, offsets.get(key), start)
         assignment: dict[str, dict[int, str]] = {}
         for (topic, number), held in sorted(self._held.items()):
             assignment.setdefault(topic, {})[number] = held.thread
@@ -298,8 +296,10 @@ class Member:
             except KlogError as error:
                 _log.warning("offsets of group %s are not committed: %s", self._config.group_id, error)
 
-    def take(self, held: Held, end: int) -> bool:
-        """Commit a fetch before its messages are given out (at most once); False if its partition was released."""
+    def may_give_out(self, held: Held, end: int) -> bool:
+        """Commit a fetch before its messages are given out if at most once; False if its partition was released."""
+        if held.is_released or not self._at_most_once:
+            return not held.is_released
         with self._lock:
             if held.is_released:
                 return False

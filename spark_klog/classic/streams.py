@@ -10,17 +10,22 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.client.producer.receipts import fresh
 from spark_klog.errors import ConsumerTimeout, KlogError
 
+if TYPE_CHECKING:
+    from spark_klog.classic.member import Member
+
 Decoder = Callable[[bytes], Any]
 
 
+@dataclass(slots=True, eq=False)
 class Held:
     """A partition from when this member takes it over until it releases it.
 
@@ -28,14 +33,14 @@ class Held:
     that was committed last, `fetched` the next one to fetch.
     """
 
-    __slots__ = ("committed", "consumed", "fetched", "is_released", "key", "stream", "thread")
-
-    def __init__(self, key: TopicPartition, thread: str, stream: KafkaStream) -> None:
-        self.key, self.thread, self.stream = key, thread, stream
-        self.consumed: int | None = None
-        self.committed: int | None = None
-        self.fetched: int | None = None
-        self.is_released = False
+    key: TopicPartition
+    thread: str
+    stream: KafkaStream
+    member: Member
+    consumed: int | None
+    committed: int | None
+    fetched: int | None
+    is_released: bool = False
 
 
 class _Chunk(NamedTuple):
@@ -60,17 +65,10 @@ class KafkaStream:
         queued_max_chunks: int,
         timeout: float | None,
         decoders: tuple[Decoder | None, Decoder | None],
-        on_taken: Callable[[Held, int], bool],
-        on_room: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """`on_taken` is called for each chunk before its first message, with the offset after it; False: released.
-
-        `check` raises where the stream may not be used.
-        """
-        self._most, self._timeout, self._on_taken, self._on_room = queued_max_chunks, timeout, on_taken, on_room
-        self._check = check
-        self._decoders = decoders
+        """`check` raises where the stream may not be used."""
+        self._most, self._timeout, self._decoders, self._check = queued_max_chunks, timeout, decoders, check
         #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -147,8 +145,9 @@ class KafkaStream:
                         raise fresh(self._failure)
                     self._taken = self._chunks[0]
                     del self._chunks[0]  # nothing is called since: it is in one of the two
-            self._on_room()
-            if self._on_taken(self._taken.held, self._taken.end):
+            held = self._taken.held
+            held.member.has_room()
+            if held.member.may_give_out(held, self._taken.end):
                 return self._taken
             self._taken = None
 

@@ -64,7 +64,7 @@ class Group:
 
 
 def stream() -> KafkaStream:
-    return KafkaStream(2, None, (None, None), lambda held, end: True, lambda: None, lambda: None)
+    return KafkaStream(2, None, (None, None), lambda: None)
 
 
 def ignore(error: KlogError) -> None:

@@ -12,7 +12,7 @@ from tests.support.consumers import SECONDS
 from tests.support.interrupts import Interrupt
 from tests.support.scripted_broker import ScriptedCluster
 
-_MODULES = tuple(f"consumer/{name}.py" for name in ("consumer", "guard", "handover", "fetching", "records", "arrow"))
+_MODULES = tuple(f"consumer/{name}.py" for name in ("consumer", "fetches", "decoding", "positions"))
 #: Functions where a call begins or ends: it has not touched the records, or the caller has them.
 _OUTSIDE = ("poll", "poll_arrow", "used", "_next", "begin")
 #: Each round interrupts this many lines later than the one before.

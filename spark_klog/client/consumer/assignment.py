@@ -9,6 +9,7 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -56,6 +57,7 @@ class Leader(NamedTuple):
     epoch: int
 
 
+@dataclass(slots=True, eq=False)
 class Assigned:
     """One assigned partition.
 
@@ -66,70 +68,45 @@ class Assigned:
     earlier run are dropped, even at the right offset, as they are fetched again. No two partitions share a number.
     """
 
-    __slots__ = (
-        "attempts",
-        "epoch",
-        "failing_since",
-        "failure",
-        "fetch_offset",
-        "found_id",
-        "is_paused",
-        "is_unchecked",
-        "key",
-        "leader",
-        "leader_epoch",
-        "max_bytes",
-        "name",
-        "out_of_range",
-        "partition",
-        "position",
-        "replica",
-        "replica_until",
-        "retired_ids",
-        "retry_at",
-        "run",
-        "start",
-        "topic",
-        "topic_id",
-        "unknown_since",
-        "was_known",
-    )
+    topic: str
+    partition: int
+    key: TopicPartition = field(init=False)
+    name: str = field(init=False)
+    position: int | None = None
+    start: int | None = None
+    fetch_offset: int = -1
+    run: int = field(default_factory=_runs.__next__)
+    #: The id of the topic to which the position belongs, and that in the last metadata; None: unknown.
+    topic_id: UUID | None = None
+    found_id: UUID | None = None
+    #: Ids of former topics of this name, which a broker that lags behind may still tell.
+    retired_ids: frozenset[UUID] = frozenset()
+    #: The leader epoch of the record before `position`; -1: unknown.
+    epoch: int = -1
+    is_paused: bool = False
+    leader: Leader | None = None
+    #: The epoch of the last known leader, -1 before.
+    leader_epoch: int = -1
+    #: Whether the leader must confirm the position before the next fetch: the log may have been truncated.
+    is_unchecked: bool = False
+    #: The node that the leader told this consumer to fetch from (KIP-392), and until when.
+    replica: int | None = None
+    replica_until: float = 0.0
+    #: The fetch size if a batch is larger than max.partition.fetch.bytes; 0: that setting.
+    max_bytes: int = 0
+    #: A position that the broker does not have; None: it has.
+    out_of_range: int | None = None
+    #: Earliest time of the next fetch, a reading of `time.monotonic`.
+    retry_at: float = 0.0
+    attempts: int = 0
+    failure: KlogError | None = None
+    failing_since: float = 0.0
+    #: Since when brokers do not know this partition; infinite if they do, or have ever done.
+    unknown_since: float = math.inf
+    was_known: bool = False
 
-    def __init__(self, topic: str, partition: int) -> None:
-        self.topic, self.partition = topic, partition
-        self.key, self.name = (topic, partition), f"{topic}-{partition}"
-        self.position: int | None = None
-        self.start: int | None = None
-        self.fetch_offset = -1
-        self.run = next(_runs)
-        #: The id of the topic to which the position belongs, and that in the last metadata; None: unknown.
-        self.topic_id: UUID | None = None
-        self.found_id: UUID | None = None
-        #: Ids of former topics of this name, which a broker that lags behind may still tell.
-        self.retired_ids: frozenset[UUID] = frozenset()
-        #: The leader epoch of the record before `position`; -1: unknown.
-        self.epoch = -1
-        self.is_paused = False
-        self.leader: Leader | None = None
-        #: The epoch of the last known leader, -1 before.
-        self.leader_epoch = -1
-        #: Whether the leader must confirm the position before the next fetch: the log may have been truncated.
-        self.is_unchecked = False
-        #: The node that the leader told this consumer to fetch from (KIP-392), and until when.
-        self.replica: int | None = None
-        self.replica_until = 0.0
-        #: The fetch size if a batch is larger than max.partition.fetch.bytes; 0: that setting.
-        self.max_bytes = 0
-        #: A position that the broker does not have; None: it has.
-        self.out_of_range: int | None = None
-        #: Earliest time of the next fetch, a reading of `time.monotonic`.
-        self.retry_at = 0.0
-        self.attempts = 0
-        self.failure: KlogError | None = None
-        self.failing_since = 0.0
-        #: Since when brokers do not know this partition; infinite if they do, or have ever done.
-        self.unknown_since = math.inf
-        self.was_known = False
+    def __post_init__(self) -> None:
+        self.key, self.name = (self.topic, self.partition), f"{self.topic}-{self.partition}"
 
     def lead(self, leader: Leader) -> None:
         """Take the leader from metadata; after a change of its epoch the position is checked (KIP-320)."""

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.client.offsets import topic_numbers
 from spark_klog.errors import DecodeError
-from spark_klog.protocol.codec import Message, decode_versioned, encode_versioned
+from spark_klog.protocol.codec import decode_versioned, encode_versioned
 from spark_klog.protocol.tables.groups import MEMBER_ASSIGNMENT, MEMBER_SUBSCRIPTION, SUBSCRIPTION
 from spark_klog.wire.primitives import Buffer, Reader, Writer
 
@@ -155,13 +156,6 @@ ASSIGNORS: dict[str, Assignor] = {
 }
 
 
-def _by_topic(partitions: Iterable[TopicPartition]) -> list[Message]:
-    topics: dict[str, list[int]] = {}
-    for topic, partition in sorted(partitions):
-        topics.setdefault(topic, []).append(partition)
-    return [{"topic": topic, "partitions": numbers} for topic, numbers in topics.items()]
-
-
 def encode_subscription(
     assignor: str, topics: Iterable[str], owned: Iterable[TopicPartition], generation: int, rack: str, is_eager: bool
 ) -> bytes:
@@ -170,7 +164,7 @@ def encode_subscription(
     message = {
         "topics": sorted(topics),
         "user_data": _user_data(assignor, kept, generation),
-        "owned_partitions": [] if is_eager else _by_topic(kept),
+        "owned_partitions": [] if is_eager else topic_numbers(kept, "topic"),
         "generation_id": generation,
         "rack_id": rack or None,
     }
@@ -180,7 +174,7 @@ def encode_subscription(
 def _user_data(assignor: str, owned: list[TopicPartition], generation: int) -> bytes | None:
     writer = Writer()
     if assignor == "sticky" and owned:
-        rows = _by_topic(owned)
+        rows = topic_numbers(owned, "topic")
         writer.int32(len(rows))
         for row in rows:
             writer.nullable_string(row["topic"])
@@ -228,4 +222,6 @@ def _sticky_user_data(data: Buffer) -> tuple[list[TopicPartition], int]:
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
     """Encode one member's assignment."""
-    return encode_versioned(MEMBER_ASSIGNMENT, _ASSIGNMENT_VERSION, {"assigned_partitions": _by_topic(partitions)})
+    return encode_versioned(
+        MEMBER_ASSIGNMENT, _ASSIGNMENT_VERSION, {"assigned_partitions": topic_numbers(sorted(partitions), "topic")}
+    )

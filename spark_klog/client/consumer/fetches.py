@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from operator import attrgetter
 from uuid import UUID
 
@@ -129,20 +130,20 @@ class FetchSession:
         self.requested = {}
 
 
+@dataclass(slots=True, eq=False)
 class _Source:
     """One broker: its fetch session, the request in flight, and the chunks not yet taken."""
 
-    def __init__(self, node: int) -> None:
-        self.node = node
-        self.session = FetchSession()
-        self.connection: Connection | None = None
-        self.handle: Handle | None = None
-        self.is_opening = False
-        #: The deadline of the answer, a reading of `time.monotonic`.
-        self.until = 0.0
-        self.chunks: deque[Fetched] = deque()
-        self.attempts = 0
-        self.retry_at = 0.0
+    node: int
+    session: FetchSession = field(default_factory=FetchSession)
+    connection: Connection | None = None
+    handle: Handle | None = None
+    is_opening: bool = False
+    #: The deadline of the answer, a reading of `time.monotonic`.
+    until: float = 0.0
+    chunks: deque[Fetched] = field(default_factory=deque)
+    attempts: int = 0
+    retry_at: float = 0.0
 
 
 class Fetches:

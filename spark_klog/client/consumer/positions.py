@@ -18,7 +18,7 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Leader, Troubles
 from spark_klog.client.consumer.group import ConsumerGroup
 from spark_klog.client.consumer.settings import ConsumerConfig
-from spark_klog.client.offsets import NO_OFFSET, Committed, offsets_of_led
+from spark_klog.client.offsets import NO_OFFSET, Committed, by_topic, offsets_of_led
 from spark_klog.client.retry import CALL_TIMEOUT, pause_seconds
 from spark_klog.errors import (
     ConnectionFailed,
@@ -286,12 +286,12 @@ class Positions:
 
 
 def _epochs_request(items: Iterable[Assigned]) -> Message:
-    topics: dict[str, list[Message]] = {}
-    for item in items:
-        assert item.leader is not None
-        entry = {"partition": item.partition, "current_leader_epoch": item.leader.epoch, "leader_epoch": item.epoch}
-        topics.setdefault(item.topic, []).append(entry)
-    return {
-        "replica_id": _CONSUMER,
-        "topics": [{"topic": topic, "partitions": entries} for topic, entries in topics.items()],
-    }
+    entries = (
+        (
+            item.key,
+            {"partition": item.partition, "current_leader_epoch": item.leader_epoch, "leader_epoch": item.epoch},
+        )
+        for item in items
+    )
+    topics = [{"topic": topic, "partitions": some} for topic, some in by_topic(entries).items()]
+    return {"replica_id": _CONSUMER, "topics": topics}
