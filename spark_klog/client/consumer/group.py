@@ -15,7 +15,8 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import TopicPartition
@@ -24,7 +25,6 @@ from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.consumer.assignment import Assignment, Troubles
 from spark_klog.client.consumer.assignors import (
     ASSIGNORS,
-    Member,
     decode_subscription,
     encode_assignment,
     encode_subscription,
@@ -33,8 +33,9 @@ from spark_klog.client.consumer.commits import Commits
 from spark_klog.client.consumer.heartbeat import Heartbeats, leave
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import find_coordinator
-from spark_klog.client.net.connection import Connection, Handle
+from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
+from spark_klog.client.requests import Steps, Wait, answered, opened
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
     CallInterrupted,
@@ -200,8 +201,9 @@ class ConsumerGroup:
         self._wants_rejoin = False
         self._has_prepared = False
         self._connection: Connection | None = None
-        self._handle: Handle | None = None
-        self._until = math.inf
+        #: The JoinGroup and SyncGroup under way, and what they wait for.
+        self._joining: Steps[None] | None = None
+        self._wait = Wait(None, math.inf)
         self._protocol = ""
         self._attempts = 0
         #: When the failures began that are retried, a reading of `time.monotonic`; infinite if there are none.
@@ -220,8 +222,8 @@ class ConsumerGroup:
 
     @property
     def connection(self) -> Connection | None:
-        """The connection with a JoinGroup or SyncGroup in flight, if any."""
-        return self._connection if self._handle is not None else None
+        """The connection whose events let a JoinGroup or SyncGroup go on, if any."""
+        return self._wait.connection if self._joining is not None else None
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None, listener: RebalanceListener) -> None:
         """Read these topics, or those whose full names match; joins again with the next step."""
@@ -253,11 +255,11 @@ class ConsumerGroup:
         self._heartbeats.polled()
         now = time.monotonic()
         try:
-            if self._handle is not None:
-                self._receive()
+            if self._joining is not None:
+                self._advance()
             self._take_news()
             self._wants_rejoin |= self._topics.look(now)
-            if (self._wants_rejoin or not self._is_stable) and self._handle is None and now >= self._retry_at:
+            if (self._wants_rejoin or not self._is_stable) and self._joining is None and now >= self._retry_at:
                 self._join()
             if self._is_stable and not self._wants_rejoin:
                 self._failing_since = math.inf
@@ -270,8 +272,8 @@ class ConsumerGroup:
         """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
         if not self.is_subscribed:
             return self._commit_at
-        if self._handle is not None:
-            return min(self._until, self._commit_at)
+        if self._joining is not None:
+            return min(self._wait.until, self._commit_at)
         at = self._topics.look_at if self._is_stable and not self._wants_rejoin else self._retry_at
         return min(at, self._commit_at)
 
@@ -280,14 +282,14 @@ class ConsumerGroup:
         self.cluster.end_deadlines()
         self.cluster.close()
         if self.is_subscribed:
-            self._handle = self._connection = None
+            self._joining = self._connection = None
             self._retry_at, self._has_prepared = 0.0, False
             self._lose(is_id_known=True)
         self.commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
 
     def _try_again(self, error: KlogError) -> None:
         self._troubles.note(f"group {self.name}", error)
-        self._drop_request()
+        self._end_joining()
         self._connection = None
         self._attempts += 1
         now = time.monotonic()
@@ -297,10 +299,10 @@ class ConsumerGroup:
             self._failing_since = math.inf
             raise error
 
-    def _drop_request(self) -> None:
-        if self._connection is not None and self._handle is not None:
-            self._connection.forget(self._handle)
-        self._handle = None
+    def _end_joining(self) -> None:
+        if self._joining is not None:
+            self._joining.close()
+        self._joining = None
 
     def _take_news(self) -> None:
         code = self._heartbeats.take_news()
@@ -328,12 +330,34 @@ class ConsumerGroup:
             self._revoke(owned, is_lost=True)
 
     def _join(self) -> None:
+        """Prepare to join if that is not done, and begin: an eager member revokes all its partitions."""
         if not self._has_prepared:
-            self._prepare()
-        connection = self._open()
-        if connection is None:
-            return
+            self._has_prepared = True
+            owned = list(self._assignment.partitions)
+            if self._config.is_cooperative:
+                self._kept = owned
+            elif owned:
+                self._kept = owned
+                self._revoke(owned, is_lost=False)
+        self._joining = self._steps_to_join()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Do what JoinGroup and SyncGroup can do without waiting; an error ends them."""
+        steps, self._joining = self._joining, None
+        assert steps is not None
+        with suppress(StopIteration):
+            self._wait = next(steps)
+            self._joining = steps
+
+    def _steps_to_join(self) -> Steps[None]:
+        """The steps of JoinGroup and SyncGroup, which end early if the coordinator refuses one."""
         config = self._config
+        if self._connection is None or self._connection.closed:
+            self._connection = self.cluster.begin_connection(find_coordinator(self.cluster, self.name))
+        connection = self._connection
+        connection.renew(self.cluster.deadline())
+        yield from opened(connection, math.inf)
         is_eager = not config.is_cooperative
         request = {
             "group_id": self.name,
@@ -354,56 +378,46 @@ class ConsumerGroup:
         }
         # in version 0 the session timeout is also the rebalance timeout
         longest = max(config.session_timeout_ms, config.max_poll_interval_ms)
-        self._send(connection, JOIN_GROUP, request, longest)
+        asking = self._asking(connection, JOIN_GROUP, request, longest)
+        sent = next(asking)
         # no heartbeats are needed while a JoinGroup is in flight
         self._heartbeats.pause()
         self._wants_rejoin = self._is_stable = False
-
-    def _prepare(self) -> None:
-        """Prepare to join: an eager member revokes all its partitions."""
-        self._has_prepared = True
-        owned = list(self._assignment.partitions)
-        if not self._config.is_cooperative:
-            self._kept = owned or self._kept
-            if owned:
-                self._revoke(owned, is_lost=False)
-        else:
-            self._kept = owned
-
-    def _open(self) -> Connection | None:
-        """The connection to the coordinator, or None while it is not open."""
-        if self._connection is None or self._connection.closed:
-            self._connection = self.cluster.begin_connection(find_coordinator(self.cluster, self.name))
-        connection = self._connection
-        connection.renew(self.cluster.deadline())
-        self._retry_at = time.monotonic() + 0.01
-        return connection if connection.open_step() and not connection.is_throttled else None
-
-    def _send(self, connection: Connection, api: Api, request: Message, wait_ms: int) -> None:
-        self._handle = connection.send(api, request)
-        self._until = time.monotonic() + (self._config.client.request_timeout_ms + wait_ms) / 1000
-
-    def _receive(self) -> None:
-        connection, handle = self._connection, self._handle
-        assert connection is not None
-        assert handle is not None
-        if not connection.poll(handle):
-            if time.monotonic() < self._until:
-                return
-            connection.close()
-            raise RequestTimedOut(f"coordinator {connection.address} did not answer in time")
-        self._handle = None
-        answer = connection.receive(handle)
-        if code := answer["error_code"]:
-            self._refused(handle.api, code, answer)
+        yield sent
+        answer = yield from asking
+        if self._is_refused(JOIN_GROUP, answer):
             return
-        self._attempts, self._failing_since = 0, math.inf
-        if handle.api is JOIN_GROUP:
-            self._joined(connection, answer)
-        else:
+        self._member_id, self._generation = answer["member_id"], answer["generation_id"]
+        self._protocol = answer["protocol_name"] or ""
+        self._topics.assigned_for = None
+        assignments = self._assignments(answer) if answer["leader"] == self._member_id else []
+        _log.info(
+            "group %s: member %s is in generation %d, by %s",
+            *(self.name, self._member_id, self._generation, self._protocol),
+        )
+        request = {
+            "group_id": self.name,
+            "generation_id": self._generation,
+            "member_id": self._member_id,
+            "group_instance_id": config.group_instance_id,
+            "protocol_type": _CONSUMER,
+            "protocol_name": self._protocol,
+            "assignments": assignments,
+        }
+        answer = yield from self._asking(connection, SYNC_GROUP, request, config.max_poll_interval_ms)
+        if not self._is_refused(SYNC_GROUP, answer):
             self._synced(answer)
 
-    def _refused(self, api: Api, code: int, answer: Message) -> None:
+    def _asking(self, connection: Connection, api: Api, request: Message, wait_ms: int) -> Steps[Message]:
+        until = time.monotonic() + (self._config.client.request_timeout_ms + wait_ms) / 1000
+        return answered(connection, api, request, until)
+
+    def _is_refused(self, api: Api, answer: Message) -> bool:
+        """Whether the coordinator refuses a request, and the member is to join again."""
+        code = answer["error_code"]
+        if not code:
+            self._attempts, self._failing_since = 0, math.inf
+            return False
         if code == ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = answer["member_id"]
             self._retry_at = 0.0
@@ -419,46 +433,21 @@ class ConsumerGroup:
         else:
             self._retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
             raise answer_error(api, code, f"{api.name} of group {self.name}")
+        return True
 
-    def _joined(self, connection: Connection, answer: Message) -> None:
-        self._member_id, self._generation = answer["member_id"], answer["generation_id"]
-        self._protocol = answer["protocol_name"] or ""
-        self._topics.assigned_for = None
-        assignments: list[Message] = []
-        if answer["leader"] == self._member_id:
-            members = self._members(answer["members"])
-            # a leader that keeps the last assignment (KIP-814) still has to look for new partitions
-            wanted = {topic for member in members.values() for topic in member.topics}
-            counts = self._topics.count(wanted) if wanted else {}
-            self._topics.assigned_for = counts
-            if not answer["skip_assignment"]:
-                assignments = self._assignments(members, counts)
-        _log.info(
-            "group %s: member %s is in generation %d, by %s",
-            *(self.name, self._member_id, self._generation, self._protocol),
-        )
-        request = {
-            "group_id": self.name,
-            "generation_id": self._generation,
-            "member_id": self._member_id,
-            "group_instance_id": self._config.group_instance_id,
-            "protocol_type": _CONSUMER,
-            "protocol_name": self._protocol,
-            "assignments": assignments,
-        }
-        self._send(connection, SYNC_GROUP, request, self._config.max_poll_interval_ms)
-
-    def _members(self, entries: Iterable[Message]) -> dict[str, Member]:
-        """The group's members with their subscriptions, by id."""
+    def _assignments(self, joined: Message) -> list[Message]:
+        """Assign partitions to the members, as the group's leader, with the assignor that the group has chosen."""
         if self._protocol not in ASSIGNORS:
             raise DecodeError(f"group {self.name} has chosen assignor {self._protocol!r}, which was not offered")
-        return {
+        members = {
             entry["member_id"]: decode_subscription(self._protocol, entry["metadata"], entry["group_instance_id"])
-            for entry in entries
+            for entry in joined["members"]
         }
-
-    def _assignments(self, members: dict[str, Member], counts: Mapping[str, int]) -> list[Message]:
-        """Assign partitions to the members, with the assignor that the group has chosen."""
+        # a leader that keeps the last assignment (KIP-814) still has to look for new partitions
+        wanted = {topic for member in members.values() for topic in member.topics}
+        counts = self._topics.assigned_for = self._topics.count(wanted) if wanted else {}
+        if joined["skip_assignment"]:
+            return []
         there = {topic: count for topic, count in counts.items() if count}
         return [
             {"member_id": name, "assignment": encode_assignment(partitions)}
@@ -561,7 +550,7 @@ class ConsumerGroup:
     def _leave(self) -> None:
         """Stop heartbeats, and leave the group unless the member is static (KIP-345)."""
         self._heartbeats.stop(self.cluster.deadline())
-        self._drop_request()
+        self._end_joining()
         if not self._member_id or self._config.group_instance_id is not None:
             return
         try:
