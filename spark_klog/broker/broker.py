@@ -29,7 +29,6 @@ from spark_klog.broker.settings.config import BrokerConfig
 from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.broker.transactions.coordinator import (
     PRODUCER_IDS,
-    ProducerIds,
     TransactionCoordinator,
     claim_in_file,
     claim_in_tree,
@@ -45,7 +44,6 @@ from spark_klog.protocol.schema import Api
 from spark_klog.trees.memory import MemoryTree
 from spark_klog.trees.opening import open_tree
 from spark_klog.trees.paths import Endpoint
-from spark_klog.trees.tree import Tree
 
 _log = logging.getLogger(__name__)
 #: The client did not send a leader epoch.
@@ -80,7 +78,7 @@ class Broker:
         self.logs = LogDirectory(config.data_dir, config.broker_id, config.log)
         try:
             session_seconds = config.zookeeper_session_timeout_ms / 1000
-            tree = self._open_tree(session_seconds)
+            tree = open_tree(config.directories, session_seconds) if config.directories is not None else MemoryTree()
             self.registry = Registry(tree, config.broker_id, session_seconds)
             is_shared = config.directories is not None
             controller = Controller(tree, self.registry, self._id_in_logs) if is_shared else None
@@ -104,22 +102,12 @@ class Broker:
                 if is_shared
                 else partial(claim_in_file, config.data_dir / PRODUCER_IDS, config.broker_id)
             )
-            self.transactions = TransactionCoordinator(self, ProducerIds(claim, self._first_free_producer_id))
+            self.transactions = TransactionCoordinator(self, claim)
             self.verifier = TransactionVerifier(self, self.transactions)
             self.logs.set_cluster_id(self.registry.cluster_id(self.logs.cluster_id))
         except BaseException:
             self.logs.close()
             raise
-
-    def _open_tree(self, session_seconds: float) -> Tree:
-        if self.config.directories is not None:
-            return open_tree(self.config.directories, session_seconds)
-        return MemoryTree()
-
-    def _first_free_producer_id(self) -> int:
-        """The lowest id above all in the logs and transactions here, which may come from another cluster."""
-        in_logs = max((max(log.producers.producers, default=-1) for log in self.logs.logs.values()), default=-1)
-        return max(in_logs, self.transactions.highest_producer_id()) + 1
 
     @property
     def cluster_id(self) -> str:

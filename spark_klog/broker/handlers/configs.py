@@ -209,7 +209,8 @@ def _refused(message: Message) -> Message:
 async def _alter(broker: Broker, message: Message, resource: dict[str, Any], changed: Changed) -> Message:
     await broker.turns.take()
     result: Message = {"resource_type": resource["resource_type"], "resource_name": resource["resource_name"]}
-    if resource["resource_type"] == BROKER and _deletes_only(resource["configs"]):
+    deletes_only = all(entry.get("config_operation", SET) == DELETE for entry in resource["configs"])
+    if resource["resource_type"] == BROKER and deletes_only:
         return result | {"error_code": ErrorCode.NONE}  # Kafka's reassignment tool does so: there is nothing to delete
     if resource["resource_type"] != TOPIC:
         reason = "only settings of topics can be altered; to change a broker's, restart it"
@@ -233,10 +234,6 @@ async def _alter(broker: Broker, message: Message, resource: dict[str, Any], cha
     except (ConfigError, DirectoryError) as error:
         return result | refusal(error)
     return result | {"error_code": ErrorCode.NONE}
-
-
-def _deletes_only(configs: list[dict[str, Any]]) -> bool:
-    return all(entry.get("config_operation", SET) == DELETE for entry in configs)
 
 
 def _alter_loggers(broker: Broker, message: Message, resource: dict[str, Any]) -> Message:
@@ -276,10 +273,9 @@ def _changed(inherited: Mapping[str, str], before: Mapping[str, str], configs: l
         else:
             now = [item for item in settings.get(name, inherited.get(name, "")).split(",") if item]
             items = value.split(",")
-            kept = now + [item for item in items if item not in now] if operation == APPEND else _without(now, items)
+            if operation == APPEND:
+                kept = now + [item for item in items if item not in now]
+            else:
+                kept = [item for item in now if item not in items]
             settings[name] = ",".join(kept)
     return settings
-
-
-def _without(now: list[str], items: list[str]) -> list[str]:
-    return [item for item in now if item not in items]

@@ -115,7 +115,11 @@ async def alter_user_scram_credentials(broker: Broker, request: Request, message
             if any(credential is None and mechanism not in there for mechanism, credential in changes.items()):
                 missing.add(name)
                 continue
-            _alter(users, name, changes)
+            user = users.setdefault(name, User())
+            kept = {**user.credentials, **changes}.items()
+            user.credentials = {mechanism: credential for mechanism, credential in kept if credential is not None}
+            if not user.credentials and not user.has_rules:
+                del users[name]
 
     if changes_of:
         try:
@@ -170,17 +174,6 @@ def _credential(entry: dict[str, Any]) -> Credential | None:
         return None
     salted, salt = bytes(entry["salted_password"]), bytes(entry["salt"])
     return credential_of_salted(SCRAM_MECHANISMS[entry["mechanism"]], salted, salt, entry["iterations"])
-
-
-def _alter(users: dict[str, User], name: str, changes: _Changes) -> None:
-    user = users.setdefault(name, User())
-    for mechanism, credential in changes.items():
-        if credential is None:
-            del user.credentials[mechanism]
-        else:
-            user.credentials[mechanism] = credential
-    if not user.credentials and not user.has_rules:
-        del users[name]
 
 
 def _refused(name: str, code: ErrorCode, reason: str) -> Message:

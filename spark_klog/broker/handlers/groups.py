@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import MAX_ID_LENGTH
 from spark_klog.broker.groups.expiry import forget_group, removal_error
-from spark_klog.broker.groups.group import Group, Join, Member, State, refused_join, refused_sync
+from spark_klog.broker.groups.group import Join, State, refused_join, refused_sync
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
@@ -61,39 +61,30 @@ async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
         return described | {"error_code": log}
     group = broker.groups.get(group_id)
     if group is not None:
-        return described | _of(group)
-    if broker.offsets.has(group_id):
-        return described | {"error_code": ErrorCode.NONE, "group_state": State.EMPTY.value}
-    if request.version >= _FIRST_NOT_FOUND:
-        reason = f"group {group_id} does not exist"
+        is_stable = group.state is State.STABLE
         return described | {
-            "error_code": ErrorCode.GROUP_ID_NOT_FOUND,
-            "error_message": reason,
-            "group_state": State.DEAD.value,
+            "error_code": ErrorCode.NONE,
+            "group_state": group.state.value,
+            "protocol_type": group.protocol_type or "",
+            "protocol_data": (group.protocol or "") if is_stable else "",
+            "members": [
+                {
+                    "member_id": member.member_id,
+                    "group_instance_id": member.request.instance_id,
+                    "client_id": member.request.client_id,
+                    "client_host": member.request.client_host,
+                    "member_metadata": member.metadata(group.protocol) if is_stable else b"",
+                    "member_assignment": member.assignment if is_stable else b"",
+                }
+                for member in group.members.values()
+            ],
         }
-    return described | {"error_code": ErrorCode.NONE, "group_state": State.DEAD.value}
-
-
-def _of(group: Group) -> Message:
-    is_stable = group.state is State.STABLE
-    return {
-        "error_code": ErrorCode.NONE,
-        "group_state": group.state.value,
-        "protocol_type": group.protocol_type or "",
-        "protocol_data": (group.protocol or "") if is_stable else "",
-        "members": [_member(group, member, is_stable) for member in group.members.values()],
-    }
-
-
-def _member(group: Group, member: Member, is_stable: bool) -> Message:
-    return {
-        "member_id": member.member_id,
-        "group_instance_id": member.request.instance_id,
-        "client_id": member.request.client_id,
-        "client_host": member.request.client_host,
-        "member_metadata": member.metadata(group.protocol) if is_stable else b"",
-        "member_assignment": member.assignment if is_stable else b"",
-    }
+    has_offsets = broker.offsets.has(group_id)
+    described |= {"error_code": ErrorCode.NONE, "group_state": State.EMPTY.value if has_offsets else State.DEAD.value}
+    if not has_offsets and request.version >= _FIRST_NOT_FOUND:
+        reason = f"group {group_id} does not exist"
+        described |= {"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "error_message": reason}
+    return described
 
 
 async def delete_groups(broker: Broker, request: Request, message: Message) -> Message:

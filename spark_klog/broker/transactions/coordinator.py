@@ -91,36 +91,17 @@ def _following(before: bytes | None, floor: int, where: str) -> range:
     return range(first, first + _BLOCK)
 
 
-class ProducerIds:
-    """Hands out ids from the blocks that it claims; for one event loop.
+class TransactionCoordinator(Coordinator):
+    """All transactional ids whose partitions this broker leads. For one event loop.
 
-    `claim` blocks the thread. `floor` returns the lowest id above all that the logs here contain: the data may come
-    from another cluster.
+    `claim` returns a block of unused producer ids, none below its argument, and blocks the thread.
     """
 
-    def __init__(self, claim: Callable[[int], range], floor: Callable[[], int]) -> None:
-        self._claim, self._floor = claim, floor
-        self._left = iter(range(0))
-        self._lock = asyncio.Lock()
-
-    async def next(self) -> int:
-        """Return an id that was never given before. Raises as `claim_in_file`."""
-        async with self._lock:
-            found = next(self._left, None)
-            if found is None:
-                block = await asyncio.to_thread(self._claim, self._floor())
-                _log.info("claimed producer ids %d to %d", block[0], block[-1])
-                self._left = iter(block)
-                found = next(self._left)
-            return found
-
-
-class TransactionCoordinator(Coordinator):
-    """All transactional ids whose partitions this broker leads. For one event loop."""
-
-    def __init__(self, broker: Broker, producer_ids: ProducerIds) -> None:
+    def __init__(self, broker: Broker, claim: Callable[[int], range]) -> None:
         super().__init__(broker, TRANSACTIONS_TOPIC, "transaction")
-        self._ids = producer_ids
+        self._claim, self._claiming = claim, asyncio.Lock()
+        #: The rest of the block of producer ids.
+        self._free_ids = iter(range(0))
         self._transactions: dict[str, Transaction] = {}
         #: Prepared transactions: partitions without a marker yet.
         self._missing: dict[str, set[TopicPartition]] = {}
@@ -143,14 +124,24 @@ class TransactionCoordinator(Coordinator):
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if key in self._unread_ids else log
 
     async def new_producer_id(self) -> int | ErrorCode:
-        """Claim a producer id; on failure, return an error after which clients retry."""
+        """An id that was never given before; if none can be claimed, an error after which clients retry."""
         if self.is_loading:  # ids of stored transactions are unknown yet and might be given twice
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        try:
-            return await self._ids.next()
-        except (KlogError, OSError) as error:
-            _log.error("producer ids can't be claimed: %s", error)
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        async with self._claiming:
+            found = next(self._free_ids, None)
+            if found is None:
+                # above all in the logs and transactions here, which may come from another cluster
+                used = [max(log.producers.producers, default=-1) for log in self._broker.logs.logs.values()]
+                used += [known.producer.producer_id for known in self._transactions.values()]
+                try:
+                    block = await asyncio.to_thread(self._claim, max(used, default=-1) + 1)
+                except (KlogError, OSError) as error:
+                    _log.error("producer ids can't be claimed: %s", error)
+                    return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+                _log.info("claimed producer ids %d to %d", block[0], block[-1])
+                self._free_ids = iter(block)
+                found = next(self._free_ids)
+            return found
 
     async def init(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
@@ -296,10 +287,6 @@ class TransactionCoordinator(Coordinator):
         self._unread.clear()
         self._unread_ids.clear()
         self._missing.clear()
-
-    def highest_producer_id(self) -> int:
-        """The highest producer id of the known transactional ids, -1 if there are none."""
-        return max((known.producer.producer_id for known in self._transactions.values()), default=-1)
 
     async def run(self, offsets_are_read: Awaitable[None]) -> None:
         """Load, then write missing markers, abort timed-out transactions and expire ids; runs until cancelled.

@@ -121,22 +121,6 @@ class MarkerSender:
 
         Empty if it does not answer, which is logged once.
         """
-        try:
-            answer = await self._send(node, markers)
-            reason = "it answers CLUSTER_AUTHORIZATION_FAILED: brokers connect as ANONYMOUS, make it an admin there"
-            if all(code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED for _, _, code in answer):
-                self._silent.discard(node)
-                return answer
-        except UNANSWERED as error:
-            reason = str(error)
-        if node not in self._silent:
-            _log.warning("broker %d can't be asked to write markers, will retry: %s", node, reason)
-        self._silent.add(node)
-        return set()
-
-    async def _send(
-        self, node: int, markers: Mapping[MarkerEntry, list[TopicPartition]]
-    ) -> set[tuple[int, TopicPartition, ErrorCode]]:
         entries = [
             {
                 "producer_id": marker.producer.producer_id,
@@ -149,10 +133,21 @@ class MarkerSender:
             }
             for marker, keys in markers.items()
         ]
-        answer = await ask(self._broker.registry, node, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
-        return {
-            (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
-            for entry in answer["markers"]
-            for topic in entry["topics"]
-            for found in topic["partitions"]
-        }
+        try:
+            answer = await ask(self._broker.registry, node, WRITE_TXN_MARKERS, _VERSION, {"markers": entries})
+            written = {
+                (entry["producer_id"], (topic["name"], found["partition_index"]), ErrorCode(found["error_code"]))
+                for entry in answer["markers"]
+                for topic in entry["topics"]
+                for found in topic["partitions"]
+            }
+            if all(code is not ErrorCode.CLUSTER_AUTHORIZATION_FAILED for _, _, code in written):
+                self._silent.discard(node)
+                return written
+            reason = "it answers CLUSTER_AUTHORIZATION_FAILED: brokers connect as ANONYMOUS, make it an admin there"
+        except UNANSWERED as error:
+            reason = str(error)
+        if node not in self._silent:
+            _log.warning("broker %d can't be asked to write markers, will retry: %s", node, reason)
+        self._silent.add(node)
+        return set()
