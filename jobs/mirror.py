@@ -45,7 +45,7 @@ _ERROR = re.compile(r"^spark_klog\.errors\.(\w+: .+)$", re.MULTILINE)
 
 def prepare(settings: MirrorSettings, tasks: int | None) -> tuple[MirrorSettings, int]:
     """Create the topics at the target; return the settings with the mirror's name, and its number of tasks."""
-    with Admin(settings.source_admin()) as source, Admin(settings.target_admin()) as target:
+    with Admin(settings.source_admin()) as source, Admin(settings.target_client()) as target:
         check_clusters(settings, source, target)
         name = mirror_name(settings, source)
         slots = prepare_progress(target, name, tasks, _DEFAULT_TASKS)

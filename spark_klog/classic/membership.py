@@ -18,7 +18,6 @@ from __future__ import annotations
 import socket
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from spark_klog.base.names import TopicPartition, topic_pattern
@@ -56,7 +55,7 @@ class ConsumerRebalanceListener:
         """Called before reading begins, with all that this member owns: the stream's id by topic and partition."""
 
 
-class TopicFilter(ABC):
+class TopicFilter:
     """A regular expression that a topic's whole name matches; a comma means "or", spaces and outer quotes are dropped.
 
     `ConfigError` as of `topic_pattern`.
@@ -68,12 +67,10 @@ class TopicFilter(ABC):
         self.regex = regex.strip().replace(",", "|").replace(" ", "").strip(_QUOTES)
         self._compiled = topic_pattern(f"{type(self).__name__}: {regex!r}", self.regex)
 
-    @abstractmethod
     def allows(self, topic: str, exclude_internal_topics: bool = True) -> bool:
         """Whether streams of this filter read the topic."""
-
-    def _matches(self, topic: str) -> bool:
-        return self._compiled.fullmatch(topic) is not None
+        is_match = self._compiled.fullmatch(topic) is not None
+        return is_match is (self.pattern == WHITE_LIST) and not (exclude_internal_topics and topic in _INTERNAL)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.regex!r})"
@@ -84,17 +81,11 @@ class Whitelist(TopicFilter):
 
     pattern = WHITE_LIST
 
-    def allows(self, topic: str, exclude_internal_topics: bool = True) -> bool:
-        return self._matches(topic) and not (exclude_internal_topics and topic in _INTERNAL)
-
 
 class Blacklist(TopicFilter):
     """Topics whose names do not match."""
 
     pattern = BLACK_LIST
-
-    def allows(self, topic: str, exclude_internal_topics: bool = True) -> bool:
-        return not self._matches(topic) and not (exclude_internal_topics and topic in _INTERNAL)
 
 
 def streams_by_topic(
@@ -113,10 +104,6 @@ def thread_id(consumer: str, number: int) -> str:
     return f"{consumer}-{number}"
 
 
-def _java_order(text: str) -> bytes:
-    return text.encode("utf-16-be", "surrogatepass")
-
-
 def threads_by_topic(
     members: Mapping[str, Registration], topics: Collection[str], exclude_internal_topics: bool = True
 ) -> dict[str, list[str]]:
@@ -125,7 +112,10 @@ def threads_by_topic(
     for consumer, registration in members.items():
         for topic, streams in streams_by_topic(registration, topics, exclude_internal_topics).items():
             found.setdefault(topic, []).extend(thread_id(consumer, number) for number in range(streams))
-    return {topic: sorted(threads, key=_java_order) for topic, threads in found.items()}
+    return {
+        topic: sorted(threads, key=lambda thread: thread.encode("utf-16-be", "surrogatepass"))  # Java's order
+        for topic, threads in found.items()
+    }
 
 
 def assign(

@@ -245,13 +245,13 @@ class Session:
         self._stack = ExitStack()
         try:
             self._source_admin = self._stack.enter_context(Admin(settings.source_admin()))
-            self._target_admin = self._stack.enter_context(Admin(settings.target_admin()))
+            self._target_admin = self._stack.enter_context(Admin(settings.target_client()))
             check_clusters(settings, self._source_admin, self._target_admin)
             self._name = name = mirror_name(settings, self._source_admin)
             self._slots = prepare_progress(self._target_admin, name, slots)
             self.target = Target(settings, name, slot)
             self._stack.callback(self.target.close)
-            self._reader = ProgressReader(settings.target_admin(), self._target_admin, progress_topic(name), slot)
+            self._reader = ProgressReader(settings.target_client(), self._target_admin, progress_topic(name), slot)
             self._stack.callback(self._reader.close)
             self._reader.load().check_prefix(name, settings.prefix)
             #: Its maps are of all partitions that the topic knows, those that are assigned among them.

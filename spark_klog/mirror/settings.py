@@ -61,7 +61,9 @@ class MirrorSettings:
         for topic in sorted(self.copy_again):
             if not self.wants(topic):
                 raise ConfigError(f"topic {topic} is to be copied again, but the mirror leaves it out")
-        self.target_producer()
+        acks = self.target.get("acks", "all").strip()
+        if acks == "0" or (self.exactly_once and acks not in ("all", "-1")):
+            raise ConfigError(f"acks={acks} of the target could lose records: remove it, the mirror uses acks=all")
 
     def wants(self, topic: str) -> bool:
         """Whether a topic is mirrored; one that the pattern names, and does not only match, also if it is internal."""
@@ -87,21 +89,13 @@ class MirrorSettings:
         own = {"enable.auto.commit": "false", "auto.offset.reset": "none"}
         return Settings({**defaults, **_shared(self.source), **own})
 
-    def target_producer(self) -> dict[str, str]:
-        """Settings of the producer at the target; `ConfigError` for acks=0 and for exactly_once without acks=all."""
-        settings = _shared(self.target)
-        acks = settings.get("acks", "all").strip()
-        if acks == "0" or (self.exactly_once and acks not in ("all", "-1")):
-            raise ConfigError(f"acks={acks} of the target could lose records: remove it, the mirror uses acks=all")
-        return Settings(settings)
-
     def source_admin(self) -> dict[str, str]:
         """Settings for metadata and offsets at the source."""
         level = {"isolation.level": self.source_consumer()["isolation.level"]}
         return Settings({**_shared(self.source), **level})
 
-    def target_admin(self) -> dict[str, str]:
-        """Settings for topics and groups at the target."""
+    def target_client(self) -> dict[str, str]:
+        """Settings of all clients at the target."""
         return Settings(_shared(self.target))
 
 

@@ -42,7 +42,7 @@ class Target:
     def __init__(self, settings: MirrorSettings, name: str, slot: int) -> None:
         self._prefix = settings.prefix
         self._progress = progress_topic(name), slot
-        own = settings.target_producer()
+        own = settings.target_client()
         if settings.exactly_once:
             own = Settings({**own, "transactional.id": f"{progress_topic(name)}-{slot}"})
         self._cluster = Cluster.connect(own)

@@ -18,7 +18,7 @@ from spark_klog.errors import LoadError
 from spark_klog.load.journal.history import committed_letters, manifests, open_load
 from spark_klog.load.journal.model import LETTERS, is_of_values
 from spark_klog.load.journal.store import Store
-from spark_klog.restore.restore import offsets_of, transactions_of
+from spark_klog.restore.restore import offsets_of, transactions_of, write_with_progress
 
 _SCHEMA = pa.schema(
     [*subset(("key", "value", "partition", "headers")), pa.field("timestamp", pa.int64())]  # ms
@@ -50,7 +50,8 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     }
     records = 0
     if files:
-        records = _send(store, files, client, topic, _name(identity.load, topic, source))
+        name = hashlib.sha256(json.dumps([identity.load, topic, source]).encode()).hexdigest()[:32]
+        records = _send(store, files, client, topic, f"klog-replay-{name}")
     batches = [name for name in store.names(LETTERS) if not is_of_values(name)]
     if source is not None:  # TOPIC-PARTITION-OFFSET-CRC.json: another topic's name may begin with this one's and a "-"
         of_source = re.compile(rf"{re.escape(source)}-\d+--?\d+-[0-9a-f]{{8}}\.json")
@@ -58,38 +59,25 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     return Replayed(records, len(batches))
 
 
-def _name(load: str, topic: str, source: str | None) -> str:
-    """The group of a replay's progress, and its transactional id."""
-    return f"klog-replay-{hashlib.sha256(json.dumps([load, topic, source]).encode()).hexdigest()[:32]}"
-
-
 def _send(store: Store, files: Mapping[tuple[int, int], str], client: Mapping[str, str], topic: str, group: str) -> int:
-    """Send the letters of files, by run and place in it, from where the last call stopped; return how many."""
-    records = 0
+    """Send the letters of files, by run and place in it, from where the last call stopped; return how many.
+
+    `group` has the progress, and is the transactional id.
+    """
+    records, key = 0, (topic, 0)
     with transactions_of(client, group) as producer:
-        start = offsets_of(client, group, [(topic, 0)]).get((topic, 0), 0)
+        start = offsets_of(client, group, [key]).get(key, 0)
         count = producer.partitions(topic)
-
-        def write(rows: list[dict[str, Any]], progress: int) -> None:
-            producer.begin_transaction()
-            if rows:
-                producer.send_arrow(pa.Table.from_pylist(rows, _SCHEMA), topic)
-            producer.send_offsets_to_transaction({(topic, 0): progress}, group)
-            producer.commit_transaction()
-
-        for place, name in sorted(files.items()):
+        for (run, place), name in sorted(files.items()):
             for number, rows in enumerate(_rows(store, name, count), 1):
-                progress = _progress(*place, number)
+                # so many transactions of a run's file are sent; it grows in the order of sending
+                progress = (run << 42) + (place << 22) + number
                 if progress > start:
-                    write(rows, progress)
+                    table = pa.Table.from_pylist(rows, _SCHEMA)
+                    write_with_progress(producer, table, key, progress, group, is_any_time=False)
                     records += len(rows)
-        write([], 0)
+        write_with_progress(producer, None, key, 0, group, is_any_time=False)
     return records
-
-
-def _progress(run: int, place: int, transaction: int) -> int:
-    """The offset that says what is sent: so many transactions of a run's file. It grows in the order of sending."""
-    return (run << 42) + (place << 22) + transaction
 
 
 def _rows(store: Store, name: str, partitions: int) -> Iterator[list[dict[str, Any]]]:

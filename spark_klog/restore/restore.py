@@ -338,10 +338,10 @@ def restore_partition(client: Mapping[str, str], output: str, parts: Sequence[Pa
                 key = part.topic, part.partition
                 start = after = offsets_of(client, part.group, [key]).get(key, 0)
                 for table, after in read_part(output, part, start):
-                    _write(producer, part, table, after)
+                    write_with_progress(producer, table, key, after, part.group, is_any_time=True)
                     records += len(table)
                 if after < part.end:  # offsets without a record
-                    _write(producer, part, None, part.end)
+                    write_with_progress(producer, None, key, part.end, part.group, is_any_time=True)
     except KlogError as error:
         return Restored(first.topic, first.partition, records, f"{type(error).__name__}: {error}")
     _log.info("restored %d records of %s-%d", records, first.topic, first.partition)
@@ -363,12 +363,14 @@ def _shared(client: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in client.items() if name not in _OWN}
 
 
-def _write(producer: Producer, part: Part, table: pa.Table | None, after: int) -> None:
-    """Write records and the progress in one transaction."""
+def write_with_progress(
+    producer: Producer, table: pa.Table | None, key: TopicPartition, progress: int, group: str, *, is_any_time: bool
+) -> None:
+    """Write records, to the topic of `key`, and an offset of the group in one transaction."""
     producer.begin_transaction()
     if table is not None:
-        producer.send_arrow(table, part.topic, is_any_time=True)
-    producer.send_offsets_to_transaction({(part.topic, part.partition): after}, part.group)
+        producer.send_arrow(table, key[0], is_any_time=is_any_time)
+    producer.send_offsets_to_transaction({key: progress}, group)
     producer.commit_transaction()
 
 

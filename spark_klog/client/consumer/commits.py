@@ -122,16 +122,13 @@ class Commits:
             except KlogError as error:
                 self._done(error)
             else:
-                self._receive(first, first.until)
+                self._finish_first(first.until)
 
     def _finish_first(self, deadline: float) -> None:
         first = self._under_way[0]
-        self._receive(first, min(first.until, deadline))
-
-    def _receive(self, first: _UnderWay, deadline: float) -> None:
         failure: KlogError | None = None
         try:
-            answer = first.connection.receive(first.handle, deadline)
+            answer = first.connection.receive(first.handle, min(first.until, deadline))
             if refused := self._refused(answer, first.offsets, is_member=first.is_member):
                 raise worst(list(refused.values()))
         except KlogError as error:

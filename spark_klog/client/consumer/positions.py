@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key
@@ -221,7 +221,14 @@ class Positions:
         for item in unchecked:
             assert item.leader is not None
             by_node.setdefault(item.leader.node, {})[item.key] = item
-        requests = {node: _epochs_request(items.values()) for node, items in by_node.items()}
+        requests = {}
+        for node, items in by_node.items():
+            entries = (
+                (key, {"partition": key[1], "current_leader_epoch": item.leader_epoch, "leader_epoch": item.epoch})
+                for key, item in items.items()
+            )
+            topics = [{"topic": topic, "partitions": some} for topic, some in by_topic(entries).items()]
+            requests[node] = {"replica_id": _CONSUMER, "topics": topics}
         for node, answer in self._cluster.request_each(OFFSET_FOR_LEADER_EPOCH, requests).items():
             items = by_node[node]
             ends: Mapping[TopicPartition, Message | KlogError | None]
@@ -283,15 +290,3 @@ class Positions:
             else:
                 _log.warning("%s; going on as auto.offset.reset says", error)
                 item.restart(start)
-
-
-def _epochs_request(items: Iterable[Assigned]) -> Message:
-    entries = (
-        (
-            item.key,
-            {"partition": item.partition, "current_leader_epoch": item.leader_epoch, "leader_epoch": item.epoch},
-        )
-        for item in items
-    )
-    topics = [{"topic": topic, "partitions": some} for topic, some in by_topic(entries).items()]
-    return {"replica_id": _CONSUMER, "topics": topics}

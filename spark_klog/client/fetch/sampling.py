@@ -11,7 +11,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.entries import Fetched, FetchInFlight, FetchParameters, Larger, Limits, read_entry
 from spark_klog.errors import DecodeError, KlogError
 from spark_klog.protocol.tables.records import READ_UNCOMMITTED
-from spark_klog.records.contract import NO_TIMESTAMP_TYPE, Record
+from spark_klog.records.contract import NO_TIMESTAMP_TYPE
 from spark_klog.records.formats.batch import Header, check_crc, iter_batches
 from spark_klog.records.formats.message_set import MessageHeader
 from spark_klog.records.reading.reader import records_of
@@ -99,15 +99,18 @@ def _headers(fetched: Fetched | KlogError) -> list[Header] | None:
 
 
 def _first_timestamp(fetched: Fetched | KlogError) -> int | _Later | None:
+    """The timestamp of the first data record at or after the offset that was asked for; None if it can't be read."""
     if isinstance(fetched, KlogError):
         return None
     try:
-        record = _first_record(fetched)
+        for header, batch in iter_batches(fetched.data):
+            check_crc(header, batch)
+            for record in () if header.is_control else records_of(header, batch):
+                if record.offset >= fetched.offset:
+                    return None if record.timestamp_type == NO_TIMESTAMP_TYPE else record.timestamp
     except DecodeError:
         return None
-    if record is None:
-        return _Later(fetched.next_offset)
-    return None if record.timestamp_type == NO_TIMESTAMP_TYPE else record.timestamp
+    return _Later(fetched.next_offset)
 
 
 def _small_fetch(
@@ -132,13 +135,3 @@ def _small_fetch(
                 yield key, read_entry(key, entry, offsets[key], limits) or Larger(size)
             except KlogError as error:
                 yield key, error
-
-
-def _first_record(fetched: Fetched) -> Record | None:
-    """The first data record at or after the offset that was asked for; `DecodeError`."""
-    for header, batch in iter_batches(fetched.data):
-        check_crc(header, batch)
-        for record in () if header.is_control else records_of(header, batch):
-            if record.offset >= fetched.offset:
-                return record
-    return None
