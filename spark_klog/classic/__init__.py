@@ -12,7 +12,7 @@ from spark_klog.base.names import imported_at_first_use
 
 if TYPE_CHECKING:
     from spark_klog.classic.connector import ConsumerConnector
-    from spark_klog.classic.membership import Blacklist, ConsumerRebalanceListener, TopicFilter, Whitelist
+    from spark_klog.classic.member import Blacklist, ConsumerRebalanceListener, TopicFilter, Whitelist
     from spark_klog.classic.producer import CallbackHandler, KeyedMessage, Producer, ProducerData
     from spark_klog.classic.simple import EARLIEST_TIME, LATEST_TIME, FetchRequest, SimpleConsumer
     from spark_klog.classic.streams import KafkaStream
@@ -38,7 +38,7 @@ __getattr__ = imported_at_first_use(
     __name__,
     {
         "connector": "ConsumerConnector",
-        "membership": "Blacklist ConsumerRebalanceListener TopicFilter Whitelist",
+        "member": "Blacklist ConsumerRebalanceListener TopicFilter Whitelist",
         "producer": "CallbackHandler KeyedMessage Producer ProducerData",
         "simple": "EARLIEST_TIME LATEST_TIME FetchRequest SimpleConsumer",
         "streams": "KafkaStream",

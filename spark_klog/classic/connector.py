@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spark_klog.classic.member import Member
-from spark_klog.classic.membership import ConsumerRebalanceListener, TopicFilter, new_consumer_id
+from spark_klog.classic.member import ConsumerRebalanceListener, Member, TopicFilter, new_consumer_id
 from spark_klog.classic.settings import connector_config
 from spark_klog.classic.streams import Decoder, KafkaStream
 from spark_klog.client.forks import Maker

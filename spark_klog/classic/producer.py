@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from spark_klog.classic.membership import broker_addresses
+from spark_klog.classic.member import broker_addresses
 from spark_klog.classic.settings import ProducerConfig, producer_config
 from spark_klog.client import Producer as ClientProducer
 from spark_klog.client.forks import Maker

@@ -40,12 +40,13 @@ from spark_klog.errors import (
     TopicRecreated,
 )
 from spark_klog.mirror.batches import OutBatch, Span, out_batches
-from spark_klog.mirror.offset_map import PartitionMap, encode_run
 from spark_klog.mirror.progress import (
     COPY,
     ORIGINS,
     PREFIX,
+    PartitionMap,
     ProgressReader,
+    encode_run,
     note_record,
     prepare_progress,
     progress_topic,

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spark_klog.classic.membership import Blacklist, Whitelist, assign, thread_id, threads_by_topic
+from spark_klog.classic.member import Blacklist, Whitelist, assign, thread_id, threads_by_topic
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.trees.consumers import (
     BLACK_LIST,

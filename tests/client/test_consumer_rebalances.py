@@ -15,8 +15,8 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.broker.faults import Delay, Drop, Fault
 from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.consumer import heartbeat
-from spark_klog.client.consumer.heartbeat import Heartbeats
+from spark_klog.client.consumer import group as group_module
+from spark_klog.client.consumer.group import Heartbeats
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.offsets import GroupMetadata
 from spark_klog.embedded import EmbeddedCluster
@@ -117,7 +117,7 @@ def test_partitions_are_handed_over_although_the_listener_fails(server: Server) 
 
 def test_a_member_that_was_lost_cannot_commit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = 0.0
-    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited))
+    monkeypatch.setattr(group_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited))
     topic = server.topic()
     server.send(topic, short(10))
     first = Ours(server, topic, "range", enable_auto_commit=False, max_poll_interval_ms=300_000, max_poll_records=3)
@@ -170,7 +170,7 @@ def test_heartbeats_of_the_next_generation(monkeypatch: pytest.MonkeyPatch) -> N
         return ErrorCode.NONE
 
     monkeypatch.setattr(Heartbeats, "_beat", beat)
-    monkeypatch.setattr(heartbeat, "find_coordinator", lambda *_: 0)
+    monkeypatch.setattr(group_module, "find_coordinator", lambda *_: 0)
     settings = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "heartbeat.interval.ms": 1}
     heartbeats = Heartbeats(consumer_config(settings), lambda: None)
     changed = heartbeats._changed = _Reported(heartbeats._lock)

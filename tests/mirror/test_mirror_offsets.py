@@ -15,8 +15,17 @@ from spark_klog.client.offsets import Committed
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.errors import DecodeError
 from spark_klog.mirror.batches import Span
-from spark_klog.mirror.offset_map import PartitionMap, Run, decode_key, decode_run, encode_run
-from spark_klog.mirror.progress import PREFIX, Progress, note_record, topic_record
+from spark_klog.mirror.progress import (
+    PREFIX,
+    PartitionMap,
+    Progress,
+    Run,
+    decode_key,
+    decode_run,
+    encode_run,
+    note_record,
+    topic_record,
+)
 from spark_klog.mirror.session import GroupTranslation, Session, _Noted
 
 #: copy: records; skip: source offsets without records; foreign: target offsets of other producers; commit.

@@ -228,7 +228,7 @@ FAULTS = (
     ),
     Fault(
         "client-heartbeats-asleep",  # after the first rebalance
-        "spark_klog/client/consumer/heartbeat.py",
+        "spark_klog/client/consumer/group.py",
         "            self._polled_at = time.monotonic()\n            self._changed.notify_all()\n",
         "            self._polled_at = time.monotonic()\n",
         ("tests/client/test_consumer_rebalances.py", "tests/client/test_consumer.py"),
@@ -310,7 +310,7 @@ FAULTS = (
     # ----- mirror/restore
     Fault(
         "mirror-first-of-a-run",
-        "spark_klog/mirror/offset_map.py",
+        "spark_klog/mirror/progress.py",
         "self._runs[index].first <= offset:",
         "self._runs[index].first < offset:",
         ("tests/mirror/test_mirror_offsets.py", "tests/mirror/test_mirror_copies.py"),
