@@ -1,7 +1,12 @@
-"""Restore partitions from a load: a plan of what goes where, then records in transactions, each with the progress."""
+"""Restore partitions from a load: a plan of what goes where, then records in transactions, each with the progress.
+
+Or replay the values that did not parse: send their records again, as they were.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import logging
 import re
@@ -18,10 +23,19 @@ from spark_klog.client import Admin, Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import Committed, GroupOffsets, list_offsets
 from spark_klog.client.security.config import Settings
+from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import subset
 from spark_klog.errors import ConfigError, KlogError, LoadError
-from spark_klog.load.journal.history import CommittedFile, files, loaded_extents, manifests, open_load
-from spark_klog.load.journal.model import STAGED, place_of
+from spark_klog.load.journal.history import (
+    CommittedFile,
+    committed_letters,
+    files,
+    loaded_extents,
+    manifests,
+    open_load,
+)
+from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_of
+from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import JSON_LINES
 from spark_klog.load.tasks.writers import MOST_OPEN
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
@@ -38,6 +52,10 @@ _COLUMNS = _SCHEMA.names
 _ROWS, _BYTES = 65_536, 16 * 1024 * 1024
 #: About the bytes that are read of each file at once; files of one group are open at the same time.
 _BATCH_BYTES, _BUFFER_BYTES = 1024 * 1024, 64 * 1024
+#: Of the records of dead letters; their timestamps are in ms.
+_LETTER_SCHEMA = pa.schema([*subset(("key", "value", "partition", "headers")), pa.field("timestamp", pa.int64())])
+#: A transaction ends at either, so that it is shorter than transaction.timeout.ms. Progress counts transactions.
+_LETTERS, _LETTER_BYTES = 10_000, 16 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -213,7 +231,7 @@ def restored_offsets(client: Mapping[str, str], parts: Sequence[Part]) -> int:
     """Count the offsets of parts that are restored."""
     count = 0
     for group, of_group in _by_group(parts).items():
-        progress = offsets_of(client, group, of_group)
+        progress = _offsets_of(client, group, of_group)
         count += sum(min(progress.get(key, 0), part.end) for key, part in of_group.items())
     return count
 
@@ -333,22 +351,22 @@ def restore_partition(client: Mapping[str, str], output: str, parts: Sequence[Pa
     """
     first, records = parts[0], 0
     try:
-        with transactions_of(client, f"{first.group}-{first.topic}-{first.partition}") as producer:
+        with _transactions_of(client, f"{first.group}-{first.topic}-{first.partition}") as producer:
             for part in parts:
                 key = part.topic, part.partition
-                start = after = offsets_of(client, part.group, [key]).get(key, 0)
+                start = after = _offsets_of(client, part.group, [key]).get(key, 0)
                 for table, after in read_part(output, part, start):
-                    write_with_progress(producer, table, key, after, part.group, is_any_time=True)
+                    _write_with_progress(producer, table, key, after, part.group, is_any_time=True)
                     records += len(table)
                 if after < part.end:  # offsets without a record
-                    write_with_progress(producer, None, key, part.end, part.group, is_any_time=True)
+                    _write_with_progress(producer, None, key, part.end, part.group, is_any_time=True)
     except KlogError as error:
         return Restored(first.topic, first.partition, records, f"{type(error).__name__}: {error}")
     _log.info("restored %d records of %s-%d", records, first.topic, first.partition)
     return Restored(first.topic, first.partition, records)
 
 
-def transactions_of(client: Mapping[str, str], transactional_id: str) -> Producer:
+def _transactions_of(client: Mapping[str, str], transactional_id: str) -> Producer:
     """A producer that may begin a transaction; an older one with the same id is fenced, and its transaction ended."""
     producer = Producer(Settings(_shared(client) | {"transactional.id": transactional_id}))
     try:
@@ -363,7 +381,7 @@ def _shared(client: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in client.items() if name not in _OWN}
 
 
-def write_with_progress(
+def _write_with_progress(
     producer: Producer, table: pa.Table | None, key: TopicPartition, progress: int, group: str, *, is_any_time: bool
 ) -> None:
     """Write records, to the topic of `key`, and an offset of the group in one transaction."""
@@ -374,7 +392,95 @@ def write_with_progress(
     producer.commit_transaction()
 
 
-def offsets_of(client: Mapping[str, str], group: str, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+def _offsets_of(client: Mapping[str, str], group: str, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """The offsets that transactions have committed of a group, by topic and partition."""
     with Cluster.connect(_shared(client)) as cluster:
         return GroupOffsets(cluster, group, is_stable=True).fetch(keys)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """How many records were sent, and how many corrupt batches could not be: their bytes are no records."""
+
+    records: int
+    batches: int
+
+
+def replay(output: str, client: Mapping[str, str], topic: str, source: str | None = None) -> Replayed:
+    """Send the dead letters of a load, of the topic `source` or of all, to a topic in transactions.
+
+    Each is sent once: a call that was interrupted is continued by the next one of the same topics, as each transaction
+    has the progress, the offset of a group. A call after a complete one sends all of them again. Partitions stay if the
+    topic has them; else the key decides. Timestamps that no column holds or no producer sends become the current time.
+    `LoadError` for a damaged letter, errors as of `Producer`.
+    """
+    store, identity = open_load(output)
+    letters = committed_letters(manifests(store))
+    of_values = {
+        place: name for name, place in letters.items() if is_of_values(name) and source in (None, name.split("+")[1])
+    }
+    records = 0
+    if of_values:
+        name = hashlib.sha256(json.dumps([identity.load, topic, source]).encode()).hexdigest()[:32]
+        records = _send_letters(store, of_values, client, topic, f"klog-replay-{name}")
+    batches = [name for name in store.names(LETTERS) if not is_of_values(name)]
+    if source is not None:  # TOPIC-PARTITION-OFFSET-CRC.json: another topic's name may begin with this one's and a "-"
+        of_source = re.compile(rf"{re.escape(source)}-\d+--?\d+-[0-9a-f]{{8}}\.json")
+        batches = [name for name in batches if of_source.fullmatch(name)]
+    return Replayed(records, len(batches))
+
+
+def _send_letters(
+    store: Store, files: Mapping[tuple[int, int], str], client: Mapping[str, str], topic: str, group: str
+) -> int:
+    """Send the letters of files, by run and place in it, from where the last call stopped; return how many.
+
+    `group` has the progress, and is the transactional id.
+    """
+    records, key = 0, (topic, 0)
+    with _transactions_of(client, group) as producer:
+        start = _offsets_of(client, group, [key]).get(key, 0)
+        count = producer.partitions(topic)
+        for (run, place), name in sorted(files.items()):
+            for number, rows in enumerate(_letters(store, name, count), 1):
+                # so many transactions of a run's file are sent; it grows in the order of sending
+                progress = (run << 42) + (place << 22) + number
+                if progress > start:
+                    table = pa.Table.from_pylist(rows, _LETTER_SCHEMA)
+                    _write_with_progress(producer, table, key, progress, group, is_any_time=False)
+                    records += len(rows)
+        _write_with_progress(producer, None, key, 0, group, is_any_time=False)
+    return records
+
+
+def _letters(store: Store, name: str, partitions: int) -> Iterator[list[dict[str, Any]]]:
+    """The records of a file of letters, those of a transaction at a time; `LoadError` for a damaged one."""
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for number, line in enumerate(store.lines(f"{LETTERS}/{name}"), 1):
+        try:
+            letter = json.loads(line)
+            rows.append(
+                {
+                    "key": _bytes(letter["key"]),
+                    "value": _bytes(letter["value"]),
+                    "partition": letter["partition"] if letter["partition"] < partitions else None,
+                    "timestamp": letter["timestamp"] if -1 <= letter["timestamp"] <= MAX_MILLISECONDS else None,
+                    "headers": [{"key": key, "value": _bytes(value)} for key, value in letter["headers"]] or None,
+                }
+            )
+        except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
+            raise LoadError(
+                f"{store.address}/{LETTERS}/{name}, line {number}, is not a dead letter ({error!r}): restore it, or "
+                "remove it"
+            ) from None
+        size += len(line)
+        if len(rows) == _LETTERS or size >= _LETTER_BYTES:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _bytes(text: str | None) -> bytes | None:
+    return None if text is None else base64.b64decode(text, validate=True)

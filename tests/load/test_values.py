@@ -28,7 +28,7 @@ from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values import JsonParser, parse_schema, read_schema, schema_text, why_bad
-from spark_klog.restore.replay import replay
+from spark_klog.restore.restore import replay
 from tests.load.support import by_duckdb, run
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.batches import make_batch

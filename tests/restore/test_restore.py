@@ -25,13 +25,13 @@ from spark_klog.load.journal.store import open_store
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.restore import restore as reading
-from spark_klog.restore.replay import replay
 from spark_klog.restore.restore import (
     Part,
     Restored,
     RestoreOptions,
     plan_restore,
     read_part,
+    replay,
     restore_partition,
     restored_offsets,
 )
@@ -289,7 +289,7 @@ def test_a_replay_that_is_interrupted(
     for start in (0, 20):
         produce(servers, topic, [Sent(b"%d" % number) for number in range(start, start + 20)])
         run(servers, tmp_path, topic, **settings)
-    monkeypatch.setattr("spark_klog.restore.replay._ROWS", 7)
+    monkeypatch.setattr("spark_klog.restore.restore._LETTERS", 7)
     real, calls = Producer.commit_transaction, [0]
 
     def commit(producer: Producer) -> None:

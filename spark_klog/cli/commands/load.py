@@ -178,7 +178,7 @@ def replay_command(
 
     Corrupt batches can't be sent; the exit code is 4 if there are some, and 3 if there is nothing to send.
     """
-    from spark_klog.restore.replay import replay
+    from spark_klog.restore.restore import replay
 
     settings = cluster_settings(servers, command_config)
     settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
