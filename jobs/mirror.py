@@ -33,9 +33,8 @@ from spark_klog.cli.commands.mirror import mirror_settings
 from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW, complain, spark_session
 from spark_klog.client import Admin
 from spark_klog.errors import KlogError
-from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror.mirror import Mirror, Totals, check_clusters, mirror_name
 from spark_klog.mirror.progress import prepare_progress
-from spark_klog.mirror.session import Totals, check_clusters, mirror_name
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import MirroredTopics
 
@@ -64,7 +63,7 @@ def run_once(spark: SparkSession, settings: MirrorSettings, tasks: int | None) -
     found = spark.sparkContext.parallelize(range(slots), slots).map(partial(run_slot, settings, slots)).collect()
     total = Totals(lag=0)
     for one in found:
-        for name, count in one.as_dict().items():
+        for name, count in vars(one).items():
             setattr(total, name, getattr(total, name) + (count or 0))
     return total
 
@@ -105,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             totals = run_once(spark, settings, options.tasks)
             records += totals.records
             if options.json:
-                sys.stdout.write(json.dumps(totals.as_dict()) + "\n")
+                sys.stdout.write(json.dumps(vars(totals)) + "\n")
                 sys.stdout.flush()
             else:
                 seconds = time.monotonic() - began

@@ -13,8 +13,7 @@ from confluent_kafka import Producer
 
 from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.mirror.mirror import Mirror
-from spark_klog.mirror.session import Session
+from spark_klog.mirror.mirror import Mirror, Session
 from spark_klog.mirror.settings import MirrorSettings
 from tests.support.certificates import make_certificates
 from tests.support.klog import klog, klog_refusal

@@ -14,9 +14,8 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError
-from spark_klog.mirror import session as session_module
-from spark_klog.mirror.mirror import Mirror
-from spark_klog.mirror.session import Session
+from spark_klog.mirror import mirror as mirror_module
+from spark_klog.mirror.mirror import Mirror, Session
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import MirroredTopics
 from tests.support.mirrors import SECONDS, read_topic
@@ -92,7 +91,7 @@ def _at_first_step(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]
 
 
 def test_others_are_copied_on(topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_LAG_SECONDS", 0.2)
+    monkeypatch.setattr(mirror_module, "_LAG_SECONDS", 0.2)
     mirror = topics.mirror()
     thread = threading.Thread(target=mirror.run, daemon=True)
     thread.start()
@@ -113,7 +112,7 @@ def test_others_are_copied_on(topics: _Topics, target: EmbeddedCluster, monkeypa
 def test_until_end_stops_without_what_was_deleted(
     topics: _Topics, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_GONE_SECONDS", 0.3)
+    monkeypatch.setattr(mirror_module, "_GONE_SECONDS", 0.3)
     _at_first_step(monkeypatch, lambda: _delete(topics.source, topics.goes))
     totals = topics.mirror().run(until_end=True)
     assert (totals.records, totals.partitions, totals.lag, totals.restarts) == (20, _PARTITIONS, 0, 0)

@@ -15,6 +15,7 @@ from spark_klog.client.offsets import Committed
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.errors import DecodeError
 from spark_klog.mirror.batches import Span
+from spark_klog.mirror.mirror import GroupTranslation, Session, _Noted
 from spark_klog.mirror.progress import (
     PREFIX,
     PartitionMap,
@@ -26,7 +27,6 @@ from spark_klog.mirror.progress import (
     note_record,
     topic_record,
 )
-from spark_klog.mirror.session import GroupTranslation, Session, _Noted
 
 #: copy: records; skip: source offsets without records; foreign: target offsets of other producers; commit.
 _STEPS = st.lists(st.tuples(st.sampled_from(["copy", "skip", "foreign", "commit"]), st.integers(1, 5)), max_size=40)

@@ -12,10 +12,9 @@ import pytest
 
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.mirror import session as session_module
-from spark_klog.mirror.mirror import Mirror
+from spark_klog.mirror import mirror as mirror_module
+from spark_klog.mirror.mirror import Mirror, Session
 from spark_klog.mirror.progress import progress_topic
-from spark_klog.mirror.session import Session
 from spark_klog.mirror.settings import MirrorSettings
 from tests.support.mirrors import SECONDS, read_topic
 from tests.support.topics import make_topic
@@ -102,7 +101,7 @@ def test_a_partition_without_a_leader_when_the_mirror_begins(
     server_dir: Path, target: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other partitions are copied meanwhile, and this one once its broker is back; nobody waits for a timeout."""
-    monkeypatch.setattr(session_module, "_LAG_SECONDS", 0.2)
+    monkeypatch.setattr(mirror_module, "_LAG_SECONDS", 0.2)
     topic = f"t-{uuid.uuid4().hex[:8]}"
     with EmbeddedCluster(brokers=2, data_dir=server_dir / "two") as two:
         servers = two.bootstrap_servers

@@ -7,7 +7,7 @@ from collections import defaultdict
 from hypothesis import given, strategies as st
 
 from spark_klog.mirror.batches import OutBatch
-from spark_klog.mirror.session import Waiting
+from spark_klog.mirror.mirror import Waiting
 
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["batch", "offset", "take"]), st.integers(0, 3), st.integers(1, 9)), max_size=60

@@ -317,7 +317,7 @@ FAULTS = (
     ),
     Fault(
         "mirror-progress-before-the-records",  # killed then, the mirror leaves them out
-        "spark_klog/mirror/session.py",
+        "spark_klog/mirror/mirror.py",
         "while noted and (noted[0].receipt is None or noted[0].receipt.done.is_set()):",
         "while noted:",
         (
@@ -329,7 +329,7 @@ FAULTS = (
     ),
     Fault(
         "mirror-groups-go-back",  # consumers that were moved to the target read again what they have read
-        "spark_klog/mirror/session.py",
+        "spark_klog/mirror/mirror.py",
         "if key not in there or there[key].offset < item.offset}",
         "if key not in there or there[key].offset != item.offset}",
         ("tests/mirror/test_mirror_offsets.py", "tests/mirror/test_mirror_kafka.py"),

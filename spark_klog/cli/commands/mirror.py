@@ -19,8 +19,7 @@ from spark_klog.cli.clusters import client_settings, cluster_settings
 from spark_klog.cli.output import console, say
 from spark_klog.client.settings import parse_bootstrap
 from spark_klog.errors import ConfigError
-from spark_klog.mirror.mirror import Mirror
-from spark_klog.mirror.session import Totals
+from spark_klog.mirror.mirror import Mirror, Totals
 from spark_klog.mirror.settings import MirrorSettings
 
 #: Objects between two collections of cyclic garbage, which a mirror hardly makes; by default 700.
@@ -105,7 +104,7 @@ def mirror(until_end: bool, as_json: bool, **options: Any) -> None:
 
     def show(totals: Totals) -> None:
         if as_json:
-            say(True, totals.as_dict(), "")
+            say(True, vars(totals), "")
         else:
             status.update(_text(totals))
 
