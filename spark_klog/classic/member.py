@@ -459,7 +459,6 @@ class Member:
         self._membership.release(keys)
 
     def _drop(self, keys: Collection[TopicPartition]) -> list[Held]:
-        """Give out no more messages of partitions."""
         gone = [self._held.pop(key) for key in keys]
         for held in gone:
             held.is_released = True

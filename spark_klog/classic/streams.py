@@ -169,7 +169,6 @@ class KafkaStream:
             self._changed.notify()
 
     def drop_released(self) -> None:
-        """Drop the messages of partitions that were released."""
         with self._lock:
             self._chunks = deque(chunk for chunk in self._chunks if not chunk.held.is_released)
 
@@ -180,7 +179,6 @@ class KafkaStream:
             self._changed.notify()
 
     def close(self) -> None:
-        """End the iteration."""
         with self._lock:
             self._is_closed = True
             self._changed.notify()

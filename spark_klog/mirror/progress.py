@@ -147,12 +147,10 @@ class PartitionMap:
 
 
 def encode_run(key: TopicPartition, run: Run) -> tuple[bytes, bytes]:
-    """The record of a run: (key, value)."""
     return encode_key(key), _VALUE.pack(run.upstream, run.downstream, run.first)
 
 
 def encode_key(key: TopicPartition) -> bytes:
-    """The key of a partition's records."""
     name = key[0].encode()
     return _LENGTH.pack(len(name)) + name + _PARTITION.pack(key[1])
 
@@ -230,7 +228,6 @@ class Progress:
             raise DecodeError(f"not a record of a mirror's topics: {error}") from None
 
     def forget(self, topic: str) -> None:
-        """Drop a topic's map of offsets."""
         for key in [key for key in self.maps if key[0] == topic]:
             del self.maps[key]
 

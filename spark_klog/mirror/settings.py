@@ -74,7 +74,6 @@ class MirrorSettings:
         return self._matches(topic) and not self.names(topic) and INTERNAL.fullmatch(topic) is not None
 
     def names(self, topic: str) -> bool:
-        """Whether an alternative of the pattern is the topic's name."""
         return topic in {
             part.replace("\\", "") for part in self.topics.pattern.split("|") if _LITERAL.fullmatch(part)
         }  # fmt: skip
@@ -84,7 +83,6 @@ class MirrorSettings:
         return self.topics.fullmatch(topic) is not None and not PROGRESS.fullmatch(topic) and not is_excluded
 
     def source_consumer(self) -> dict[str, str]:
-        """Settings of the consumer at the source."""
         defaults = {"isolation.level": "read_committed", "max.partition.fetch.bytes": str(4 * 1024 * 1024)}
         own = {"enable.auto.commit": "false", "auto.offset.reset": "none"}
         return Settings({**defaults, **_shared(self.source), **own})

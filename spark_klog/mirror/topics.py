@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from uuid import UUID
 
@@ -170,7 +170,10 @@ class MirroredTopics:
             for name, number in copies.items()
         ]
         for start in range(0, len(wanted), _MOST_CREATED):
-            self._create(wanted[start : start + _MOST_CREATED])
+            topics = {topic.name: topic for topic in wanted[start : start + _MOST_CREATED]}
+            for name, failure in self._target.create_topics(list(topics.values())).failures.items():
+                self._create_refused(topics[name], failure)
+            _log.info("created at the target: %s", ", ".join(topics))
         for name, count in counts.items():
             target = self._settings.prefix + name
             if target in there:
@@ -205,12 +208,6 @@ class MirroredTopics:
             name: min(most, max(len(part.replicas) for part in one.partitions))
             for name, one in described.successes.items()
         }
-
-    def _create(self, topics: Sequence[NewTopic]) -> None:
-        """Create topics by one request; then those that the target refuses one by one."""
-        for name, failure in self._target.create_topics(topics).failures.items():
-            self._create_refused(next(topic for topic in topics if topic.name == name), failure)
-        _log.info("created at the target: %s", ", ".join(topic.name for topic in topics))
 
     def _create_refused(self, topic: NewTopic, failure: KlogError) -> None:
         """Create a topic without the settings that the target refuses, or let one grow that another has created."""

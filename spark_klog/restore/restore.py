@@ -228,7 +228,6 @@ def _between(extents: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]
 
 
 def restored_offsets(client: Mapping[str, str], parts: Sequence[Part]) -> int:
-    """Count the offsets of parts that are restored."""
     count = 0
     for group, of_group in _by_group(parts).items():
         progress = _offsets_of(client, group, of_group)

@@ -221,7 +221,6 @@ def _sticky_user_data(data: Buffer) -> tuple[list[TopicPartition], int]:
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """Encode one member's assignment."""
     return encode_versioned(
         MEMBER_ASSIGNMENT, _ASSIGNMENT_VERSION, {"assigned_partitions": topic_numbers(sorted(partitions), "topic")}
     )

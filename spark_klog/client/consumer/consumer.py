@@ -452,7 +452,6 @@ class Consumer:
         return None
 
     def _release(self) -> None:
-        """Give back the chunk's buffer."""
         self._decoding = self._fetches.taken = None
 
     def _find_positions(self, deadline: float) -> None:

@@ -205,16 +205,16 @@ class Heartbeats:
         self._changed = threading.Condition(self._lock)
         self._member: GroupMetadata | None = None
         self._news: ErrorCode | None = None
-        self._polled_at = time.monotonic()
+        #: When the program has polled last: max.poll.interval.ms begins then.
+        self.polled_at = time.monotonic()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
         self.cluster = Cluster(config.client)
 
     def begin(self, member: GroupMetadata) -> None:
-        """Start the heartbeats of this member."""
         with self._lock:
             self._member, self._news = member, None
-            self._polled_at = time.monotonic()
+            self.polled_at = time.monotonic()
             self._changed.notify_all()
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
@@ -225,10 +225,6 @@ class Heartbeats:
         with self._lock:
             self._member = self._news = None
             self._changed.notify_all()
-
-    def polled(self) -> None:
-        """Note that the program has polled: restart max.poll.interval.ms."""
-        self._polled_at = time.monotonic()
 
     def take_news(self) -> ErrorCode | None:
         """Take the error code that the coordinator has answered since the last call, if any."""
@@ -257,14 +253,13 @@ class Heartbeats:
                 self._keep(cluster, member)
 
     def _keep(self, cluster: Cluster, member: GroupMetadata) -> None:
-        """Send heartbeats of one generation until it ends."""
         config = self._config
         node: int | None = None
         attempts = 0
         heard_at = time.monotonic()
         next_at = heard_at + config.heartbeat_interval_ms / 1000
         while True:
-            poll_until = self._polled_at + config.max_poll_interval_ms / 1000
+            poll_until = self.polled_at + config.max_poll_interval_ms / 1000
             with self._lock:
                 if self._member is not member or self._is_stopping:
                     return
@@ -408,9 +403,7 @@ class ConsumerGroup:
             raise failure
 
     def _take_part(self) -> None:
-        """Do what can be done now as a member."""
-        self._heartbeats.polled()
-        now = time.monotonic()
+        now = self._heartbeats.polled_at = time.monotonic()
         try:
             if self._joining is not None:
                 self._advance()

@@ -97,7 +97,6 @@ class FetchInFlight:
         return entries_of(answer, self._wanted)
 
     def forget(self) -> None:
-        """Drop the answer."""
         self.connection.forget(self._handle)
 
 

@@ -82,7 +82,7 @@ class _RangeFetch:
         self, cluster: Cluster, key: TopicPartition, start: int, end: int, timeout_ms: int, topic_id: UUID | None
     ) -> None:
         self._cluster, self._timeout_ms = cluster, timeout_ms
-        self._key, self._topic_id = key, topic_id
+        self._key, self._name, self._topic_id = key, f"{key[0]}-{key[1]}", topic_id
         self._offset, self._end = start, end
         self._max_bytes = max(cluster.config.partition_fetch_bytes, LEAST_BYTES)
         #: The connection of the last fetch, and the one in flight.
@@ -90,10 +90,6 @@ class _RangeFetch:
         self._fetch: FetchInFlight | None = None
         #: Whether the last fetch had only corrupt batches: where they end is a guess.
         self._is_past_corrupt = False
-
-    @property
-    def _name(self) -> str:
-        return f"{self._key[0]}-{self._key[1]}"
 
     def run(self) -> Iterator[Fetched]:
         try:
@@ -134,7 +130,6 @@ class _RangeFetch:
                 self._cluster.refresh_after(failure)
 
     def _forget(self) -> None:
-        """Drop the fetch in flight."""
         if self._fetch is not None:
             self._fetch.forget()
         self._fetch = None
