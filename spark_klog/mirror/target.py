@@ -46,15 +46,16 @@ class Target:
         if settings.exactly_once:
             own = Settings({**own, "transactional.id": f"{progress_topic(name)}-{slot}"})
         self._cluster = Cluster.connect(own)
+        self._timeout_seconds = self._cluster.config.transaction_timeout_ms / 1000
+        self.is_transactional = settings.exactly_once
         self._transactions: Transactions | None = None
         #: When the open transaction began, a reading of `time.monotonic`.
         self._began_at: float | None = None
         try:
-            timeout = self._timeout_seconds
-            if settings.exactly_once and settings.commit_seconds >= timeout:
+            if settings.exactly_once and settings.commit_seconds >= self._timeout_seconds:
                 raise ConfigError(
                     f"--commit-interval {settings.commit_seconds:g} needs a transaction.timeout.ms of the target above "
-                    f"it, not {1000 * timeout:.0f}: the broker would abort the transactions"
+                    f"it, not {1000 * self._timeout_seconds:.0f}: the broker would abort the transactions"
                 )
             if self._cluster.config.transactional_id is not None:
                 self._transactions = Transactions(self._cluster, self._cluster.config.transactional_id)
@@ -63,10 +64,6 @@ class Target:
             self._cluster.close()
             raise
         self.sender = Sender(self._cluster, self._transactions)
-
-    @property
-    def _timeout_seconds(self) -> float:
-        return self._cluster.config.transaction_timeout_ms / 1000
 
     @property
     def has_expired(self) -> bool:
@@ -78,10 +75,6 @@ class Target:
         if self._transactions is None or getattr(error, "code", None) != ErrorCode.INVALID_PRODUCER_EPOCH:
             return None
         return ProducerFenced(self._transactions.transactional_id)
-
-    @property
-    def is_transactional(self) -> bool:
-        return self._transactions is not None
 
     def send(self, key: TopicPartition, batch: OutBatch) -> Receipt:
         """Queue a batch for a partition, named as at the source; waits while too much is queued."""

@@ -15,7 +15,7 @@ import pytest
 
 from spark_klog.base import durable
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.fetch import ranges as small_ranges
+from spark_klog.client.fetch import ranges
 from spark_klog.client.places import TimeSpec
 from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
@@ -268,7 +268,7 @@ def test_short_ranges_are_fetched_together(
     servers, count = cluster.bootstrap_servers, 60
     create_topic(servers, topic, count)
     produce(servers, topic, values(count * 20, partitions=count))
-    requests, real = [0], small_ranges.fetch_short
+    requests, real = [0], ranges.fetch_short
 
     def fetch_short(*arguments: Any) -> Any:
         requests[0] += 1
@@ -278,7 +278,7 @@ def test_short_ranges_are_fetched_together(
                 del answer.found[key]
         return answer
 
-    monkeypatch.setattr(small_ranges, "fetch_short", fetch_short)
+    monkeypatch.setattr(ranges, "fetch_short", fetch_short)
     loaded = run(servers, tmp_path, topic)
     assert 1 <= requests[0] <= 4
     assert [item.records for item in loaded.partitions] == [20] * count

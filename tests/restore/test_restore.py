@@ -24,7 +24,7 @@ from spark_klog.load.journal.model import LETTERS
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.run import MaxBad
 from spark_klog.load.settings import WriteSettings
-from spark_klog.restore import restore as reading
+from spark_klog.restore import restore as restore_module
 from spark_klog.restore.restore import (
     Part,
     Restored,
@@ -113,7 +113,7 @@ def test_killed_at_each_transaction(
     create_topic(servers, topic, _PARTITIONS)
     produce(servers, topic, _records(300))
     run(servers, tmp_path, topic)
-    monkeypatch.setattr(reading, "_ROWS", 20)
+    monkeypatch.setattr(restore_module, "_ROWS", 20)
     options = RestoreOptions(str(tmp_path), _client(target), name=f"killed-{side}", prefix=f"{side}.")
     real, count = Producer.commit_transaction, [0]
 

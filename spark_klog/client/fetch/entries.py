@@ -132,7 +132,7 @@ def entries_of(
 
 @dataclass(slots=True, eq=False)
 class Fetched:
-    """Whole record batches with the records of [offset, next_offset), perhaps with some before; if corrupt all bytes.
+    """A chunk: whole record batches with the records of [offset, next_offset), perhaps more; if corrupt all bytes.
 
     `data` is a view of a reused buffer: it is valid until the next fetch of any reader of the same cluster.
     """
