@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
@@ -17,10 +17,15 @@ from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import check_names, named_cluster, parse_bootstrap
 from spark_klog.errors import ConfigError
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_Command = Callable[..., Any]
 DEFAULT_SERVERS = "127.0.0.1:9092"
-#: Where the context of a command keeps the name of its cluster.
-_CLUSTER = "spark_klog.cluster"
+#: -b, for `client_options`.
+servers_option = click.option(
+    "-b",
+    "--bootstrap-server",
+    "servers",
+    help=f"HOST:PORT[,...]; the default is bootstrap.servers of --command-config, or else {DEFAULT_SERVERS}.",
+)
 
 
 def parse_topics(before: str, texts: Sequence[str]) -> dict[str, set[int] | None]:
@@ -46,103 +51,89 @@ def partitions_of(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> li
     return found
 
 
-def _keep_cluster(ctx: click.Context, _: click.Parameter, name: str | None) -> None:
-    if name is not None:
-        ctx.meta[_CLUSTER] = name
+class ChosenCluster(NamedTuple):
+    """The cluster that options name: -b, --command-config, --cluster. `option` is how -b was spelled."""
+
+    servers: str | None = None
+    command_config: Path | None = None
+    name: str | None = None
+    option: str = "--bootstrap-server"
+
+    def client_settings(self) -> dict[str, str]:
+        """The settings of the properties file or of the named cluster, without -b.
+
+        `ConfigError` for bad syntax, an unknown cluster, or both.
+        """
+        if self.name is not None:
+            if self.command_config is not None:
+                raise ConfigError("give only one of --cluster and --command-config")
+            return named_cluster(self.name)
+        from spark_klog.base.properties import parse_properties
+
+        file = self.command_config
+        return Settings(parse_properties(file.read_bytes(), str(file)) if file else {})
+
+    def settings(self) -> dict[str, str]:
+        """Client settings with bootstrap.servers of -b, or else of the file or the cluster, or else missing.
+
+        `ConfigError` if both have them and differ, or the cluster has none: a command must not change another cluster
+        than the one that was meant.
+        """
+        settings = self.client_settings()
+        own = settings.get("bootstrap.servers")
+        if self.servers is None:
+            if own is None and self.name is not None:
+                check_names(settings)
+                raise ConfigError(f"cluster {self.name} has no bootstrap.servers: set them in its table")
+            return settings
+        given = set(parse_bootstrap(self.servers, self.option))
+        named = f"bootstrap.servers {f'in {self.command_config}' if self.command_config else 'of the cluster'}"
+        if own is not None and given != set(parse_bootstrap(own, named)):
+            raise ConfigError(f"{self.option} {self.servers} and {named} differ ({own}): remove one of them")
+        return settings | {"bootstrap.servers": self.servers}
+
+    def local_settings(self) -> dict[str, str]:
+        """`settings`, with this machine's broker if they name none."""
+        return Settings({"bootstrap.servers": DEFAULT_SERVERS}) | self.settings()
+
+    def set_settings(self, settings: tuple[str, ...]) -> dict[str, str]:
+        """The settings of --set; `ConfigError` if one is not NAME=VALUE, or names other servers than -b."""
+        found = parse_settings(settings)
+        own = found.get("bootstrap.servers")
+        if self.servers is not None and own is not None and own != self.servers:
+            raise ConfigError(
+                f"--bootstrap-server {self.servers} and --set bootstrap.servers={own} differ: remove one of them"
+            )
+        return found
+
+    def connect(self) -> Admin:
+        """Connect to the cluster; errors as of `settings` and `Admin`."""
+        return Admin(self.local_settings())
 
 
-def command_config_option(function: _F) -> _F:
-    """Add the options of client settings: --command-config, and --cluster, which `client_settings` finds."""
-    function = click.option(
+def client_options(function: _Command) -> _Command:
+    """Add --cluster and --command-config; the function gets them, and -b if it has that, as `cluster`."""
+
+    @click.option(
+        "--cluster",
+        metavar="NAME",
+        help="A cluster of ~/.config/klog/clusters.toml, or of the file that KLOG_CONFIG names.",
+    )
+    @click.option(
         "--command-config",
         type=click.Path(path_type=Path, exists=True, dir_okay=False),
         help="Client settings, in the syntax of Kafka's properties files.",
-    )(function)
-    return click.option(
-        "--cluster",
-        metavar="NAME",
-        expose_value=False,
-        callback=_keep_cluster,
-        help="A cluster of ~/.config/klog/clusters.toml, or of the file that KLOG_CONFIG names.",
-    )(function)
+    )
+    @wraps(function)
+    def command(
+        *args: Any, cluster: str | None, command_config: Path | None, servers: str | None = None, **others: Any
+    ) -> Any:
+        return function(*args, cluster=ChosenCluster(servers, command_config, cluster), **others)
+
+    return command
 
 
-def cluster_options(function: _F) -> _F:
-    """Add the options of all commands for one cluster: servers, command_config, as_json."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print lines of JSON."),
-        command_config_option,
-        click.option(
-            "-b",
-            "--bootstrap-server",
-            "servers",
-            help=f"HOST:PORT[,...]; the default is bootstrap.servers of --command-config, or else {DEFAULT_SERVERS}.",
-        ),
-    ):
-        function = option(function)
-    return function
-
-
-def chosen_cluster() -> str | None:
-    """The command's --cluster."""
-    context = click.get_current_context(silent=True)
-    return None if context is None else context.meta.get(_CLUSTER)
-
-
-def client_settings(command_config: Path | None, cluster: str | None = None) -> dict[str, str]:
-    """Read client settings from a properties file, or take those of a named cluster, by default the command's.
-
-    `ConfigError` for bad syntax, an unknown cluster, or both.
-    """
-    if cluster is None:
-        cluster = chosen_cluster()
-    if cluster is not None:
-        if command_config is not None:
-            raise ConfigError("give only one of --cluster and --command-config")
-        return named_cluster(cluster)
-    from spark_klog.base.properties import parse_properties
-
-    return Settings(parse_properties(command_config.read_bytes(), str(command_config)) if command_config else {})
-
-
-def cluster_settings(
-    servers: str | None,
-    command_config: Path | None,
-    option: str = "--bootstrap-server",
-    cluster: str | None = None,
-) -> dict[str, str]:
-    """Client settings with bootstrap.servers from the option, or else from the file or the cluster, or else missing.
-
-    `ConfigError` if both have them and differ, or the cluster has none: a command must not change another cluster than
-    the one that was meant.
-    """
-    settings = client_settings(command_config, cluster)
-    own = settings.get("bootstrap.servers")
-    if servers is None:
-        if own is None and (named_one := cluster or chosen_cluster()):
-            check_names(settings)
-            raise ConfigError(f"cluster {named_one} has no bootstrap.servers: set them in its table")
-        return settings
-    given = set(parse_bootstrap(servers, option))
-    named = f"bootstrap.servers {f'in {command_config}' if command_config else 'of the cluster'}"
-    if own is not None and given != set(parse_bootstrap(own, named)):
-        raise ConfigError(f"{option} {servers} and {named} differ ({own}): remove one of them")
-    return settings | {"bootstrap.servers": servers}
-
-
-def set_settings(settings: tuple[str, ...], servers: str | None) -> dict[str, str]:
-    """The settings of --set; `ConfigError` if one is not NAME=VALUE, or names other servers than --bootstrap-server."""
-    found = parse_settings(settings)
-    own = found.get("bootstrap.servers")
-    if servers is not None and own is not None and own != servers:
-        raise ConfigError(f"--bootstrap-server {servers} and --set bootstrap.servers={own} differ: remove one of them")
-    return found
-
-
-@contextmanager
-def connected(servers: str | None, command_config: Path | None) -> Iterator[Admin]:
-    """Connect to a cluster for the duration of the block; errors as of `cluster_settings` and `Admin`."""
-    settings = cluster_settings(servers, command_config)
-    settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
-    with Admin(settings) as admin:
-        yield admin
+def cluster_options(function: _Command) -> _Command:
+    """Add the options of most commands for one cluster: `cluster`, `as_json`."""
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print lines of JSON.")
+    return servers_option(client_options(as_json(function)))

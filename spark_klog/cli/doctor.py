@@ -20,7 +20,7 @@ from rich.console import Console
 
 import spark_klog
 from spark_klog.base.in_a_thread import addresses_of
-from spark_klog.cli.clusters import cluster_options, cluster_settings
+from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import say
 from spark_klog.client import Admin
 from spark_klog.client.net.connection import Connection
@@ -310,14 +310,14 @@ Examples:
 )
 @cluster_options
 @click.option("--no-spark", is_flag=True, help="Leave out the round trip through Spark, which starts a JVM.")
-def doctor(servers: str | None, command_config: Path | None, as_json: bool, no_spark: bool) -> None:
+def doctor(cluster: ChosenCluster, as_json: bool, no_spark: bool) -> None:
     """Check this machine and, with --bootstrap-server or --cluster, the way to a cluster. Exits with 1 on a finding.
 
     Checks Python, the Python of Spark's workers, Java, pyspark and the kernel; then DNS, TCP, TLS and Kafka (SASL,
     ApiVersions) of each server, metadata, and the brokers that it names; at last, as it takes up to a minute, rows
     through Spark and a broker of its own.
     """
-    settings = cluster_settings(servers, command_config)
+    settings = cluster.settings()
     is_well, progress = True, Console(stderr=True, quiet=as_json)
     for stage, findings in _stages(settings, no_spark):
         while True:

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
@@ -67,14 +67,50 @@ class PartitionLag(Generic[_Store]):
     stores: dict[_Store, Lag]
 
 
-def owners_of(group: GroupDescription) -> dict[TopicPartition, str]:
-    """The id of the member that reads each assigned partition."""
+def group_json(group: GroupDescription) -> dict[str, Any]:
+    """A group and its members as `klog groups describe --json` prints them."""
     return {
+        "group": group.group,
+        "state": group.state,
+        "protocolType": group.protocol_type,
+        "protocol": group.protocol,
+        "coordinator": group.coordinator,
+        "members": [
+            {
+                "member": member.member_id,
+                "instance": member.instance_id,
+                "client": member.client_id,
+                "host": member.host,
+                "assignment": member.assignment,
+            }
+            for member in group.members
+        ],
+    }
+
+
+def lags_json(
+    cluster: Cluster, group: GroupDescription, offsets: Mapping[str, Mapping[TopicPartition, int]], name: str
+) -> list[dict[str, Any]]:
+    """The partitions that a group has an offset of or a member reads; their lags, by store, are the field `name`."""
+    owners = {
         (topic, partition): member.member_id
         for member in group.members
         for topic, partitions in (member.assignment or {}).items()
         for partition in partitions
     }
+    return [
+        {
+            "topic": found.topic,
+            "partition": found.partition,
+            "latest": found.latest,
+            "member": owners.get((found.topic, found.partition)),
+            name: {
+                store: {"offset": lag.offset, "lag": lag.records, "lost": lag.lost, "lagMs": lag.time_ms}
+                for store, lag in found.stores.items()
+            },
+        }
+        for found in partition_lags(cluster, offsets, owners)
+    ]
 
 
 def partition_lags(

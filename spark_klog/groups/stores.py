@@ -54,6 +54,11 @@ class OffsetStore(Protocol):
         """The running consumers of the group, if the store knows them; otherwise empty."""
 
 
+def tree_addresses(zookeeper: str | None, path: str | None) -> list[str]:
+    """Addresses for `open_store` of a ZooKeeper (HOST:PORT[/CHROOT]) and of files, those that are given."""
+    return [*([f"zookeeper://{zookeeper}"] if zookeeper else []), *([path] if path else [])]
+
+
 @contextmanager
 def open_store(address: str, group: str, settings: Mapping[str, str], writing: bool = False) -> Iterator[OffsetStore]:
     """Open the offsets of `group` at an address; `settings` are client settings, used if the address is a cluster's.

@@ -16,7 +16,7 @@ from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.admin.topics import ConfigResource, TopicDescription
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import KlogError, ProtocolError
-from spark_klog.groups.lag import owners_of, partition_lags
+from spark_klog.groups.lag import group_json, lags_json
 from spark_klog.groups.stores import existing, open_store
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.trees.checkpoint import checkpoint_state
@@ -214,12 +214,11 @@ def group(
 ) -> dict[str, Any]:
     """A group, and its offsets in each place that has some; a place that can't be read has its error instead."""
     described = admin.describe_group(name)
-    owners = owners_of(described)
     offsets: dict[str, Mapping[TopicPartition, int]] = {
         "kafka": {key: found.offset for key, found in admin.list_group_offsets(name).items()}
     }
     errors: dict[str, str] = {}
-    topics = {topic for topic, _ in (*offsets["kafka"], *owners)}
+    topics = {topic for topic, _ in offsets["kafka"]}.union(*(one.assignment or () for one in described.members))
     for label, address in [*((one, one) for one in stores), *((one, f"checkpoint:{one}") for one in checkpoints)]:
         try:
             with open_store(address, name, settings) as store:
@@ -231,39 +230,8 @@ def group(
         if label in stores or not topics or topics & {topic for topic, _ in found}:
             offsets[without_user(label)] = found
     with admin.exclusive() as cluster:
-        lags = partition_lags(cluster, offsets, owners)
-    return {
-        "group": name,
-        "state": described.state,
-        "protocolType": described.protocol_type,
-        "protocol": described.protocol,
-        "coordinator": described.coordinator,
-        "members": [
-            {
-                "member": member.member_id,
-                "instance": member.instance_id,
-                "client": member.client_id,
-                "host": member.host,
-                "assignment": member.assignment,
-            }
-            for member in described.members
-        ],
-        "places": list(offsets),
-        "errors": errors,
-        "partitions": [
-            {
-                "topic": lag.topic,
-                "partition": lag.partition,
-                "latest": lag.latest,
-                "member": owners.get((lag.topic, lag.partition)),
-                "offsets": {
-                    place: {"offset": one.offset, "lag": one.records, "lost": one.lost, "lagMs": one.time_ms}
-                    for place, one in lag.stores.items()
-                },
-            }
-            for lag in lags
-        ],
-    }
+        lags = lags_json(cluster, described, offsets, "offsets")
+    return {**group_json(described), "places": list(offsets), "errors": errors, "partitions": lags}
 
 
 def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.cli.clusters import cluster_settings
+from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.jobs.batch_load import _arguments
 from tests.support.certificates import make_certificates
 from tests.support.klog import klog
@@ -77,7 +77,7 @@ def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pyte
     both = klog("topics", "list", "--cluster", "prod", "--command-config", str(file))
     assert both.stderr == "klog: give only one of --cluster and --command-config\n"
     options = _arguments(["--topics=t", "--output=o", "--cluster=prod"])
-    assert cluster_settings(None, None, cluster=options.cluster)["bootstrap.servers"] == servers
+    assert ChosenCluster(name=options.cluster).settings()["bootstrap.servers"] == servers
 
 
 def test_a_wrong_password(broker: SecureBroker, tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_the_servers_of_the_file(broker: SecureBroker, tmp_path: Path) -> None:
     done = klog(*to_files, "--topic", "by-file:0", "--to-earliest", *way)
     assert (done.returncode, done.stderr) == (0, "")
     options = _arguments(["--topics=t", "--output=o", *way])
-    assert cluster_settings(options.bootstrap_servers, options.command_config)["bootstrap.servers"] == broker.servers(
-        "SSL"
-    )
+    assert ChosenCluster(options.bootstrap_servers, options.command_config).settings()[
+        "bootstrap.servers"
+    ] == broker.servers("SSL")
 
 
 @pytest.mark.parametrize(

@@ -8,27 +8,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import wraps
 from importlib.resources import files
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 
 from spark_klog.base.clock import system_ms
-from spark_klog.cli.clusters import (
-    DEFAULT_SERVERS,
-    client_settings,
-    cluster_options,
-    cluster_settings,
-    connected,
-)
+from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import cell, console, escaped, print_lines, print_table, table
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription
 from spark_klog.errors import ConfigError, KlogError
-from spark_klog.groups.lag import LagMetrics, owners_of, partition_lags
-from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store
+from spark_klog.groups.lag import LagMetrics, group_json, lags_json
+from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store, tree_addresses
 from spark_klog.metrics.exposition import metrics_page
 from spark_klog.wire.http import LOOPBACK, HttpThread
 from spark_klog.wire.listening import parse_listen
@@ -38,7 +32,6 @@ _log = logging.getLogger(__name__)
 _TIMEOUTS = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
 
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _Line = dict[str, Any]
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
 
@@ -48,14 +41,16 @@ def groups() -> None:
     """List and describe groups, and show their lag."""
 
 
-def _stores_options(function: _F) -> _F:
-    """Add the options for stores of a group's offsets besides its coordinator."""
-    for option in (
-        click.option("--offsets-path", metavar="PATH", help="Offsets in plain files: a folder or URI."),
-        click.option("--zookeeper", metavar="CONNECT", help="Offsets in ZooKeeper: HOST:PORT[,HOST:PORT...][/CHROOT]."),
-    ):
-        function = option(function)
-    return function
+def _stores_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for stores of a group's offsets besides its coordinator: `stores` has their addresses."""
+
+    @click.option("--zookeeper", metavar="CONNECT", help="Offsets in ZooKeeper: HOST:PORT[,HOST:PORT...][/CHROOT].")
+    @click.option("--offsets-path", metavar="PATH", help="Offsets in plain files: a folder or URI.")
+    @wraps(function)
+    def command(*args: Any, zookeeper: str | None, offsets_path: str | None, **others: Any) -> Any:
+        return function(*args, stores=tree_addresses(zookeeper, offsets_path), **others)
+
+    return command
 
 
 @groups.command(
@@ -67,9 +62,9 @@ Examples:
 """,
 )
 @cluster_options
-def list_(servers: str | None, command_config: Path | None, as_json: bool) -> None:
+def list_(cluster: ChosenCluster, as_json: bool) -> None:
     """List all groups, including those that only have offsets."""
-    with connected(servers, command_config) as admin:
+    with cluster.connect() as admin:
         found = admin.list_groups()
     fields = {"group": "group", "state": "state", "type": "protocolType", "coordinator": "coordinator"}
     values = ((one.group, one.state, one.protocol_type or ("" if as_json else None), one.coordinator) for one in found)
@@ -84,42 +79,22 @@ class _GroupSources(NamedTuple):
     stores: list[OffsetStore]
 
 
-def _other_stores(zookeeper: str | None, offsets_path: str | None) -> list[str]:
-    return [*([f"zookeeper://{zookeeper}"] if zookeeper else []), *([offsets_path] if offsets_path else [])]
-
-
 @contextmanager
-def _open_sources(
-    group: str, servers: str | None, command_config: Path | None, zookeeper: str | None, offsets_path: str | None
-) -> Iterator[_GroupSources]:
-    others = _other_stores(zookeeper, offsets_path)
-    settings = client_settings(command_config)
+def _open_sources(group: str, cluster: ChosenCluster, stores: Sequence[str]) -> Iterator[_GroupSources]:
+    settings = cluster.client_settings()
     with ExitStack() as stack:
-        admin = stack.enter_context(connected(servers, command_config))
-        stores = [stack.enter_context(open_store(address, group, settings)) for address in others]
-        yield _GroupSources(admin, group, [CoordinatorStore(admin, group), *stores])
+        admin = stack.enter_context(cluster.connect())
+        opened = [stack.enter_context(open_store(address, group, settings)) for address in stores]
+        yield _GroupSources(admin, group, [CoordinatorStore(admin, group), *opened])
 
 
 def _read_group(sources: _GroupSources) -> tuple[GroupDescription, list[_Line]]:
     """The group's current state, and a line for each partition; `ConfigError` if there is no such group."""
     described = sources.admin.describe_group(sources.group)
-    owners = owners_of(described)
     offsets = {store.kind: store.fetch() for store in sources.stores}
     if described.state == DEAD and not any(offsets.values()):
         raise ConfigError(described.reason or f"group {sources.group} does not exist")
-    return described, [
-        {
-            "topic": lag.topic,
-            "partition": lag.partition,
-            "latest": lag.latest,
-            "member": owners.get((lag.topic, lag.partition)),
-            "stores": {
-                name: {"offset": one.offset, "lag": one.records, "lost": one.lost, "lagMs": one.time_ms}
-                for name, one in lag.stores.items()
-            },
-        }
-        for lag in partition_lags(sources.admin.cluster, offsets, owners)
-    ]
+    return described, lags_json(sources.admin.cluster, described, offsets, "stores")
 
 
 def _lags_table(
@@ -162,40 +137,16 @@ Examples:
 @click.argument("group")
 @_stores_options
 @cluster_options
-def describe(
-    group: str,
-    zookeeper: str | None,
-    offsets_path: str | None,
-    servers: str | None,
-    command_config: Path | None,
-    as_json: bool,
-) -> None:
+def describe(group: str, stores: Sequence[str], cluster: ChosenCluster, as_json: bool) -> None:
     """Describe GROUP: its state, its members and their assignments, its offsets and lag.
 
     With --zookeeper or --offsets-path the offsets there stand next to those at the coordinator.
     """
-    with _open_sources(group, servers, command_config, zookeeper, offsets_path) as sources:
+    with _open_sources(group, cluster, stores) as sources:
         described, lines = _read_group(sources)
         columns, rows = _lags_table(sources, lines)
     if as_json:
-        head = {
-            "group": group,
-            "state": described.state,
-            "protocolType": described.protocol_type,
-            "protocol": described.protocol,
-            "coordinator": described.coordinator,
-            "members": [
-                {
-                    "member": member.member_id,
-                    "instance": member.instance_id,
-                    "client": member.client_id,
-                    "host": member.host,
-                    "assignment": member.assignment,
-                }
-                for member in described.members
-            ],
-        }
-        click.echo(json.dumps(head | {"partitions": lines}))
+        click.echo(json.dumps(group_json(described) | {"partitions": lines}))
         return
     parts = group, described.state, described.protocol_type, described.protocol, f"coordinator {described.coordinator}"
     click.echo(escaped("  ".join(filter(None, parts))))
@@ -233,10 +184,8 @@ def lag(
     watch: bool,
     metrics: str | None,
     interval: float,
-    zookeeper: str | None,
-    offsets_path: str | None,
-    servers: str | None,
-    command_config: Path | None,
+    stores: Sequence[str],
+    cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
     """Show the lag of GROUP: the number of unread records, by their offsets, and the age of the oldest of them.
@@ -250,13 +199,12 @@ def lag(
     if metrics is not None:
         if watch or as_json:
             raise click.UsageError("give --metrics without --watch and --json")
-        addresses = _other_stores(zookeeper, offsets_path)
-        _serve_lag(names, metrics, interval, addresses, servers, command_config)
+        _serve_lag(names, metrics, interval, stores, cluster)
         return
     if len(names) != 1:
         raise click.UsageError("give one GROUP; only --metrics serves several")
     (group,) = names
-    with _open_sources(group, servers, command_config, zookeeper, offsets_path) as sources:
+    with _open_sources(group, cluster, stores) as sources:
         rounds = _rounds(sources, interval if watch else None)
         with suppress(KeyboardInterrupt):
             screen = console()
@@ -300,12 +248,7 @@ def _total(kind: str, lines: Sequence[_Line]) -> _Line:
 
 
 def _serve_lag(
-    groups: Sequence[str],
-    address: str,
-    interval: float,
-    stores: Sequence[str],
-    servers: str | None,
-    command_config: Path | None,
+    groups: Sequence[str], address: str, interval: float, stores: Sequence[str], cluster: ChosenCluster
 ) -> None:
     """Serve the lag until Ctrl-C or SIGTERM, read every `interval` seconds.
 
@@ -313,12 +256,11 @@ def _serve_lag(
     """
     parse_listen(address, "--metrics", LOOPBACK)  # a mistyped one must not wait for a broker
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    own = client_settings(command_config)
+    own = cluster.client_settings()
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        settings = cluster_settings(servers, command_config)
+        settings = cluster.local_settings()
         if not settings.keys() & _TIMEOUTS.keys():
             settings.update(_TIMEOUTS)
-        settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
         admin = stack.enter_context(Admin(settings))
         opened: dict[str, list[OffsetStore]] = {}
 

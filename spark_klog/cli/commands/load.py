@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings
+from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import print_table, say
 from spark_klog.client.cluster import Cluster
 
@@ -37,13 +37,7 @@ Examples:
 )
 @cluster_options
 def status_command(
-    output: str,
-    plot: Path | None,
-    with_bars: bool,
-    hours: int,
-    servers: str | None,
-    command_config: Path | None,
-    as_json: bool,
+    output: str, plot: Path | None, with_bars: bool, hours: int, cluster: ChosenCluster, as_json: bool
 ) -> None:
     """Show the runs of the load in OUTPUT, its partitions, and what is missing.
 
@@ -52,14 +46,14 @@ def status_command(
     """
     from spark_klog.load.audit import compare, plot_hours, status, status_json
 
-    settings = cluster_settings(servers, command_config)
+    settings = cluster.settings()
     found = status(output)
     if plot is not None:
         plot_hours(found.hours, plot)
     compared = None
     if "bootstrap.servers" in settings:
-        with Cluster.connect(settings) as cluster:
-            compared = compare(cluster, found.partitions, hours)
+        with Cluster.connect(settings) as connected:
+            compared = compare(connected, found.partitions, hours)
     if as_json:
         line = status_json(found)
         if compared is not None:
@@ -164,14 +158,7 @@ Examples:
 @click.option("--topic", required=True, help="Where to send the records to.")
 @click.option("--from-topic", "source", help="Only the dead letters of this topic of the load.")
 @cluster_options
-def replay_command(
-    output: str,
-    topic: str,
-    source: str | None,
-    servers: str | None,
-    command_config: Path | None,
-    as_json: bool,
-) -> None:
+def replay_command(output: str, topic: str, source: str | None, cluster: ChosenCluster, as_json: bool) -> None:
     """Send the values that did not parse in the load in OUTPUT to a topic, each once.
 
     A call that was interrupted is continued by the next one. After a complete one, all are sent again.
@@ -180,9 +167,7 @@ def replay_command(
     """
     from spark_klog.restore.restore import replay
 
-    settings = cluster_settings(servers, command_config)
-    settings.setdefault("bootstrap.servers", DEFAULT_SERVERS)
-    found = replay(output, settings, topic, source)
+    found = replay(output, cluster.local_settings(), topic, source)
     text = f"sent {found.records:,} records to {topic}; {found.batches:,} corrupt batches can't be sent"
     say(as_json, {"records": found.records, "batches": found.batches, "topic": topic}, text)
     if found.batches:

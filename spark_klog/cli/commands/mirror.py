@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from spark_klog.base.names import topic_pattern
-from spark_klog.cli.clusters import client_settings, cluster_settings
+from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.output import console, say
 from spark_klog.client.settings import parse_bootstrap
 from spark_klog.errors import ConfigError
@@ -127,13 +127,13 @@ def mirror_settings(
 def _side_settings(option: str, value: str) -> dict[str, str]:
     """The client settings of a side: those of a properties file, an address, or a named cluster. `ConfigError`."""
     if Path(value).is_file():
-        settings = client_settings(Path(value))
+        settings = ChosenCluster(command_config=Path(value)).client_settings()
         if "bootstrap.servers" not in settings:
             raise ConfigError(f"{option}: {value} does not set bootstrap.servers")
         return settings
     if ":" not in value:
         try:
-            return cluster_settings(None, None, cluster=value)
+            return ChosenCluster(name=value).settings()
         except ConfigError as error:
             raise ConfigError(
                 f"{option}: {value} is neither a file nor HOST:PORT[,HOST:PORT...], nor a named cluster ({error})"

@@ -18,13 +18,7 @@ import click
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
-from spark_klog.cli.clusters import (
-    client_settings,
-    cluster_settings,
-    command_config_option,
-    parse_topics,
-    partitions_of,
-)
+from spark_klog.cli.clusters import ChosenCluster, client_options, parse_topics, partitions_of
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import print_lines
 from spark_klog.client import Admin
@@ -78,10 +72,10 @@ _servers_option = click.option(
 )
 
 
-def _writing_options(function: _F) -> _F:
+def _writing_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         _json_option,
-        command_config_option,
+        client_options,
         _servers_option,
         click.option(
             "--force", is_flag=True, help="Write although the group is active; not possible at a coordinator."
@@ -133,7 +127,7 @@ Examples:
 @_group_option
 @_store_option("--from", "source", "Read")
 @_topic_option
-@command_config_option
+@client_options
 @click.option(
     "--export",
     "as_lines",
@@ -142,13 +136,13 @@ Examples:
 )
 @_json_option
 def show(
-    group: str, source: str, topics: tuple[str, ...], command_config: Path | None, as_lines: bool, as_json: bool
+    group: str, source: str, topics: tuple[str, ...], cluster: ChosenCluster, as_lines: bool, as_json: bool
 ) -> None:
     """Show a group's offsets: the next record to read in each partition."""
     if as_lines and as_json:
         raise click.UsageError("give --export or --json, not both")
     chosen = parse_topics("--topic ", topics)
-    with open_store(source, group, client_settings(command_config)) as store:
+    with open_store(source, group, cluster.client_settings()) as store:
         found = sorted(_stored(store, source, group, chosen).items())
     if as_lines:
         for key, offset in found:
@@ -177,8 +171,7 @@ def copy(
     topics: tuple[str, ...],
     dry_run: bool,
     force: bool,
-    servers: str | None,
-    command_config: Path | None,
+    cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
     """Copy a group's offsets from one STORE to another.
@@ -188,9 +181,9 @@ def copy(
     completed micro-batch.
     """
     chosen = parse_topics("--topic ", topics)
-    with _opened(group, target, [source], servers, command_config, force) as (to_store, (from_store,), cluster):
+    with _opened(group, target, [source], cluster, force) as (to_store, (from_store,), topics_of):
         new_offsets = _stored(from_store, source, group, chosen)
-        _apply(to_store, plan_changes(to_store.fetch(), new_offsets, cluster), dry_run, as_json)
+        _apply(to_store, plan_changes(to_store.fetch(), new_offsets, topics_of), dry_run, as_json)
 
 
 @offsets.command(
@@ -232,8 +225,7 @@ def set_(
     from_file: Path | None,
     dry_run: bool,
     force: bool,
-    servers: str | None,
-    command_config: Path | None,
+    cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
     """Set a group's offsets. An offset outside a partition's range becomes its first or last offset."""
@@ -253,15 +245,15 @@ def set_(
     if any(isinstance(target, TimeSpec) and (target.everywhere or 0) > system_ms() for target in targets):
         text = "is in the future: without records that late the group gets the ends as they are now, not those of then"
         click.echo(f"klog: --to-time {to_time} {text}", err=True)
-    with _opened(group, store, [], servers, command_config, force) as (opened, _, cluster):
-        if cluster is None:
+    with _opened(group, store, [], cluster, force) as (opened, _, topics_of):
+        if topics_of is None:
             raise click.UsageError("--bootstrap-server is required: the cluster that has the topics")
         current = opened.fetch()
         if from_file is not None:
             new_offsets = _chosen(_parse_file(from_file, group), chosen)
         else:
-            new_offsets = target_offsets(cluster, targets[0], partitions_of(cluster, chosen), current)
-        _apply(opened, plan_changes(current, new_offsets, cluster), dry_run, as_json)
+            new_offsets = target_offsets(topics_of, targets[0], partitions_of(topics_of, chosen), current)
+        _apply(opened, plan_changes(current, new_offsets, topics_of), dry_run, as_json)
 
 
 def _parse_file(path: Path, group: str) -> dict[TopicPartition, int]:
@@ -303,27 +295,27 @@ def _parse_export(text: str, group: str, where: str) -> dict[TopicPartition, int
 
 @contextmanager
 def _opened(
-    group: str, target: str, sources: Sequence[str], servers: str | None, command_config: Path | None, force: bool
+    group: str, target: str, sources: Sequence[str], cluster: ChosenCluster, force: bool
 ) -> Iterator[tuple[OffsetStore, list[OffsetStore], Cluster | None]]:
     """Open the store to write, the stores to read, and the cluster that has the topics.
 
     `ConfigError` if the group is active in one of them, unless `force` allows it.
     """
-    settings = cluster_settings(servers, command_config)
+    settings = cluster.settings()
     with ExitStack() as stack:
         to_store = stack.enter_context(open_store(target, group, settings, writing=True))
         from_stores = [stack.enter_context(open_store(source, group, settings)) for source in sources]
         stores = list(zip((target, *sources), (to_store, *from_stores), strict=True))
-        cluster = next((store.cluster for _, store in stores if store.cluster is not None), None)
-        if servers is not None or (cluster is None and "bootstrap.servers" in settings):
+        topics_of = next((store.cluster for _, store in stores if store.cluster is not None), None)
+        if cluster.servers is not None or (topics_of is None and "bootstrap.servers" in settings):
             admin = stack.enter_context(Admin(settings))
-            cluster = admin.cluster
+            topics_of = admin.cluster
             stores.append((settings["bootstrap.servers"], CoordinatorStore(admin, group)))
         for address, store in stores:
             can_force = store is not to_store or store.cluster is None
             if not (force and can_force):
                 _check_inactive(group, address, store.members(), can_force)
-        yield to_store, from_stores, cluster
+        yield to_store, from_stores, topics_of
 
 
 def _check_inactive(group: str, address: str, members: Sequence[str], can_force: bool) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from spark_klog.base.settings import parse_settings
-from spark_klog.cli.clusters import cluster_options, connected, parse_topics, partitions_of
+from spark_klog.cli.clusters import ChosenCluster, cluster_options, parse_topics, partitions_of
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import print_lines, say
 from spark_klog.client import Admin
@@ -50,13 +49,12 @@ def create(
     replication_factor: int,
     settings: tuple[str, ...],
     if_not_exists: bool,
-    servers: str | None,
-    command_config: Path | None,
+    cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
     """Create the topic NAME."""
     created = True
-    with connected(servers, command_config) as admin:
+    with cluster.connect() as admin:
         try:
             admin.create_topic(
                 name, partitions, replication_factor=replication_factor, configs=parse_settings(settings)
@@ -78,9 +76,9 @@ Examples:
 )
 @click.option("--all", "internal_too", is_flag=True, help="Include internal topics.")
 @cluster_options
-def list_(internal_too: bool, servers: str | None, command_config: Path | None, as_json: bool) -> None:
+def list_(internal_too: bool, cluster: ChosenCluster, as_json: bool) -> None:
     """List topics and their numbers of partitions."""
-    with connected(servers, command_config) as admin:
+    with cluster.connect() as admin:
         found = admin.list_topics(include_internal=internal_too)
     lines = [{"name": one.name, "partitions": one.partitions, "internal": one.is_internal} for one in found]
     print_lines(as_json, lines, {"topic": "name", "partitions": "partitions"})
@@ -95,13 +93,13 @@ Examples:
 )
 @click.argument("names", nargs=-1)
 @cluster_options
-def describe(names: tuple[str, ...], servers: str | None, command_config: Path | None, as_json: bool) -> None:
+def describe(names: tuple[str, ...], cluster: ChosenCluster, as_json: bool) -> None:
     """Describe topics (default: all but internal ones).
 
     Prints the id and the settings that differ from the defaults; for each partition the leader, the replicas, those in
     sync, and the earliest and latest offset, which are empty if the partition has no leader.
     """
-    with connected(servers, command_config) as admin:
+    with cluster.connect() as admin:
         described = _describe(admin, names)
     for topic in described:
         differing = [f"{name}={value}" for name, value in topic["settings"].items()]
@@ -129,9 +127,7 @@ Examples:
     help="latest or -1, earliest or -2, or of the first record since: ISO 8601 (UTC without a zone), ms, or -10m.",
 )
 @cluster_options
-def offsets(
-    chosen: tuple[str, ...], moment: str, servers: str | None, command_config: Path | None, as_json: bool
-) -> None:
+def offsets(chosen: tuple[str, ...], moment: str, cluster: ChosenCluster, as_json: bool) -> None:
     """Print the offset of each partition at a time, as TOPIC:PARTITION:OFFSET (default: all but internal topics).
 
     The offset is empty if the partition has no record that late.
@@ -140,7 +136,7 @@ def offsets(
     time = _NAMED_TIMES.get(moment.strip())
     if time is None:
         time = parse_time("--time", moment)
-    with connected(servers, command_config) as admin:
+    with cluster.connect() as admin:
         keys = partitions_of(admin.cluster, wanted or dict.fromkeys(topic.name for topic in admin.list_topics()))
         found = sorted(list_offsets(admin.cluster, dict.fromkeys(keys, time)).items())
     for (topic, partition), offset in found:
@@ -199,8 +195,7 @@ def alter(
     partitions: int | None,
     settings: tuple[str, ...],
     removed: tuple[str, ...],
-    servers: str | None,
-    command_config: Path | None,
+    cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
     """Alter the settings or the number of partitions of the topic NAME."""
@@ -209,7 +204,7 @@ def alter(
     changes = parse_settings(settings)
     if both := set(changes) & set(removed):
         raise click.UsageError(f"{', '.join(sorted(both))}: give only one of --config and --delete-config")
-    with connected(servers, command_config) as admin:
+    with cluster.connect() as admin:
         admin.describe_topic(name)
         if changes or removed:
             admin.alter_configs({("topic", name): {**changes, **dict.fromkeys(removed)}}).check()
@@ -231,13 +226,7 @@ Examples:
 @click.option("--internal", is_flag=True, help="Delete internal topics too: all groups lose their offsets.")
 @cluster_options
 def delete(
-    names: tuple[str, ...],
-    if_exists: bool,
-    yes: bool,
-    internal: bool,
-    servers: str | None,
-    command_config: Path | None,
-    as_json: bool,
+    names: tuple[str, ...], if_exists: bool, yes: bool, internal: bool, cluster: ChosenCluster, as_json: bool
 ) -> None:
     """Delete topics with all their records. If one can't be deleted, delete the others, and exit with code 1."""
     kept = [name for name in names if name in _INTERNAL]
@@ -249,7 +238,7 @@ def delete(
     if not yes:
         click.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
     failed = False
-    with connected(servers, command_config) as admin:
+    with cluster.connect() as admin:
         for name, error in admin.delete_topics(names).items():
             deleted = error is None
             is_missing = isinstance(error, ProtocolError) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from spark_klog.cli.clusters import (
-    DEFAULT_SERVERS,
-    chosen_cluster,
-    cluster_settings,
-    command_config_option,
-)
+from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
 from spark_klog.errors import ConfigError
+from spark_klog.groups.stores import tree_addresses
 
 
 @click.command(
@@ -36,13 +30,8 @@ Examples:
 @click.option("--load", "loads", multiple=True, metavar="DIR", help="The output of a load to show; repeatable.")
 @click.option("--zookeeper", metavar="CONNECT", help="Show the offsets of groups in this ZooKeeper, too.")
 @click.option("--offsets-path", metavar="PATH", help="Show the offsets of groups in files, too: a folder or URI.")
-@click.option(
-    "-b",
-    "--bootstrap-server",
-    "servers",
-    help=f"HOST:PORT[,...]; the default is bootstrap.servers of --command-config, or else {DEFAULT_SERVERS}.",
-)
-@command_config_option
+@servers_option
+@client_options
 def ui(
     listen: str,
     allow_changes: bool,
@@ -51,8 +40,7 @@ def ui(
     loads: tuple[str, ...],
     zookeeper: str | None,
     offsets_path: str | None,
-    servers: str | None,
-    command_config: Path | None,
+    cluster: ChosenCluster,
 ) -> None:
     """Serve a page about a cluster: topics, messages, groups, Spark queries, loads. Ends with Ctrl-C.
 
@@ -66,8 +54,7 @@ def ui(
         if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):
             raise
         raise ConfigError("klog ui needs Starlette and Uvicorn: pip install 'spark-klog[ui]'") from None
-    settings = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
-    stores = [*([f"zookeeper://{zookeeper}"] if zookeeper else []), *([offsets_path] if offsets_path else [])]
-    config = None if command_config is None else command_config.absolute()
-    sources = Sources(settings, json_lines, stores, checkpoints, loads, chosen_cluster(), config)
+    stores = tree_addresses(zookeeper, offsets_path)
+    config = None if cluster.command_config is None else cluster.command_config.absolute()
+    sources = Sources(cluster.local_settings(), json_lines, stores, checkpoints, loads, cluster.name, config)
     serve(sources, listen, allow_changes, allow_remote, lambda address: click.echo(f"the page is at {address}"))

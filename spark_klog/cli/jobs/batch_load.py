@@ -48,7 +48,7 @@ from spark_klog.cli.jobs.running import (
 from spark_klog.cli.output import console, say
 from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError
-from spark_klog.groups.stores import open_store
+from spark_klog.groups.stores import open_store, tree_addresses
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
@@ -94,8 +94,8 @@ def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
     try:
         loaded = load(asked, runner, partial(progress_bar, options.json))
         if options.group:
-            zookeeper = f"zookeeper://{options.zookeeper}" if options.zookeeper else None
-            address = options.offsets_path or zookeeper or f"kafka://{client['bootstrap.servers']}"
+            trees = tree_addresses(options.zookeeper, options.offsets_path)
+            address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
             with open_store(address, options.group, client, writing=True) as store:
                 store.commit(loaded.offsets)
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from spark_klog.cli.clusters import cluster_settings
+from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.output import INTERRUPTED, progress
 from spark_klog.errors import KlogError
 from spark_klog.load.tasks.spark_tasks import cause_of
@@ -50,7 +50,8 @@ def check_cluster_options(parser: argparse.ArgumentParser, options: argparse.Nam
 
 
 def client_settings(options: argparse.Namespace) -> dict[str, str]:
-    return cluster_settings(options.bootstrap_servers, options.command_config, "--bootstrap-servers", options.cluster)
+    servers, config, name = options.bootstrap_servers, options.command_config, options.cluster
+    return ChosenCluster(servers, config, name, "--bootstrap-servers").settings()
 
 
 def complain(job: str, text: str) -> None:

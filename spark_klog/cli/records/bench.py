@@ -10,14 +10,13 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
+from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import print_table, progress
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.offsets import list_offsets
@@ -85,8 +84,7 @@ def bench(
     probes: int,
     keep: bool,
     settings: tuple[str, ...],
-    servers: str | None,
-    command_config: Path | None,
+    cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
     """Measure how fast this machine writes records to a cluster and reads them, and their latency.
@@ -101,9 +99,9 @@ def bench(
         raise click.UsageError(
             "--keep is for a topic that klog bench creates: it never deletes one that existed before"
         )
-    shared = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
+    shared = cluster.local_settings()
     shared = {name: value for name, value in shared.items() if name not in _NOT_OURS}
-    given = set_settings(settings, servers)
+    given = cluster.set_settings(settings)
     shared |= {name: value for name, value in given.items() if name.startswith(_OF_CONNECTIONS)}
     own = {"linger.ms": "0", **shared, **given}
     if compression is not None:

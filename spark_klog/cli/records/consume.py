@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.base.names import TopicPartition, topic_pattern
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
+from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
 from spark_klog.cli.records.form import Form, json_lines, milliseconds
@@ -105,8 +104,7 @@ def consume(
     isolation: str | None,
     settings: tuple[str, ...],
     shows_stats: bool | None,
-    servers: str | None,
-    command_config: Path | None,
+    cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
     """Print the records of TOPICS: names, or patterns that begin with ^.
@@ -120,10 +118,9 @@ def consume(
         raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
     filters = [Where(text) for text in where]
     printer = _Printer(form, key_separator, delimiter, shows_null, as_json)
-    chosen = {"bootstrap.servers": DEFAULT_SERVERS, "auto.offset.reset": "earliest"}
-    own = set_settings(settings, servers)
+    own = cluster.set_settings(settings)
     _check_own(own, group)
-    chosen |= cluster_settings(servers, command_config) | own
+    chosen = {"auto.offset.reset": "earliest"} | cluster.local_settings() | own
     if isolation is not None:
         chosen["isolation.level"] = isolation
     # a mistyped argument must not wait for a broker

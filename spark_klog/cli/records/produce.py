@@ -13,7 +13,7 @@ from types import FrameType
 
 import click
 
-from spark_klog.cli.clusters import DEFAULT_SERVERS, cluster_options, cluster_settings, set_settings
+from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import INTERRUPTED, Counter
 from spark_klog.cli.records.form import parse_record, unescape
@@ -80,8 +80,7 @@ def produce(
     transaction: str | None,
     settings: tuple[str, ...],
     shows_stats: bool | None,
-    servers: str | None,
-    command_config: Path | None,
+    cluster: ChosenCluster,
     as_json: bool,
 ) -> None:
     """Write records to TOPIC: the lines of stdin, or FILES.
@@ -95,10 +94,10 @@ def produce(
         raise click.UsageError("give only one of --key and --key-separator")
     if as_json and (key is not None or key_separator is not None or headers or partition is not None or empty_is_null):
         raise click.UsageError("with --json each record has its own key, headers and partition, and its own nulls")
-    chosen = {"bootstrap.servers": DEFAULT_SERVERS, **cluster_settings(servers, command_config)}
+    chosen = cluster.local_settings()
     # of the program that shares the file: using its id would fence its producer
     chosen.pop("transactional.id", None)
-    own = set_settings(settings, servers)
+    own = cluster.set_settings(settings)
     if "transactional.id" in own:
         raise click.UsageError("--set transactional.id has no effect here: use --transaction ID")
     chosen |= own
