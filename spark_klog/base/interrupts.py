@@ -8,11 +8,13 @@ can't interrupt, and a `Section` that was left halfway stays marked, for the nex
 from __future__ import annotations
 
 import functools
+import signal
 import threading
 import time
 from _thread import RLock
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from spark_klog.errors import KlogError
@@ -162,3 +164,14 @@ def closing_if_interrupted(
             raise
 
     return wrapped
+
+
+@contextmanager
+def stop_signals(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
+    """Have SIGINT and SIGTERM call `handler` for the duration of the block."""
+    former = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, before in former.items():
+            signal.signal(number, before)

@@ -33,6 +33,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from spark_klog import __version__
+from spark_klog.base.interrupts import stop_signals
 from spark_klog.client import Admin, Consumer
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.trees.paths import host_and_port
@@ -400,11 +401,7 @@ async def _run(app: Starlette, streams: Streams, listener: object, ready: Callab
     )
     server = _Server(config, streams, ready)
     # Uvicorn sends itself the signals again that have ended it, for programs that wait for them; this one has ended.
-    kept = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stop_signals(signal.SIG_IGN):
         await server.serve(sockets=[listener])  # type: ignore[list-item]
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
     if not server.started:
         raise ConfigError(f"the page's server did not start (process {os.getpid()}); --log-level DEBUG says more")

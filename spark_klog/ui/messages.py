@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer
+from spark_klog.client.consumer.consumer import read_ranges
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
@@ -272,19 +273,9 @@ def _polled(
     """Read ranges [start, stop): what each poll brings, and the offsets left by partition, before the first one too."""
     if not ranges:
         return
-    left = {key: stop - start for key, (start, stop) in ranges.items()}
-    yield None, left
+    yield None, {key: stop - start for key, (start, stop) in ranges.items()}
     with new_consumer() as consumer:
-        consumer.assign([(*key, start) for key, (start, _) in ranges.items()])
-        while left:
-            batch = consumer.poll_arrow(0.1)
-            if batch is not None:
-                stop = ranges[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()][1]
-                batch = batch.slice(0, int(batch.column("offset").to_numpy().searchsorted(stop)))
-            now_left = {key: ranges[key][1] - consumer.position(*key) for key in left}
-            consumer.pause([key for key, count in now_left.items() if count <= 0])
-            left = {key: count for key, count in now_left.items() if count > 0}
-            yield batch, left
+        yield from read_ranges(consumer, ranges)
 
 
 class Search(NamedTuple):

@@ -155,9 +155,8 @@ def _transactions(servers: str, topic: str, *sizes: int) -> None:
             producer.abort_transaction(30)
 
 
-def test_the_last_records_are_counted(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_records_are_counted(servers: str, topic: str) -> None:
     """Markers, and with read_committed aborted records, are offsets without a record."""
-    monkeypatch.setattr(places, "_POLL_SECONDS", 0.02)
     _transactions(servers, topic, 4, -40, 2, 1, -3)  # with a marker each: offsets 0-3, 5-44, 46-47, 49, 51-53
     committed = [(0, offset) for offset in (0, 1, 2, 3, 46, 47, 49)]
     every = [(0, offset) for offset in (*range(4), *range(5, 45), 46, 47, 49, 51, 52, 53)]

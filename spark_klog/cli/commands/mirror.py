@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
+from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import topic_pattern
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.output import console, say
@@ -102,13 +100,23 @@ def mirror(until_end: bool, as_json: bool, **options: Any) -> None:
     screen = console()
     status = screen.status("connecting")  # a line that is renewed
 
+    is_stopping = False
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        if is_stopping:
+            raise KeyboardInterrupt
+        is_stopping = True
+        running.stop()
+        os.write(2, b"klog: stopping after the next commit; a second signal stops at once\n")
+
     def show(totals: Totals) -> None:
         if as_json:
             say(True, vars(totals), "")
         else:
             status.update(_text(totals))
 
-    with _stopping(running), nullcontext() if as_json or not screen.is_terminal else status:
+    with stop_signals(stop), nullcontext() if as_json or not screen.is_terminal else status:
         running.run(until_end=until_end, on_progress=show)
     if not as_json:
         click.echo(_text(running.totals))
@@ -140,26 +148,6 @@ def _side_settings(option: str, value: str) -> dict[str, str]:
             ) from None
     parse_bootstrap(value, option)
     return {"bootstrap.servers": value}
-
-
-@contextmanager
-def _stopping(mirror: Mirror) -> Iterator[None]:
-    """Stop in order at SIGTERM and Ctrl-C; a second one stops at once."""
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        if stopping.is_set():
-            raise KeyboardInterrupt
-        stopping.set()
-        mirror.stop()
-        os.write(2, b"klog: stopping after the next commit; a second signal stops at once\n")
-
-    stopping = threading.Event()
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _text(totals: Totals) -> str:

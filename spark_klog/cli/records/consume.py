@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any, BinaryIO
@@ -17,6 +16,7 @@ import click
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
@@ -24,6 +24,7 @@ from spark_klog.cli.output import Counter
 from spark_klog.cli.records.form import Form, json_lines, milliseconds
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.client import Admin, Consumer, RebalanceListener
+from spark_klog.client.consumer.consumer import read_ranges
 from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, WokenUp
@@ -142,8 +143,11 @@ def consume(
             reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), place, stop, follow)
         counter = Counter(shows_stats, reading.total if count is None and not filters else count)
         needs_headers = printer.needs_headers or any(each.needs_headers for each in filters)
-        with counter, Consumer(reading.settings, include_headers=needs_headers) as consumer, _signals(consumer):
-            reading.start(consumer)
+        with (
+            counter,
+            Consumer(reading.settings, include_headers=needs_headers) as consumer,
+            stop_signals(partial(_stop, consumer)),
+        ):
             _copy(consumer, reading, filters, count, printer, counter)
 
 
@@ -206,30 +210,19 @@ class _Partitions:
         found, warnings = ranges(admin.cluster, self.settings, keys, begin, until)
         for warning in warnings:
             click.echo(f"klog: {warning}", err=True)
-        self._starts = [(*key, start) for key, (start, end) in found.items() if follow or start < end]
-        self._stops = {} if follow else {key: end for key, (start, end) in found.items() if start < end}
+        self._ranges, self._follows = found, follow
         #: Offsets to read, of which compaction and transactions may have taken some; None if there is no end.
         self.total = None if follow else sum(end - start for start, end in found.values() if start < end)
-        self._follows = follow
 
-    def start(self, consumer: Consumer) -> None:
-        consumer.assign(self._starts)
-
-    def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The records of a batch before the partition's stop."""
-        stop = self._stops.get((batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()))
-        offsets = batch.column("offset")
-        if stop is None or offsets[-1].as_py() < stop:
-            return batch
-        return batch.filter([offset < stop for offset in offsets.to_pylist()])
-
-    def is_done(self, consumer: Consumer) -> bool:
-        """Whether all partitions are read up to their stops; those that are get no more fetches."""
-        read = [key for key, stop in self._stops.items() if consumer.position(*key) >= stop]
-        for key in read:
-            del self._stops[key]
-        consumer.pause(read)
-        return not self._follows and not self._stops
+    def batches(self, consumer: Consumer) -> Iterator[pa.RecordBatch | None]:
+        """What each poll brings of the ranges; without an end if it follows."""
+        if not self._follows:
+            for batch, _ in read_ranges(consumer, self._ranges):
+                yield batch
+            return
+        consumer.assign([(*key, start) for key, (start, _) in self._ranges.items()])
+        while True:
+            yield consumer.poll_arrow(_POLL_SECONDS)
 
 
 class _Joining(RebalanceListener):
@@ -260,14 +253,13 @@ class _Group:
         self._ends: dict[TopicPartition, int] = {}
         self._joining = _Joining()
 
-    def start(self, consumer: Consumer) -> None:
+    def batches(self, consumer: Consumer) -> Iterator[pa.RecordBatch | None]:
+        """What each poll brings: all records, as where the others of the group stop is not known."""
         consumer.subscribe(self._names, self._joining)
+        while not self._is_done(consumer):
+            yield consumer.poll_arrow(_POLL_SECONDS)
 
-    def cut(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """All records: where the others of the group stop is not known."""
-        return batch
-
-    def is_done(self, consumer: Consumer) -> bool:
+    def _is_done(self, consumer: Consumer) -> bool:
         """Whether all of this member's partitions are read up to where they ended when it got them."""
         if self._follows:
             return False
@@ -293,11 +285,10 @@ def _copy(
     """Print records until the reading is done, or `count` are printed, or a signal stops it."""
     left = sys.maxsize if count is None else count
     try:
-        while left and not reading.is_done(consumer):
-            batch = consumer.poll_arrow(_POLL_SECONDS)
+        for batch in reading.batches(consumer):
             if batch is None:
                 continue
-            found = apply(filters, reading.cut(batch))
+            found = apply(filters, batch)
             if found.num_rows >= left:
                 found = found.slice(0, left)
                 last = {name: found.column(name)[-1].as_py() for name in ("topic", "partition", "offset")}
@@ -305,24 +296,16 @@ def _copy(
             size = printer.print(found) if found.num_rows else 0
             left -= found.num_rows
             counter.add(found.num_rows, size)
+            if not left:
+                break
     except WokenUp:
         pass
 
 
-@contextmanager
-def _signals(consumer: Consumer) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the reading between two batches, so that what is committed was printed."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # the second one ends a write to a pipe that nobody reads
-        consumer.wakeup()
-
-    former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+def _stop(consumer: Consumer, number: int, _: FrameType | None) -> None:
+    """Handle a signal: end the reading between two batches, so that what is committed was printed."""
+    signal.signal(number, signal.SIG_DFL)  # the second one ends a write to a pipe that nobody reads
+    consumer.wakeup()
 
 
 def _pattern(text: str) -> re.Pattern[str] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -13,6 +12,7 @@ from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Consumer, places as client_places
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.consumer import read_ranges
 from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
@@ -25,7 +25,6 @@ _OTHER_NAMES = {"beginning": "earliest", "end": "latest"}
 #: s@MS and e@MS, where kcat starts and ends.
 _TIMES_OF_KCAT = re.compile(r"[se]@([0-9]{1,14})")
 _LARGEST_OFFSET = (1 << 63) - 1
-_POLL_SECONDS = 0.5
 #: The most offsets before the end in which so many records are looked for, unless more are asked for.
 _FARTHEST = 1_000_000
 _GROWTH = 4
@@ -66,19 +65,14 @@ def _before_end(
         for key, start in starts.items()
         if len(tails[key]) < count and start > first[key] and end[key] - start < farthest
     }:
-        offsets, unread = {key: array("q") for key in begins}, set(begins)
+        offsets = {key: array("q") for key in begins}
         with Consumer(settings) as consumer:
-            consumer.assign([(*key, start) for key, start in begins.items()])
-            while unread:
-                batch = consumer.poll_arrow(_POLL_SECONDS)
-                if batch is not None:
+            for batch, _ in read_ranges(consumer, {key: (start, starts[key]) for key, start in begins.items()}):
+                if batch is not None and len(batch):
                     key = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
                     offsets[key].extend(batch.column("offset").to_numpy().tolist())
-                for key in [key for key in unread if consumer.position(*key) >= starts[key]]:
-                    unread.remove(key)
-                    consumer.pause([key])
         for key, start in begins.items():
-            tails[key] = offsets[key][: bisect_left(offsets[key], starts[key])] + tails[key]
+            tails[key] = offsets[key] + tails[key]
             starts[key] = start
         distance = min(_GROWTH * distance, farthest)
     warnings = [

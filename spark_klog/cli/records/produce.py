@@ -7,12 +7,14 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import click
 
+from spark_klog.base.interrupts import stop_signals
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import INTERRUPTED, Counter
@@ -114,7 +116,12 @@ def produce(
     of_all = [_header(text) for text in headers]
     writer = (_JsonLines if as_json else _Lines)(topic, separator, key, of_all, partition, empty_is_null)
     _check_topic(chosen, topic, partition)
-    with Counter(shows_stats) as counter, Producer(chosen) as producer, _Signals() as signals:
+    with (
+        Counter(shows_stats) as counter,
+        Producer(chosen) as producer,
+        closing(_Signals()) as signals,
+        stop_signals(signals.stop),
+    ):
         if transaction is not None:
             producer.init_transactions()
             producer.begin_transaction()
@@ -172,8 +179,9 @@ class _Signals:
     def __init__(self) -> None:
         self.has_come = False
         self._waker = Waker()
+        self.close = self._waker.close
 
-    def _stop(self, number: int, _: FrameType | None) -> None:
+    def stop(self, number: int, _: FrameType | None) -> None:
         self.has_come = True
         signal.signal(number, signal.SIG_DFL)
         self._waker.wake()
@@ -182,15 +190,6 @@ class _Signals:
         """Wait until there is something to read; False if a signal has come."""
         select.select([descriptor, self._waker.fileno()], [], [])
         return not self.has_come
-
-    def __enter__(self) -> _Signals:
-        self._former = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-        self._waker.close()
 
 
 def _header(text: str) -> tuple[str, bytes | None]:

@@ -7,6 +7,7 @@ import math
 import re
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
@@ -54,6 +55,8 @@ _T = TypeVar("_T")
 _LEAST_SECONDS = 1.0
 #: Seconds after which an assigned partition that no broker has ever known is an error: a new topic needs a moment.
 _UNKNOWN_SECONDS = 0.5
+#: The longest wait between two results of `read_ranges`.
+_RANGE_SECONDS = 0.1
 
 
 class _Decoding(NamedTuple):
@@ -525,3 +528,22 @@ class Consumer:
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self._close(CLOSE_SECONDS, commits=kind is None)
+
+
+def read_ranges(
+    consumer: Consumer, ranges: Mapping[TopicPartition, tuple[int, int]]
+) -> Iterator[tuple[pa.RecordBatch | None, dict[TopicPartition, int]]]:
+    """Assign and read ranges [start, stop): what each poll brings, and the offsets that are left by partition."""
+    left = {key: stop - start for key, (start, stop) in ranges.items() if start < stop}
+    consumer.assign([(*key, ranges[key][0]) for key in left])
+    while left:
+        batch = consumer.poll_arrow(_RANGE_SECONDS)
+        if batch is not None:
+            _, stop = ranges[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
+            offsets = batch.column("offset")
+            if offsets[-1].as_py() >= stop:
+                batch = batch.slice(0, bisect_left(offsets.to_pylist(), stop))  # `to_numpy` would import pandas
+        now_left = {key: ranges[key][1] - consumer.position(*key) for key in left}
+        consumer.pause([key for key, count in now_left.items() if count <= 0])
+        left = {key: count for key, count in now_left.items() if count > 0}
+        yield batch, left
