@@ -34,7 +34,7 @@ from spark_klog.load.journal.model import (
     topic_folder,
 )
 from spark_klog.load.journal.store import Store, to_json
-from spark_klog.load.tasks.task import cut
+from spark_klog.load.tasks.task import unread
 from spark_klog.spark.read.ranges import DELETED, RECREATED, RETENTION, TRUNCATED
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def contiguous(results: Sequence[RangeResult]) -> list[RangeResult]:
     """A partition's results in the order of offsets, without what comes after a range that ended early."""
     kept: list[RangeResult] = []
     for item in sorted(results, key=lambda item: item.start):
-        kept.append(item if not kept or kept[-1].until == item.start else cut(item, kept[-1].until))
+        kept.append(item if not kept or kept[-1].until == item.start else unread(item, kept[-1].until, item.error))
     return kept
 
 
@@ -144,7 +144,7 @@ def _whole(kept: list[RangeResult], replaces: Sequence[RangeResult]) -> list[Ran
         has_lost = any(item.gaps.keys() & _LOST for item in kept if old.start <= item.start < old.until)
         if old.start < until and (until < old.until or has_lost):
             until = old.start
-    return [item if item.until <= until else cut(item, until) for item in kept]
+    return [item if item.until <= until else unread(item, until, item.error) for item in kept]
 
 
 def _audit(key: TopicPartition, kept: Sequence[RangeResult], planned: int, log_end: int) -> PartitionAudit:

@@ -190,7 +190,7 @@ def test_a_run_that_is_out_of_time_keeps_what_it_has(
     servers = cluster.bootstrap_servers
     create_topic(servers, topic, 2)
     produce(servers, topic, [Sent(b"x" * 1000, None, number % 2, _TIME) for number in range(4000)])
-    real = task._Observer.fetched
+    real = task._RangeLoad.fetched
 
     def fetched(*arguments: Any) -> bool:
         wait_for((tmp_path / "_klog/runs/00000001/time/over").exists, "the end of the time")
@@ -206,7 +206,7 @@ def test_a_run_that_is_out_of_time_keeps_what_it_has(
     client = {"max.partition.fetch.bytes": "100000", "bootstrap.servers": servers}
     with monkeypatch.context() as patch:
         patch.setattr(time_limit, "_INTERVAL_S", 0.01)
-        patch.setattr(task._Observer, "fetched", fetched)
+        patch.setattr(task._RangeLoad, "fetched", fetched)
         loaded = load(LoadOptions(client, [topic], str(tmp_path), max_seconds=0.05), Slow())
     first, second = loaded.partitions
     assert 0 < first.until < 2000

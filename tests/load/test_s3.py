@@ -194,7 +194,7 @@ def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str
     real = ArrowFolder.create
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ArrowFolder, "create", create)
-        patch.setattr(task._Observer, "fetched", _out_of_time)
+        patch.setattr(task._RangeLoad, "fetched", _out_of_time)
         client = {"bootstrap.servers": servers, "max.partition.fetch.bytes": "100"}  # a batch at a time
         with pytest.raises(Killed):
             load(LoadOptions(client, [topic], uri, max_seconds=1000), InProcess())
@@ -203,10 +203,10 @@ def test_files_of_an_attempt_that_read_less(cluster: EmbeddedCluster, topic: str
     assert seen(uri) == committed(uri) == expected(topic, {0: 200})
 
 
-_FETCHED = task._Observer.fetched
+_FETCHED = task._RangeLoad.fetched
 
 
-def _out_of_time(observer: task._Observer, batches: Any, start: int, records: int) -> bool:
+def _out_of_time(observer: task._RangeLoad, batches: Any, start: int, records: int) -> bool:
     _FETCHED(observer, batches, start, records)
     return False
 

@@ -137,7 +137,7 @@ def test_a_few_records_of_another_hour_keep_no_others_in_memory(tmp_path: Path) 
     """One late record in each Arrow batch waits for a row group of its hour, which never fills."""
     count, rows = 50, 1000
     settings = WriteSettings(layout="hour", row_group_bytes=2 * rows * 1000)
-    writer = writers.RangeWriter(Range("t", 0, 0, count * rows), settings, tmp_path, lambda _: None, "0123abc")
+    writer = writers.RangeWriter(Range("t", 0, 0, count * rows), settings, tmp_path, lambda *_: None, "0123abc")
     before = pa.total_allocated_bytes()
     for number in range(count):
         times = np.full(rows, _TIME * 1000)

@@ -303,7 +303,7 @@ FAULTS = (
     Fault(
         "load-behind-a-failed-range",  # the offsets between are in no file, and the next run begins after them
         "spark_klog/load/commit.py",
-        "kept.append(item if not kept or kept[-1].until == item.start else cut(item, kept[-1].until))",
+        "kept.append(item if not kept or kept[-1].until == item.start else unread(item, kept[-1].until, item.error))",
         "kept.append(item)",
         ("tests/load/test_runs.py", "tests/load/test_sequences.py", "tests/load/test_outages.py"),
     ),

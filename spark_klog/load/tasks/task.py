@@ -6,10 +6,10 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 from uuid import UUID
 
 import numpy as np
@@ -21,6 +21,7 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import KlogError, LoadError
 from spark_klog.load.journal.model import (
     LETTERS,
+    FileEntry,
     Range,
     RangeResult,
     attempt_path,
@@ -36,7 +37,7 @@ from spark_klog.load.journal.model import (
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.load.settings import LOSS_ADVICE, WriteSettings
 from spark_klog.load.tasks.time_limit import TaskTime
-from spark_klog.load.tasks.writers import HOUR_US, FinishedFile, RangeWriter, time_text
+from spark_klog.load.tasks.writers import HOUR_US, RangeWriter, time_text
 from spark_klog.load.values import JsonParser, dated, field_times, local_times, parse_schema
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
@@ -50,13 +51,6 @@ READ = FULL.set(FULL.get_field_index("timestamp"), pa.field("timestamp", pa.time
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
 _RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 _HOUR_FORM = "%Y-%m-%dT%H"
-
-
-class Kept(NamedTuple):
-    """Records that can be written: as they are in the log, and as they are written."""
-
-    raw: pa.RecordBatch
-    parsed: pa.RecordBatch
 
 
 class Values:
@@ -82,8 +76,11 @@ class Values:
         if self._file is not None:
             self._file.close()
 
-    def parse(self, batch: pa.RecordBatch) -> Kept:
-        """The good records of a batch with the columns `READ`; OSError if the others can't be kept."""
+    def parse(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """The good records of a batch with the columns `READ`, as they are in the log and as they are written.
+
+        OSError if the others can't be kept.
+        """
         times = batch["timestamp"].cast(pa.int64()).to_numpy()
         good = has_microseconds(times)
         bad = [(row, f"timestamp {times[row]} ms does not fit into microseconds") for row in _rows(~good)]
@@ -101,9 +98,9 @@ class Values:
         columns["timestamp"] = columns["timestamp"].cast(FULL.field("timestamp").type)
         raw = pa.RecordBatch.from_arrays(list(columns.values()), schema=FULL)
         if values is None:
-            return Kept(raw, raw)
+            return raw, raw
         columns["value"] = values
-        return Kept(raw, pa.RecordBatch.from_arrays(list(columns.values()), schema=self._settings.columns))
+        return raw, pa.RecordBatch.from_arrays(list(columns.values()), schema=self._settings.columns)
 
     def layout_times(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """The times that decide on the records' folders, in microseconds as clocks of the time zone show them."""
@@ -153,61 +150,6 @@ class Job:
     settings: WriteSettings
     is_limited: bool = False
     recreated: frozenset[str] = frozenset()
-
-
-@dataclass
-class _Counts:
-    until: int
-    records: int = 0
-    bytes: int = 0
-    min_us: int | None = None
-    max_us: int | None = None
-    gaps: Counter[str] = field(default_factory=Counter)
-    hours: Counter[int] = field(default_factory=Counter)
-    letters: list[str] = field(default_factory=list)
-    bad_values: int = 0
-
-
-class _Observer(ReadObserver):
-    """Counts where the offsets without records are, and keeps corrupt batches as dead letters."""
-
-    def __init__(
-        self, item: Range, counts: _Counts, time: TaskTime, keep: Callable[[str, dict[str, Any]], None]
-    ) -> None:
-        self._range, self._counts, self._time, self._keep = item, counts, time, keep
-        self._letters_before = 0
-        self.loss_advice = LOSS_ADVICE
-        self.keep_letter = self._keep_letter
-
-    def _keep_letter(self, name: str, letter: dict[str, Any]) -> None:
-        self._keep(name, letter)
-        if name not in self._counts.letters:
-            self._counts.letters.append(name)
-
-    def lost(self, lost: Lost) -> None:
-        self._counts.gaps[lost.cause] += lost.end - lost.start
-        self._counts.until = lost.end
-
-    def fetched(self, batches: RecordBatches, start: int, records: int) -> bool:
-        end = min(batches.next_offset, self._range.end)
-        missing = end - start - records
-        if missing:
-            hidden = self._hidden(batches, start, end) if batches.data else 0
-            self._counts.gaps[TRANSACTIONS] += min(hidden, missing)
-            is_corrupt = len(self._counts.letters) > self._letters_before
-            self._counts.gaps[CORRUPT if is_corrupt else COMPACTION] += missing - min(hidden, missing)
-        self._letters_before = len(self._counts.letters)
-        self._counts.until = end
-        return not self._time.is_over()
-
-    def _hidden(self, batches: RecordBatches, start: int, end: int) -> int:
-        """The offsets of control batches and aborted transactions."""
-        aborted = AbortedTransactions(batches.aborted)
-        count = 0
-        for header, batch in iter_batches(batches.data):
-            if isinstance(header, BatchHeader) and (aborted.skips(header, batch) or header.is_control):
-                count += max(0, min(header.next_offset, end) - max(header.base_offset, start))
-        return count
 
 
 def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult]:
@@ -301,86 +243,129 @@ def _load_all(attempt: _Attempt, ranges: Sequence[Range]) -> list[RangeResult]:
         if item.topic not in job.recreated
     }
     ids = {item.topic: UUID(item.topic_id) for item in ranges if item.topic_id}
-    found = {}
-    for asked, reader in in_reading_order(job.source, by_range, ids):
-        item = by_range[asked]
-        found[item] = _load(attempt, item, reader)
-    return [found[item] if item in found else _load(attempt, item, None) for item in ranges]
+    found = {
+        by_range[asked]: _RangeLoad(attempt, by_range[asked]).result(ids, reader)
+        for asked, reader in in_reading_order(job.source, by_range, ids)
+    }
+    return [found[item] if item in found else _RangeLoad(attempt, item).result(ids, None) for item in ranges]
 
 
-def _load(attempt: _Attempt, item: Range, reader: RangeReader | None) -> RangeResult:
-    store, job = attempt.store, attempt.job
-    counts = _Counts(item.start)
-    files = []
+class _RangeLoad(ReadObserver):
+    """Loads a range, and counts its records and where the offsets without records are."""
 
-    def put(finished: FinishedFile) -> None:
-        attempt.put(finished.source, finished.entry.path)
-        files.append(finished.entry)
+    loss_advice = LOSS_ADVICE
 
-    def keep(name: str, letter: dict[str, Any]) -> None:
-        store.write(f"{LETTERS}/{name}", to_json(letter))
+    def __init__(self, attempt: _Attempt, item: Range) -> None:
+        self._attempt, self._range = attempt, item
+        self._until = item.start
+        self._records = self._bytes = self._bad_values = 0
+        self._times: list[int] = []
+        self._gaps: Counter[str] = Counter()
+        self._hours: Counter[int] = Counter()
+        self._files: list[FileEntry] = []
+        self._letters: list[str] = []
+        self._letters_before = 0
+        self.keep_letter = self._keep_letter
 
-    observer = _Observer(item, counts, attempt.time, keep)
-    error = ""
-    try:
-        if item.topic in job.recreated:
-            lost = Lost(item.topic, item.partition, item.start, item.end, -1, -1, RECREATED)
-            LossReporter(job.source.on_data_loss, LOSS_ADVICE).report([lost])
-            observer.lost(lost)
-        elif not attempt.time.is_over():
-            writer = RangeWriter(item, job.settings, attempt.folder, put, attempt.token)
-            ids = {item.topic: UUID(item.topic_id)} if item.topic_id else {}
-            asked = OffsetRange(item.topic, item.partition, item.start, item.end)
-            with Values(item, job.settings, attempt.folder, attempt.token) as values:
-                for batch in read_ranges(job.source, [asked], READ, ids, observer, reader):
-                    kept = values.parse(batch)
-                    counts.gaps[UNPARSED] += len(batch) - len(kept.raw)
-                    if len(kept.raw):
-                        times = np.frombuffer(kept.raw["timestamp"].buffers()[1], np.int64)[: len(kept.raw)]
-                        _count(counts, kept.raw, times)
-                        writer.add(kept.parsed, times, values.layout_times(kept.parsed, times))
-                writer.finish(counts.until)
-            if values.bad:
-                counts.bad_values = values.bad
-                attempt.put(values.letters, f"{LETTERS}/{values.letters.name}")
-                counts.letters.append(values.letters.name)
-    except LoadError:
-        raise
-    except KlogError as failure:
-        # What the range has written belongs to no run: the commit removes it.
-        error, counts, files = str(failure), _Counts(item.start), []
-    except OSError as failure:
-        raise LoadError(f"{store.address} can't be written: {failure}") from None
-    return RangeResult(
-        item.topic,
-        item.partition,
-        item.start,
-        counts.until,
-        counts.records,
-        counts.bytes,
-        None if counts.min_us is None else counts.min_us // 1000,
-        None if counts.max_us is None else counts.max_us // 1000,
-        {cause: count for cause, count in sorted(counts.gaps.items()) if count},
-        {time_text(hour * HOUR_US, _HOUR_FORM): count for hour, count in sorted(counts.hours.items())},
-        files,
-        counts.letters,
-        error,
-        counts.bad_values,
-    )
+    def result(self, ids: Mapping[str, UUID], reader: RangeReader | None) -> RangeResult:
+        """Read and write the range. An error of it is in the result; `LoadError` if the output can't be written."""
+        item, job = self._range, self._attempt.job
+        try:
+            if item.topic in job.recreated:
+                lost = Lost(item.topic, item.partition, item.start, item.end, -1, -1, RECREATED)
+                LossReporter(job.source.on_data_loss, LOSS_ADVICE).report([lost])
+                self.lost(lost)
+            elif not self._attempt.time.is_over():
+                self._write(ids, reader)
+        except LoadError:
+            raise
+        except KlogError as failure:
+            # What the range has written belongs to no run: the commit removes it.
+            return unread(item, item.start, str(failure))
+        except OSError as failure:
+            raise LoadError(f"{self._attempt.store.address} can't be written: {failure}") from None
+        return RangeResult(
+            item.topic,
+            item.partition,
+            item.start,
+            self._until,
+            self._records,
+            self._bytes,
+            min(self._times, default=None),
+            max(self._times, default=None),
+            {cause: count for cause, count in sorted(self._gaps.items()) if count},
+            {time_text(hour * HOUR_US, _HOUR_FORM): count for hour, count in sorted(self._hours.items())},
+            self._files,
+            self._letters,
+            "",
+            self._bad_values,
+        )
 
+    def _write(self, ids: Mapping[str, UUID], reader: RangeReader | None) -> None:
+        item, attempt, settings = self._range, self._attempt, self._attempt.job.settings
 
-def _count(counts: _Counts, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
-    low, high = int(times.min()), int(times.max())
-    counts.records += len(batch)
-    counts.bytes += _data_size(batch["key"]) + _data_size(batch["value"])
-    counts.min_us = low if counts.min_us is None else min(counts.min_us, low)
-    counts.max_us = high if counts.max_us is None else max(counts.max_us, high)
-    first, last = (dated(np.array([low, high])) // HOUR_US).tolist()
-    if first == last:
-        counts.hours[first] += len(batch)
-    else:
-        hours, records = np.unique(dated(times) // HOUR_US, return_counts=True)
-        counts.hours.update({int(hour): int(count) for hour, count in zip(hours, records, strict=True)})
+        def put(source: Path, entry: FileEntry) -> None:
+            attempt.put(source, entry.path)
+            self._files.append(entry)
+
+        writer = RangeWriter(item, settings, attempt.folder, put, attempt.token)
+        asked = OffsetRange(item.topic, item.partition, item.start, item.end)
+        with Values(item, settings, attempt.folder, attempt.token) as values:
+            for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):
+                raw, parsed = values.parse(batch)
+                self._gaps[UNPARSED] += len(batch) - len(raw)
+                if len(raw):
+                    times = np.frombuffer(raw["timestamp"].buffers()[1], np.int64)[: len(raw)]
+                    self._count(raw, times)
+                    writer.add(parsed, times, values.layout_times(parsed, times))
+            writer.finish(self._until)
+        if values.bad:
+            self._bad_values = values.bad
+            attempt.put(values.letters, f"{LETTERS}/{values.letters.name}")
+            self._letters.append(values.letters.name)
+
+    def _count(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
+        low, high = int(times.min()), int(times.max())
+        self._records += len(batch)
+        self._bytes += _data_size(batch["key"]) + _data_size(batch["value"])
+        known = [*self._times, low // 1000, high // 1000]
+        self._times = [min(known), max(known)]
+        first, last = (dated(np.array([low, high])) // HOUR_US).tolist()
+        if first == last:
+            self._hours[first] += len(batch)
+        else:
+            hours, records = np.unique(dated(times) // HOUR_US, return_counts=True)
+            self._hours.update(dict(zip(hours.tolist(), records.tolist(), strict=True)))
+
+    def _keep_letter(self, name: str, letter: dict[str, Any]) -> None:
+        self._attempt.store.write(f"{LETTERS}/{name}", to_json(letter))
+        if name not in self._letters:
+            self._letters.append(name)
+
+    def lost(self, lost: Lost) -> None:
+        self._gaps[lost.cause] += lost.end - lost.start
+        self._until = lost.end
+
+    def fetched(self, batches: RecordBatches, start: int, records: int) -> bool:
+        end = min(batches.next_offset, self._range.end)
+        missing = end - start - records
+        if missing:
+            hidden = min(missing, self._hidden(batches, start, end) if batches.data else 0)
+            self._gaps[TRANSACTIONS] += hidden
+            is_corrupt = len(self._letters) > self._letters_before
+            self._gaps[CORRUPT if is_corrupt else COMPACTION] += missing - hidden
+        self._letters_before = len(self._letters)
+        self._until = end
+        return not self._attempt.time.is_over()
+
+    def _hidden(self, batches: RecordBatches, start: int, end: int) -> int:
+        """The offsets of control batches and aborted transactions."""
+        aborted = AbortedTransactions(batches.aborted)
+        count = 0
+        for header, batch in iter_batches(batches.data):
+            if isinstance(header, BatchHeader) and (aborted.skips(header, batch) or header.is_control):
+                count += max(0, min(header.next_offset, end) - max(header.base_offset, start))
+        return count
 
 
 def _data_size(column: pa.Array) -> int:
@@ -389,6 +374,6 @@ def _data_size(column: pa.Array) -> int:
     return int(ends[len(column)] - ends[0])
 
 
-def cut(result: RangeResult, until: int) -> RangeResult:
-    """A result without what was read, as a range before it could not be."""
-    return RangeResult(result.topic, result.partition, until, until, 0, 0, None, None, {}, {}, [], [], result.error)
+def unread(item: Range | RangeResult, until: int, error: str) -> RangeResult:
+    """The result of a range of which nothing counts: it was not read, or a range before it could not be."""
+    return RangeResult(item.topic, item.partition, until, until, 0, 0, None, None, {}, {}, [], [], error)

@@ -11,7 +11,6 @@ import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -112,14 +111,6 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Decimal) else value
 
 
-@dataclass(frozen=True)
-class FinishedFile:
-    """A file that is complete in the scratch folder."""
-
-    source: Path
-    entry: FileEntry
-
-
 class _OpenFile:
     """A file that takes records, and those that wait for its next row group."""
 
@@ -158,8 +149,8 @@ class _OpenFile:
 class RangeWriter:
     """Writes the records of one range to files that cover it one after the other.
 
-    `put` gets each file when it is complete. The files' names end with the attempt's `token`; their content depends on
-    the records and the settings alone.
+    `put` gets each file of the scratch folder when it is complete. The files' names end with the attempt's `token`;
+    their content depends on the records and the settings alone.
     """
 
     def __init__(
@@ -167,7 +158,7 @@ class RangeWriter:
         item: Range,
         settings: WriteSettings,
         scratch: Path,
-        put: Callable[[FinishedFile], None],
+        put: Callable[[Path, FileEntry], None],
         token: str,
     ) -> None:
         self._range, self._schema, self._settings = item, settings.columns, settings
@@ -249,7 +240,7 @@ class RangeWriter:
         size = file.path.stat().st_size
         times = file.min_us // 1000, file.max_us // 1000
         entry = FileEntry(path, item.topic, item.partition, self._first, last, file.records, size, *times)
-        self._put(FinishedFile(file.path, entry))
+        self._put(file.path, entry)
 
 
 def time_text(microseconds: int, form: str) -> str:
