@@ -51,7 +51,7 @@ def parquet(spark: SparkSession, source: str, request: Request) -> dict[str, Any
 def load(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     """Run the project's load of a topic into a new folder, as jobs/batch_load.py does."""
     from spark_klog.load.run import LoadOptions, load as run_load
-    from spark_klog.load.tasks.spark_tasks import SparkRunner
+    from spark_klog.load.tasks.task import SparkRunner
 
     options = request["options"]
     asked = LoadOptions({"bootstrap.servers": options["servers"]}, [options["topic"]], request["folder"])

@@ -14,7 +14,8 @@ from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.client.offsets import list_offsets
+from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.history import committed_files, loaded_extents, manifests, open_load, read_idle, read_plan
 from spark_klog.load.journal.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
@@ -73,9 +74,9 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
     high = list_offsets(cluster, dict.fromkeys(keys, LATEST))
     last = system_ms() // _HOUR_MS
     found = []
-    start = _at(cluster, keys, (last - hours + 1) * _HOUR_MS, high)
+    start = offsets_at(cluster, TimeSpec((last - hours + 1) * _HOUR_MS), high)
     for hour in range(last - hours + 1, last + 1):
-        end = _at(cluster, keys, (hour + 1) * _HOUR_MS, high) if hour < last else high
+        end = offsets_at(cluster, TimeSpec((hour + 1) * _HOUR_MS), high) if hour < last else high
         for topic in sorted(there):
             in_log = loaded = 0
             for key in [key for key in keys if key[0] == topic]:
@@ -90,13 +91,6 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
         start = end
     lag = {key: max(0, high[key] - max(low[key], known.get(key, (0, 0))[1])) for key in keys}
     return Completeness(found, lag, gone)
-
-
-def _at(
-    cluster: Cluster, keys: Sequence[TopicPartition], time: int, high: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, int]:
-    found = list_offsets(cluster, dict.fromkeys(keys, time))
-    return {key: high[key] if found[key] == NO_OFFSET else found[key] for key in keys}
 
 
 def loaded_json(loaded: Loaded, output: str) -> dict[str, Any]:

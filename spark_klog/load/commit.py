@@ -48,23 +48,18 @@ def check_results(store: Store, run: int, task: int, ranges: Sequence[Range], re
     if len(ranges) != len(results):
         raise LoadError(f"{where} has {len(results)} ranges, the plan {len(ranges)}: restore it, or delete it")
     for asked, found in zip(ranges, results, strict=True):
-        name = f"{found.topic}-{found.partition}"
-        if (asked.topic, asked.partition, asked.start) != (found.topic, found.partition, found.start):
-            raise LoadError(
-                f"{where}: {name} from {found.start}, the plan has {asked.topic}-{asked.partition} from {asked.start}: "
-                "restore it, or delete it to load the range again"
-            )
         loaded = found.records + sum(found.gaps.values())
         in_files = sum(item.records for item in found.files)
-        if not asked.start <= found.until <= asked.end or loaded != found.until - found.start:
+        wrong = ""
+        if (asked.topic, asked.partition, asked.start) != (found.topic, found.partition, found.start):
+            wrong = f"from {found.start}, the plan has {asked.topic}-{asked.partition} from {asked.start}"
+        elif not asked.start <= found.until <= asked.end or loaded != found.until - found.start:
+            wrong = f"until {found.until} with {loaded} of {found.until - found.start} offsets can't be"
+        elif in_files != found.records:
+            wrong = f"has {found.records} records, its files {in_files}"
+        if wrong:
             raise LoadError(
-                f"{where}: {name} until {found.until} with {loaded} of {found.until - found.start} offsets can't be: "
-                "restore it, or delete it to load the range again"
-            )
-        if in_files != found.records:
-            raise LoadError(
-                f"{where}: {name} has {found.records} records, its files {in_files}: restore it, or delete it to load "
-                "the range again"
+                f"{where}: {found.topic}-{found.partition} {wrong}: restore it, or delete it to load the range again"
             )
         for item in found.files:
             path = item.path if store.shows_whole_files_only else staged_path(run, item.path)

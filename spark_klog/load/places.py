@@ -66,10 +66,10 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
     where = f"{option} {path}"
     try:
         value = json.loads(path.read_text(), object_pairs_hook=_distinct)
+    except ConfigError as error:
+        raise ConfigError(f"{where} {error}") from None
     except OSError as error:
         raise ConfigError(f"{where} can't be read: {error.strerror}") from None
-    except _Twice as error:
-        raise ConfigError(f"{where} has {error} twice in one object: remove one of them") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON ({error})") from None
     if not isinstance(value, dict) or not isinstance(value.get("offsets"), dict):
@@ -93,16 +93,12 @@ def read_offsets(option: str, path: Path) -> AtOffsets:
     return AtOffsets(where, offsets, cluster_id, topic_ids)
 
 
-class _Twice(Exception):
-    """A name that is twice in an object of JSON."""
-
-
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; `_Twice`, where Python's parser would take the last value."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise _Twice(repr(next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)))
-    return found
+    """An object of JSON; `ConfigError` for a name that is there twice: Python's parser would take the last value."""
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise ConfigError(f"has {name!r} twice in one object: remove one of them")
+    return dict(pairs)
 
 
 def offsets_of_run(store: Store, run: int | None) -> dict[TopicPartition, Progress]:

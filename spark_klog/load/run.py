@@ -10,9 +10,9 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
@@ -64,16 +64,12 @@ from spark_klog.load.planning import (
     partitions_of,
 )
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.tasks.task import Job, complete_tasks, task_results
+from spark_klog.load.tasks.task import Job, SparkRunner, complete_tasks, task_results
 from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options.names import PREFIX
 from spark_klog.spark.options.reads import source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
-
-if TYPE_CHECKING:
-    from spark_klog.load.tasks.spark_tasks import SparkRunner
-
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +147,7 @@ def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _tot
         # Before anything is written.
         check_names(store, partitions_of(cluster, options.topics), options.settings.extension)
         with locked(store):
-            is_new = check_output(store, cluster.cluster_id, options.settings.to_json()) is None
+            is_new = check_output(store, cluster.cluster_id, asdict(options.settings)) is None
             return _Run(options, store, cluster, runner, follow).all(is_new)
 
 
@@ -225,7 +221,7 @@ class _Run:
 
     def _plan(self, number: int, extent: Extent, progress: Mapping[TopicPartition, Progress], asked: str) -> Plan:
         tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
-        settings = self._options.settings.to_json()
+        settings = asdict(self._options.settings)
         moved = {item[:2] for item in extent.lost}
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
         lost, replaces = (
@@ -318,7 +314,10 @@ class _Run:
 
     def _job(self, plan: Plan) -> Job:
         try:
-            settings = WriteSettings.from_json(plan.settings)
+            values = dict(plan.settings)
+            if "dictionary" in values:
+                values["dictionary"] = tuple(values["dictionary"])
+            settings = WriteSettings(**values)
         except (TypeError, ConfigError) as error:
             where = f"{self._store.address}/{plan_path(plan.run)}"
             raise LoadError(f"{where} can't be used ({error}): restore it") from None

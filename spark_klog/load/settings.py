@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -82,12 +81,3 @@ class WriteSettings:
     def extension(self) -> str:
         suffix = _SUFFIXES.get(self.compression, "") if self.format == JSON_LINES else ""
         return EXTENSIONS[self.format] + suffix
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> WriteSettings:
-        """`ConfigError`, TypeError if the value has other names or values."""
-        values: dict[str, Any] = {name: tuple(item) if name == "dictionary" else item for name, item in value.items()}
-        return cls(**values)

@@ -428,7 +428,6 @@ def test_settings() -> None:
         WriteSettings("arrow", "snappy")
     with pytest.raises(ConfigError, match="no column nothing"):
         WriteSettings(dictionary=("nothing",))
-    assert WriteSettings.from_json(json.loads(json.dumps(WriteSettings().to_json()))) == WriteSettings()
 
 
 def test_a_file_that_is_not_as_it_was_written_is_not_committed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load import files
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
-from spark_klog.load.tasks.spark_tasks import SparkRunner
+from spark_klog.load.tasks.task import SparkRunner
 
 from .support import Sent, create_topic, produce
 

@@ -54,7 +54,7 @@ from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
-from spark_klog.load.tasks.spark_tasks import SparkRunner
+from spark_klog.load.tasks.task import SparkRunner
 from spark_klog.load.values import UTC, read_schema, schema_text
 from spark_klog.spark.options.names import PROTECTED
 

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.output import INTERRUPTED, progress
 from spark_klog.errors import KlogError
-from spark_klog.load.tasks.spark_tasks import cause_of
+from spark_klog.load.tasks.task import cause_of
 from spark_klog.load.tasks.time_limit import beside
 
 #: Exit codes. 2 is for arguments that can't be read or exclude each other.

@@ -136,12 +136,8 @@ def loaded_extents(runs: Iterable[Manifest]) -> dict[tuple[str, int, int], list[
         for item in manifest.partitions:
             if item.until > item.start:
                 key = item.topic, item.partition, progress[item.topic, item.partition].incarnation
-                each = found.setdefault(key, [])
-                if each and each[-1][0] <= item.start <= each[-1][1]:
-                    each[-1] = each[-1][0], max(each[-1][1], item.until)
-                else:  # offsets before those that the load has, or after a hole
-                    found[key] = _joined(sorted([*each, (item.start, item.until)]))
-    return found
+                found.setdefault(key, []).append((item.start, item.until))
+    return {key: _joined(sorted(extents)) for key, extents in found.items()}
 
 
 def _joined(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

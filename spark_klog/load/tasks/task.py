@@ -1,4 +1,4 @@
-"""Run a task: read its ranges, write their files, then the task's file of offsets."""
+"""Run a task: read its ranges, write their files, then the task's file of offsets; have Spark run all tasks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import base64
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from uuid import UUID
@@ -51,6 +52,9 @@ READ = FULL.set(FULL.get_field_index("timestamp"), pa.field("timestamp", pa.time
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
 _RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 _HOUR_FORM = "%Y-%m-%dT%H"
+_ANSWER = pa.schema([pa.field("task", pa.int64())])
+#: The cores that a session is taken to have if it does not tell (Spark Connect).
+_CORES = 8
 
 
 class Values:
@@ -377,3 +381,57 @@ def _data_size(column: pa.Array) -> int:
 def unread(item: Range | RangeResult, until: int, error: str) -> RangeResult:
     """The result of a range of which nothing counts: it was not read, or a range before it could not be."""
     return RangeResult(item.topic, item.partition, until, until, 0, 0, None, None, {}, {}, [], [], error)
+
+
+class SparkRunner:
+    """Runs tasks by a Spark session, which `make_session` makes when the first task is there.
+
+    They are a DataFrame: no record goes through the JVM, and Spark Connect does as well. Row N of `spark.range` is task
+    N, in a partition of its own; what a task answers is one row, too.
+    """
+
+    def __init__(self, make_session: Callable[[], Any]) -> None:
+        self._make_session = make_session
+        self._made: Any = None
+
+    @property
+    def _spark(self) -> Any:
+        if self._made is None:
+            self._made = self._make_session()
+        return self._made
+
+    def cores(self) -> int:
+        from pyspark.sql.utils import is_remote
+
+        spark = self._spark
+        return _CORES if is_remote() else int(spark.sparkContext.defaultParallelism)
+
+    def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
+        """Run each task in a Spark task; the results are in the run's files. `LoadError` if Spark gives a task up."""
+        numbers = sorted(tasks)
+        work = partial(_work, [(number, tasks[number]) for number in numbers], job)
+        try:
+            self._spark.range(0, len(numbers), 1, len(numbers)).mapInArrow(work, "task long").collect()
+        except Exception as error:
+            raise LoadError(cause_of(error)) from error
+
+    def stop(self) -> None:
+        if self._made is not None:
+            self._made.stop()
+
+
+def cause_of(error: Exception) -> str:
+    """The package's error inside Spark's message, else Java's last cause, else the first line."""
+    for pattern in (r"^spark_klog\.errors\.(\w+: .+)$", r"^(?:Caused by)?: (.+)$"):
+        found = re.findall(pattern, str(error), re.MULTILINE)
+        if found:
+            return str(found[-1]).removeprefix("LoadError: ")
+    return (str(error).strip().splitlines() or [repr(error)])[0]
+
+
+def _work(tasks: list[tuple[int, list[Range]]], job: Job, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in rows:
+        for index in batch.column(0).to_pylist():
+            number, ranges = tasks[index]
+            run_task(number, ranges, job)
+            yield pa.RecordBatch.from_arrays([pa.array([number], pa.int64())], schema=_ANSWER)
