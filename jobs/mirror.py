@@ -15,31 +15,28 @@ a mirror that runs in one process.
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import click
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from spark_klog.cli.commands.mirror import mirror_settings
-from spark_klog.cli.jobs.running import DONE, FAILED, NOTHING_NEW, complain, spark_session
+from spark_klog.cli.commands.mirror import mirror, mirror_settings
+from spark_klog.cli.jobs.running import DONE, NOTHING_NEW, exit_code, spark_session
 from spark_klog.client import Admin
-from spark_klog.errors import KlogError
 from spark_klog.mirror.mirror import Mirror, Totals, check_clusters, mirror_name
 from spark_klog.mirror.progress import prepare_progress
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import MirroredTopics
 
 _DEFAULT_TASKS = 4
-_ERROR = re.compile(r"^spark_klog\.errors\.(\w+: .+)$", re.MULTILINE)
 
 
 def prepare(settings: MirrorSettings, tasks: int | None) -> tuple[MirrorSettings, int]:
@@ -68,61 +65,49 @@ def run_once(spark: SparkSession, settings: MirrorSettings, tasks: int | None) -
     return total
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="mirror.py", description="Mirror topics of a cluster into another.")
-    parser.add_argument("--from", dest="source", required=True, metavar="FILE|HOST:PORT")
-    parser.add_argument("--to", dest="target", required=True, metavar="FILE|HOST:PORT")
-    parser.add_argument("--topics", default=".*", metavar="PATTERN")
-    parser.add_argument("--exclude", metavar="PATTERN")
-    parser.add_argument("--prefix", default="", metavar="TEXT", help="put before the names of topics at the target")
-    parser.add_argument("--name", help="of the mirror; default: the id of the source's cluster, and the prefix")
-    parser.add_argument("--tasks", type=int, metavar="N", help=f"default: as before, {_DEFAULT_TASKS} for a new mirror")
-    parser.add_argument("--exactly-once", action="store_true")
-    parser.add_argument("--recreated", choices=["fail", "begin"], default="fail", help="see klog mirror --help")
-    parser.add_argument("--copy-again", action="append", default=[], metavar="TOPIC", help="see klog mirror --help")
-    parser.add_argument("--every", type=float, metavar="SECONDS", help="repeat, with this pause; default: run once")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each run")
-    options = parser.parse_args(argv)
-    if options.tasks is not None and options.tasks < 1:
-        parser.error("--tasks must be at least 1")
-    return options
+_SHARED = ["source", "target", "topics", "exclude", "prefix", "name", "exactly_once", "recreated", "copy_again"]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = _arguments(argv)
+@click.command("mirror.py", params=[option for option in mirror.params if option.name in _SHARED])
+@click.option(
+    "--tasks",
+    type=click.IntRange(1),
+    metavar="N",
+    help=f"Default: as before, {_DEFAULT_TASKS} for a new mirror.",
+)
+@click.option("--every", type=float, metavar="SECONDS", help="Repeat, with this pause; default: run once.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each run.")
+def main(tasks: int | None, every: float | None, as_json: bool, **options: Any) -> None:
+    """Mirror topics of a cluster into another, with several tasks."""
+    sys.exit(exit_code("mirror", lambda: _mirror(mirror_settings(**options), tasks, every, as_json)))
+
+
+def _mirror(settings: MirrorSettings, tasks: int | None, every: float | None, as_json: bool) -> int:
     stopped = threading.Event()
-    spark, records = None, 0
+    records = 0
+    prepare(settings, tasks)  # report wrong settings before Spark starts
+    spark = spark_session("klog mirror")
     try:
-        of_job = ("tasks", "every", "json")
-        settings = mirror_settings(**{name: value for name, value in vars(options).items() if name not in of_job})
-        prepare(settings, options.tasks)  # report wrong settings before Spark starts
-        spark = spark_session("klog mirror")
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         while not stopped.is_set():
             began = time.monotonic()
-            totals = run_once(spark, settings, options.tasks)
+            totals = run_once(spark, settings, tasks)
             records += totals.records
-            if options.json:
+            if as_json:
                 sys.stdout.write(json.dumps(vars(totals)) + "\n")
                 sys.stdout.flush()
             else:
                 seconds = time.monotonic() - began
                 told = f"{totals.records:,} records of {totals.partitions:,} partitions in {seconds:.1f} s"
                 Console().print(f"{told}, {totals.copied:,} batches copied, {totals.rebuilt:,} rebuilt")
-            if options.every is None:
+            if every is None:
                 break
-            stopped.wait(options.every)
-    except Exception as error:
-        found = [str(error)] if isinstance(error, KlogError) else _ERROR.findall(str(error))
-        text = found[-1] if found else next(iter(str(error).strip().splitlines()), repr(error))
-        complain("mirror", text)
-        return FAILED
+            stopped.wait(every)
     finally:
-        if spark is not None:
-            spark.stop()
+        spark.stop()
     return DONE if records else NOTHING_NEW
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

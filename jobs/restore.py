@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import sys
-
 from spark_klog.cli.jobs.restore import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

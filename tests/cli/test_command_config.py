@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from spark_klog.cli.clusters import ChosenCluster
-from spark_klog.cli.jobs.batch_load import _arguments
 from tests.support.certificates import make_certificates
 from tests.support.klog import klog
 from tests.support.secure_broker import PASSWORDS, SecureBroker
@@ -76,8 +75,7 @@ def test_a_named_cluster(broker: SecureBroker, tmp_path: Path, monkeypatch: pyte
     assert nowhere.stderr == "klog: unknown client setting 'bootstrap.server'; did you mean bootstrap.servers?\n"
     both = klog("topics", "list", "--cluster", "prod", "--command-config", str(file))
     assert both.stderr == "klog: give only one of --cluster and --command-config\n"
-    options = _arguments(["--topics=t", "--output=o", "--cluster=prod"])
-    assert ChosenCluster(name=options.cluster).settings()["bootstrap.servers"] == servers
+    assert ChosenCluster(name="prod").settings()["bootstrap.servers"] == servers
 
 
 def test_a_wrong_password(broker: SecureBroker, tmp_path: Path) -> None:
@@ -101,10 +99,7 @@ def test_the_servers_of_the_file(broker: SecureBroker, tmp_path: Path) -> None:
     to_files = ("offsets", "set", "--group", "by-file", "--to", str(tmp_path / "offsets"))
     done = klog(*to_files, "--topic", "by-file:0", "--to-earliest", *way)
     assert (done.returncode, done.stderr) == (0, "")
-    options = _arguments(["--topics=t", "--output=o", *way])
-    assert ChosenCluster(options.bootstrap_servers, options.command_config).settings()[
-        "bootstrap.servers"
-    ] == broker.servers("SSL")
+    assert ChosenCluster(command_config=file).settings()["bootstrap.servers"] == broker.servers("SSL")
 
 
 @pytest.mark.parametrize(

@@ -356,9 +356,10 @@ def test_the_job(
 
     def done(*more: str) -> tuple[int, int]:
         asked = ["--load", str(output), "--topics", topic, "--prefix", "job.", "--json", *more]
-        code = restore_job.main([*asked, "--bootstrap-servers", target.bootstrap_servers])
+        with pytest.raises(SystemExit) as ended:
+            restore_job.main([*asked, "--bootstrap-servers", target.bootstrap_servers])
         told = capsys.readouterr().out
-        return code, json.loads(told)["records"] if told else -1
+        return int(ended.value.code or 0), json.loads(told)["records"] if told else -1
 
     assert done() == (DONE, 90)
     assert done() == (NOTHING_NEW, 0)

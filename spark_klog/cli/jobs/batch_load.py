@@ -18,28 +18,27 @@ Exit codes: 0 done, 1 failed (also of single partitions; the others are loaded),
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
 from rich.table import Table
 
 from spark_klog.base.addresses import without_user
+from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.jobs.running import (
     DONE,
     DONE_WITH_BAD,
     FAILED,
     NOTHING_NEW,
-    add_cluster_options,
-    check_cluster_options,
-    client_settings,
+    cluster_options,
     complain,
     exit_code,
     progress_bar,
@@ -60,11 +59,10 @@ from spark_klog.spark.options.names import PROTECTED
 
 _log = logging.getLogger(__name__)
 _JOB = "batch_load"
-_BEFORE_NOW = re.compile(r"-[0-9]+[a-z]*")
 _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 
 
-def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
+def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     runner = SparkRunner(lambda: spark_session("klog batch load"))
     asked = LoadOptions(
         client,
@@ -92,7 +90,7 @@ def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
         _until(options.until, options.time_zone),
     )
     try:
-        loaded = load(asked, runner, partial(progress_bar, options.json))
+        loaded = load(asked, runner, partial(progress_bar, options.as_json))
         if options.group:
             trees = tree_addresses(options.zookeeper, options.offsets_path)
             address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
@@ -100,7 +98,7 @@ def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
                 store.commit(loaded.offsets)
     finally:
         runner.stop()
-    if options.json:
+    if options.as_json:
         click.echo(json.dumps(loaded_json(loaded, options.output)))
     else:
         table = Table(title="loaded", title_justify="left")
@@ -121,7 +119,7 @@ def _load_files(options: argparse.Namespace, client: dict[str, str]) -> int:
     return DONE_WITH_BAD if loaded.bad else DONE
 
 
-def _start(options: argparse.Namespace) -> Place | None:
+def _start(options: SimpleNamespace) -> Place | None:
     if options.from_run is not None:
         return parse_run("--from-run", options.from_run)
     if options.from_time is not None:
@@ -142,7 +140,7 @@ def _until(text: str | None, zone: str) -> Place | None:
     return parse_time("--until", text, ZoneInfo(zone))
 
 
-def _load_table(options: argparse.Namespace, client: dict[str, str]) -> int:
+def _load_table(options: SimpleNamespace, client: dict[str, str]) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
     from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
@@ -179,125 +177,8 @@ def _load_table(options: argparse.Namespace, client: dict[str, str]) -> int:
     finally:
         spark.stop()
     output = without_user(options.output)
-    say(options.json, {"records": records, "output": output}, f"loaded {records:,} records into {output}")
+    say(options.as_json, {"records": records, "output": output}, f"loaded {records:,} records into {output}")
     return DONE if records else NOTHING_NEW
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
-
-
-def _bad(text: str) -> MaxBad:
-    number = text.removesuffix("%")
-    try:
-        count = float(number) if number != text else int(number)
-    except ValueError:
-        count = -1
-    if not 0 <= count <= (100 if number != text else float("inf")):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number from 0 on nor a percentage")
-    return MaxBad(count, number != text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
-    return seconds
-
-
-def _with_times_before_now(argv: Sequence[str]) -> list[str]:
-    """The arguments, with `--until -1h` as `--until=-1h`: argparse takes -1h for an option."""
-    made: list[str] = []
-    for text in argv:
-        if made and made[-1] in ("--from-time", "--until") and _BEFORE_NOW.fullmatch(text):
-            made[-1] += f"={text}"
-        else:
-            made.append(text)
-    return made
-
-
-def _name(text: str) -> str:
-    if not text.strip():  # as a variable that is not set: the job would publish nothing
-        raise argparse.ArgumentTypeError("is empty: give a value, or leave the option out")
-    return text
-
-
-def _topics(text: str) -> list[str]:
-    topics = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not topics:
-        raise argparse.ArgumentTypeError(f"{text!r} names no topic")
-    return topics
-
-
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="batch_load.py", description="Load topics into files, each record once.")
-    add_cluster_options(parser)
-    parser.add_argument("--topics", required=True, type=_topics, metavar="TOPIC[,...]")
-    parser.add_argument("--output", required=True, help="folder or URI of this load: its files, and its runs in _klog")
-    parser.add_argument("--format", default="parquet", help="parquet, arrow, json; others are written by Spark")
-    parser.add_argument("--checkpoint", help="folder or URI of the progress of a --format that Spark writes")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("--from-run", metavar="RUN", help="load again what this run and later ones have loaded")
-    place.add_argument("--from-time", metavar="TIME", help="load from this time on: 2026-11-21T10:00:00Z, -1h")
-    place.add_argument("--from-offsets", type=Path, metavar="FILE", help="load from offsets: see `klog load offsets`")
-    parser.add_argument("--until", metavar="TIME|FILE", help="load until this time, or offsets as of --from-offsets")
-    parser.add_argument(
-        "--group", type=_name, help="publish the progress as the offsets of this group; by default at Kafka"
-    )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "--zookeeper", type=_name, metavar="HOST:PORT[/CHROOT]", help="publish to /consumers/GROUP/offsets there"
-    )
-    place.add_argument("--offsets-path", type=_name, metavar="URI", help="publish to the same tree in plain files")
-    parser.add_argument("--max-records", type=_count, metavar="N", help="load at most about N records")
-    parser.add_argument("--max-bytes", type=_count, metavar="N", help="load at most about N bytes of the log")
-    parser.add_argument("--max-time", type=_seconds, metavar="SECONDS", help="stop reading after this time")
-    parser.add_argument(
-        "--max-bad", type=_bad, default=MaxBad(0), metavar="N|P%", help="fail if more batches and values are bad"
-    )
-    parser.add_argument("--fail-on-data-loss", choices=("true", "false"), default="true")
-    defaults = WriteSettings()
-    parser.add_argument("--partition-by", choices=LAYOUTS, default=defaults.layout, help="folders by time")
-    parser.add_argument("--event-time", default="", metavar="FIELD", help="of values: the time for --partition-by")
-    parser.add_argument("--time-zone", default=UTC, metavar="ZONE", help="for --partition-by and times without a zone")
-    parser.add_argument("--value-format", choices=("bytes", "json"), default="bytes", help="json needs --schema")
-    parser.add_argument("--schema", metavar="FILE|DDL", help="of the values: 'user_id bigint, at timestamp'")
-    parser.add_argument("--compression", help="zstd (default), snappy, lz4, gzip, none")
-    parser.add_argument("--compression-level", type=int)
-    parser.add_argument("--dictionary", default=",".join(defaults.dictionary), help="Parquet columns with a dictionary")
-    parser.add_argument("--row-group-rows", type=_count, default=defaults.row_group_rows, metavar="N")
-    parser.add_argument("--row-group-bytes", type=_count, default=defaults.row_group_bytes, metavar="N")
-    parser.add_argument("--file-bytes", type=_count, default=defaults.file_bytes, metavar="N")
-    parser.add_argument("--max-file-records", type=_count, metavar="N", help="offsets of a file and of a task's range")
-    parser.add_argument("--json", action="store_true", help="print the audit as JSON, and no progress")
-    options = parser.parse_args(_with_times_before_now(sys.argv[1:] if argv is None else argv))
-    if (options.zookeeper or options.offsets_path) and not options.group:
-        parser.error("--zookeeper and --offsets-path need --group")
-    check_cluster_options(parser, options)
-    if (options.value_format == "json") != (options.schema is not None):
-        parser.error("--value-format json and --schema go together")
-    if options.format in CODECS:
-        if options.checkpoint:
-            parser.error("--checkpoint is for a --format that Spark writes: the runs of the others are in OUTPUT/_klog")
-    elif not options.checkpoint:
-        parser.error(
-            f"--format {options.format} needs --checkpoint if Spark is to write it; the job itself writes "
-            f"{', '.join(sorted(CODECS))}"
-        )
-    elif options.from_run or options.from_time or options.from_offsets or options.until or options.schema:
-        parser.error("--from-run, --from-time, --from-offsets, --until, --schema are for parquet, arrow and json")
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    options = _arguments(argv)
-    work = _load_files if options.format in CODECS else _load_table
-    return exit_code(_JOB, lambda: work(options, _reading(client_settings(options))))
 
 
 def _reading(settings: dict[str, str]) -> dict[str, str]:
@@ -307,5 +188,110 @@ def _reading(settings: dict[str, str]) -> dict[str, str]:
     return Settings({name: value for name, value in settings.items() if name not in PROTECTED})
 
 
+def _bad(text: str) -> MaxBad:
+    number = text.removesuffix("%")
+    try:
+        count = float(number) if number != text else int(number)
+    except ValueError:
+        count = -1
+    if not 0 <= count <= (100 if number != text else float("inf")):
+        raise click.BadParameter(f"{text!r} is neither a number from 0 on nor a percentage")
+    return MaxBad(count, number != text)
+
+
+def _name(text: str) -> str:
+    if not text.strip():  # as a variable that is not set: the job would publish nothing
+        raise click.BadParameter("it is empty: give a value, or leave the option out")
+    return text
+
+
+def _topics(text: str) -> list[str]:
+    topics = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not topics:
+        raise click.BadParameter(f"{text!r} names no topic")
+    return topics
+
+
+def _check(options: SimpleNamespace) -> None:
+    """Refuse options that exclude or need each other."""
+    for names in (("from_run", "from_time", "from_offsets"), ("zookeeper", "offsets_path")):
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None]
+        if len(given) > 1:
+            raise click.UsageError(f"give only one of {' and '.join(given)}")
+    if (options.zookeeper or options.offsets_path) and not options.group:
+        raise click.UsageError("--zookeeper and --offsets-path need --group")
+    if (options.value_format == "json") != (options.schema is not None):
+        raise click.UsageError("--value-format json and --schema go together")
+    if options.format in CODECS:
+        if options.checkpoint:
+            raise click.UsageError(
+                "--checkpoint is for a --format that Spark writes: the runs of the others are in OUTPUT/_klog"
+            )
+    elif not options.checkpoint:
+        raise click.UsageError(
+            f"--format {options.format} needs --checkpoint if Spark is to write it; the job itself writes "
+            f"{', '.join(sorted(CODECS))}"
+        )
+    elif options.from_run or options.from_time or options.from_offsets or options.until or options.schema:
+        raise click.UsageError(
+            "--from-run, --from-time, --from-offsets, --until, --schema are for parquet, arrow, json"
+        )
+
+
+_DEFAULTS = WriteSettings()
+_AT_LEAST_1 = click.IntRange(1)
+
+
+@click.command()
+@click.option("--topics", required=True, type=_topics, metavar="TOPIC[,...]", help="Topics to load.")
+@click.option("--output", required=True, help="Folder or URI of this load: its files, and its runs in _klog.")
+@click.option("--format", default="parquet", help="parquet, arrow, json; others are written by Spark.")
+@click.option("--checkpoint", help="Folder or URI of the progress of a --format that Spark writes.")
+@click.option("--from-run", metavar="RUN", help="Load again what this run and later ones have loaded.")
+@click.option("--from-time", metavar="TIME", help="Load from this time on: 2026-11-21T10:00:00Z, -1h.")
+@click.option(
+    "--from-offsets",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Load from offsets of `klog load offsets`.",
+)
+@click.option("--until", metavar="TIME|FILE", help="Load until this time, or offsets as of --from-offsets.")
+@click.option(
+    "--group", type=_name, metavar="NAME", help="Publish the progress as offsets of this group, by default at Kafka."
+)
+@click.option(
+    "--zookeeper", type=_name, metavar="HOST:PORT[/CHROOT]", help="Publish to /consumers/GROUP/offsets there."
+)
+@click.option("--offsets-path", type=_name, metavar="URI", help="Publish to the same tree in plain files.")
+@click.option("--max-records", type=_AT_LEAST_1, metavar="N", help="Load at most about N records.")
+@click.option("--max-bytes", type=_AT_LEAST_1, metavar="N", help="Load at most about N bytes of the log.")
+@click.option(
+    "--max-time", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Stop reading after this time."
+)
+@click.option("--max-bad", type=_bad, default="0", metavar="N|P%", help="Fail if more batches and values are bad.")
+@click.option("--fail-on-data-loss", type=click.Choice(["true", "false"]), default="true", help="Default: true.")
+@click.option("--partition-by", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time.")
+@click.option("--event-time", default="", metavar="FIELD", help="Of values: the time for --partition-by.")
+@click.option("--time-zone", default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
+@click.option("--value-format", type=click.Choice(["bytes", "json"]), default="bytes", help="json needs --schema.")
+@click.option("--schema", metavar="FILE|DDL", help="Of the values: 'user_id bigint, at timestamp'.")
+@click.option("--compression", help="zstd (default), snappy, lz4, gzip, none.")
+@click.option("--compression-level", type=int, help="Of the codec.")
+@click.option("--dictionary", default=",".join(_DEFAULTS.dictionary), help="Parquet columns with a dictionary.")
+@click.option("--row-group-rows", type=_AT_LEAST_1, default=_DEFAULTS.row_group_rows, metavar="N", help="The largest.")
+@click.option(
+    "--row-group-bytes", type=_AT_LEAST_1, default=_DEFAULTS.row_group_bytes, metavar="N", help="The largest."
+)
+@click.option("--file-bytes", type=_AT_LEAST_1, default=_DEFAULTS.file_bytes, metavar="N", help="Size to end files at.")
+@click.option("--max-file-records", type=_AT_LEAST_1, metavar="N", help="Offsets of a file and of a task's range.")
+@cluster_options
+def main(cluster: ChosenCluster, **values: Any) -> None:
+    """Load topics into files, each record once."""
+    options = SimpleNamespace(**values)
+    _check(options)
+    work = _load_files if options.format in CODECS else _load_table
+    sys.exit(exit_code(_JOB, lambda: work(options, _reading(cluster.settings()))))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,20 +10,20 @@ Exit codes: 0 done, 1 failed (also of single partitions; the others are restored
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
+import click
+
+from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.jobs.running import (
     DONE,
     FAILED,
     NOTHING_NEW,
-    add_cluster_options,
-    check_cluster_options,
-    client_settings,
+    cluster_options,
     complain,
     exit_code,
     progress_bar,
@@ -41,25 +41,24 @@ from spark_klog.restore.restore import (
 _JOB = "restore"
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="restore.py", description="Restore topics from a load, each record once.")
-    parser.add_argument("--load", required=True, metavar="OUTPUT", help="folder or URI of the load")
-    add_cluster_options(parser)
-    parser.add_argument("--topics", default="", metavar="TOPIC[,...]", help="of the load; default: all")
-    parser.add_argument("--prefix", default="", metavar="TEXT", help="put before the names of topics at the target")
-    parser.add_argument("--name", help="of the restore; another name restores once more")
-    parser.add_argument("--append", action="store_true", help="also to partitions that have records of others")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON, and no progress")
-    options = parser.parse_args(argv)
-    check_cluster_options(parser, options)
-    return options
+@click.command()
+@click.option("--load", "output", required=True, metavar="OUTPUT", help="Folder or URI of the load.")
+@click.option("--topics", default="", metavar="TOPIC[,...]", help="Of the load; default: all.")
+@click.option("--prefix", default="", metavar="TEXT", help="Put before the names of topics at the target.")
+@click.option("--name", help="Of the restore; another name restores once more.")
+@click.option("--append", is_flag=True, help="Also to partitions that have records of others.")
+@cluster_options
+def main(**options: Any) -> None:
+    """Restore topics from a load, each record once."""
+    sys.exit(exit_code(_JOB, lambda: _restore(**options)))
 
 
-def _restore(options: argparse.Namespace) -> int:
-    client = client_settings(options)
-    topics = [topic.strip() for topic in options.topics.split(",") if topic.strip()]
-    asked = RestoreOptions(options.load, client, topics, options.prefix, options.name, options.append)
-    parts = plan_restore(asked)
+def _restore(
+    output: str, topics: str, prefix: str, name: str | None, append: bool, cluster: ChosenCluster, as_json: bool
+) -> int:
+    client = cluster.settings()
+    names = [topic.strip() for topic in topics.split(",") if topic.strip()]
+    parts = plan_restore(RestoreOptions(output, client, names, prefix, name, append))
 
     done = partial(restored_offsets, client, parts)
     found: list[Restored] = []
@@ -67,15 +66,15 @@ def _restore(options: argparse.Namespace) -> int:
         partitions = [list(each) for _, each in groupby(parts, key=attrgetter("topic", "partition"))]
         spark = spark_session("klog restore")
         try:
-            with progress_bar(options.json, total, done):
+            with progress_bar(as_json, total, done):
                 tasks = spark.sparkContext.parallelize(partitions, len(partitions))
-                found = tasks.map(partial(restore_partition, client, options.load)).collect()
+                found = tasks.map(partial(restore_partition, client, output)).collect()
         finally:
             spark.stop()
     records = sum(item.records for item in found)
     failed = [item for item in found if item.error]
     line = {"records": records, "partitions": [vars(item) for item in found]}
-    say(options.json, line, f"restored {records:,} records of {len(found):,} partitions")
+    say(as_json, line, f"restored {records:,} records of {len(found):,} partitions")
     for item in failed:
         complain(_JOB, f"{item.topic}-{item.partition} is not complete: {item.error}")
     if failed:
@@ -83,10 +82,5 @@ def _restore(options: argparse.Namespace) -> int:
     return DONE if records else NOTHING_NEW
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    options = _arguments(argv)
-    return exit_code(_JOB, lambda: _restore(options))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

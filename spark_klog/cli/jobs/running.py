@@ -1,17 +1,17 @@
-"""What jobs share: options of the cluster, exit codes, the Spark session, a progress bar, the message of a failure."""
+"""What jobs share: options, exit codes, the Spark session, a progress bar, the message of a failure."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import wraps
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from spark_klog.cli.clusters import ChosenCluster
+from spark_klog.cli.clusters import ChosenCluster, client_options
 from spark_klog.cli.output import INTERRUPTED, progress
 from spark_klog.errors import KlogError
 from spark_klog.load.tasks.task import cause_of
@@ -31,27 +31,21 @@ def spark_session(name: str) -> Any:
     return spark
 
 
-def add_cluster_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which cluster: bootstrap_servers, cluster, command_config."""
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT[,...]")
-    parser.add_argument("--cluster", metavar="NAME", help="a cluster of clusters.toml, see KLOG_CONFIG")
-    parser.add_argument("--command-config", type=Path, metavar="FILE", help="client settings: TLS, SASL, ...")
+def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say which cluster, of which a job needs one, and --json: `cluster`, `as_json`."""
 
+    @click.option("--bootstrap-servers", "-b", "servers", metavar="HOST:PORT[,...]", help="Brokers of the cluster.")
+    @client_options
+    @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON, and no progress.")
+    @wraps(function)
+    def command(*args: Any, cluster: ChosenCluster, **others: Any) -> Any:
+        if cluster == ChosenCluster():
+            raise click.UsageError(
+                "give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config"
+            )
+        return function(*args, cluster=cluster._replace(option="--bootstrap-servers"), **others)
 
-def check_cluster_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End with an error of the arguments if they name no cluster, or a file that can't be read."""
-    if options.bootstrap_servers is None and options.command_config is None and options.cluster is None:
-        parser.error("give --bootstrap-servers, --cluster, or bootstrap.servers in the file of --command-config")
-    if options.command_config is not None:
-        try:
-            options.command_config.open("rb").close()
-        except OSError as error:
-            parser.error(f"argument --command-config: {options.command_config}: {error.strerror}")
-
-
-def client_settings(options: argparse.Namespace) -> dict[str, str]:
-    servers, config, name = options.bootstrap_servers, options.command_config, options.cluster
-    return ChosenCluster(servers, config, name, "--bootstrap-servers").settings()
+    return command
 
 
 def complain(job: str, text: str) -> None:
