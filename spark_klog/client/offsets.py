@@ -241,6 +241,14 @@ def high_watermarks(cluster: Cluster, partitions: Iterable[TopicPartition]) -> d
     return list_offsets(cluster, dict.fromkeys(partitions, LATEST), READ_UNCOMMITTED)
 
 
+def first_and_end(
+    cluster: Cluster, partitions: Collection[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """The (earliest, latest) offset of each partition. Raises what `list_offsets` raises."""
+    first = list_offsets(cluster, dict.fromkeys(partitions, EARLIEST))
+    return first, list_offsets(cluster, dict.fromkeys(partitions, LATEST))
+
+
 def offset_range(cluster: Cluster, topic: str, partition: int) -> tuple[int, int]:
     """The (earliest, latest) offsets of one partition's log, whatever the isolation level is."""
     key = topic, partition

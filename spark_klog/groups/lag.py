@@ -32,10 +32,9 @@ from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import next_timestamps
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import first_and_end
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, existing
 from spark_klog.metrics.exposition import COUNTER, GAUGE, Family, Labels, lines
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _MAX_GROUPS, _MAX_SERIES = 1000, 10_000
 _LABELS = ("group", "topic", "partition", "store")
@@ -122,8 +121,7 @@ def partition_lags(
     """
     partitions = sorted({key for stored in offsets.values() for key in stored}.union(also))
     there = existing(cluster, partitions)
-    earliest = list_offsets(cluster, dict.fromkeys(there, EARLIEST))
-    latest = list_offsets(cluster, dict.fromkeys(there, LATEST))
+    earliest, latest = first_and_end(cluster, there)
     lags = {name: _lags(cluster, stored, earliest, latest) for name, stored in offsets.items()}
     return [
         PartitionLag(*key, latest.get(key), {name: found[key] for name, found in lags.items() if key in found})

@@ -18,10 +18,10 @@ from spark_klog.base.addresses import local_path
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import GroupOffsets, list_offsets
+from spark_klog.client.offsets import GroupOffsets, first_and_end, list_offsets
 from spark_klog.client.places import OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError, ErrorCode
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import LATEST
 from spark_klog.trees.checkpoint import checkpoint_offsets
 from spark_klog.trees.consumers import OffsetDirectory
 from spark_klog.trees.opening import open_tree
@@ -222,8 +222,7 @@ def plan_changes(
     if cluster is None:
         return [Change(*key, current.get(key), offset) for key, offset in sorted(targets.items())]
     there = existing(cluster, targets)
-    first = list_offsets(cluster, dict.fromkeys(there, EARLIEST))
-    end = list_offsets(cluster, dict.fromkeys(there, LATEST))
+    first, end = first_and_end(cluster, there)
     changes = []
     for key, offset in sorted(targets.items()):
         if key not in first:

@@ -14,14 +14,13 @@ from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.history import committed_files, loaded_extents, manifests, open_load, read_idle, read_plan
 from spark_klog.load.journal.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
 from spark_klog.load.journal.store import Store
 from spark_klog.load.run import Loaded
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.read.ranges import RETENTION
 
 _BAR = 40
@@ -70,8 +69,7 @@ def compare(cluster: Cluster, partitions: Sequence[Mapping[str, Any]], hours: in
     }
     known = {key: (item["from"], item["until"]) for key, item in same.items()}
     holes = {key: item.get("holes", ()) for key, item in same.items()}
-    low = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
-    high = list_offsets(cluster, dict.fromkeys(keys, LATEST))
+    low, high = first_and_end(cluster, keys)
     last = system_ms() // _HOUR_MS
     found = []
     start = offsets_at(cluster, TimeSpec((last - hours + 1) * _HOUR_MS), high)

@@ -9,12 +9,11 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
 from spark_klog.client.fetch.ranges import MOST_RANGES
 from spark_klog.client.fetch.sampling import record_sizes
-from spark_klog.client.offsets import high_watermarks, list_offsets
+from spark_klog.client.offsets import first_and_end, high_watermarks
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path, new_token
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import LOSS_ADVICE
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.options.reads import SplitLimits
 from spark_klog.spark.read.ranges import (
     RECREATED,
@@ -109,8 +108,7 @@ def find_extent(
     A topic that was created again starts at its first record, a log that became shorter goes on at its end.
     """
     ids = partitions_of(cluster, topics)
-    low = list_offsets(cluster, dict.fromkeys(ids, EARLIEST))
-    high = list_offsets(cluster, dict.fromkeys(ids, LATEST))
+    low, high = first_and_end(cluster, ids)
     # read_committed: before what an earlier run has read of open transactions
     shorter = [key for key in ids if key in progress and high[key] < progress[key].offset]
     ends = {**high, **high_watermarks(cluster, shorter)}

@@ -21,7 +21,7 @@ from spark_klog.base.addresses import filesystem_at, local_path
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Producer
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.offsets import Committed, GroupOffsets, list_offsets
+from spark_klog.client.offsets import Committed, GroupOffsets, first_and_end
 from spark_klog.client.security.config import Settings
 from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import subset
@@ -38,7 +38,6 @@ from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_o
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import JSON_LINES
 from spark_klog.load.tasks.writers import MOST_OPEN
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _log = logging.getLogger(__name__)
 #: Extents of a partition that are noted: brokers take 4,096 bytes of metadata.
@@ -166,7 +165,7 @@ def _check_targets(admin: Admin, parts: Sequence[Part], append: bool) -> None:
         offsets = GroupOffsets(admin.cluster, group, is_stable=True)
         new = of_group.keys() - offsets.fetch(of_group).keys()
         first = {key for key in new if first_parts[key].group == group}
-        low, high = (list_offsets(admin.cluster, dict.fromkeys(first, at)) for at in (EARLIEST, LATEST))
+        low, high = first_and_end(admin.cluster, first)
         full = sorted(key for key in first if low[key] < high[key])
         if full and not append:
             names = ", ".join(f"{topic}-{partition}" for topic, partition in full[:5])

@@ -25,9 +25,9 @@ import pyarrow.compute as pc
 from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.consumer.consumer import read_ranges
-from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.client.offsets import NO_OFFSET, first_and_end, list_offsets
+from spark_klog.columns.schema import json_value
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 #: Bytes shown of a key, a value or a header.
 _MAX_SHOWN = 64 * 1024
@@ -94,8 +94,7 @@ def _bounds(
         if partition is not None and partition not in numbers:
             raise ConfigError(f"topic {topic} has no partition {partition}: it has {len(numbers)}, from 0 on")
         keys = [(topic, number) for number in numbers if partition in (None, number)]
-        first, end = (list_offsets(cluster, dict.fromkeys(keys, place)) for place in (EARLIEST, LATEST))
-    return first, end
+        return first_and_end(cluster, keys)
 
 
 class View(NamedTuple):
@@ -397,7 +396,7 @@ def _pieces(
 
 def _csv_cells(row: dict[str, Any]) -> list[Any]:
     time = row["timestamp"]
-    headers = [[one["key"], _json_value(one["value"])] for one in row["headers"] or ()]
+    headers = [[one["key"], json_value(one["value"])] for one in row["headers"] or ()]
     return [
         row["topic"],
         row["partition"],
@@ -411,17 +410,10 @@ def _csv_cells(row: dict[str, Any]) -> list[Any]:
 
 def _encoded(data: bytes | None) -> tuple[str, str]:
     """(encoding, text)"""
-    if data is None:
-        return "", ""
-    try:
-        return "utf-8", data.decode()
-    except UnicodeDecodeError:
-        return "base64", b64encode(data).decode()
-
-
-def _json_value(data: bytes | None) -> object:
-    encoding, text = _encoded(data)
-    return {"base64": text} if encoding == "base64" else text if encoding else None
+    shown = json_value(data)
+    if isinstance(shown, dict):
+        return "base64", shown["base64"]
+    return ("", "") if shown is None else ("utf-8", str(shown))
 
 
 def _csv_lines(rows: Any) -> bytes:

@@ -6,7 +6,7 @@ checkpoints stand side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from spark_klog.base.addresses import without_user
@@ -14,11 +14,11 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import GroupDescription, GroupListing
 from spark_klog.client.admin.topics import ConfigResource, TopicDescription
-from spark_klog.client.offsets import list_offsets
+from spark_klog.client.offsets import first_and_end, list_offsets
 from spark_klog.errors import KlogError, ProtocolError
 from spark_klog.groups.lag import group_json, lags_json
 from spark_klog.groups.stores import existing, open_store
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import LATEST
 from spark_klog.trees.checkpoint import checkpoint_state
 
 #: Topics shown; the page says how many there are.
@@ -37,7 +37,8 @@ def overview(admin: Admin) -> dict[str, Any]:
     led = [
         (name, one.partition) for name, topic in topics.items() for one in topic.partitions if one.leader is not None
     ]
-    first, end = _ends(admin, led)
+    with admin.exclusive() as cluster:
+        first, end = first_and_end(cluster, led)
     sizes, logs = _sizes(admin)
     rows = []
     for name, topic in topics.items():
@@ -72,16 +73,6 @@ def overview(admin: Admin) -> dict[str, Any]:
     }
 
 
-def _ends(
-    admin: Admin, partitions: Iterable[TopicPartition]
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """The first and the end offset of each partition."""
-    wanted = list(partitions)
-    with admin.exclusive() as cluster:
-        first, end = (list_offsets(cluster, dict.fromkeys(wanted, place)) for place in (EARLIEST, LATEST))
-    return first, end
-
-
 def _sizes(admin: Admin) -> tuple[dict[TopicPartition, int] | None, dict[int, int]]:
     """Bytes of each partition (the largest copy; None if no broker tells) and of each broker. Best effort."""
     try:
@@ -105,7 +96,8 @@ def topic(admin: Admin, name: str) -> dict[str, Any]:
     """A topic's partitions and settings; `ProtocolError` if it does not exist."""
     found = admin.describe_topic(name)
     led = [(name, one.partition) for one in found.partitions if one.leader is not None]
-    first, end = _ends(admin, led)
+    with admin.exclusive() as cluster:
+        first, end = first_and_end(cluster, led)
     sizes = _sizes(admin)[0] or {}
     settings, error = _settings(admin, name)
     return {
@@ -199,7 +191,10 @@ def _all(admin: Admin) -> list[_Group]:
 
 def _latest(admin: Admin, found: Iterable[_Group], topic: str | None = None) -> dict[TopicPartition, int]:
     """The end offset of each partition that a group has an offset of, if the cluster has it."""
-    keys = {key for one in found for key in one.offsets or () if topic in (None, key[0])}
+    return _latest_of(admin, {key for one in found for key in one.offsets or () if topic in (None, key[0])})
+
+
+def _latest_of(admin: Admin, keys: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     with admin.exclusive() as cluster:
         return list_offsets(cluster, dict.fromkeys(existing(cluster, keys), LATEST))
 
@@ -240,9 +235,7 @@ def queries(admin: Admin, checkpoints: Sequence[str]) -> list[dict[str, Any]]:
     for address in checkpoints:
         try:
             state = checkpoint_state(address)
-            keys = {key for source in state.sources for key in source.offsets or {}}
-            with admin.exclusive() as cluster:
-                latest = list_offsets(cluster, dict.fromkeys(existing(cluster, keys), LATEST))
+            latest = _latest_of(admin, {key for source in state.sources for key in source.offsets or {}})
         except (KlogError, OSError) as error:
             found.append({"checkpoint": without_user(address), "error": str(error)})
             continue

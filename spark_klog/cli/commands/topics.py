@@ -14,7 +14,7 @@ from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import print_lines, say
 from spark_klog.client import Admin
 from spark_klog.client.admin.topics import ConfigResource
-from spark_klog.client.offsets import NO_OFFSET, list_offsets
+from spark_klog.client.offsets import NO_OFFSET, first_and_end, list_offsets
 from spark_klog.client.places import parse_time
 from spark_klog.errors import ErrorCode, ProtocolError
 from spark_klog.protocol.codec import Message
@@ -149,8 +149,7 @@ def _describe(admin: Admin, names: Sequence[str]) -> list[Message]:
     found = admin.describe_topics(names or [topic.name for topic in admin.list_topics()]).check()
     settings = admin.describe_configs([("topic", name) for name in found]).check()
     led = [(name, entry.partition) for name in found for entry in found[name].partitions if entry.leader is not None]
-    earliest = list_offsets(admin.cluster, dict.fromkeys(led, EARLIEST))
-    latest = list_offsets(admin.cluster, dict.fromkeys(led, LATEST))
+    earliest, latest = first_and_end(admin.cluster, led)
     return [
         {
             "name": name,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -116,30 +116,30 @@ def bench(
     with Producer(own) as producer, Admin(shared) as admin:
         # in this order: the topic is deleted while the connections are there, and nothing of the producer follows
         with _topic(admin, name, existing, keep, partitions, replication_factor), progress(*columns) as bars:
-            found = _measure(admin, producer, shared, name, records, size, probes, bars)
+            count, speeds, latency = _measure(admin, producer, shared, name, records, size, probes, bars)
     head = {
         "topic": name,
-        "partitions": found.partitions,
+        "partitions": count,
         "records": records,
         "size": size,
         "compression": own.get("compression.type", "none"),
         "acks": own.get("acks", "all"),
     }
     if as_json:
-        speeds = {"produce": _speed(records, size, found.produced), "consume": _speed(records, size, found.consumed)}
-        latency = {kind: _latency(times) for kind, times in found.latencies.items() if times}
         click.echo(json.dumps({**head, **speeds, "latencyMs": latency}))
-    else:
-        _print(head, found)
-
-
-class _Found(NamedTuple):
-    """Seconds of the two phases; seconds of each probe, by what it waited for."""
-
-    partitions: int
-    produced: float
-    consumed: float
-    latencies: dict[str, list[float]]
+        return
+    said = "{topic}, partitions: {partitions}, compression: {compression}, acks: {acks}, values of {size:,} bytes"
+    click.echo(said.format(**head))
+    rows = [
+        (kind, f"{records:,}", f"{one['seconds']:.2f}", f"{one['recordsPerSecond']:,}", f"{one['mbPerSecond']:,}")
+        for kind, one in speeds.items()
+    ]
+    print_table(("", "records", "seconds", "records/s", "MB/s"), rows)
+    if latency:
+        print_table(
+            ("a record alone is", "p50 ms", "p99 ms", "probes"),
+            [(kind, str(one["p50"]), str(one["p99"]), str(one["probes"])) for kind, one in latency.items()],
+        )
 
 
 def _stop(_: int, __: FrameType | None) -> NoReturn:
@@ -194,7 +194,8 @@ def _measure(
     size: int,
     probes: int,
     bars: Progress,
-) -> _Found:
+) -> tuple[int, dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """The number of partitions, the figures of the two phases, and those of the latencies, by what was waited for."""
     reading = {**settings, "enable.auto.commit": "false", "auto.offset.reset": "earliest"}
     numbers = list(admin.cluster.partitions([topic])[topic])
     latest = {(topic, number): LATEST for number in numbers}
@@ -205,7 +206,8 @@ def _measure(
         starts = list_offsets(admin.cluster, latest)
         produced = _produce(producer, topic, records, size, bars)
         consumed = _consume(consumer, starts, records, bars)
-    return _Found(len(numbers), produced, consumed, latencies)
+    speeds = {"produce": _speed(records, size, produced), "consume": _speed(records, size, consumed)}
+    return len(numbers), speeds, {kind: _latency(times) for kind, times in latencies.items() if times}
 
 
 def _probe(
@@ -298,20 +300,3 @@ def _latency(seconds: Sequence[float]) -> dict[str, float]:
     ranks = {"p50": 0.5, "p99": 0.99}
     times = {name: ordered[math.ceil(part * len(ordered)) - 1] for name, part in ranks.items()}
     return {"probes": len(ordered), **{name: round(1000 * each, 3) for name, each in times.items()}}
-
-
-def _print(head: dict[str, Any], found: _Found) -> None:
-    said = "{topic}, partitions: {partitions}, compression: {compression}, acks: {acks}, values of {size:,} bytes"
-    click.echo(said.format(**head))
-    rows = []
-    for name, seconds in (("produce", found.produced), ("consume", found.consumed)):
-        speed = _speed(head["records"], head["size"], seconds)
-        per_second = f"{speed['recordsPerSecond']:,}", f"{speed['mbPerSecond']:,}"
-        rows.append((name, f"{head['records']:,}", f"{seconds:.2f}", *per_second))
-    print_table(("", "records", "seconds", "records/s", "MB/s"), rows)
-    latencies = {kind: _latency(times) for kind, times in found.latencies.items() if times}
-    if latencies:
-        columns = ("a record alone is", "p50 ms", "p99 ms", "probes")
-        print_table(
-            columns, [(kind, str(one["p50"]), str(one["p99"]), str(one["probes"])) for kind, one in latencies.items()]
-        )

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 import pyarrow as pa
@@ -118,7 +118,8 @@ def consume(
     if group is not None and (partitions or until is not None):
         raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
     filters = [Where(text) for text in where]
-    printer = _Printer(form, key_separator, delimiter, shows_null, as_json)
+    printed = _form(form, key_separator, delimiter, shows_null, as_json)
+    render = partial(json_lines, ascii=sys.stdout.isatty()) if printed is None else printed.render
     own = cluster.set_settings(settings)
     _check_own(own, group)
     chosen = {"auto.offset.reset": "earliest"} | cluster.local_settings() | own
@@ -142,13 +143,13 @@ def consume(
         else:
             reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), place, stop, follow)
         counter = Counter(shows_stats, reading.total if count is None and not filters else count)
-        needs_headers = printer.needs_headers or any(each.needs_headers for each in filters)
+        needs_headers = printed is None or printed.has_headers or any(each.needs_headers for each in filters)
         with (
             counter,
             Consumer(reading.settings, include_headers=needs_headers) as consumer,
             stop_signals(partial(_stop, consumer)),
         ):
-            _copy(consumer, reading, filters, count, printer, counter)
+            _copy(consumer, reading, filters, count, render, counter)
 
 
 def _check_own(own: dict[str, str], group: str | None) -> None:
@@ -160,36 +161,22 @@ def _check_own(own: dict[str, str], group: str | None) -> None:
             raise click.UsageError(f"--set {name}={own[name]} has no effect here: use {option}")
 
 
-class _Printer:
-    """Prints Arrow batches of records to stdout."""
-
-    def __init__(
-        self, form: str | None, key_separator: str | None, delimiter: str | None, shows_null: bool, as_json: bool
-    ) -> None:
-        if (form is not None or as_json) and (key_separator is not None or delimiter is not None):
-            raise click.UsageError("--key-separator and --delimiter need neither --format nor --json")
-        if form is not None and as_json:
-            raise click.UsageError("give only one of --format and --json")
-        self._out: BinaryIO = sys.stdout.buffer
-        self.needs_headers = as_json
-        self._render: Callable[[pa.RecordBatch], bytes | memoryview] = partial(json_lines, ascii=self._out.isatty())
-        if not as_json:
-            option = "--format"
-            if form is None:
-                before = "" if key_separator is None else "%k" + key_separator.replace("%", "%%")
-                after = r"\n" if delimiter is None else delimiter
-                form, option = before + "%s" + after.replace("%", "%%"), "--key-separator, --delimiter"
-            null = b"NULL" if shows_null else b""
-            made = Form(form, option=option, null=null, is_terminal=self._out.isatty())
-            self.needs_headers = made.has_headers
-            self._render = made.render
-
-    def print(self, batch: pa.RecordBatch) -> int:
-        """Return the number of bytes."""
-        data = self._render(batch)
-        self._out.write(data)
-        self._out.flush()
-        return len(data)
+def _form(
+    form: str | None, key_separator: str | None, delimiter: str | None, shows_null: bool, as_json: bool
+) -> Form | None:
+    """The form of printed records; None for lines of JSON."""
+    if (form is not None or as_json) and (key_separator is not None or delimiter is not None):
+        raise click.UsageError("--key-separator and --delimiter need neither --format nor --json")
+    if form is not None and as_json:
+        raise click.UsageError("give only one of --format and --json")
+    if as_json:
+        return None
+    option = "--format"
+    if form is None:
+        before = "" if key_separator is None else "%k" + key_separator.replace("%", "%%")
+        after = r"\n" if delimiter is None else delimiter
+        form, option = before + "%s" + after.replace("%", "%%"), "--key-separator, --delimiter"
+    return Form(form, option=option, null=b"NULL" if shows_null else b"", is_terminal=sys.stdout.isatty())
 
 
 class _Partitions:
@@ -279,7 +266,7 @@ def _copy(
     reading: _Group | _Partitions,
     filters: list[Where],
     count: int | None,
-    printer: _Printer,
+    render: Callable[[pa.RecordBatch], memoryview],
     counter: Counter,
 ) -> None:
     """Print records until the reading is done, or `count` are printed, or a signal stops it."""
@@ -293,9 +280,12 @@ def _copy(
                 found = found.slice(0, left)
                 last = {name: found.column(name)[-1].as_py() for name in ("topic", "partition", "offset")}
                 consumer.seek(last["topic"], last["partition"], last["offset"] + 1)  # what is committed
-            size = printer.print(found) if found.num_rows else 0
-            left -= found.num_rows
-            counter.add(found.num_rows, size)
+            if found.num_rows:
+                data = render(found)
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+                left -= found.num_rows
+                counter.add(found.num_rows, len(data))
             if not left:
                 break
     except WokenUp:

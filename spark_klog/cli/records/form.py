@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_klog.columns.schema import json_value
 from spark_klog.errors import ConfigError
 
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
@@ -195,7 +196,7 @@ def json_lines(batch: pa.RecordBatch, ascii: bool = False) -> memoryview:
     column = batch.column("headers")
     if column.null_count == len(column):
         return _join([*pieces, _literal_text("[]}\n")])
-    rows = ([[each["key"], _shown(each["value"])] for each in headers or ()] for headers in column.to_pylist())
+    rows = ([[each["key"], json_value(each["value"])] for each in headers or ()] for headers in column.to_pylist())
     texts = pa.array([json.dumps(pairs, ensure_ascii=ascii).encode() for pairs in rows], pa.large_binary())
     return _join([*pieces, texts, _literal_text("}\n")])
 
@@ -210,7 +211,7 @@ def _json(column: pa.Array, ascii: bool) -> pa.Array:
         return column.cast(pa.string()).cast(pa.large_binary())
     quoted = None if ascii else _quoted(column)
     if quoted is None:
-        texts = (json.dumps(_shown(value), ensure_ascii=ascii) for value in column.cast(pa.binary()).to_pylist())
+        texts = (json.dumps(json_value(value), ensure_ascii=ascii) for value in column.cast(pa.binary()).to_pylist())
         quoted = pa.array([text.encode() for text in texts], pa.large_binary())
     return quoted
 
@@ -227,15 +228,6 @@ def _quoted(column: pa.Array) -> pa.Array | None:
         return None
     joined = pc.binary_join_element_wise(_QUOTE, text.cast(pa.large_binary()), _QUOTE, _EMPTY)
     return joined.fill_null(_NULL)
-
-
-def _shown(data: bytes | None) -> object:
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(data).decode()}
 
 
 def parse_record(line: bytes) -> JsonRecord:

@@ -13,10 +13,10 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client import Consumer, places as client_places
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.consumer import read_ranges
-from spark_klog.client.offsets import high_watermarks, list_offsets
+from spark_klog.client.offsets import first_and_end, high_watermarks
 from spark_klog.client.places import BeforeEndSpec, OffsetSpec, TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
-from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.protocol.tables.records import EARLIEST
 
 Place = OffsetSpec | TimeSpec | BeforeEndSpec | int
 Offsets = Mapping[TopicPartition, int]
@@ -108,8 +108,7 @@ def ranges(
 
     `ConfigError` if a start is beyond a partition's end: a typing error, or the offset of another topic.
     """
-    first = list_offsets(cluster, dict.fromkeys(keys, EARLIEST))
-    end = list_offsets(cluster, dict.fromkeys(keys, LATEST))
+    first, end = first_and_end(cluster, keys)
     warnings: list[str] = []
     found = []
     for place in (begin, until):

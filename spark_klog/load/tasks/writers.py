@@ -5,7 +5,6 @@ A task holds one row group at most in memory, over all its open files.
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 import uuid
@@ -20,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from spark_klog.columns.schema import json_value
 from spark_klog.load.journal.model import FileEntry, Range, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, WriteSettings
 
@@ -96,10 +96,7 @@ class _JsonWriter(FileWriter):
 
 def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return {"base64": base64.b64encode(value).decode()}
+        return json_value(value)
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):
