@@ -96,19 +96,14 @@ class KafkaStream:
 
     def _run(self) -> Any:
         key_decoder, value_decoder = self._decoders
+        has_decoders = self._decoders != (None, None)
         while True:
             if (held := self._held) is not None:
-                if key_decoder is None and value_decoder is None:
-                    for record in self._rest:
-                        if held.is_released:
-                            break
-                        held.consumed = record.offset
-                        yield record
-                else:
-                    for record in self._rest:
-                        if held.is_released:
-                            break
-                        held.consumed = record.offset
+                for record in self._rest:
+                    if held.is_released:
+                        break
+                    held.consumed = record.offset
+                    if has_decoders:
                         try:
                             decoded = _decoded(record, key_decoder, value_decoder)
                         except Exception:
@@ -117,6 +112,8 @@ class KafkaStream:
                             self._rest = chain((record,), self._rest)
                             raise
                         yield decoded
+                    else:
+                        yield record
                 if not held.is_released:
                     held.consumed = self._end
                 self._held, self._user = None, None
