@@ -22,7 +22,7 @@ $(VENV)/spark-home.made: $(VENV)/test.installed tests/support/spark_home.py
 	touch $@
 
 demo: $(VENV)/demo.installed
-	$(BIN)/python jobs/demo.py
+	$(BIN)/klog demo
 
 # `make check` runs tests/papers.
 PYTEST := $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=4 --dist=loadfile --durations=30

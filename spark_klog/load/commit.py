@@ -21,6 +21,7 @@ from spark_klog.load.journal.model import (
     RangeResult,
     attempt_of,
     attempt_path,
+    by_partition,
     is_of_values,
     manifest_path,
     offsets_json,
@@ -88,21 +89,13 @@ def make_manifest(
 
     Of what the run loads again, ranges of earlier runs are replaced as a whole or stay.
     """
-    by_partition: dict[TopicPartition, list[RangeResult]] = defaultdict(list)
-    for result in results:
-        by_partition[result.topic, result.partition].append(result)
-    asked: dict[TopicPartition, list[Range]] = defaultdict(list)
-    for ranges in plan.tasks:
-        for item in ranges:
-            asked[item.topic, item.partition].append(item)
+    asked = by_partition(item for ranges in plan.tasks for item in ranges)
     audits, files, letters = [], [], []
     hours: dict[str, Counter[str]] = defaultdict(Counter)
     progress = {**before, **progress_of(plan.starts)}
-    replaces: dict[TopicPartition, list[RangeResult]] = defaultdict(list)
-    for old in plan.replaces:
-        replaces[old.topic, old.partition].append(old)
+    replaces = by_partition(plan.replaces)
     replaced: list[RangeResult] = []
-    for key, found in sorted(by_partition.items()):
+    for key, found in sorted(by_partition(results).items()):
         kept = _whole(contiguous(found), replaces[key])
         until = kept[-1].until
         replaced += [old for old in replaces[key] if old.until <= until]

@@ -7,7 +7,7 @@ two files: it begins where the range begins that has the asked offset, and ends 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -39,13 +39,13 @@ from spark_klog.load.journal.history import (
 from spark_klog.load.journal.model import (
     IDLE,
     LETTERS,
-    FileEntry,
     Idle,
     Manifest,
     PartitionAudit,
     Plan,
     Progress,
     RangeResult,
+    by_partition,
     offsets_json,
     plan_path,
     run_name,
@@ -457,9 +457,7 @@ def _ranges_of_runs(store: Store, wanted: Mapping[TopicPartition, Progress]) -> 
 
 def _results_of(store: Store, manifest: Manifest) -> list[RangeResult]:
     """The results of a run's tasks, with the files that the run has."""
-    committed: dict[TopicPartition, list[FileEntry]] = defaultdict(list)
-    for item in manifest.files:
-        committed[item.topic, item.partition].append(item)
+    committed = by_partition(manifest.files)
     found = [
         item
         for number in complete_tasks(store, manifest.run)

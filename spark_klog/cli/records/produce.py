@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -113,8 +114,9 @@ def produce(
     separator = None if key_separator is None else unescape("--key-separator", key_separator)
     if separator == b"":
         raise click.UsageError("--key-separator must not be empty")
-    of_all = [_header(text) for text in headers]
-    writer = (_JsonLines if as_json else _Lines)(topic, separator, key, of_all, partition, empty_is_null)
+    of_all = tuple(_header(text) for text in headers)
+    key_of_all = None if key is None else key.encode("utf-8", "surrogateescape")
+    writer = (_JsonLines if as_json else _Lines)(topic, separator, key_of_all, of_all, partition, empty_is_null)
     _check_topic(chosen, topic, partition)
     with (
         Counter(shows_stats) as counter,
@@ -245,44 +247,37 @@ def _check_length(name: str, size: int) -> None:
         raise ConfigError(f"{name} has a record of more than {_LONGEST:,} bytes: no broker takes it")
 
 
+@dataclass
 class _Lines:
-    def __init__(
-        self,
-        topic: str,
-        separator: bytes | None,
-        key: str | None,
-        headers: list[tuple[str, bytes | None]],
-        partition: int | None,
-        empty_is_null: bool,
-    ) -> None:
-        self._topic, self._separator = topic, separator
-        self._key = None if key is None else key.encode("utf-8", "surrogateescape")
-        self._headers = tuple(headers)
-        self._partition = partition
-        self._empty_is_null = empty_is_null
-        #: Lines sent so far.
-        self._count = 0
+    topic: str
+    separator: bytes | None
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    partition: int | None
+    empty_is_null: bool
+    #: Lines sent so far.
+    count: int = 0
 
     def send(self, producer: Producer, lines: list[bytes]) -> None:
         """Write the lines; `ConfigError` names the one that can't be a record."""
         if len(lines) >= _ARROW_LINES:
             self._send_table(producer, lines)
-            self._count += len(lines)
+            self.count += len(lines)
             return
         for line in lines:
-            self._count += 1
+            self.count += 1
             key, value = self._record(line)
             try:
-                producer.send(self._topic, value, key, self._partition, headers=self._headers)
+                producer.send(self.topic, value, key, self.partition, headers=self.headers)
             except ConfigError as error:
-                raise ConfigError(f"record {self._count:,}: {error}") from None
+                raise ConfigError(f"record {self.count:,}: {error}") from None
 
     def _record(self, line: bytes) -> tuple[bytes | None, bytes | None]:
         """Key and value; a line without the separator has no key, as with kcat."""
-        key, value = self._key, line
-        if self._separator is not None and self._separator in line:
-            key, _, value = line.partition(self._separator)
-        if self._empty_is_null:
+        key, value = self.key, line
+        if self.separator is not None and self.separator in line:
+            key, _, value = line.partition(self.separator)
+        if self.empty_is_null:
             return key or None, value or None
         return key, value
 
@@ -291,33 +286,33 @@ class _Lines:
 
         from spark_klog.columns.schema import FULL
 
-        if self._separator is None and not self._empty_is_null:
+        if self.separator is None and not self.empty_is_null:
             columns = {"value": pa.array(lines, pa.large_binary())}
-            if self._key is not None:
-                columns["key"] = pa.array([self._key] * len(lines), pa.binary())
+            if self.key is not None:
+                columns["key"] = pa.array([self.key] * len(lines), pa.binary())
         else:
             keys, values = zip(*map(self._record, lines), strict=True)
             columns = {"value": pa.array(values, pa.large_binary()), "key": pa.array(keys, pa.large_binary())}
-        if self._partition is not None:
-            columns["partition"] = pa.array([self._partition] * len(lines), pa.int32())
-        if self._headers:
-            pairs = [{"key": name, "value": value} for name, value in self._headers]
+        if self.partition is not None:
+            columns["partition"] = pa.array([self.partition] * len(lines), pa.int32())
+        if self.headers:
+            pairs = [{"key": name, "value": value} for name, value in self.headers]
             columns["headers"] = pa.array([pairs] * len(lines), FULL.field("headers").type)
         try:
-            producer.send_arrow(pa.table(columns), self._topic)
+            producer.send_arrow(pa.table(columns), self.topic)
         except ConfigError as error:
-            raise ConfigError(f"of the lines from {self._count + 1:,} on, counted from 0: {error}") from None
+            raise ConfigError(f"of the lines from {self.count + 1:,} on, counted from 0: {error}") from None
 
 
 class _JsonLines(_Lines):
     def send(self, producer: Producer, lines: list[bytes]) -> None:
         """Write the lines but empty ones; `ConfigError` names the one that can't be a record."""
         for line in lines:
-            self._count += 1
+            self.count += 1
             if not line.strip():
                 continue
             try:
                 record = parse_record(line)
-                producer.send(self._topic, record.value, record.key, record.partition, record.timestamp, record.headers)
+                producer.send(self.topic, record.value, record.key, record.partition, record.timestamp, record.headers)
             except ConfigError as error:
-                raise ConfigError(f"record {self._count:,}: {error}") from None
+                raise ConfigError(f"record {self.count:,}: {error}") from None

@@ -180,19 +180,12 @@ def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, An
             raise LoadError(f"{store.address} belongs to another load, or to none (it has {others[0]}): {advice}")
         return None
     if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
-        raise LoadError(
-            f"{store.address} belongs to a load of cluster {found.cluster_id}, and this is cluster {cluster_id}: use "
-            "another --output"
-        )
+        raise _of_another(store, f"of cluster {found.cluster_id}, and this is cluster {cluster_id}")
     if found.format != format_name:
-        raise LoadError(
-            f"{store.address} belongs to a load with --format {found.format}, not {format_name}: use another --output"
-        )
+        raise _of_another(store, f"with --format {found.format}, not {format_name}")
+    begins = "; --from-time or --from-offsets set where it begins"
     if found.schema != schema:
-        raise LoadError(
-            f"{store.address} belongs to a load with {_values(found.schema)}, not {_values(schema)}: use another "
-            "--output; --from-time or --from-offsets set where it begins"
-        )
+        raise _of_another(store, f"with {_values(found.schema)}, not {_values(schema)}", begins)
     number = last_committed(store)
     plan = read_plan(store, number + 1) or read_plan(store, number)  # of the last run, committed or not
     for name, option in _LAYOUT.items():
@@ -201,13 +194,14 @@ def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, An
         was = settings[name] if plan is None else plan.settings.get(name, settings[name])
         if was != settings[name]:
             texts = [f"with {option} {value}" if value else f"without {option}" for value in (was, settings[name])]
-            raise LoadError(
-                f"{store.address} belongs to a load {texts[0]}, not {texts[1]}: use another --output; --from-time or "
-                "--from-offsets set where it begins"
-            )
+            raise _of_another(store, f"{texts[0]}, not {texts[1]}", begins)
         if name == "layout" and was == "none":
             break
     return found
+
+
+def _of_another(store: Store, what: str, more: str = "") -> LoadError:
+    return LoadError(f"{store.address} belongs to a load {what}: use another --output{more}")
 
 
 def _values(schema: str) -> str:

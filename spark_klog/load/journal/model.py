@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from spark_klog.base.names import TopicPartition
 from spark_klog.errors import LoadError
 
 #: Version of the files; a load with another one is refused.
@@ -27,6 +29,7 @@ STAGED = ".part"
 _RUNS = f"{FOLDER}/runs"
 _DIGITS = 8
 _T = TypeVar("_T")
+_Of = TypeVar("_Of", "FileEntry", "Range", "RangeResult")
 _HIDDEN = re.compile(r"^[_.]")
 _OF_VALUES = "values+"
 _TOKEN_LETTERS = string.digits + string.ascii_lowercase
@@ -255,7 +258,7 @@ class Manifest:
     replaced: list[RangeResult] = field(default_factory=list)
     version: int = VERSION
 
-    def progress(self) -> dict[tuple[str, int], Progress]:
+    def progress(self) -> dict[TopicPartition, Progress]:
         """The start of each partition's next run."""
         return progress_of(self.offsets)
 
@@ -270,12 +273,20 @@ class Idle:
     version: int = VERSION
 
 
-def progress_of(offsets: dict[str, dict[str, Progress]]) -> dict[tuple[str, int], Progress]:
+def by_partition(items: Iterable[_Of]) -> defaultdict[TopicPartition, list[_Of]]:
+    """Group what has a topic and a partition."""
+    found: defaultdict[TopicPartition, list[_Of]] = defaultdict(list)
+    for item in items:
+        found[item.topic, item.partition].append(item)
+    return found
+
+
+def progress_of(offsets: dict[str, dict[str, Progress]]) -> dict[TopicPartition, Progress]:
     """Progress by partition of what `offsets_json` has made."""
     return {(topic, int(partition)): item for topic, each in offsets.items() for partition, item in each.items()}
 
 
-def offsets_json(progress: dict[tuple[str, int], Progress]) -> dict[str, dict[str, Progress]]:
+def offsets_json(progress: dict[TopicPartition, Progress]) -> dict[str, dict[str, Progress]]:
     """The other way of `progress_of`."""
     found: dict[str, dict[str, Progress]] = {}
     for (topic, partition), item in sorted(progress.items()):
