@@ -14,7 +14,7 @@ from spark_klog.errors import ConfigError, DataLossError, ProtocolError
 from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path, new_token
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import LOSS_ADVICE
-from spark_klog.spark.options.reads import SplitLimits
+from spark_klog.spark.options import SplitLimits
 from spark_klog.spark.read.ranges import (
     RECREATED,
     RETENTION,

@@ -67,8 +67,7 @@ from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import Job, SparkRunner, complete_tasks, task_results
 from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.tables.records import LATEST
-from spark_klog.spark.options.names import PREFIX
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
 
 _log = logging.getLogger(__name__)

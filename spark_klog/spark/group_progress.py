@@ -18,7 +18,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import Offsets
 from spark_klog.groups.stores import ClusterStore, TreeStore
-from spark_klog.spark.options.reads import GroupOffsetsOptions
+from spark_klog.spark.options import GroupOffsetsOptions
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0

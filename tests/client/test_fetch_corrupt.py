@@ -12,7 +12,7 @@ import pytest
 from spark_klog.client import Consumer
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import CorruptBatchError
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read.ranges import OffsetRange
 from spark_klog.spark.read.tasks import read_ranges
 from tests.support.batches import make_batch

@@ -12,8 +12,7 @@ from spark_klog.client.security.config import SaslConfig, Settings
 from spark_klog.client.security.settings import parse_jaas
 from spark_klog.client.settings import client_config, without_effect
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.options.writes import sink_options
+from spark_klog.spark.options import sink_options, source_options
 
 SERVERS = {"bootstrap.servers": "h:1"}
 SECRET = 's3cret;="\\ value'

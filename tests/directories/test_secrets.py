@@ -11,7 +11,7 @@ from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.load import audit
 from spark_klog.load.run import Loaded
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read import directory_source
 from spark_klog.spark.read.directory_source import directory, open_directory_source
 from spark_klog.spark.write.decision_log import checkpoint_folder

@@ -25,7 +25,7 @@ from spark_klog.broker.settings import config as broker_settings
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.settings import is_known
-from spark_klog.spark.options.names import PREFIX, SINK, SOURCE
+from spark_klog.spark.options import PREFIX, SINK, SOURCE
 from tests.support import papers
 from tests.support.papers import ROOT, Snippet
 

@@ -23,8 +23,8 @@ sys.modules["spark_klog.records.kernels._kernel"] = None  # as if it had not bee
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, StructField, StructType
 from spark_klog.errors import KlogError
-from spark_klog.spark.options.reads import source_options
-from spark_klog.spark.options.writes import sink_options
+from spark_klog.spark.options import source_options
+from spark_klog.spark.options import sink_options
 from spark_klog.spark.read.tasks import read_ranges
 from spark_klog.spark.write.sink import BatchQueryWriter
 from spark_klog.spark.read.source import KlogDataSource

@@ -14,7 +14,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError
-from spark_klog.spark.options.reads import SplitLimits, Subscription
+from spark_klog.spark.options import SplitLimits, Subscription
 from spark_klog.spark.read import broker_source
 from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.ranges import OffsetRange

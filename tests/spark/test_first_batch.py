@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import DataLossError
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read import stream
 from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.source import BatchQueryReader, KlogDataSource

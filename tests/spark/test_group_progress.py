@@ -22,7 +22,7 @@ from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, Proto
 from spark_klog.groups import stores as stores_of_groups
 from spark_klog.spark import group_progress as group_offsets
 from spark_klog.spark.group_progress import GroupProgress
-from spark_klog.spark.options.reads import GroupOffsetsOptions
+from spark_klog.spark.options import GroupOffsetsOptions
 from spark_klog.trees.memory import MemoryTree
 from spark_klog.trees.tree import Tree
 

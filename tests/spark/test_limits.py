@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 
 from spark_klog.client.places import Offsets
-from spark_klog.spark.options.reads import SplitLimits
+from spark_klog.spark.options import SplitLimits
 from spark_klog.spark.read.ranges import OffsetRange, limit_bytes, limit_rows, pack, split
 
 A, B, C = ("a", 0), ("a", 1), ("b", 0)

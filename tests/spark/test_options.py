@@ -12,16 +12,16 @@ import pytest
 
 from spark_klog.client.places import OffsetSpec
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options.reads import (
+from spark_klog.spark.options import (
     BadRecordsOptions,
     SourceOptions,
     SplitLimits,
     Subscription,
     TriggerLimits,
     include_headers,
+    sink_options,
     source_options,
 )
-from spark_klog.spark.options.writes import sink_options
 
 SERVERS = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 BASE = SERVERS | {"subscribe": "t"}

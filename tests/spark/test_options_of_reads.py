@@ -10,7 +10,7 @@ import pytest
 
 from spark_klog.client.places import BeforeEndSpec, GroupSpec, OffsetSpec, Spec, TimeSpec
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options.reads import (
+from spark_klog.spark.options import (
     BadRecordsOptions,
     GroupOffsetsOptions,
     SourceOptions,

@@ -21,7 +21,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ErrorCode, InvalidRecords, KlogError, ProtocolError
-from spark_klog.spark.options.writes import sink_options
+from spark_klog.spark.options import sink_options
 from spark_klog.spark.write import producers as producer_cache, sink
 from spark_klog.spark.write.producers import PRODUCERS, ProducerCache
 from tests.support.kafka import Kafka

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, lit
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read.source import FilteringBatchQueryReader
 from spark_klog.spark.read.stream import RangePartition
 from spark_klog.spark.versions import LessThan

@@ -11,7 +11,7 @@ from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError, ProtocolError
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read.ranges import OffsetRange
 from spark_klog.spark.read.tasks import read_ranges
 

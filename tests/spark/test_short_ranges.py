@@ -10,7 +10,7 @@ from confluent_kafka import Producer as ConfluentProducer
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError, ErrorCode, ProtocolError
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read import tasks as reading
 from spark_klog.spark.read.ranges import OffsetRange
 from tests.support.faults import error

@@ -15,7 +15,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import DataLossError
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read.ranges import OffsetRange
 from spark_klog.spark.read.source import BatchQueryReader
 from spark_klog.spark.read.stream import StreamReader

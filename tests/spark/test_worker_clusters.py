@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.spark.options.reads import source_options
+from spark_klog.spark.options import source_options
 from spark_klog.spark.read import tasks as reading
 from spark_klog.spark.read.ranges import OffsetRange
 from tests.support.scripted_broker import ScriptedCluster

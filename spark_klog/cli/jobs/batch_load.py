@@ -55,7 +55,7 @@ from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
 from spark_klog.load.tasks.task import SparkRunner
 from spark_klog.load.values import UTC, read_schema, schema_text
-from spark_klog.spark.options.names import PROTECTED
+from spark_klog.spark.options import PROTECTED
 
 _log = logging.getLogger(__name__)
 _JOB = "batch_load"

@@ -43,7 +43,7 @@ from spark_klog.load.values import JsonParser, dated, field_times, local_times, 
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import AbortedTransactions
-from spark_klog.spark.options.reads import SourceOptions
+from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
 

@@ -13,7 +13,7 @@ from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSp
 from spark_klog.errors import NoOffsetForTimestamp
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.contract import LOG_APPEND_TIME
-from spark_klog.spark.options.reads import SourceOptions
+from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.pushdown import Pushed
 from spark_klog.spark.read.ranges import (
     LossReporter,

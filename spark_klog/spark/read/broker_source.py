@@ -14,8 +14,7 @@ from spark_klog.client.offsets import high_watermarks, list_offsets
 from spark_klog.client.places import GroupSpec, Offsets, Spec
 from spark_klog.errors import ConfigError, ProtocolError
 from spark_klog.spark.group_progress import GroupProgress
-from spark_klog.spark.options.names import PREFIX
-from spark_klog.spark.options.reads import SourceOptions
+from spark_klog.spark.options import PREFIX, SourceOptions
 from spark_klog.spark.read.batch_query import QuerySource
 from spark_klog.spark.read.ranges import OffsetRange, pack, split
 

@@ -20,7 +20,7 @@ from spark_klog.log.stored.directory import Directory, StoredDirectories, Stored
 from spark_klog.log.stored.segment import StoredBatches
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import BadBatch
-from spark_klog.spark.options.reads import SourceOptions, SplitLimits, directory_config
+from spark_klog.spark.options import SourceOptions, SplitLimits, directory_config
 from spark_klog.spark.read.batch_query import QuerySource
 from spark_klog.spark.read.ranges import OffsetRange, pack, split
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.places import Offsets, OffsetSpec, Spec, TimeSpec
 from spark_klog.errors import DataLossError, PartitionsMismatch, StartAfterEnd
-from spark_klog.spark.options.reads import SplitLimits
+from spark_klog.spark.options import SplitLimits
 
 _log = logging.getLogger(__name__)
 #: A task costs Spark tens of milliseconds, a small range less than one: beyond 32 tasks small ranges share tasks of up

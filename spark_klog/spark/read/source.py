@@ -21,8 +21,7 @@ from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options.reads import SourceOptions, include_headers, source_options
-from spark_klog.spark.options.writes import sink_options
+from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
 from spark_klog.spark.read.batch_query import QuerySource, plan_batch_query
 from spark_klog.spark.read.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.read.stream import RangePartition, RefusedStreamReader, StreamReader

@@ -23,8 +23,7 @@ from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.group_progress import GroupProgress
-from spark_klog.spark.options.names import LOST, PREFIX, RECORD_BYTES
-from spark_klog.spark.options.reads import SourceOptions
+from spark_klog.spark.options import LOST, PREFIX, RECORD_BYTES, SourceOptions
 from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.ranges import (
     UNSUBSCRIBED,

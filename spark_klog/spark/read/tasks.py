@@ -42,8 +42,7 @@ from spark_klog.errors import (
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
-from spark_klog.spark.options.names import PREFIX
-from spark_klog.spark.options.reads import BadRecordsOptions, SourceOptions
+from spark_klog.spark.options import PREFIX, BadRecordsOptions, SourceOptions
 from spark_klog.spark.read.ranges import (
     DELETED,
     OPTION_ADVICE,

@@ -35,7 +35,7 @@ from spark_klog.base.addresses import local_path, without_user
 from spark_klog.base.durable import sync_folder, write_synced
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.files.folder import LocalFolder
-from spark_klog.spark.options.writes import DEFAULT_ID_PREFIX
+from spark_klog.spark.options import DEFAULT_ID_PREFIX
 from spark_klog.spark.write.exactly_once import Claim, Decision, Ended, Entry, Log, Superseded, Transaction
 
 #: The folder in the checkpoint.

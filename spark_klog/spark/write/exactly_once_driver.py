@@ -29,8 +29,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode, KlogError, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options.names import PREFIX
-from spark_klog.spark.options.writes import SinkOptions
+from spark_klog.spark.options import PREFIX, SinkOptions
 from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.decision_log import DecisionLog, Identity, checkpoint_folder, planned
 from spark_klog.spark.write.exactly_once import (

@@ -24,7 +24,7 @@ from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import ErrorCode, KlogError, ProducerFenced, ProtocolError
 from spark_klog.protocol.apis import METADATA
-from spark_klog.spark.options.names import PREFIX
+from spark_klog.spark.options import PREFIX
 
 _log = logging.getLogger(__name__)
 #: Seconds. A topic that was created just now may be missing in the metadata of some brokers.

@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 from spark_klog.columns.encode import by_topic
 from spark_klog.errors import ConfigError
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options.writes import SinkOptions
+from spark_klog.spark.options import SinkOptions
 from spark_klog.spark.versions import StreamArrowWriter
 from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.producers import PRODUCERS, SinkProducer

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_klog.errors import ConfigError
-from spark_klog.spark.options.writes import sink_options
+from spark_klog.spark.options import sink_options
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.write import exactly_once_driver as writer_module
 from spark_klog.spark.write.decision_log import Identity

@@ -1,4 +1,4 @@
-"""Parse and check the options of a read, which have the names of Spark's Kafka connector."""
+"""Parse and check the connector's options, which have the names of Spark's Kafka connector."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import topic_pattern
-from spark_klog.base.settings import items
+from spark_klog.base.names import check_topic_name, topic_pattern
+from spark_klog.base.settings import BOOLEAN, choice, items, nearest, number, value_of
 from spark_klog.client.places import (
     GroupSpec,
     OffsetSpec,
@@ -22,27 +22,182 @@ from spark_klog.client.places import (
     parse_timestamp,
     parse_timestamps,
 )
-from spark_klog.client.settings import ClientConfig, client_config
-from spark_klog.errors import ConfigError
-from spark_klog.spark.options.names import (
-    ENDING,
-    PREFIX,
-    SINK,
-    SUBSCRIPTIONS,
-    TRIGGER,
-    boolean,
-    chosen,
-    count,
-    milliseconds,
-    split,
+from spark_klog.client.security.config import Settings, check_holds_no_secret
+from spark_klog.client.settings import (
+    ClientConfig,
+    check_names,
+    client_config,
+    is_known,
+    named_cluster,
+    without_effect,
 )
+from spark_klog.errors import ConfigError
 
 _log = logging.getLogger(__name__)
-
+#: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
+#: record of each partition (estimateRecordBytes). No topic has a space in its name.
+LOST, RECORD_BYTES = "lost ranges", "record bytes"
+#: The prefix of Kafka's settings among the options.
+PREFIX = "kafka."
+SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
+#: Options for the end of a read; not allowed in a stream, which has no end.
+ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+#: Options of micro-batches; without effect in a batch query, as with Spark's Kafka connector.
+TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsets")
+SOURCE = (
+    "path",
+    *SUBSCRIPTIONS,
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsets",
+    "startingOffsetsByTimestampStrategy",
+    *ENDING,
+    *TRIGGER,
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxBytesPerPartition",
+    "failOnDataLoss",
+    "badRecords",
+    "badRecordsPath",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "kafkaConsumer.pollTimeoutMs",
+    "groupIdPrefix",
+    "offsetsPath",
+    "estimateRecordBytes",
+)
+SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix")
+#: The name of a cluster in clusters.toml.
+_CLUSTER = "cluster"
+_KNOWN = (*SOURCE, *SINK, "includeHeaders", _CLUSTER)
+#: Settings that users can't set, as with Spark's Kafka connector.
+PROTECTED = {
+    "key.deserializer": "keys are binary: cast the column instead",
+    "value.deserializer": "values are binary: cast the column instead",
+    "key.serializer": "keys are binary or strings",
+    "value.serializer": "values are binary or strings",
+    "auto.offset.reset": "use startingOffsets and failOnDataLoss",
+    "enable.auto.commit": "a query's progress is in Spark's checkpoint",
+    "interceptor.classes": "interceptors are not supported",
+    "transactional.id": "deliveryGuarantee=exactly-once writes in transactions and names them, see "
+    "transactionalIdPrefix",
+}
+#: Secrets that Spark does not redact by name, but shows in the plans of streams.
+_SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
+_KNOWN_BY_KEY = {name.lower(): name for name in _KNOWN}
+#: Spark keeps the options and TBLPROPERTIES of a table in its catalog, and passes none of them to a Python source.
+_DROPPED = (
+    "No option is set: Spark drops those of CREATE TABLE ... USING klog. Use CREATE TEMPORARY VIEW ... USING klog "
+    "OPTIONS (...), or name them in each query: SELECT ... FROM table WITH ('kafka.bootstrap.servers' = '...', ...)"
+)
+#: What is meant by names of other connectors that look more like another option.
+_MEANT = {"topics": "subscribe (to read; topics with commas between them) or topic (to write)"}
+_WORDING = "option {}={} must be {}"
+_DURATION = re.compile(r"(\d{1,18})\s*(ms|s|m|min|h|d)?")
+_UNIT_MS = {None: 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 #: Kafka's settings that apply to directories.
 _OF_DIRECTORIES = ("isolation.level", "decompressed.max.bytes")
 #: Defaults for retries of ListOffsets: a broker may return latest offsets older than those it returned before.
 _OFFSET_RETRIES, _OFFSET_RETRY_MS = 5, 200
+#: Spark's own options for a streaming write, which it passes to the sink, too.
+_CHECKPOINT = "checkpointlocation"
+_SPARKS = frozenset({_CHECKPOINT, "queryname"})
+#: The default of transaction.timeout.ms in exactly-once writes: the brokers' default of transaction.max.timeout.ms.
+_TRANSACTION_MS = 900_000
+#: How the transactional ids of exactly-once writes begin, without the option transactionalIdPrefix.
+DEFAULT_ID_PREFIX = "klog-"
+#: In characters, far below Kafka's 32,767 bytes: the decision log repeats it for each task.
+_LONGEST_ID_PREFIX = 249
+#: The number of partitions in CreateTopics is an int32.
+_MOST_PARTITIONS = 0x7FFFFFFF
+
+
+def boolean(own: dict[str, str], name: str, default: bool) -> bool:
+    """Parse true or false."""
+    return bool(value_of(BOOLEAN, name, own.get(name, str(default)).lower(), _WORDING))
+
+
+def count(own: dict[str, str], name: str, smallest: int = 1) -> int | None:
+    """Parse an integer of at least `smallest`; None if the option is not set."""
+    text = own.get(name)
+    wanted = "an integer of at least {}"
+    kind = number("count", smallest, malformed=wanted, outside=wanted)
+    return None if text is None else int(value_of(kind, name, text, _WORDING))
+
+
+def milliseconds(own: dict[str, str], name: str, default: int) -> int:
+    """Parse a duration as Spark writes it: 15m, 30s, 500ms; a bare number is ms."""
+    text = own.get(name)
+    if text is None:
+        return default
+    match = _DURATION.fullmatch(text.strip().lower())
+    if not match:
+        raise ConfigError(f"option {name}={text} must be a duration like 15m, 30s or 500ms")
+    return int(match[1]) * _UNIT_MS[match[2]]
+
+
+def chosen(own: dict[str, str], name: str, values: Mapping[str, str]) -> str:
+    """The value of the chosen word; the first one is the default."""
+    kind = choice("choice", values, f"one of {', '.join(values)}", any_case=True)
+    return str(value_of(kind, name, own.get(name, next(iter(values))), _WORDING))
+
+
+def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(client settings without their prefix, the connector's own options); `ConfigError` for unknown names.
+
+    Spark ignores the case of names: the results have settings in lower case, options as the documents write them.
+    """
+    settings = Settings()
+    own: dict[str, str] = {}
+    for name, value in options.items():
+        key = name.lower()
+        check_holds_no_secret(f"option {name}", key, value)
+        if key.startswith(PREFIX):
+            setting = key[len(PREFIX) :]
+            if setting in PROTECTED:
+                raise ConfigError(f"option {name} can't be set: {PROTECTED[setting]}")
+            if setting in _SHOWN_KEYS and "ENCRYPTED" not in value:
+                raise ConfigError(
+                    f"option {name} holds a key that is not encrypted, and Spark would show it in plans: encrypt it "
+                    "and set kafka.ssl.key.password, which Spark hides, or set kafka.ssl.keystore.location to a file"
+                )
+            settings[setting] = value
+        elif key in _KNOWN_BY_KEY:
+            if key != "path" or value:  # without a path Spark passes an empty one
+                own[_KNOWN_BY_KEY[key]] = value
+        else:
+            if is_known(key):
+                raise ConfigError(f"unknown option {name!r}: write {PREFIX}{key}")
+            meant = _MEANT.get(key)
+            hint = f"did you mean {meant}?" if meant else nearest(key, [*_KNOWN, "kafka.bootstrap.servers"])
+            raise ConfigError(f"unknown option {name!r}{hint and '; ' + hint}")
+    cluster = own.pop(_CLUSTER, None)
+    if cluster is not None:
+        settings = _with_cluster(cluster, settings)
+    if "path" not in own:
+        check_names(settings, PREFIX)
+        if "bootstrap.servers" not in settings:
+            dropped = "" if settings or own else f". {_DROPPED}"
+            raise ConfigError(
+                f"option kafka.bootstrap.servers is required: HOST:PORT[,HOST:PORT...], or cluster{dropped}"
+            )
+        client_config(settings, PREFIX)
+        _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
+    return settings, own
+
+
+def _with_cluster(name: str, settings: Settings) -> Settings:
+    """The settings of a named cluster, with those of the options in their place; it has to be one cluster."""
+    if "bootstrap.servers" in settings:
+        raise ConfigError(f"set only one of the options cluster={name} and kafka.bootstrap.servers")
+    return named_cluster(name) | settings
+
+
+@cache
+def _warn_without_effect(*names: str) -> None:
+    """Log settings without effect, once per process: linger.ms has one on `Producer.send` only."""
+    if names:
+        _log.warning("these options have no effect: %s", ", ".join(f"{PREFIX}{name}" for name in names))
 
 
 @dataclass(frozen=True)
@@ -328,3 +483,82 @@ def include_headers(options: Mapping[str, Any]) -> bool:
     """Parse the option includeHeaders."""
     given = {name.lower(): value for name, value in options.items()}
     return boolean({"includeHeaders": given.get("includeheaders", "false")}, "includeHeaders", False)
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """Checked options of a write. Topics that do not exist get `create_topics` partitions; None: they are an error.
+
+    `checkpoint` is the query's checkpoint if the write is exactly once, otherwise None. Its transactional ids begin
+    with `id_prefix`.
+    """
+
+    client: dict[str, str]
+    topic: str | None
+    create_topics: int | None = None
+    checkpoint: str | None = None
+    id_prefix: str = DEFAULT_ID_PREFIX
+
+
+def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOptions:
+    """Check the options of a write; `ConfigError` for options that are unknown, for reading, or for streams only."""
+    settings, own = split({name: value for name, value in options.items() if name.lower() not in _SPARKS})
+    for name in SOURCE:
+        if name in own:
+            instead = ": set the option topic" if name == "path" or name in SUBSCRIPTIONS else ""
+            raise ConfigError(f"option {name} is for reading{instead}")
+    boolean(own, "includeHeaders", False)  # without effect, as with Spark's connector: a column headers is written
+    create = count(own, "createTopics")
+    if create is not None and create > _MOST_PARTITIONS:
+        raise ConfigError(f"option createTopics={create} must be at most {_MOST_PARTITIONS}, Kafka's limit")
+    guarantee = chosen(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
+    is_exact = guarantee == "exactly-once"
+    checkpoint = _checkpoint(options, settings, streaming) if is_exact else None
+    return SinkOptions(settings, _topic(own), create, checkpoint, _id_prefix(own, is_exact))
+
+
+def _topic(own: dict[str, str]) -> str | None:
+    """The option topic, one name."""
+    topic = own.get("topic", "").strip()
+    if not topic:
+        return None
+    try:
+        check_topic_name(topic)
+    except ConfigError as error:
+        several = "; to write to several topics add a column 'topic'" if "," in topic else ""
+        raise ConfigError(f"option topic: {error}{several}") from None
+    return topic
+
+
+def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
+    """The option transactionalIdPrefix."""
+    text = own.get("transactionalIdPrefix")
+    if text is None:
+        return DEFAULT_ID_PREFIX
+    if not is_exact:
+        raise ConfigError("option transactionalIdPrefix needs deliveryGuarantee=exactly-once: only that has such ids")
+    if text != text.strip() or not text.isprintable() or not 0 < len(text) <= _LONGEST_ID_PREFIX:
+        raise ConfigError(
+            f"option transactionalIdPrefix={text!r} must be 1 to {_LONGEST_ID_PREFIX} printable characters, without "
+            "spaces at its ends"
+        )
+    return text
+
+
+def _checkpoint(options: Mapping[str, str], settings: dict[str, str], streaming: bool) -> str:
+    """The checkpoint of an exactly-once write; completes the settings of its transactions."""
+    if not streaming:
+        raise ConfigError(
+            "deliveryGuarantee=exactly-once is for streams (writeStream): a batch write, in foreachBatch too, has no "
+            "checkpoint to keep its decisions in"
+        )
+    checkpoint = {name.lower(): value for name, value in options.items()}.get(_CHECKPOINT, "").strip()
+    if not checkpoint:
+        raise ConfigError(
+            "deliveryGuarantee=exactly-once needs the option checkpointLocation on the writer: Spark does not show "
+            "spark.sql.streaming.checkpointLocation to Python data sources"
+        )
+    settings.setdefault("transaction.timeout.ms", str(_TRANSACTION_MS))
+    if not client_config(settings, PREFIX).is_idempotent:
+        raise ConfigError("deliveryGuarantee=exactly-once needs kafka.acks=all and kafka.enable.idempotence=true")
+    return checkpoint

@@ -1,1 +1,0 @@
-"""The connector's options: their names, values, and what reads and writes make of them."""
