@@ -32,7 +32,7 @@ from spark_klog.client import settings as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.security import settings as security_settings
 from spark_klog.client.settings import LIBRDKAFKAS
-from spark_klog.error_codes import ErrorCode, Remedy
+from spark_klog.errors import ErrorCode, Remedy
 from spark_klog.groups import lag
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis

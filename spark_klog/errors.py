@@ -1,4 +1,4 @@
-"""The exceptions of this package. `ErrorCode` is exported here too, for callers that look at `ProtocolError.code`.
+"""The protocol's error codes, which of them a client retries, and the exceptions of this package.
 
 Every exception that this package raises on purpose is a `KlogError`. Bytes from outside either decode or raise
 `DecodeError`; an error code in a response becomes a `ProtocolError` that carries the code.
@@ -8,11 +8,156 @@ from __future__ import annotations
 
 import concurrent.futures
 from collections.abc import Mapping
+from enum import Enum, IntEnum
 from inspect import signature
 from typing import Any
 from uuid import UUID
 
-from spark_klog.error_codes import ErrorCode as ErrorCode, Remedy
+
+class Remedy(Enum):
+    """What a client does about an error code."""
+
+    #: Retry at the same broker, after a pause.
+    RETRY = "retry"
+    #: Look up the leader, coordinator or controller again and retry there, after a pause.
+    REFRESH = "refresh"
+    FAIL = "fail"
+
+
+class ErrorCode(IntEnum):
+    """The protocol's error codes (protocol guide, chapter "Error Codes", and the Kafka 4.1 table)."""
+
+    _value_: int
+    #: What a client does about it: RETRY or REFRESH for those that are retriable by the guide, all others are final.
+    remedy: Remedy
+
+    def __new__(cls, code: int, remedy: Remedy = Remedy.FAIL) -> ErrorCode:
+        member = int.__new__(cls, code)
+        member._value_, member.remedy = code, remedy
+        return member
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2, Remedy.RETRY
+    UNKNOWN_TOPIC_OR_PARTITION = 3, Remedy.REFRESH
+    INVALID_FETCH_SIZE = 4
+    LEADER_NOT_AVAILABLE = 5, Remedy.REFRESH
+    NOT_LEADER_OR_FOLLOWER = 6, Remedy.REFRESH
+    REQUEST_TIMED_OUT = 7, Remedy.RETRY
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9, Remedy.REFRESH
+    MESSAGE_TOO_LARGE = 10
+    STALE_CONTROLLER_EPOCH = 11
+    OFFSET_METADATA_TOO_LARGE = 12
+    NETWORK_EXCEPTION = 13, Remedy.REFRESH
+    COORDINATOR_LOAD_IN_PROGRESS = 14, Remedy.RETRY
+    COORDINATOR_NOT_AVAILABLE = 15, Remedy.REFRESH
+    NOT_COORDINATOR = 16, Remedy.REFRESH
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19, Remedy.RETRY
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20, Remedy.RETRY
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41, Remedy.REFRESH
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51, Remedy.RETRY
+    TRANSACTION_COORDINATOR_FENCED = 52
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56, Remedy.REFRESH
+    LOG_DIR_NOT_FOUND = 57
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    REASSIGNMENT_IN_PROGRESS = 60
+    DELEGATION_TOKEN_AUTH_DISABLED = 61
+    DELEGATION_TOKEN_NOT_FOUND = 62
+    DELEGATION_TOKEN_OWNER_MISMATCH = 63
+    DELEGATION_TOKEN_REQUEST_NOT_ALLOWED = 64
+    DELEGATION_TOKEN_AUTHORIZATION_FAILED = 65
+    DELEGATION_TOKEN_EXPIRED = 66
+    INVALID_PRINCIPAL_TYPE = 67
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70, Remedy.RETRY
+    INVALID_FETCH_SESSION_EPOCH = 71, Remedy.RETRY
+    LISTENER_NOT_FOUND = 72, Remedy.REFRESH
+    TOPIC_DELETION_DISABLED = 73
+    FENCED_LEADER_EPOCH = 74, Remedy.REFRESH
+    UNKNOWN_LEADER_EPOCH = 75, Remedy.REFRESH
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    STALE_BROKER_EPOCH = 77
+    OFFSET_NOT_AVAILABLE = 78, Remedy.RETRY
+    MEMBER_ID_REQUIRED = 79
+    PREFERRED_LEADER_NOT_AVAILABLE = 80, Remedy.REFRESH
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    ELIGIBLE_LEADERS_NOT_AVAILABLE = 83, Remedy.REFRESH
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88, Remedy.RETRY
+    THROTTLING_QUOTA_EXCEEDED = 89, Remedy.RETRY
+    PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
+    INCONSISTENT_VOTER_SET = 94
+    INVALID_UPDATE_VERSION = 95
+    FEATURE_UPDATE_FAILED = 96
+    PRINCIPAL_DESERIALIZATION_FAILURE = 97
+    SNAPSHOT_NOT_FOUND = 98
+    POSITION_OUT_OF_RANGE = 99
+    UNKNOWN_TOPIC_ID = 100, Remedy.REFRESH
+    DUPLICATE_BROKER_REGISTRATION = 101
+    BROKER_ID_NOT_REGISTERED = 102
+    INCONSISTENT_TOPIC_ID = 103, Remedy.REFRESH
+    INCONSISTENT_CLUSTER_ID = 104
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    FETCH_SESSION_TOPIC_ID_ERROR = 106, Remedy.RETRY
+    INELIGIBLE_REPLICA = 107
+    NEW_LEADER_ELECTED = 108
+    OFFSET_MOVED_TO_TIERED_STORAGE = 109
+    FENCED_MEMBER_EPOCH = 110
+    UNRELEASED_INSTANCE_ID = 111
+    UNSUPPORTED_ASSIGNOR = 112
+    STALE_MEMBER_EPOCH = 113
+    MISMATCHED_ENDPOINT_TYPE = 114
+    UNSUPPORTED_ENDPOINT_TYPE = 115
+    UNKNOWN_CONTROLLER_ID = 116
+    UNKNOWN_SUBSCRIPTION_ID = 117
+    TELEMETRY_TOO_LARGE = 118
+    INVALID_REGISTRATION = 119
+    TRANSACTION_ABORTABLE = 120
 
 
 class KlogError(Exception):

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from typing import TypeVar
 
-from spark_klog.error_codes import Remedy
-from spark_klog.errors import DecodeError, ErrorCode, ProtocolError
+from spark_klog.errors import DecodeError, ErrorCode, ProtocolError, Remedy
 from spark_klog.protocol.apis import (
     CREATE_PARTITIONS,
     DELETE_TOPICS,

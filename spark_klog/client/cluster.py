@@ -17,7 +17,6 @@ from spark_klog.client.net.connection import Connection
 from spark_klog.client.requests import Steps, answered, opened, paused, run, run_each, unsent
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import ClientConfig, client_config
-from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
@@ -26,6 +25,7 @@ from spark_klog.errors import (
     HandshakeInterrupted,
     KlogError,
     ProtocolError,
+    Remedy,
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import METADATA

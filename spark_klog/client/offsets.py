@@ -12,13 +12,13 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.coordinator import Coordinators
-from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConfigError,
     ConnectionFailed,
     ErrorCode,
     KlogError,
     ProtocolError,
+    Remedy,
     RequestTimedOut,
     UnsupportedVersionError,
     is_retriable,

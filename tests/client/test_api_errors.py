@@ -23,13 +23,13 @@ from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.offsets import NO_OFFSET, GroupOffsets, list_offsets
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.settings import client_config
-from spark_klog.error_codes import Remedy
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
     ErrorCode,
     KlogError,
     ProtocolError,
+    Remedy,
     RequestTimedOut,
     UnsupportedVersionError,
 )

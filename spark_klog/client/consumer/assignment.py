@@ -16,8 +16,7 @@ from uuid import UUID
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.retry import Lasting, pause_seconds
 from spark_klog.client.settings import ClientConfig
-from spark_klog.error_codes import Remedy
-from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, Remedy
 
 _log = logging.getLogger(__name__)
 #: Seconds between two warnings about the same thing: doubled from the first to the last.

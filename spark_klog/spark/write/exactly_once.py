@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from spark_klog.client.producer.transactions import PreparedTransaction
-from spark_klog.errors import KlogError
+from spark_klog.errors import ErrorWithFields
 
 _T = TypeVar("_T")
 
@@ -117,17 +117,14 @@ Action: TypeAlias = ReadLog | Append | Commit | Abort | ListOpen
 Program: TypeAlias = Generator[Action, Any, _T]
 
 
-class Superseded(KlogError):
+class Superseded(ErrorWithFields):
     """Another run of the query uses the checkpoint. It ends what this one has decided, and aborts the rest."""
 
     def __init__(self) -> None:
         super().__init__("another run of this query uses the checkpoint: stop one of the two")
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), ()
 
-
-class DecidedButAborted(KlogError):
+class DecidedButAborted(ErrorWithFields):
     """The broker aborted transactions of a micro-batch that was decided: they timed out before they were committed."""
 
     def __init__(self, batch: int, lost: tuple[Transaction, ...]) -> None:
@@ -139,9 +136,6 @@ class DecidedButAborted(KlogError):
             "micro-batch again, those rows for the second time, stop the query and empty the directory klog_sink of "
             "its checkpoint; do not remove that directory"
         )
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.batch, self.lost)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.settings import client_config
-from spark_klog.errors import ErrorCode, KlogError, ProtocolError
+from spark_klog.errors import ErrorCode, ErrorWithFields, KlogError, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import PREFIX, SinkOptions
 from spark_klog.spark.worker_process import prepare_worker
@@ -237,7 +237,7 @@ class WrittenInTransaction(Written):
     transaction: Transaction | None
 
 
-class CheckpointMismatch(KlogError):
+class CheckpointMismatch(ErrorWithFields):
     """Spark's micro-batch is neither the last decided one nor the next one, or has other rows than it had then.
 
     Nothing of it is written.
@@ -263,9 +263,6 @@ class CheckpointMismatch(KlogError):
         else:
             told = f"{runs}: the query wrote at-least-once meanwhile. To go on, {empty}; {some}"
         super().__init__(told)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.batch, self.decided)
 
 
 class ExactlyOnceWriter(StreamWriter):
