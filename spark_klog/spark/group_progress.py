@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import partial
-from typing import Any
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.names import TopicPartition
@@ -194,6 +193,3 @@ class GroupProgress:
         for publisher in self._publishers.values():
             publisher.close()
         self._publishers.clear()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_publishers": {}, "_cluster": None, "_connect": None}

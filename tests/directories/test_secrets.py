@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from unittest.mock import MagicMock
 
 import pytest
@@ -13,7 +14,7 @@ from spark_klog.load import audit
 from spark_klog.load.run import Loaded
 from spark_klog.spark.options import source_options
 from spark_klog.spark.read import directory_source
-from spark_klog.spark.read.directory_source import directory, open_directory_source
+from spark_klog.spark.read.directory_source import DirectorySource, directory
 from spark_klog.spark.write.decision_log import checkpoint_folder
 from spark_klog.trees.checkpoint import checkpoint_offsets, checkpoint_state
 from spark_klog.trees.opening import open_tree
@@ -68,7 +69,7 @@ def test_what_is_shown_of_a_load_and_a_checkpoint(monkeypatch: pytest.MonkeyPatc
     shown.append(str(caught.value))
     options = source_options({"path": f"/nowhere,{bucket}", "subscribe": "t"}, streaming=False)
     monkeypatch.setattr(directory_source, "_directories", lambda _: MagicMock(partitions=list))
-    with open_directory_source(options) as source, pytest.raises(ConfigError) as caught:
+    with closing(DirectorySource(options)) as source, pytest.raises(ConfigError) as caught:
         source.partitions()
     shown.append(str(caught.value))
     assert [text for text in shown if "SECRET" in text or "***@bucket" not in text] == []

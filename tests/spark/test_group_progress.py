@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -349,16 +348,6 @@ def test_close_closes_the_trees(stores: Stores) -> None:
     assert stores.offsets(ONE) == {A: 2}, "and they are opened again where they are needed"
     shown.close()
     assert all(session.closed for session in stores.sessions)
-
-
-def test_it_is_pickled_without_its_connections(stores: Stores) -> None:
-    shown = progress(stores, True, ONE)
-    shown.publish({A: 1})
-    there: GroupProgress = pickle.loads(pickle.dumps(shown))  # noqa: S301 - what was pickled a line before
-    there.close()
-    assert not any(session.closed for session in stores.sessions), "those are of the other one"
-    shown.publish({A: 2})
-    assert stores.offsets(ONE) == stores.offsets(COORDINATOR) == {A: 2}
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}"])

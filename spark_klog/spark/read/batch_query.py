@@ -34,6 +34,10 @@ class QuerySource(ABC):
     topic_ids: Mapping[str, UUID] = MappingProxyType({})
 
     @abstractmethod
+    def close(self) -> None:
+        """Close the connections, end the threads."""
+
+    @abstractmethod
     def partitions(self) -> list[TopicPartition]:
         """The subscribed partitions; `ConfigError` if a topic or partition named by the options does not exist."""
 

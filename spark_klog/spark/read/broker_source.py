@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
+from functools import partial
 
 from spark_klog.base.names import TopicPartition, check_topic_name
 from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
@@ -25,8 +25,22 @@ class BrokerSource(QuerySource):
     """The partitions of a query at the brokers of a cluster; `progress` has the offsets of the options' group."""
 
     def __init__(self, cluster: Cluster, options: SourceOptions, progress: GroupProgress | None) -> None:
-        self.cluster = cluster
-        self._options, self._progress = options, progress
+        self.cluster, self.progress = cluster, progress
+        self._options = options
+
+    @classmethod
+    def connect(cls, options: SourceOptions) -> BrokerSource:
+        """Connect to the options' cluster; errors as of `Cluster.connect`."""
+        connect = partial(Cluster.connect, options.client, PREFIX)
+        cluster, group = connect(), options.group_offsets
+        # Publishing has its own connection, so that it does not wait for requests of the query.
+        return cls(cluster, options, GroupProgress(group, lambda: cluster, connect) if group else None)
+
+    def close(self) -> None:
+        """Publish the last offsets of the group if that is soon done, and close the connections."""
+        if self.progress is not None:
+            self.progress.close()
+        self.cluster.close()
 
     def partitions(self, *, missing_ok: bool = False) -> list[TopicPartition]:
         """The subscribed partitions; `ConfigError` if a named one does not exist, unless `missing_ok`."""
@@ -83,8 +97,8 @@ class BrokerSource(QuerySource):
         """As `QuerySource.resolve`, also for the offsets of a group; errors of the group's store."""
         if not isinstance(spec, GroupSpec):
             return super().resolve(spec, partitions, option)
-        assert self._progress is not None  # `source_options` requires a group
-        committed = self._progress.fetch(partitions)
+        assert self.progress is not None  # `source_options` requires a group
+        committed = self.progress.fetch(partitions)
         without = sorted(set(partitions) - committed.keys())
         if partitions and not committed:
             _log.warning(
@@ -99,16 +113,3 @@ class BrokerSource(QuerySource):
                 *(option, spec.group, names),
             )
         return self.earliest(without) | committed
-
-
-@contextmanager
-def open_broker_source(options: SourceOptions) -> Iterator[BrokerSource]:
-    """Connect for the duration of the block; errors as of `Cluster.connect`."""
-    with Cluster.connect(options.client, PREFIX) as cluster:
-        group = options.group_offsets
-        progress = GroupProgress(group, lambda: cluster) if group else None
-        try:
-            yield BrokerSource(cluster, options, progress)
-        finally:
-            if progress is not None:
-                progress.close()

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
 
@@ -62,20 +61,17 @@ class DirectoryReader:
         return self._directories.open(requested.topic, requested.partition).read(requested.start, requested.end, on_bad)
 
 
-@contextmanager
-def open_directory_source(options: SourceOptions) -> Iterator[DirectorySource]:
-    """Open a `DirectorySource` for the duration of the block."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        yield DirectorySource(options, pool)
-
-
 class DirectorySource(QuerySource):
     """The partitions of a query in data directories. It lists each folder once, when it first needs it."""
 
-    def __init__(self, options: SourceOptions, pool: ThreadPoolExecutor) -> None:
-        self._options, self._pool = options, pool
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
         self._directories = _directories(options)
+        self._pool = ThreadPoolExecutor(_THREADS)
         self._logs: dict[TopicPartition, StoredLog] = {}
+
+    def close(self) -> None:
+        self._pool.shutdown()
 
     def partitions(self) -> list[TopicPartition]:
         subscription, stored = self._options.subscription, self._directories.partitions()

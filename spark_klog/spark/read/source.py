@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
 from spark_klog.spark.read.batch_query import QuerySource, plan_batch_query
+from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.pushdown import Pushed, spark_pushes_filters
 from spark_klog.spark.read.stream import RangePartition, RefusedStreamReader, StreamReader
 from spark_klog.spark.read.tasks import Plan, read_ranges
@@ -101,16 +102,6 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     return given
 
 
-def _open_source(options: SourceOptions) -> AbstractContextManager[QuerySource]:
-    if options.paths:
-        from spark_klog.spark.read.directory_source import open_directory_source
-
-        return open_directory_source(options)
-    from spark_klog.spark.read.broker_source import open_broker_source
-
-    return open_broker_source(options)
-
-
 class BatchQueryReader(DataSourceReader):
     """Reads from starting to ending offsets, which it resolves when Spark plans the query."""
 
@@ -120,7 +111,14 @@ class BatchQueryReader(DataSourceReader):
         self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
-        with _open_source(self._options) as source:
+        opened: QuerySource
+        if self._options.paths:
+            from spark_klog.spark.read.directory_source import DirectorySource
+
+            opened = DirectorySource(self._options)
+        else:
+            opened = BrokerSource.connect(self._options)
+        with closing(opened) as source:
             tasks, ends = plan_batch_query(source, self._options, self._pushed)
             is_open = not self._options.paths and self._options.ending == OffsetSpec(LATEST)
             # One task looks for newer records, so only the first one has the ends.

@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Set
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -19,11 +18,10 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.client.places import Offsets
-from spark_klog.client.retry import pause_seconds
+from spark_klog.client.retry import Lasting, pause_seconds
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
-from spark_klog.spark.group_progress import GroupProgress
-from spark_klog.spark.options import LOST, PREFIX, RECORD_BYTES, SourceOptions
+from spark_klog.spark.options import LOST, RECORD_BYTES, SourceOptions
 from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.ranges import (
     UNSUBSCRIBED,
@@ -113,16 +111,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._leaderless = Leaderless()
         self._losses = LossReporter(options.on_data_loss)
         self._record_bytes = RecordBytes()
-        group = options.group_offsets
-        # Publishing has its own connection, so that it does not wait for requests of the reader.
-        connect = partial(Cluster.connect, options.client, PREFIX)
-        self._progress = GroupProgress(group, lambda: self._cluster, connect) if group else None
 
     @property
     def _source(self) -> BrokerSource:
         if self._connected is None:
-            cluster = Cluster.connect(self._options.client, PREFIX)
-            self._connected = BrokerSource(cluster, self._options, self._progress)
+            self._connected = BrokerSource.connect(self._options)
         return self._connected
 
     @property
@@ -178,10 +171,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._losses.begin_micro_batch()
         is_first, before = not start, from_json(start)
         begin = self._first_start() if is_first else before
-        if self._progress and not is_first:
+        if not is_first:
             # The micro-batch that ends at `start` is committed, but Spark calls `commit` for it only with the next one:
             # until then the offsets of an idle or restarted stream would lag behind.
-            self._progress.publish(begin)
+            self._publish(begin)
         latest = self._latest = self._latest_after(begin)
         begin = begin | self._resume(latest.keys() - begin.keys())
         if latest == before and not is_first and not self._recreated:
@@ -345,28 +338,28 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         return read_ranges(self._options, partition.ranges, self._schema, partition.topic_ids)
 
+    def _publish(self, offsets: Offsets) -> None:
+        if self._options.group_offsets and self._source.progress:
+            self._source.progress.publish(offsets)
+
     def commit(self, end: JsonOffsets) -> None:
-        if self._progress:
-            self._progress.publish(from_json(end))
+        self._publish(from_json(end))
 
     def stop(self) -> None:
-        if self._progress:
-            self._progress.close()
         if self._connected is not None:
-            self._connected.cluster.close()
+            self._connected.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_connected": None, "_progress": None}
+        return self.__dict__ | {"_connected": None}
 
 
 class Leaderless:
-    """Tracks partitions without a leader that answers: since when, and when to log them next."""
+    """Tracks partitions without a leader that answers, since when, and logs them."""
 
     def __init__(self) -> None:
         self._since: dict[TopicPartition, float] = {}
         self._looked_at = 0.0
-        self._log_at = 0.0
-        self._pause = 1.0
+        self._telling = Lasting(0.0, 1.0)
 
     def keep(self, partitions: Collection[TopicPartition]) -> None:
         """Forget all other partitions: they no longer exist."""
@@ -415,7 +408,7 @@ class Leaderless:
         if not failed:
             return
         if not self._since:
-            self._log_at, self._pause = now, 1.0
+            self._telling = Lasting(now, 1.0)
         for key in failed:
             self._since.setdefault(key, now)
         key = min(self._since, key=lambda one: self._since[one])
@@ -427,13 +420,11 @@ class Leaderless:
                 f"no leader of {names}{more} has answered for {waited:.0f} s (kafka.request.timeout.ms is "
                 f"{limit:g} s): {failed.get(key, 'its last error is unknown')}"
             )
-        if now >= self._log_at:
+        if self._telling.is_due(now):
             _log.warning(
                 "no leader of %s%s has answered for %.0f s; the query continues with the other partitions: %s",
                 *(names, more, waited, failed.get(key, next(iter(failed.values())))),
             )
-            self._log_at = now + self._pause
-            self._pause *= 2
 
 
 class RecordBytes:
