@@ -225,16 +225,16 @@ ALL_TOPICS = Subscription(pattern="")
 class GroupOffsetsOptions:
     """Where the offsets of `group` are: at its coordinator, and in trees of directories.
 
-    If `commits`, a stream publishes its progress there; otherwise it only reads them, for `startingOffsets=group`.
-    `trees` are addresses for `trees.opening.open_tree`. With `dual` the group migrates between coordinator
-    and ZooKeeper, which is the last tree: reads take the larger offset of both.
+    If `commits`, a stream publishes its progress there; otherwise it only reads them, for `startingOffsets=group` (None
+    if the options do not say whether). `trees` are addresses for `trees.opening.open_tree`. With `dual` the group
+    migrates between coordinator and ZooKeeper, which is the last tree: reads take the larger offset of both.
     """
 
     group: str
     coordinator: bool
     trees: tuple[str, ...]
     dual: bool = False
-    commits: bool = True
+    commits: bool | None = True
 
 
 @dataclass(frozen=True)
@@ -327,7 +327,7 @@ def _group_offsets(
     group.
     """
     group, connect, path = settings.get("group.id"), settings.get("zookeeper.connect"), own.get("offsetsPath")
-    commits = boolean(own, "commitOffsets", False)
+    commits = boolean(own, "commitOffsets", False) if "commitOffsets" in own else None
     if group is None:
         if commits:
             raise ConfigError("option commitOffsets needs kafka.group.id, the group whose offsets to commit")
@@ -338,11 +338,8 @@ def _group_offsets(
             if name in settings:
                 _log.warning("option kafka.%s has no effect without kafka.group.id: offsets are stored per group", name)
         return None
-    if streaming and not commits:
-        if path is not None and not is_read:
-            raise ConfigError("option offsetsPath needs commitOffsets=true, to commit a query's progress there")
-        if "commitOffsets" not in own:
-            _warn_commits_nothing(group)
+    if streaming and not commits and path is not None and not is_read:
+        raise ConfigError("option offsetsPath needs commitOffsets=true, to commit a query's progress there")
     default = "zookeeper" if connect is not None else "kafka" if path is None else None
     storage = settings.get("offsets.storage", default)
     if storage not in (None, "kafka", "zookeeper"):
@@ -356,16 +353,6 @@ def _group_offsets(
     if connect is not None and (storage == "zookeeper" or dual):
         trees.append(f"zookeeper://{connect}")
     return GroupOffsetsOptions(group, storage == "kafka" or dual, tuple(trees), dual, commits)
-
-
-@cache
-def _warn_commits_nothing(group: str) -> None:
-    """Log, once per process, that a query has a group and leaves its offsets alone: earlier versions committed them."""
-    _log.warning(
-        'kafka.group.id=%s: the query commits no offsets of this group, as with format("kafka"); earlier versions of '
-        "klog did. Set commitOffsets=true to show the query's progress as the group's offsets, false to silence this",
-        group,
-    )
 
 
 def _bound(settings: dict[str, str], own: dict[str, str], which: str, default: str, strict: bool) -> tuple[str, Spec]:

@@ -17,6 +17,7 @@ from pyspark.sql.functions import col, lit
 
 from spark_klog.embedded import EmbeddedCluster
 
+from .conftest import SparkLog
 from .support import Job, Sent, create_topic, error_of, offsets_of, produce, read
 
 TOPIC = "starts"
@@ -121,14 +122,21 @@ def test_the_groups_offsets_at_the_coordinator(spark: SparkSession, servers: str
     assert offsets_of(read(spark, servers, **options)) == offsets(range(6, 10), range(3))
 
 
-def test_another_applications_offsets_stay(spark: SparkSession, servers: str, tmp_path: Path) -> None:
-    """A query with kafka.group.id, as format("kafka") has it for ACLs, commits nothing unless commitOffsets says so."""
+def test_another_applications_offsets_stay(
+    spark: SparkSession, spark_log: SparkLog, servers: str, tmp_path: Path
+) -> None:
+    """A query with kafka.group.id, as format("kafka") has it for ACLs, commits nothing unless commitOffsets says so.
+
+    The log says so once for each query, although Spark makes its reader in two processes.
+    """
     consumer = Consumer({"bootstrap.servers": servers, "group.id": "application", "log_level": 0})
     consumer.commit(offsets=[TopicPartition(TOPIC, 0, 6)], asynchronous=False)
     consumer.close()
     for start, rows in (("earliest", 13), ("group", 7)):
         options = {"kafka.group.id": "application", "startingOffsets": start}
+        spark_log.begin()
         assert sum(Job(spark, servers, tmp_path / start, subscribe=TOPIC, **options).run()) == rows
+        assert spark_log.text().count("kafka.group.id=application: the query commits no offsets") == 1
     assert committed(servers, "application") == {0: 6}
 
 

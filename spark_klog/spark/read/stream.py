@@ -116,6 +116,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _source(self) -> BrokerSource:
         if self._connected is None:
             self._connected = BrokerSource.connect(self._options)
+            group = self._options.group_offsets
+            # here: Spark makes a stream's reader in two processes, and only one of them connects
+            if group is not None and group.commits is None:
+                _log.warning(
+                    'kafka.group.id=%s: the query commits no offsets of this group, as with format("kafka"); earlier '
+                    "versions of klog did. Set commitOffsets=true to show the query's progress as the group's offsets, "
+                    "false to silence this",
+                    group.group,
+                )
         return self._connected
 
     @property
