@@ -19,9 +19,9 @@ from spark_klog.client.places import Offsets
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError
 from spark_klog.groups import stores as stores_of_groups
-from spark_klog.spark import group_progress as group_offsets
-from spark_klog.spark.group_progress import GroupProgress
 from spark_klog.spark.options import GroupOffsetsOptions
+from spark_klog.spark.read import broker_source
+from spark_klog.spark.read.broker_source import GroupProgress
 from spark_klog.trees.memory import MemoryTree
 from spark_klog.trees.tree import Tree
 
@@ -124,9 +124,9 @@ def in_place(stores: Stores) -> Any:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait long for stores that work, and retry soon after a failure."""
-    monkeypatch.setattr(group_offsets, "_PATIENCE_SECONDS", 60.0)
-    monkeypatch.setattr(group_offsets, "_FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(group_offsets, "_LONGEST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(broker_source, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(broker_source, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(broker_source, "_LONGEST_PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_a_store_that_is_not_there_at_first(stores: Stores, name: str, caplog: p
 
 def test_a_store_that_hangs_holds_up_nobody(stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
     """While a store hangs, as a silent ZooKeeper, others are written; it gets the newest offsets when it answers."""
-    with mock.patch.object(group_offsets, "_PATIENCE_SECONDS", 0.05):
+    with mock.patch.object(broker_source, "_PATIENCE_SECONDS", 0.05):
         shown = progress(stores, True, ONE)
         hanging = stores.hanging[ONE] = threading.Event()
         for offset in range(1, 20):
@@ -252,8 +252,8 @@ def test_a_store_that_hangs_holds_up_nobody(stores: Stores, caplog: pytest.LogCa
 def test_what_is_not_written_at_the_end_is_named(
     stores: Stores, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(group_offsets, "_PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(group_offsets, "_CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(broker_source, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(broker_source, "_CLOSE_SECONDS", 0.05)
     shown = progress(stores, True, ONE)
     hanging = stores.hanging[ONE] = threading.Event()
     shown.publish({A: 3, **{("many", number): 1 for number in range(12)}})
