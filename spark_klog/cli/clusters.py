@@ -46,7 +46,8 @@ def partitions_of(cluster: Cluster, topics: Mapping[str, set[int] | None]) -> li
     for topic, there in cluster.partitions(list(topics)).items():
         numbers = topics[topic]
         if missing := (numbers or set()).difference(there):
-            raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, sorted(missing)))}")
+            only = f"{min(there)} to {max(there)}" if len(there) > 1 else str(*there)
+            raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, sorted(missing)))}, only {only}")
         found += [(topic, partition) for partition in there if numbers is None or partition in numbers]
     return found
 

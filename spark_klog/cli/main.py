@@ -67,7 +67,6 @@ def versions() -> dict[str, str | None]:
 
 
 def version_line() -> str:
-    """The versions in a line."""
     found = versions()
     pyspark = "no pyspark" if found["pyspark"] is None else f"pyspark {found['pyspark']}"
     return f"klog {found['klog']}, Python {found['python']}, {pyspark}, kernel {found['kernel']}"

@@ -371,6 +371,12 @@ def _hint(name: str, prefix: str) -> str:
     return "remove it: Kafka's Java clients have no such setting"
 
 
+def without_ids(settings: Mapping[str, str]) -> Settings:
+    """Settings without the ids of a program that shares their file: to join its group, or to fence its producer."""
+    ids = ("group.id", "group.instance.id", "transactional.id")
+    return Settings({name: value for name, value in settings.items() if name not in ids})
+
+
 def named_cluster(name: str) -> Settings:
     """The settings of a cluster by Kafka's names; `ConfigError` if the file or the cluster is not there, or malformed.
 

@@ -72,7 +72,6 @@ class WriteSettings:
 
     @property
     def columns(self) -> pa.Schema:
-        """The columns of the files."""
         if not self.schema:
             return FULL
         return FULL.set(FULL.get_field_index("value"), pa.field("value", parse_schema(self.schema)))

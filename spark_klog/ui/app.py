@@ -35,6 +35,7 @@ from starlette.staticfiles import StaticFiles
 from spark_klog import __version__
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.client import Admin, Consumer
+from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError, KlogError
 from spark_klog.trees.paths import host_and_port
 from spark_klog.ui import changes, views
@@ -61,8 +62,6 @@ _STATIC = Path(__file__).parent / "static"
 #: Seconds between two looks of a live view.
 _LIVE_SECONDS = 2.0
 _MESSAGES_SECONDS = 1.0
-#: What a command file for another program's consumer must not do here: join its group, and commit for it.
-_GROUP_SETTINGS = ("group.id", "group.instance.id")
 #: Views that need no broker.
 _WITHOUT_BROKERS = ("session", "loads")
 _OPTION = "--listen"
@@ -172,14 +171,10 @@ class Pages:
     def __init__(self, admin: Admin, watch: OutageWatch, sources: Sources, session: Session, streams: Streams) -> None:
         self._admin, self._watch, self._sources, self._session = admin, watch, sources, session
         self._streams = streams
-        self._consumer_settings = {
-            **{name: text for name, text in sources.settings.items() if name not in _GROUP_SETTINGS},
-            "enable.auto.commit": "false",
-            "auto.offset.reset": "earliest",
-        }
+        own = {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
+        self._consumer_settings = without_ids(sources.settings) | own
 
     def routes(self) -> list[Route]:
-        """All routes of the API."""
         shown = self._sources
         looks = {
             "session": self._about,
@@ -193,15 +188,15 @@ class Pages:
             "group": lambda asked: views.group(
                 self._admin, _name(asked), shown.stores, shown.checkpoints, shown.settings
             ),
-            "queries": lambda _: views.queries(self._admin, self._sources.checkpoints),
-            "loads": lambda _: views.loads(self._sources.loads),
+            "queries": lambda _: views.queries(self._admin, shown.checkpoints),
+            "loads": lambda _: views.loads(shown.loads),
         }
         looks |= {name: self._checked(look) for name, look in looks.items() if name not in _WITHOUT_BROKERS}
         made: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "topics/create": partial(changes.create_topic, self._admin),
             "topics/delete": partial(changes.delete_topic, self._admin),
             "topics/alter": partial(changes.alter_topic, self._admin),
-            "produce": partial(changes.produce, self._admin, self._sources.settings),
+            "produce": partial(changes.produce, self._admin, shown.settings),
             "groups/move": partial(changes.move_group, self._admin),
         }
         return [

@@ -9,13 +9,12 @@ from typing import Any
 from spark_klog.base.clock import system_ms
 from spark_klog.client import Admin, Producer
 from spark_klog.client.places import OffsetSpec, TimeSpec
+from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError
 from spark_klog.groups.stores import CoordinatorStore, ShiftBy, Target, plan_changes, target_offsets
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _DELIVERY_SECONDS = 30.0
-#: In a file that is shared with a program: producing here would fence its producer.
-_OF_ANOTHER = "transactional.id"
 
 
 def create_topic(admin: Admin, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,8 +63,7 @@ def produce(admin: Admin, settings: Mapping[str, str], body: Mapping[str, Any]) 
     if not isinstance(headers, list) or not all(isinstance(one, dict) for one in headers):
         raise ConfigError("headers must be a list of objects with key and value")
     admin.describe_topic(topic)
-    own = {name: text for name, text in settings.items() if name != _OF_ANOTHER}
-    with Producer({**own, "acks": "all"}) as producer:
+    with Producer(without_ids(settings) | {"acks": "all"}) as producer:
         delivery = producer.send(
             topic,
             _bytes(body, "value"),

@@ -49,6 +49,7 @@ _COLUMNS = (
 FORMS = {"jsonl": "application/x-ndjson", "csv": "text/csv; charset=utf-8"}
 #: Makes a consumer that is in no group.
 NewConsumer = Callable[[], Consumer]
+_Offsets = dict[TopicPartition, int]
 #: Renders a batch of records.
 Render = Callable[[pa.RecordBatch], bytes | memoryview]
 
@@ -85,9 +86,7 @@ def _shown(data: bytes | None) -> dict[str, Any] | None:
     return {"size": len(data), "base64": b64encode(part).decode()}
 
 
-def _bounds(
-    admin: Admin, topic: str, partition: int | None
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+def _bounds(admin: Admin, topic: str, partition: int | None) -> tuple[_Offsets, _Offsets]:
     """(first, end) offsets of a topic's partitions, or of one; `ConfigError` if it has no such partition."""
     with admin.exclusive() as cluster:
         numbers = list(cluster.partitions([topic])[topic])
@@ -113,17 +112,11 @@ class View(NamedTuple):
     reached: Mapping[int, int] | None = None
 
 
-class Place(NamedTuple):
-    """Where a view begins: the first, the end and the edge's offset of each partition; `note` as `page` returns it."""
+def _place_of(admin: Admin, view: View) -> tuple[_Offsets, _Offsets, _Offsets, str | None]:
+    """Look up where a view begins; `ConfigError` if the topic has no such partition.
 
-    first: dict[TopicPartition, int]
-    end: dict[TopicPartition, int]
-    edge: dict[TopicPartition, int]
-    note: str | None
-
-
-def _place_of(admin: Admin, view: View) -> Place:
-    """Look up where a view begins; `ConfigError` if the topic has no such partition."""
+    (first, end, edge, note): the first, the end and the edge's offset of each partition; the note as `page` returns it.
+    """
     first, end = _bounds(admin, view.topic, view.partition)
     edge, note = (first if view.is_oldest_first else end), None
     after = 0 if view.is_oldest_first else 1  # the newest first, the edge is after the message
@@ -140,7 +133,7 @@ def _place_of(admin: Admin, view: View) -> Place:
             note = "no message has this time or a later one" + (
                 "" if view.is_oldest_first else ": the newest are shown"
             )
-    return Place(first, end, edge, note)
+    return first, end, edge, note
 
 
 def page(admin: Admin, new_consumer: NewConsumer, view: View, count: int) -> dict[str, Any]:
@@ -367,17 +360,14 @@ def export(
     """
     if form not in FORMS:
         raise ConfigError(f"format={form[:50]!r} must be {' or '.join(FORMS)}")
-    return _pieces(new_consumer, _ranges(_place_of(admin, view), view.is_oldest_first, records), form, json_lines)
-
-
-def _ranges(place: Place, is_oldest_first: bool, records: int) -> dict[TopicPartition, tuple[int, int]]:
-    """[start, stop) of each partition at the view's edge: at most `records` offsets, which the partitions share."""
-    if is_oldest_first:
-        shares = {key: place.end[key] - start for key, start in _newest(place.edge, place.end, records).items()}
-        ranges = {key: (place.edge[key], place.edge[key] + share) for key, share in shares.items()}
+    first, end, edge, _ = _place_of(admin, view)
+    if view.is_oldest_first:
+        shares = {key: end[key] - start for key, start in _newest(edge, end, records).items()}
+        ranges = {key: (edge[key], edge[key] + share) for key, share in shares.items()}
     else:
-        ranges = {key: (start, place.edge[key]) for key, start in _newest(place.first, place.edge, records).items()}
-    return {key: (start, stop) for key, (start, stop) in ranges.items() if start < stop}
+        ranges = {key: (start, edge[key]) for key, start in _newest(first, edge, records).items()}
+    ranges = {key: (start, stop) for key, (start, stop) in ranges.items() if start < stop}
+    return _pieces(new_consumer, ranges, form, json_lines)
 
 
 def _pieces(

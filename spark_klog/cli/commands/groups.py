@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import wraps
+from functools import cache, wraps
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -262,12 +262,10 @@ def _serve_lag(
         if not settings.keys() & _TIMEOUTS.keys():
             settings.update(_TIMEOUTS)
         admin = stack.enter_context(Admin(settings))
-        opened: dict[str, list[OffsetStore]] = {}
 
+        @cache
         def others(group: str) -> list[OffsetStore]:
-            if group not in opened:
-                opened[group] = [stack.enter_context(open_store(one, group, own)) for one in stores]
-            return opened[group]
+            return [stack.enter_context(open_store(one, group, own)) for one in stores]
 
         metrics = LagMetrics(admin, groups, others)
         metrics.refresh()

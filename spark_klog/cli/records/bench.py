@@ -20,11 +20,10 @@ from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import print_table, progress
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.offsets import list_offsets
+from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
 from spark_klog.protocol.tables.records import LATEST
 
-#: Settings that would make the producer transactional, or the consumer a member of another program's group.
-_NOT_OURS = ("transactional.id", "group.id", "group.instance.id")
 _CHUNK_BYTES = 1 << 20
 _MOST_BYTES = 1 << 30
 _POLL_SECONDS = 0.5
@@ -99,8 +98,7 @@ def bench(
         raise click.UsageError(
             "--keep is for a topic that klog bench creates: it never deletes one that existed before"
         )
-    shared = cluster.local_settings()
-    shared = {name: value for name, value in shared.items() if name not in _NOT_OURS}
+    shared = without_ids(cluster.local_settings())
     given = cluster.set_settings(settings)
     shared |= {name: value for name, value in given.items() if name.startswith(_OF_CONNECTIONS)}
     own = {"linger.ms": "0", **shared, **given}

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import TopicPartition, topic_pattern
-from spark_klog.cli.clusters import ChosenCluster, cluster_options
+from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
 from spark_klog.cli.records.form import Form, json_lines, milliseconds
@@ -27,6 +27,7 @@ from spark_klog.client import Admin, Consumer, RebalanceListener
 from spark_klog.client.consumer.consumer import read_ranges
 from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
+from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, WokenUp
 from spark_klog.protocol.tables.records import LATEST
 
@@ -47,8 +48,6 @@ _ARROW = {"=": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">":
 _NUMBERS = ("partition", "offset", "timestamp")
 _MISSING = object()
 _POLL_SECONDS = 0.5
-#: What a command file for another program's consumer must not do here: join its group, and commit for it.
-_GROUP_SETTINGS = ("group.id", "group.instance.id")
 #: What --set can't do, as an option of the command does it.
 _OF_OPTIONS = {"group.id": "--group", "group.instance.id": "--group", "auto.offset.reset": "--from"}
 
@@ -191,9 +190,8 @@ class _Partitions:
         until: Place,
         follow: bool,
     ) -> None:
-        self.settings: dict[str, Any] = {name: text for name, text in settings.items() if name not in _GROUP_SETTINGS}
         # retention may delete records that are still to be read
-        self.settings |= {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
+        self.settings = without_ids(settings) | {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
         found, warnings = ranges(admin.cluster, self.settings, keys, begin, until)
         for warning in warnings:
             click.echo(f"klog: {warning}", err=True)
@@ -322,24 +320,12 @@ def _names(admin: Admin, topics: tuple[str, ...]) -> list[str]:
 
 def _keys(admin: Admin, topics: tuple[str, ...], partitions: tuple[int, ...]) -> list[TopicPartition]:
     """The partitions to read; `ProtocolError` or `ConfigError` for one that does not exist."""
-    keys = []
     try:
-        there = admin.cluster.partitions(_names(admin, topics))
+        return partitions_of(admin.cluster, dict.fromkeys(_names(admin, topics), set(partitions) or None))
     except ProtocolError as error:
         if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise ConfigError(f"{error}; `klog topics list` shows the topics") from None
         raise
-    for topic, numbers in there.items():
-        if missing := sorted(set(partitions).difference(numbers)):
-            raise ConfigError(
-                f"topic {topic} has no partition {', '.join(map(str, missing))}, only {_span(list(numbers))}"
-            )
-        keys += [(topic, number) for number in sorted(partitions or numbers)]
-    return keys
-
-
-def _span(numbers: list[int]) -> str:
-    return f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else str(numbers[0]) if numbers else "none"
 
 
 class Where:

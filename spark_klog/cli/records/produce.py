@@ -23,6 +23,7 @@ from spark_klog.cli.records.form import parse_record, unescape
 from spark_klog.client import Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.waiting import Waker
+from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
 from spark_klog.protocol.apis import METADATA
 
@@ -97,9 +98,7 @@ def produce(
         raise click.UsageError("give only one of --key and --key-separator")
     if as_json and (key is not None or key_separator is not None or headers or partition is not None or empty_is_null):
         raise click.UsageError("with --json each record has its own key, headers and partition, and its own nulls")
-    chosen = cluster.local_settings()
-    # of the program that shares the file: using its id would fence its producer
-    chosen.pop("transactional.id", None)
+    chosen = without_ids(cluster.local_settings())
     own = cluster.set_settings(settings)
     if "transactional.id" in own:
         raise click.UsageError("--set transactional.id has no effect here: use --transaction ID")
