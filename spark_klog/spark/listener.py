@@ -31,6 +31,7 @@ from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
     QueryStartedEvent,
     QueryTerminatedEvent,
+    SourceProgress as SparkSourceProgress,
     StreamingQueryListener,
 )
 from pyspark.sql.types import LongType
@@ -97,35 +98,27 @@ class SourceProgress:
         return f"{self.query} micro-batch {self.batch_id}, {source}: {speed}, {behind}{lost}"
 
 
-def source_progress(
-    query: str,
-    batch_id: int,
-    rows: int,
-    rows_per_second: float,
-    start: str | None,
-    end: str | None,
-    latest: str | None,
-    number: int = 0,
-) -> SourceProgress | None:
-    """The figures of a source, from its offsets in Spark's progress record; None if it is not a klog source."""
+def source_progress(query: str, batch_id: int, source: SparkSourceProgress, number: int = 0) -> SourceProgress | None:
+    """The figures of a source in Spark's progress record, from its offsets; None if it is not a klog source."""
+    end = _object(source.endOffset)
     reached = _offsets(end)
     if reached is None:
-        if START_OF not in _object(end):
+        if START_OF not in end:
             return None
         reached = {}  # all partitions were deleted
-    known = _object(latest)
+    start, known = _object(source.startOffset), _object(source.latestOffset)
     lost = known.pop(LOST, [])
     sizes = {(entry["topic"], entry["partition"]): float(entry["bytes"]) for entry in known.pop(RECORD_BYTES, [])}
     before = dict.fromkeys(reached, 0) | (_offsets(start) or {})
-    begun = start_in(_object(end), before, is_first=not _object(start))
+    begun = start_in(end, before, is_first=not start)
     newest = from_json(known)
     behind = {key: max(0, newest.get(key, offset) - offset) for key, offset in reached.items()}
     moved = {key: offset - begun[key] for key, offset in reached.items() if key in begun}
     return SourceProgress(
         query,
         batch_id,
-        rows,
-        rows_per_second,
+        source.numInputRows,
+        source.processedRowsPerSecond,
         records=_by_name(moved),
         bytes=_by_name({key: round(moved[key] * size) for key, size in sizes.items() if key in moved}),
         min_offsets_behind_latest=min(behind.values(), default=0),
@@ -151,10 +144,9 @@ def _object(text: str | None) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _offsets(text: str | None) -> Offsets | None:
-    """Parse the offsets of a klog source; None if they are not a klog source's."""
+def _offsets(value: dict[str, Any]) -> Offsets | None:
+    """The offsets of a klog source; None if they are not a klog source's."""
     try:
-        value = json.loads(text or "")
         return from_json(value) or None
     except (ValueError, AttributeError, TypeError):
         return None
@@ -282,16 +274,7 @@ class ProgressListener(StreamingQueryListener):
             if self._on_written is not None:
                 self._on_written(written)
         for number, source in enumerate(progress.sources):
-            read = source_progress(
-                query,
-                progress.batchId,
-                source.numInputRows,
-                source.processedRowsPerSecond,
-                source.startOffset,
-                source.endOffset,
-                source.latestOffset,
-                number,
-            )
+            read = source_progress(query, progress.batchId, source, number)
             if read is None:
                 continue
             self.last[query, number] = read
@@ -309,34 +292,35 @@ class ProgressListener(StreamingQueryListener):
             self._show.flush()
 
 
-class _Partition:
-    """A partition's state: the offset reached, and the latest offsets with the times at which they were seen."""
-
-    def __init__(self) -> None:
-        self.end = 0
-        self.behind = 0
-        self._seen: deque[tuple[float, int]] = deque(maxlen=_HISTORY)
-
-    def add(self, now: float, end: int, behind: int) -> None:
-        self.end, self.behind = end, behind
-        if not self._seen or self._seen[-1][1] != end + behind:
-            self._seen.append((now, end + behind))
-        while len(self._seen) > 1 and self._seen[1][1] <= end:
-            self._seen.popleft()
-
-    def lag_seconds(self, now: float) -> float:
-        """Seconds since the next record was first seen; it may have been written before."""
-        if not self.behind:
-            return 0.0
-        return max(0.0, now - next((seen for seen, latest in self._seen if latest > self.end), now))
-
-
+@dataclass
 class _Source:
-    def __init__(self) -> None:
-        self.rows = self.lost = 0
-        self.rows_per_second = self.reported = 0.0
-        self.batch_id = -1
-        self.partitions: dict[str, _Partition] = {}
+    """The last figures of a source, when they were reported, and sums."""
+
+    last: SourceProgress
+    reported: float
+    rows: int = 0
+    lost: int = 0
+    #: By partition: the latest offsets, and when each was first seen.
+    seen: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
+
+    def add(self, progress: SourceProgress, now: float) -> None:
+        self.last, self.reported = progress, now
+        self.rows += progress.rows
+        self.lost += len(progress.lost)
+        self.seen = {name: self.seen.get(name) or deque(maxlen=_HISTORY) for name in progress.end}
+        for name, seen in self.seen.items():
+            end, latest = progress.end[name], progress.end[name] + progress.behind[name]
+            if not seen or seen[-1][1] != latest:
+                seen.append((now, latest))
+            while len(seen) > 1 and seen[1][1] <= end:
+                seen.popleft()
+
+    def lag_seconds(self, name: str, now: float) -> float:
+        """Seconds since the next record of a partition was first seen; it may have been written before."""
+        if not self.last.behind[name]:
+            return 0.0
+        end = self.last.end[name]
+        return max(0.0, now - next((at for at, latest in self.seen[name] if latest > end), now))
 
 
 class QueryMetrics:
@@ -351,15 +335,7 @@ class QueryMetrics:
         """Take over the figures of a source's micro-batch."""
         now = self._clock()
         with self._lock:
-            source = self._sources.setdefault((progress.query, progress.source), _Source())
-            source.rows += progress.rows
-            source.lost += len(progress.lost)
-            source.rows_per_second, source.reported = progress.rows_per_second, now
-            source.batch_id = progress.batch_id
-            known = source.partitions
-            source.partitions = {name: known.get(name) or _Partition() for name in progress.end}
-            for name, partition in source.partitions.items():
-                partition.add(now, progress.end[name], progress.behind[name])
+            self._sources.setdefault((progress.query, progress.source), _Source(progress, now)).add(progress, now)
 
     def remove(self, query: str) -> None:
         """Forget a query that has ended."""
@@ -376,23 +352,23 @@ class QueryMetrics:
 
     def _families(self, now: float) -> list[Family]:
         sources = [((query, str(number)), source) for (query, number), source in sorted(self._sources.items())]
-        partitions: list[tuple[Labels, _Partition]] = []
+        records: list[tuple[Labels, float]] = []
+        seconds: list[tuple[Labels, float]] = []
         for labels, source in sources:
-            for name, partition in sorted(source.partitions.items()):
+            for name, behind in sorted(source.last.behind.items()):
                 topic, _, index = name.rpartition("-")
-                partitions.append(((*labels, topic, index), partition))
+                records.append(((*labels, topic, index), behind))
+                seconds.append(((*labels, topic, index), source.lag_seconds(name, now)))
 
         def by_source(name: str, kind: str, text: str, value: Callable[[_Source], float]) -> Family:
             return Family(f"klog_query_{name}", kind, text, _SOURCE, [(key, value(found)) for key, found in sources])
 
-        records: list[tuple[Labels, float]] = [(labels, found.behind) for labels, found in partitions]
-        seconds = [(labels, found.lag_seconds(now)) for labels, found in partitions]
         return [
             Family("klog_query_lag_records", GAUGE, "Offsets behind the latest offset", _PARTITION, records),
             Family("klog_query_lag_seconds", GAUGE, "Age of the oldest unread record", _PARTITION, seconds),
             by_source("rows_total", COUNTER, "Rows read", lambda source: source.rows),
-            by_source("rows_per_second", GAUGE, "Rows a second", lambda source: source.rows_per_second),
-            by_source("batch_id", GAUGE, "The last micro-batch", lambda source: source.batch_id),
+            by_source("rows_per_second", GAUGE, "Rows a second", lambda source: source.last.rows_per_second),
+            by_source("batch_id", GAUGE, "The last micro-batch", lambda source: source.last.batch_id),
             by_source("lost_ranges_total", COUNTER, "Ranges that could not be read", lambda source: source.lost),
             by_source("progress_timestamp_seconds", GAUGE, "Time of the last progress", lambda source: source.reported),
         ]

@@ -7,6 +7,8 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +27,10 @@ LATEST = (
 
 
 def progress(start: str | None = START, end: str | None = END, latest: str | None = LATEST) -> SourceProgress | None:
-    return source_progress("q", 3, 30, 15.0, start, end, latest)
+    source: Any = SimpleNamespace(
+        numInputRows=30, processedRowsPerSecond=15.0, startOffset=start, endOffset=end, latestOffset=latest
+    )
+    return source_progress("q", 3, source)
 
 
 def test_figures() -> None:
