@@ -1,4 +1,4 @@
-"""Remove the delays between two tasks of a Spark Python worker.
+"""Keep a Spark Python worker's connections for its next task, and remove the delays between two tasks.
 
 `pyspark.daemon` forks workers that run task after task over one TCP connection to the JVM. Three things cost time:
 
@@ -18,6 +18,12 @@ import os
 import socket
 import stat
 import sys
+import time
+from collections.abc import Mapping
+
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.settings import client_config
+from spark_klog.spark.options import PREFIX
 
 _OPEN_FILES = "/dev/fd"
 _LOOPBACK = ("127.0.0.1", "::1")
@@ -25,7 +31,13 @@ _DAEMON = "pyspark.daemon"
 #: Linux only.
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 _OLDEST_GENERATION = 2
+#: A worker rarely has work with more different settings; each cluster has two connections to a broker.
+_MOST_CLUSTERS = 8
+#: After that new connections are safer: proxies drop quiet ones.
+_IDLE_SECONDS = 60.0
 
+#: Clusters by their settings, with the reading of `time.monotonic` when they were last asked for; the newest is last.
+_clusters: dict[tuple[tuple[str, str], ...], tuple[Cluster, float]] = {}
 #: Modules there were at the last gc.freeze(); 0 before the first task.
 _frozen_modules = 0
 
@@ -46,6 +58,30 @@ def prepare_worker() -> None:
     if len(sys.modules) != _frozen_modules:
         _frozen_modules = len(sys.modules)
         gc.freeze()
+
+
+def cluster_of(settings: Mapping[str, str]) -> Cluster:
+    """The cluster of these client settings: that of the last task or step with its connections, or a new one."""
+    key, now = tuple(sorted(settings.items())), time.monotonic()
+    kept = _clusters.pop(key, None)
+    cluster, used = (Cluster(client_config(settings, PREFIX)), now) if kept is None else kept
+    # A read that still uses a cluster that is closed reconnects.
+    if now - used > _IDLE_SECONDS:
+        cluster.close()
+    _clusters[key] = cluster, now
+    if len(_clusters) > _MOST_CLUSTERS:
+        _clusters.pop(next(iter(_clusters)))[0].close()
+    return cluster
+
+
+def _forget_clusters() -> None:
+    """Close the connections in a forked process: they belong to its parent."""
+    while _clusters:
+        _clusters.popitem()[1][0].close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget_clusters)
 
 
 def _acknowledge_at_once(phase: str, info: dict[str, int]) -> None:

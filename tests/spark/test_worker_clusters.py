@@ -8,26 +8,27 @@ from collections.abc import Iterator
 import pytest
 
 from spark_klog.columns.schema import WITHOUT_HEADERS
+from spark_klog.spark import worker_process
 from spark_klog.spark.options import source_options
-from spark_klog.spark.read import tasks as reading
 from spark_klog.spark.read.ranges import OffsetRange
+from spark_klog.spark.read.tasks import read_ranges
 from tests.support.scripted_broker import ScriptedCluster
 
 
 @pytest.fixture
 def brokers() -> Iterator[ScriptedCluster]:
-    reading._forget_clusters()
+    worker_process._forget_clusters()
     with ScriptedCluster({"t": 1}) as running:
         running.append("t", 0, [b"%d" % number for number in range(100)], size=10)
         yield running
-    reading._forget_clusters()
+    worker_process._forget_clusters()
 
 
 def rows(brokers: ScriptedCluster, **settings: str) -> Iterator[int]:
     options = {"kafka.bootstrap.servers": brokers.bootstrap_servers, "subscribe": "t", **settings}
     options |= {"kafka.max.partition.fetch.bytes": "100"}
     wanted = [OffsetRange("t", 0, 0, 100)]
-    for batch in reading.read_ranges(source_options(options, streaming=False), wanted, WITHOUT_HEADERS):
+    for batch in read_ranges(source_options(options, streaming=False), wanted, WITHOUT_HEADERS):
         yield batch.num_rows
 
 
@@ -43,7 +44,7 @@ def test_connections_are_used_again_and_are_few(brokers: ScriptedCluster) -> Non
     under_way = rows(brokers)
     for number in range(20):
         assert sum(rows(brokers, **{"kafka.client.id": f"client {number}"})) == 100
-    assert len(reading._clusters) <= 8
+    assert len(worker_process._clusters) <= 8
     assert sum(under_way) == 100
     assert len(connections(brokers)) <= 23
 
@@ -55,7 +56,7 @@ def test_a_forked_process_has_none(brokers: ScriptedCluster) -> None:
     if not child:
         code = 1
         try:
-            code = int(bool(reading._clusters) or sum(rows(brokers)) != 100)
+            code = int(bool(worker_process._clusters) or sum(rows(brokers)) != 100)
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import time
 import uuid
 import zlib
@@ -42,7 +41,7 @@ from spark_klog.errors import (
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch
-from spark_klog.spark.options import PREFIX, BadRecordsOptions, SourceOptions
+from spark_klog.spark.options import BadRecordsOptions, SourceOptions
 from spark_klog.spark.read.ranges import (
     DELETED,
     OPTION_ADVICE,
@@ -53,7 +52,7 @@ from spark_klog.spark.read.ranges import (
     Lost,
     OffsetRange,
 )
-from spark_klog.spark.worker_process import prepare_worker
+from spark_klog.spark.worker_process import cluster_of, prepare_worker
 
 _log = logging.getLogger(__name__)
 #: Fetch errors that mean that the topic is gone, with the cause of the loss.
@@ -63,15 +62,11 @@ _GONE = {
     ErrorCode.INCONSISTENT_TOPIC_ID: RECREATED,
 }
 _MAX_PAUSE_MS = 1000
-#: A worker rarely reads with more different settings; each cluster has two connections to a broker.
-_MOST_CLUSTERS = 8
 #: Spark's local property that tells the action that a task belongs to, of a stream the micro-batch.
 _EXECUTION = "spark.sql.execution.root.id"
 #: How long the look-up of newer records may take, in ms.
 _LOOK_UP_MS = 2000
 _MOST_PLANS = 1000
-#: Clusters that this worker process has connected to, kept for its next task. The last used is last.
-_clusters: dict[tuple[tuple[str, str], ...], Cluster] = {}
 #: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
 _gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
 #: The execution id that this process has first read each plan in; None after the warning. The newest plan is last.
@@ -163,7 +158,7 @@ def read_ranges(
     prepare_worker()
     warn_if_slow()
     if plan is not None and plan.ends:
-        warn_if_read_again(plan, _cluster(options.client))
+        warn_if_read_again(plan, cluster_of(options.client))
     observer = observer or ReadObserver()
     bad_records = BadRecords(options.bad_records, observer.keep_letter)
     losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
@@ -185,7 +180,7 @@ def in_reading_order(
 
         reader = DirectoryReader(options)
     else:
-        reader = _BrokerReader(_cluster(options.client), options.poll_timeout_ms, topic_ids)
+        reader = _BrokerReader(cluster_of(options.client), options.poll_timeout_ms, topic_ids)
         ranges = reader.ahead(ranges)
     for requested in ranges:
         yield requested, reader
@@ -240,25 +235,6 @@ def _decoded(
             start = lost.end
     if decoder is not None:
         yield from decoder.finish()
-
-
-def _cluster(settings: dict[str, str]) -> Cluster:
-    key = tuple(sorted(settings.items()))
-    _clusters[key] = _clusters.pop(key) if key in _clusters else Cluster(client_config(settings, PREFIX))
-    if len(_clusters) > _MOST_CLUSTERS:
-        # A read that still uses it reconnects.
-        _clusters.pop(next(iter(_clusters))).close()
-    return _clusters[key]
-
-
-def _forget_clusters() -> None:
-    """Close the connections in a forked process: they belong to its parent."""
-    while _clusters:
-        _clusters.popitem()[1].close()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget_clusters)
 
 
 class _BrokerReader:

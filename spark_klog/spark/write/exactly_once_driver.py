@@ -5,13 +5,12 @@ source calls `ExactlyOnceWriter.claim` there, before it returns the writer. (Spa
 the writer as one of pickling.) Then each task calls `write`; and Spark makes another writer for `commit` or `abort`,
 which learns of the claim by the tasks' messages.
 
-Each step (`claim`, `decide`, `settle`) runs a program of `exactly_once.py` with a client from `CLIENTS`.
+Each step (`claim`, `decide`, `settle`) runs a program of `exactly_once.py`.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,12 +24,11 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_klog.client.admin.admin import Admin
-from spark_klog.client.cluster import Cluster
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode, ErrorWithFields, KlogError, ProtocolError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import PREFIX, SinkOptions
-from spark_klog.spark.worker_process import prepare_worker
+from spark_klog.spark.worker_process import cluster_of, prepare_worker
 from spark_klog.spark.write.decision_log import DecisionLog, Identity, checkpoint_folder, planned
 from spark_klog.spark.write.exactly_once import (
     Abort,
@@ -45,15 +43,10 @@ from spark_klog.spark.write.exactly_once import (
     finish,
     give_up,
 )
-from spark_klog.spark.write.producers import PRODUCERS, Idle, IdleClients
+from spark_klog.spark.write.producers import PRODUCERS
 from spark_klog.spark.write.sink import StreamWriter, Written, log_progress, send_all
 
 _log = logging.getLogger(__name__)
-#: A worker rarely serves queries with more different settings; each client has a connection to a broker.
-_MOST_IDLE = 4
-#: After that a new connection is safer: proxies drop quiet ones. Spark stops workers that are idle for a minute.
-_IDLE_SECONDS = 60.0
-_Key = tuple[tuple[str, str], ...]
 _T = TypeVar("_T")
 _ONGOING = "Ongoing"
 #: EndTxn's answers about a transaction that has ended the other way, or whose producer has another epoch by now.
@@ -64,36 +57,22 @@ _NOT_COMMITTED = frozenset(
 _BATCH = "streaming.sql.batchId"
 
 
-class Clients(IdleClients[Admin]):
-    """Idle admin clients.
+@contextmanager
+def _admin(settings: Mapping[str, str]) -> Iterator[Admin]:
+    """The client of a step, which looks the coordinators of its transactions up once.
 
-    Spark reuses the workers that claim and decide, and a new client connects, negotiates and authenticates each time.
+    It is connected before the step begins: `ConnectionFailed`. If the step fails, its connections are closed.
     """
-
-    def __init__(self, seconds: float = _IDLE_SECONDS) -> None:
-        super().__init__(Admin.close, _MOST_IDLE, seconds)
-
-    @contextmanager
-    def borrow(self, settings: Mapping[str, str]) -> Iterator[Admin]:
-        """A client for one step, which looks the coordinators of its transactions up once.
-
-        If the block fails, the client is closed. Raises what `Cluster.connect` raises.
-        """
-        key = tuple(sorted(settings.items()))
-        entry = self._take(key) or Idle(key, Admin(Cluster.connect(settings, PREFIX)), time.monotonic())
-        try:
-            with entry.client.same_coordinators():
-                yield entry.client
-        except BaseException:
-            entry.client.close()
-            raise
-        self._keep(entry)
-
-
-#: The clients of this process.
-CLIENTS = Clients()
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=CLIENTS.forget)
+    cluster = cluster_of(settings)
+    try:
+        if not cluster.nodes:
+            cluster.metadata([])
+        admin = Admin(cluster)
+        with admin.same_coordinators():
+            yield admin
+    except BaseException:
+        cluster.close()
+        raise
 
 
 class NotDecided(KlogError):
@@ -121,7 +100,7 @@ def claim(settings: Mapping[str, str], folder: Path, prefix: str) -> Claimed:
     """
     log = DecisionLog(folder, Identity(prefix))
     at = time.time()
-    with CLIENTS.borrow(settings) as admin:
+    with _admin(settings) as admin:
         begun = _run(begin(), log, admin)
     now = planned(folder, begun.decided)
     return Claimed(begun, log.identity, at, bool(begun.planned and now and begun.planned != now))
@@ -132,7 +111,7 @@ def decide(
 ) -> None:
     """Commit a micro-batch. Raises `NotDecided`, and what `finish` and the brokers' answers raise."""
     log = DecisionLog(folder, claimed.identity, is_claimed=True)
-    with CLIENTS.borrow(settings) as admin:
+    with _admin(settings) as admin:
         if batch > claimed.begun.decided:
             _check_time(settings, claimed, batch)
             _check_open(admin, batch, transactions)
@@ -142,7 +121,7 @@ def decide(
 def settle(settings: Mapping[str, str], folder: Path, claimed: Claimed) -> None:
     """Abort what a failed micro-batch has written, unless it is decided or another run of the query has begun."""
     log = DecisionLog(folder, claimed.identity, is_claimed=True)
-    with CLIENTS.borrow(settings) as admin, suppress(Superseded):
+    with _admin(settings) as admin, suppress(Superseded):
         _run(give_up(claimed.begun), log, admin)
 
 

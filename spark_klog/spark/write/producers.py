@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -36,12 +35,11 @@ _COMMITTED = ("PrepareCommit", "CompleteCommit")
 _MOST_IDLE = 8
 #: As spark.kafka.producer.cache.timeout. No thread checks it: Spark stops a worker that is idle for a minute.
 _IDLE_SECONDS = 600.0
-#: Seconds. Bounds a producer's state of the partitions that it has written to.
+#: Bounds a producer's state of the partitions that it has written to.
 _LIFETIME_SECONDS = 3600.0
 #: More than the tasks that a worker runs in a micro-batch.
 _MOST_FREE_IDS = 1000
 _Key = tuple[tuple[str, str], ...]
-_Client = TypeVar("_Client")
 
 
 class SinkProducer:
@@ -158,72 +156,21 @@ class SinkProducer:
 
 
 @dataclass(frozen=True)
-class Idle(Generic[_Client]):
-    """A client, with times of the clock of `IdleClients`."""
+class _Entry:
+    """A producer, with times of the cache's clock."""
 
     key: _Key = field(repr=False)  # passwords
-    client: _Client
+    producer: SinkProducer
     made_at: float
-    since: float = 0.0
+    idle_since: float = 0.0
     #: The claim that its last transaction is of; -1 without transactions.
     claim: int = -1
     #: The last transaction of its id; None before the first.
     last: PreparedTransaction | None = None
 
 
-class IdleClients(Generic[_Client]):
-    """Idle clients by their settings. Threads may share it; each borrowed client belongs to one thread."""
-
-    def __init__(
-        self, close: Callable[[_Client], None], most: int, seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._close_client, self._most, self._seconds, self._clock = close, most, seconds, clock
-        self._lock = threading.Lock()
-        #: The longest idle first.
-        self._idle: list[Idle[_Client]] = []
-
-    def _close(self, entry: Idle[_Client]) -> None:
-        """Close a client. The caller holds the lock."""
-        self._close_client(entry.client)
-
-    def _take(self, key: _Key, claim: int = 0) -> Idle[_Client] | None:
-        """Take the client used last, of those whose claim is before `claim`."""
-        with self._lock:
-            self._close_outdated()
-            fit = [entry for entry in self._idle if entry.key == key and entry.claim < claim]
-            if not fit:
-                return None
-            self._idle.remove(fit[-1])
-            return fit[-1]
-
-    def _keep(self, entry: Idle[_Client]) -> None:
-        with self._lock:
-            self._idle.append(replace(entry, since=self._clock()))
-            self._close_outdated()
-
-    def _close_outdated(self) -> None:
-        """Close clients beyond the bounds of number and age. The caller holds the lock."""
-        now = self._clock()
-        kept = [
-            entry
-            for entry in self._idle[-self._most :]
-            if now - entry.since < self._seconds and now - entry.made_at < _LIFETIME_SECONDS
-        ]
-        for entry in self._idle:
-            if entry not in kept:
-                self._close(entry)
-        self._idle = kept
-
-    def forget(self) -> None:
-        """Close the idle clients. A forked process calls this first, as it shares its parent's connections."""
-        self._lock = threading.Lock()  # in the parent another thread may hold the old one
-        idle, self._idle = self._idle, []
-        for entry in idle:
-            self._close_client(entry.client)
-
-
-class ProducerCache(IdleClients[SinkProducer]):
-    """Idle producers.
+class ProducerCache:
+    """Idle producers by their settings. Threads may share a cache; each borrowed producer belongs to one thread.
 
     Every new producer connects and requests a producer id, which brokers remember for a day in each partition that it
     writes to. Spark reuses its Python workers, so a worker keeps the producer of a successful task, with all records
@@ -235,7 +182,10 @@ class ProducerCache(IdleClients[SinkProducer]):
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(SinkProducer.abort, _MOST_IDLE, _IDLE_SECONDS, clock)
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: The longest idle first.
+        self._idle: list[_Entry] = []
         #: The last transactions of closed producers, with their claims: brokers keep transactional ids for a week.
         self._free_ids: list[tuple[_Key, PreparedTransaction, int]] = []
 
@@ -243,14 +193,14 @@ class ProducerCache(IdleClients[SinkProducer]):
     def borrow(self, settings: Mapping[str, str]) -> Iterator[SinkProducer]:
         """A producer for the block; flushes it at the end. Errors as of `Producer`."""
         key = tuple(sorted(settings.items()))
-        entry = self._take_live(key) or Idle(key, SinkProducer(settings), self._clock())
+        entry = self._take(key) or _Entry(key, SinkProducer(settings), self._clock())
         try:
-            yield entry.client
-            entry.client.flush()
+            yield entry.producer
+            entry.producer.flush()
         except BaseException:
-            entry.client.abort()
+            entry.producer.abort()
             raise
-        self._keep(entry)
+        self._keep(entry, -1)
 
     @contextmanager
     def borrow_transactional(self, settings: Mapping[str, str], id_prefix: str, claim: int) -> Iterator[SinkProducer]:
@@ -261,28 +211,28 @@ class ProducerCache(IdleClients[SinkProducer]):
         key = tuple(sorted({**settings, "transactional.id": id_prefix}.items()))
         entry = self._in_transaction(settings, key, id_prefix, claim)
         try:
-            yield entry.client
+            yield entry.producer
         except BaseException:
             try:
-                entry.client.abort_transaction()
+                entry.producer.abort_transaction()
             finally:
-                entry.client.abort()
+                entry.producer.abort()
             raise
-        self._keep(replace(entry, claim=claim, last=entry.client.prepared or entry.last))
+        self._keep(replace(entry, last=entry.producer.prepared or entry.last), claim)
 
-    def _in_transaction(self, settings: Mapping[str, str], key: _Key, id_prefix: str, claim: int) -> Idle[SinkProducer]:
+    def _in_transaction(self, settings: Mapping[str, str], key: _Key, id_prefix: str, claim: int) -> _Entry:
         """A producer with an id that nobody has fenced, which has begun a transaction."""
         while True:
-            entry = self._take_live(key, claim)
+            entry = self._take(key, claim)
             if entry is None:
                 last = self._free_id(key, claim)
                 name = f"{id_prefix}{uuid.uuid4()}" if last is None else last.transactional_id
                 producer = SinkProducer({**settings, "transactional.id": name})
-                entry = Idle(key, producer, self._clock(), last=last)
+                entry = _Entry(key, producer, self._clock(), last=last)
             try:
-                entry.client.begin_transaction(entry.last)
+                entry.producer.begin_transaction(entry.last)
             except BaseException as error:
-                entry.client.abort()
+                entry.producer.abort()
                 if isinstance(error, ProducerFenced) and entry.last is not None:
                     _log.info("another transactional.id than %s, which was fenced", entry.last.transactional_id)
                     continue
@@ -297,34 +247,63 @@ class ProducerCache(IdleClients[SinkProducer]):
                     return last
         return None
 
-    def _close(self, entry: Idle[SinkProducer]) -> None:
-        """Close a producer; an open transaction stays open, and its id is free for a later claim."""
-        super()._close(entry)
+    def _close(self, entry: _Entry) -> None:
+        """Close a producer; an open transaction stays open. The caller holds the lock."""
+        entry.producer.abort()
         if entry.last is not None:
             self._free_ids.append((entry.key, entry.last, entry.claim))
             del self._free_ids[:-_MOST_FREE_IDS]
 
-    def _take_live(self, key: _Key, claim: int = 0) -> Idle[SinkProducer] | None:
-        """As `_take`, if its brokers still answer and belong to the same cluster."""
-        entry = self._take(key, claim)
-        if entry is None:
-            return None
+    def _take(self, key: _Key, claim: int = 0) -> _Entry | None:
+        """Take the producer used last, if its brokers still answer and belong to the same cluster.
+
+        Only one whose claim is before `claim`.
+        """
+        with self._lock:
+            self._close_outdated()
+            fit = [entry for entry in self._idle if entry.key == key and entry.claim < claim]
+            if not fit:
+                return None
+            entry = fit[-1]
+            self._idle.remove(entry)
         try:
-            if entry.client.refresh():
+            if entry.producer.refresh():
                 return entry
             _log.info("replacing the producer: its brokers now belong to another cluster")
         except KlogError as error:
             _log.info("replacing the producer: %s", error)
         except BaseException:
-            entry.client.abort()
+            entry.producer.abort()
             raise
         with self._lock:
             self._close(entry)
         return None
 
+    def _keep(self, entry: _Entry, claim: int) -> None:
+        with self._lock:
+            self._idle.append(replace(entry, idle_since=self._clock(), claim=claim))
+            self._close_outdated()
+
+    def _close_outdated(self) -> None:
+        """Close producers beyond the bounds of number and age. The caller holds the lock."""
+        now = self._clock()
+        kept = [
+            entry
+            for entry in self._idle[-_MOST_IDLE:]
+            if now - entry.idle_since < _IDLE_SECONDS and now - entry.made_at < _LIFETIME_SECONDS
+        ]
+        for entry in self._idle:
+            if entry not in kept:
+                self._close(entry)
+        self._idle = kept
+
     def forget(self) -> None:
-        super().forget()
+        """Close the idle producers. A forked process calls this first, as it shares its parent's connections."""
+        self._lock = threading.Lock()  # in the parent another thread may hold the old one
         self._free_ids = []
+        idle, self._idle = self._idle, []
+        for entry in idle:
+            entry.producer.abort()
 
 
 #: The cache of this process.

@@ -1,4 +1,4 @@
-"""Admin clients of the driver's steps: reused by the next step with the same settings, closed after errors."""
+"""Connections of the driver's steps: reused by the next step with the same settings, closed after errors."""
 
 from __future__ import annotations
 
@@ -7,81 +7,72 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_klog.errors import AdminClosed, ConnectionFailed, ProtocolError
-from spark_klog.spark.write import exactly_once_driver as clients
-from spark_klog.spark.write.exactly_once_driver import Clients
+from spark_klog.errors import ConnectionFailed, ProtocolError
+from spark_klog.spark import worker_process
+from spark_klog.spark.write.exactly_once_driver import _admin
 from tests.support.scripted_broker import ScriptedCluster
 
 
 @pytest.fixture
 def brokers() -> Iterator[ScriptedCluster]:
+    worker_process._forget_clusters()
     with ScriptedCluster({"t": 1}) as made:
         yield made
+    worker_process._forget_clusters()
 
 
-@pytest.fixture
-def kept() -> Iterator[Clients]:
-    made = Clients()
-    yield made
-    made.forget()
-
-
-def step(kept: Clients, brokers: ScriptedCluster, **more: str) -> int:
+def step(brokers: ScriptedCluster, **more: str) -> int:
     """Request metadata; return the number of the connection used."""
-    with kept.borrow({"bootstrap.servers": brokers.bootstrap_servers, **more}) as admin:
+    with _admin({"bootstrap.servers": brokers.bootstrap_servers, **more}) as admin:
         admin.cluster.metadata([])
         return brokers.asked[-1].connection
 
 
-def test_one_connection_for_the_same_settings(kept: Clients, brokers: ScriptedCluster) -> None:
-    first = step(kept, brokers)
-    assert step(kept, brokers) == first
-    other = step(kept, brokers, **{"client.id": "other"})
+def test_one_connection_for_the_same_settings(brokers: ScriptedCluster) -> None:
+    first = step(brokers)
+    assert step(brokers) == first
+    other = step(brokers, **{"client.id": "other"})
     assert other != first
-    assert step(kept, brokers) == first
-    assert step(kept, brokers, **{"client.id": "other"}) == other
+    assert step(brokers) == first
+    assert step(brokers, **{"client.id": "other"}) == other
 
 
-def test_two_at_a_time(kept: Clients, brokers: ScriptedCluster) -> None:
+def test_the_connections_of_a_step_that_failed_are_closed(brokers: ScriptedCluster) -> None:
+    first = step(brokers)
     settings = {"bootstrap.servers": brokers.bootstrap_servers}
-    with kept.borrow(settings) as one, kept.borrow(settings) as two:
-        assert one is not two
-
-
-def test_a_client_whose_step_failed_is_closed(kept: Clients, brokers: ScriptedCluster) -> None:
-    settings = {"bootstrap.servers": brokers.bootstrap_servers}
-    with pytest.raises(ProtocolError), kept.borrow(settings) as admin:
+    with pytest.raises(ProtocolError), _admin(settings) as admin:
         admin.describe_topic("missing")
-    with pytest.raises(AdminClosed):
-        admin.list_topics()
-    with kept.borrow(settings) as other:
-        assert other is not admin
+    assert step(brokers) != first
 
 
-def test_bounds(kept: Clients, brokers: ScriptedCluster) -> None:
-    connections = [step(kept, brokers, **{"client.id": str(n)}) for n in range(clients._MOST_IDLE + 1)]
-    assert step(kept, brokers, **{"client.id": "1"}) == connections[1]
-    assert step(kept, brokers, **{"client.id": "0"}) not in connections
+def test_bounds(brokers: ScriptedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = [step(brokers, **{"client.id": str(n)}) for n in range(worker_process._MOST_CLUSTERS + 1)]
+    assert step(brokers, **{"client.id": "1"}) == connections[1]
+    assert step(brokers, **{"client.id": "0"}) not in connections
+    monkeypatch.setattr(worker_process, "_IDLE_SECONDS", 0.0)
+    assert step(brokers, **{"client.id": "1"}) not in connections
 
-    at_once = Clients(seconds=0.0)
-    assert step(at_once, brokers) != step(at_once, brokers)
 
-
-def test_brokers_that_are_gone(kept: Clients) -> None:
+def test_brokers_that_are_gone() -> None:
     with ScriptedCluster({"t": 1}) as brokers:
         settings = {"bootstrap.servers": brokers.bootstrap_servers, "request.timeout.ms": "3000"}
-        with kept.borrow(settings) as admin:
+        with _admin(settings) as admin:
             admin.cluster.metadata([])
-    with pytest.raises(ConnectionFailed), kept.borrow(settings) as admin:
+    with pytest.raises(ConnectionFailed), _admin(settings) as admin:
         admin.list_transactions()
 
 
-def test_a_forked_process_has_clients_of_its_own(brokers: ScriptedCluster) -> None:
-    first = step(clients.CLIENTS, brokers)
-    child = multiprocessing.get_context("fork").Process(target=step, args=(clients.CLIENTS, brokers))
+def test_brokers_that_were_never_there() -> None:
+    """The step does not begin: it would claim the decision log for nothing."""
+    with pytest.raises(ConnectionFailed), _admin({"bootstrap.servers": "127.0.0.1:1", "request.timeout.ms": "1000"}):
+        pytest.fail("the step has begun")
+
+
+def test_a_forked_process_has_connections_of_its_own(brokers: ScriptedCluster) -> None:
+    first = step(brokers)
+    child = multiprocessing.get_context("fork").Process(target=step, args=(brokers,))
     child.start()
     child.join(60)
     assert child.exitcode == 0
     assert brokers.asked[-1].connection != first
-    assert step(clients.CLIENTS, brokers) == first
-    clients.CLIENTS.forget()
+    assert step(brokers) == first
