@@ -229,8 +229,8 @@ FAULTS = (
     Fault(
         "client-heartbeats-asleep",  # after the first rebalance
         "spark_klog/client/consumer/group.py",
-        "            self._polled_at = time.monotonic()\n            self._changed.notify_all()\n",
-        "            self._polled_at = time.monotonic()\n",
+        "            self.polled_at = time.monotonic()\n            self._changed.notify_all()\n",
+        "            self.polled_at = time.monotonic()\n",
         ("tests/client/test_consumer_rebalances.py", "tests/client/test_consumer.py"),
     ),
     Fault(
