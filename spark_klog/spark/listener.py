@@ -255,7 +255,6 @@ class ProgressListener(StreamingQueryListener):
         return None if self._server is None else self._server.address
 
     def close(self) -> None:
-        """Stop serving metrics."""
         if self._server is not None:
             self._server.close()
 
@@ -332,19 +331,16 @@ class QueryMetrics:
         self._sources: dict[tuple[str, int], _Source] = {}
 
     def add(self, progress: SourceProgress) -> None:
-        """Take over the figures of a source's micro-batch."""
         now = self._clock()
         with self._lock:
             self._sources.setdefault((progress.query, progress.source), _Source(progress, now)).add(progress, now)
 
     def remove(self, query: str) -> None:
-        """Forget a query that has ended."""
         with self._lock:
             for key in [key for key in self._sources if key[0] == query]:
                 del self._sources[key]
 
     def page(self) -> Iterator[str]:
-        """The page's lines."""
         with self._lock:
             families = self._families(self._clock())
         for family in families:

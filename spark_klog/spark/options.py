@@ -113,7 +113,6 @@ _MOST_PARTITIONS = 0x7FFFFFFF
 
 
 def boolean(own: dict[str, str], name: str, default: bool) -> bool:
-    """Parse true or false."""
     return bool(value_of(BOOLEAN, name, own.get(name, str(default)).lower(), _WORDING))
 
 
@@ -173,7 +172,9 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
             raise ConfigError(f"unknown option {name!r}{hint and '; ' + hint}")
     cluster = own.pop(_CLUSTER, None)
     if cluster is not None:
-        settings = _with_cluster(cluster, settings)
+        if "bootstrap.servers" in settings:
+            raise ConfigError(f"set only one of the options cluster={cluster} and kafka.bootstrap.servers")
+        settings = named_cluster(cluster) | settings
     if "path" not in own:
         check_names(settings, PREFIX)
         if "bootstrap.servers" not in settings:
@@ -184,13 +185,6 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         client_config(settings, PREFIX)
         _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
     return settings, own
-
-
-def _with_cluster(name: str, settings: Settings) -> Settings:
-    """The settings of a named cluster, with those of the options in their place; it has to be one cluster."""
-    if "bootstrap.servers" in settings:
-        raise ConfigError(f"set only one of the options cluster={name} and kafka.bootstrap.servers")
-    return named_cluster(name) | settings
 
 
 @cache
@@ -467,7 +461,6 @@ def _trigger_limits(own: dict[str, str]) -> TriggerLimits:
 
 
 def include_headers(options: Mapping[str, Any]) -> bool:
-    """Parse the option includeHeaders."""
     given = {name.lower(): value for name, value in options.items()}
     return boolean({"includeHeaders": given.get("includeheaders", "false")}, "includeHeaders", False)
 
@@ -505,7 +498,6 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
 
 
 def _topic(own: dict[str, str]) -> str | None:
-    """The option topic, one name."""
     topic = own.get("topic", "").strip()
     if not topic:
         return None
@@ -518,7 +510,6 @@ def _topic(own: dict[str, str]) -> str | None:
 
 
 def _id_prefix(own: dict[str, str], is_exact: bool) -> str:
-    """The option transactionalIdPrefix."""
     text = own.get("transactionalIdPrefix")
     if text is None:
         return DEFAULT_ID_PREFIX

@@ -86,7 +86,6 @@ else:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Spark's conversion, with timestamps in UTC."""
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)

@@ -50,20 +50,19 @@ class QuerySource(ABC):
         """The timestamp type (records/contract.py) of the record batch at each offset; omits offsets without one."""
 
     @abstractmethod
-    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The end of each partition's log: at brokers whatever the isolation level is, in directories as `latest`."""
-
-    @abstractmethod
     def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         """Split and pack ranges into tasks, within the limits of the options."""
 
     def earliest(self, partitions: Collection[TopicPartition]) -> Offsets:
-        """The first offset of each partition."""
         return self.list_offsets(dict.fromkeys(partitions, EARLIEST))
 
     def latest(self, partitions: Collection[TopicPartition]) -> Offsets:
         """The end of each partition: the offset after the last record that the isolation level lets a query read."""
         return self.list_offsets(dict.fromkeys(partitions, LATEST))
+
+    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
+        """The end of each partition's log: at brokers whatever the isolation level is, in directories as `latest`."""
+        return self.latest(partitions)
 
     def resolve(self, spec: Spec, partitions: Collection[TopicPartition], option: str) -> Offsets:
         """One offset per partition for where a query starts or ends: earliest, latest, offsets, times, a shift.

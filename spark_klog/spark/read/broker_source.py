@@ -246,28 +246,22 @@ class GroupProgress:
     def __init__(
         self, options: GroupOffsetsOptions, cluster: Callable[[], Cluster], connect: Callable[[], Cluster] | None = None
     ) -> None:
-        self._options = options
-        self._cluster = cluster
-        self._connect = connect or cluster
-        self._publishers: dict[str, Publisher] = {}
-
-    def _names(self) -> list[str]:
-        return [*(["the coordinator"] if self._options.coordinator else []), *self._options.trees]
-
-    def _open(self, name: str) -> TreeStore | ClusterStore:
-        group = self._options.group
-        return TreeStore(name, group) if name in self._options.trees else ClusterStore(self._connect(), group)
+        self._options, self._cluster = options, cluster
+        group = options.group
+        openers: dict[str, Callable[[], TreeStore | ClusterStore]] = {}
+        if options.coordinator:
+            openers["the coordinator"] = lambda: ClusterStore((connect or cluster)(), group)
+        openers |= {tree: partial(TreeStore, tree, group) for tree in options.trees}
+        self._publishers = [Publisher(name, group, open_store) for name, open_store in openers.items()]
 
     def publish(self, offsets: Offsets) -> None:
         """Write the offsets that changed, if the options say so; after an outage the newest ones are written."""
         if not self._options.commits:
             return
-        for name in self._names():
-            if name not in self._publishers:
-                self._publishers[name] = Publisher(name, self._options.group, partial(self._open, name))
-            self._publishers[name].offer(offsets)
+        for publisher in self._publishers:
+            publisher.offer(offsets)
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        for publisher in self._publishers.values():
+        for publisher in self._publishers:
             publisher.wait(deadline)
 
     def fetch(self, partitions: Collection[TopicPartition]) -> Offsets:
@@ -276,21 +270,16 @@ class GroupProgress:
         With dual commit the larger offset of coordinator and ZooKeeper: other members of the group may commit to only
         one of them.
         """
-        names = self._names()
-        found = self._fetch(names[0], partitions)
-        if self._options.dual:  # then the first store is the coordinator, the last one ZooKeeper
-            for key, offset in self._fetch(names[-1], partitions).items():
-                found[key] = max(offset, found.get(key, offset))
-        return found
-
-    def _fetch(self, name: str, partitions: Collection[TopicPartition]) -> Offsets:
-        if name not in self._options.trees:
-            return ClusterStore(self._cluster(), self._options.group).fetch(partitions)
-        with closing(TreeStore(name, self._options.group)) as store:
-            return store.fetch(partitions)
+        options, offsets = self._options, {}
+        if options.coordinator:
+            offsets = ClusterStore(self._cluster(), options.group).fetch(partitions)
+        if options.dual or not options.coordinator:
+            with closing(TreeStore(options.trees[-1 if options.dual else 0], options.group)) as store:
+                in_tree = store.fetch(partitions)
+            offsets |= {key: max(offset, offsets.get(key, offset)) for key, offset in in_tree.items()}
+        return offsets
 
     def close(self) -> None:
         """Write the last offsets, if the stores answer soon, and close the stores."""
-        for publisher in self._publishers.values():
+        for publisher in self._publishers:
             publisher.close()
-        self._publishers.clear()

@@ -50,14 +50,12 @@ def _directories(options: SourceOptions) -> StoredDirectories:
 
 
 class DirectoryReader:
-    """Reads the ranges of a task from data directories; see `tasks.RangeReader`."""
-
     def __init__(self, options: SourceOptions) -> None:
         self.config = directory_config(options.client)
         self._directories = _directories(options)
 
     def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]:
-        """The record batches of a range; errors as of `StoredPartition.read`."""
+        """The record batches of a range; errors of `StoredPartition.read`. Bad messages of Kafka 0.7 go to `on_bad`."""
         return self._directories.open(requested.topic, requested.partition).read(requested.start, requested.end, on_bad)
 
 
@@ -102,9 +100,6 @@ class DirectorySource(QuerySource):
                     self._log(key).check_offset(offset)
         return super().resolve(spec, partitions, option)
 
-    def log_ends(self, partitions: Collection[TopicPartition]) -> Offsets:
-        return self.latest(partitions)
-
     def tasks(self, ranges: list[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
         limits = self._options.split
         size = limits.max_bytes or (None if limits.min_partitions else _TASK_BYTES)
@@ -113,7 +108,6 @@ class DirectorySource(QuerySource):
         return pack(split(pieces, SplitLimits(limits.min_partitions, limits.max_records), {}), limits)
 
     def _in_threads(self, keys: Iterable[K], function: Callable[[K], T]) -> dict[K, T]:
-        """The function's result for each key, computed in the threads of the pool."""
         keys = list(keys)
         return dict(zip(keys, self._pool.map(function, keys), strict=True))
 

@@ -77,7 +77,6 @@ def _refuse(first: Offsets, last: Offsets, start_option: str, end_option: str) -
 
 
 def nonempty_ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
-    """The ranges from `start` to `end` that are not empty, of partitions in both."""
     return [
         OffsetRange(topic, partition, start[topic, partition], until)
         for (topic, partition), until in sorted(end.items())

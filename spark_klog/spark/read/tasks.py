@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -27,11 +27,10 @@ from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.fetch.ranges import MOST_RANGES, ShortRanges, by_leader, fetch_range, is_short
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.places import Offsets
-from spark_klog.client.settings import ClientConfig, client_config
+from spark_klog.client.settings import client_config
 from spark_klog.columns.decode import PartitionDecoder, Unreadable
 from spark_klog.errors import (
     ConnectionFailed,
-    DecodeError,
     ErrorCode,
     KlogError,
     OffsetOutOfRange,
@@ -54,7 +53,14 @@ from spark_klog.spark.read.ranges import (
 )
 from spark_klog.spark.worker_process import cluster_of, prepare_worker
 
+if TYPE_CHECKING:
+    from spark_klog.log.stored.segment import StoredBatches
+    from spark_klog.spark.read.directory_source import DirectoryReader
+
 _log = logging.getLogger(__name__)
+#: Record batches of brokers or of data directories, and what reads them there.
+RecordBatches: TypeAlias = "Fetched | StoredBatches"
+RangeReader: TypeAlias = "BrokerReader | DirectoryReader"
 #: Fetch errors that mean that the topic is gone, with the cause of the loss.
 _GONE = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: DELETED,
@@ -89,26 +95,11 @@ class Plan:
 
     @property
     def advice(self) -> str:
-        """What to do about a plan that is too old."""
         moment = datetime.fromtimestamp(self.planned_at_ms / 1000, timezone.utc).isoformat(" ", "seconds")
         return (
             f"the DataFrame was planned at {moment}, and Spark keeps the offsets of that time whenever it is read: "
             "call load() again for each use, in a stream within foreachBatch"
         )
-
-
-class RecordBatches(Protocol):
-    """Record batches, the offset after them, (producer id, first offset) of aborted transactions in them, and the
-    errors of damaged batches by position."""
-
-    @property
-    def data(self) -> memoryview: ...
-    @property
-    def next_offset(self) -> int: ...
-    @property
-    def aborted(self) -> list[tuple[int, int]]: ...
-    @property
-    def damaged(self) -> Mapping[int, DecodeError]: ...
 
 
 class ReadObserver:
@@ -125,15 +116,6 @@ class ReadObserver:
     def fetched(self, batches: RecordBatches, start: int, records: int) -> bool:
         """Record batches from offset `start` on, of which `records` are visible; False to stop after them."""
         return True
-
-
-class RangeReader(Protocol):
-    """Reads record batches from brokers or data directories."""
-
-    config: ClientConfig
-
-    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
-        """The record batches of a range, see `fetch_range`. Messages of Kafka 0.7 that are corrupt go to `on_bad`."""
 
 
 def read_ranges(
@@ -163,54 +145,22 @@ def read_ranges(
     bad_records = BadRecords(options.bad_records, observer.keep_letter)
     losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
     pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
-    for part in _decoded(options, pairs, schema, observer, bad_records, losses):
-        if isinstance(part, Unreadable):
-            bad_records.handle(*part)
-        else:
-            yield part
-
-
-def in_reading_order(
-    options: SourceOptions, ranges: Iterable[OffsetRange], topic_ids: Mapping[str, UUID]
-) -> Iterator[tuple[OffsetRange, RangeReader]]:
-    """The ranges in the order in which to read them, each with its reader, which has fetched short ones together."""
-    reader: RangeReader
-    if options.paths:
-        from spark_klog.spark.read.directory_source import DirectoryReader  # pyarrow's file systems: slow to import
-
-        reader = DirectoryReader(options)
-    else:
-        reader = _BrokerReader(cluster_of(options.client), options.poll_timeout_ms, topic_ids)
-        ranges = reader.ahead(ranges)
-    for requested in ranges:
-        yield requested, reader
-
-
-def _decoded(
-    options: SourceOptions,
-    pairs: Iterable[tuple[OffsetRange, RangeReader]],
-    schema: pa.Schema,
-    observer: ReadObserver,
-    bad_records: BadRecords,
-    losses: LossReporter,
-) -> Iterator[pa.RecordBatch]:
-    """The Arrow batches of the ranges, and each `Unreadable`."""
     decoder: PartitionDecoder | None = None
-    for requested, reader in pairs:
+    for requested, range_reader in pairs:
         topic, partition, start, end = requested
         if decoder is None:
-            limit = reader.config.decompressed_max_bytes
+            limit = range_reader.config.decompressed_max_bytes
             decoder = PartitionDecoder(topic, partition, schema, limit, yields_bad=True)
         decoder.move_to(topic, partition)
         refusals = _Refusals(options)
         while start < end:
             try:
                 on_bad = partial(bad_records.handle, topic, partition)
-                for batches in reader.read(requested._replace(start=start), on_bad):
-                    aborted = AbortedTransactions(batches.aborted) if reader.config.isolation_level else None
+                for batches in range_reader.read(requested._replace(start=start), on_bad):
+                    aborted = AbortedTransactions(batches.aborted) if range_reader.config.isolation_level else None
                     before = decoder.rows
-                    yield from decoder.decode(batches.data, start, end, aborted, batches.damaged)
-                    refusals.reset()
+                    yield from bad_records.readable(decoder.decode(batches.data, start, end, aborted, batches.damaged))
+                    refusals.count = 0
                     if not observer.fetched(batches, start, decoder.rows - before):
                         break
                     start = batches.next_offset
@@ -234,12 +184,26 @@ def _decoded(
             observer.lost(lost)
             start = lost.end
     if decoder is not None:
-        yield from decoder.finish()
+        yield from bad_records.readable(decoder.finish())
 
 
-class _BrokerReader:
-    """Reads the ranges of a task from brokers."""
+def in_reading_order(
+    options: SourceOptions, ranges: Iterable[OffsetRange], topic_ids: Mapping[str, UUID]
+) -> Iterator[tuple[OffsetRange, RangeReader]]:
+    """The ranges in the order in which to read them, each with its reader, which has fetched short ones together."""
+    reader: RangeReader
+    if options.paths:
+        from spark_klog.spark.read.directory_source import DirectoryReader  # pyarrow's file systems: slow to import
 
+        reader = DirectoryReader(options)
+    else:
+        reader = BrokerReader(cluster_of(options.client), options.poll_timeout_ms, topic_ids)
+        ranges = reader.ahead(ranges)
+    for requested in ranges:
+        yield requested, reader
+
+
+class BrokerReader:
     def __init__(self, cluster: Cluster, poll_timeout_ms: int | None, topic_ids: Mapping[str, UUID]) -> None:
         self.config = cluster.config
         self._cluster = cluster
@@ -273,7 +237,8 @@ class _BrokerReader:
             short = list(left.values())
         yield from short
 
-    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[RecordBatches]:
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[Fetched]:
+        """The record batches of a range, see `fetch_range`; only directories know messages that go to `on_bad`."""
         if requested in self._fetched:
             yield self._fetched.pop(requested)
             return
@@ -315,6 +280,14 @@ class BadRecords:
         #: The name of the last dead letter.
         self._last = ""
 
+    def readable(self, parts: Iterable[pa.RecordBatch | Unreadable]) -> Iterator[pa.RecordBatch]:
+        """The Arrow batches of what a decoder gives; handles the rest."""
+        for part in parts:
+            if isinstance(part, Unreadable):
+                self.handle(*part)
+            else:
+                yield part
+
     def handle(self, topic: str, partition: int, bad: BadBatch) -> None:
         """Handle one record batch. Raises its `DecodeError` with "fail", OSError if a dead letter can't be written."""
         name = f"{topic}-{partition}"
@@ -351,30 +324,23 @@ class _Refusals:
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._count = 0
+        #: Since records arrived last.
+        self.count = 0
         self._since = 0.0
-
-    def reset(self) -> None:
-        """Count from 0 again, as records arrived."""
-        self._count = 0
 
     def retry(self, start: int, log_end: int) -> bool:
         """Pause and return True to fetch again: fetchOffset.numRetries times, or, if the log has the offset, until the
         poll timeout."""
-        self._count += 1
-        now = time.monotonic()
-        if self._count == 1:
+        self.count += 1
+        now, options = time.monotonic(), self._options
+        if self.count == 1:
             self._since = now
-        options = self._options
-        if start < log_end:
-            timeout_ms = options.poll_timeout_ms or client_config(options.client).request_timeout_ms
-            is_over = now - self._since > timeout_ms / 1000
-        else:
-            is_over = self._count > options.offset_retries
+        timeout_ms = options.poll_timeout_ms or client_config(options.client).request_timeout_ms
+        is_over = now - self._since > timeout_ms / 1000 if start < log_end else self.count > options.offset_retries
         if is_over:
             return False
         _log.info("the broker rejected offset %d, fetching again", start)
-        time.sleep(min(options.offset_retry_ms * 2 ** min(self._count - 1, 5), _MAX_PAUSE_MS) / 1000)
+        time.sleep(min(options.offset_retry_ms * 2 ** min(self.count - 1, 5), _MAX_PAUSE_MS) / 1000)
         return True
 
 

@@ -151,7 +151,6 @@ def _check_open(admin: Admin, batch: int, transactions: Sequence[Transaction]) -
 
 
 def _run(program: Program[_T], log: DecisionLog, admin: Admin) -> _T:
-    """Run a program of the protocol."""
     result: Any = None
     while True:
         try:
@@ -263,16 +262,18 @@ class ExactlyOnceWriter(StreamWriter):
         claimed, context = self._claimed, TaskContext.get()
         assert claimed is not None, "the data source has claimed the micro-batch"
         assert context is not None, "Spark runs tasks with a context"
-        batch, decided = _batch_of(context), claimed.begun.decided
+        number = context.getLocalProperty(_BATCH)
+        assert number is not None, f"Spark sets {_BATCH} in streams"
+        batch, decided = int(number), claimed.begun.decided
         if (decided >= 0 and batch not in (decided, decided + 1)) or (batch == decided and claimed.is_replanned):
             raise CheckpointMismatch(batch, decided)
         if batch == decided:  # by an earlier run
             for _ in iterator:  # operators before the sink update their state with the rows that they give
                 pass
             return WrittenInTransaction({}, claimed, None)
-        options, number = self._options, claimed.begun.number
-        with PRODUCERS.borrow_transactional(options.client, claimed.identity.id_prefix, number) as producer:
-            counts = send_all(producer, options, iterator)
+        client, prefix = self._options.client, claimed.identity.id_prefix
+        with PRODUCERS.borrow_transactional(client, prefix, claimed.begun.number) as producer:
+            counts = send_all(producer, self._options, iterator)
             prepared = producer.prepare_transaction()
         if prepared is None:
             return WrittenInTransaction(counts, claimed, None)
@@ -282,7 +283,6 @@ class ExactlyOnceWriter(StreamWriter):
         return WrittenInTransaction(counts, claimed, transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Decide and commit the micro-batch."""
         written = _written(messages)
         if written:
             transactions = [one.transaction for one in written if one.transaction is not None]
@@ -297,11 +297,4 @@ class ExactlyOnceWriter(StreamWriter):
 
 
 def _written(messages: list[WriterCommitMessage | None]) -> list[WrittenInTransaction]:
-    """The messages of tasks that have ended."""
     return [message for message in messages if isinstance(message, WrittenInTransaction)]
-
-
-def _batch_of(context: TaskContext) -> int:
-    number = context.getLocalProperty(_BATCH)
-    assert number is not None, f"Spark sets {_BATCH} in streams"
-    return int(number)

@@ -62,7 +62,6 @@ def count_rows(rows: pa.RecordBatch, topic: str | None) -> Counts:
 
 
 def total(counts: Iterable[Counts]) -> Counts:
-    """Add up by topic."""
     sums: dict[str, tuple[int, int]] = {}
     for one in counts:
         for topic, (records, size) in one.items():
