@@ -31,8 +31,8 @@ from spark_klog.spark.read.ranges import (
     OffsetRange,
     beyond,
     check_covers,
+    check_ends,
     check_order,
-    check_resolved,
     clip,
     nonempty_ranges,
     plan_micro_batch,
@@ -83,10 +83,9 @@ def test_a_start_after_its_end_is_refused(start: Spec, end: Spec, names: str) ->
 
 
 def test_a_start_after_its_end_is_refused_when_both_are_known() -> None:
-    latest = {A: 10, B: 10}
-    check_resolved({A: 5, B: 11}, {A: 5, B: 10}, latest, "startingX", "endingY")  # beyond the log: a loss
+    check_ends({A: 5, B: 10}, {A: 5, B: 10}, "startingX", "endingY")
     with pytest.raises(StartAfterEnd) as caught:
-        check_resolved({A: 5, B: 9}, {A: 4, B: 10}, latest, "startingX", "endingY")
+        check_ends({A: 5, B: 9}, {A: 4, B: 10}, "startingX", "endingY")
     assert str(caught.value).endswith("startingX lies after endingY: a-0 from 5 to 4")
 
 

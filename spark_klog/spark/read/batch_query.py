@@ -10,7 +10,7 @@ from uuid import UUID
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.offsets import NO_OFFSET
 from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec
-from spark_klog.errors import NoOffsetForTimestamp
+from spark_klog.errors import ConfigError, NoOffsetForTimestamp
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.contract import LOG_APPEND_TIME
 from spark_klog.spark.options import SourceOptions
@@ -20,8 +20,8 @@ from spark_klog.spark.read.ranges import (
     OffsetRange,
     beyond,
     check_covers,
+    check_ends,
     check_order,
-    check_resolved,
     clip,
     nonempty_ranges,
 )
@@ -87,6 +87,22 @@ class QuerySource(ABC):
         return offsets | (self.latest(late) if late else {})
 
 
+def select(
+    there: Mapping[str, Collection[int]], assign: Mapping[str, Collection[int]] | None, *, missing_ok: bool = False
+) -> list[TopicPartition]:
+    """The partitions of topics, sorted: all, or those of `assign`; `ConfigError` if one of them is not `there`."""
+    for topic, numbers in (assign or {}).items():
+        missing = sorted(set(numbers) - set(there.get(topic, ())))
+        if missing and not missing_ok:
+            raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
+    return [
+        (topic, partition)
+        for topic in sorted(there)
+        for partition in there[topic]
+        if assign is None or partition in assign[topic]
+    ]
+
+
 def plan_batch_query(
     source: QuerySource, options: SourceOptions, pushed: Pushed
 ) -> tuple[list[tuple[OffsetRange, ...]], Offsets]:
@@ -98,7 +114,8 @@ def plan_batch_query(
     partitions = source.partitions()
     check_covers(options.starting_option, options.starting, partitions)
     check_covers(options.ending_option, options.ending, partitions)
-    check_order(options.starting, options.ending, partitions, options.starting_option, options.ending_option)
+    names = options.starting_option, options.ending_option
+    check_order(options.starting, options.ending, partitions, *names)
     partitions = [key for key in partitions if pushed.keeps(key)]
     # This order of requests keeps records that are written or deleted meanwhile from looking like a loss.
     low = source.earliest(partitions)
@@ -106,8 +123,9 @@ def plan_batch_query(
     start = low if is_all else source.resolve(options.starting, partitions, options.starting_option)
     end = source.resolve(options.ending, partitions, options.ending_option)
     high = end if options.ending == OffsetSpec(LATEST) else source.latest(partitions)
-    begun = {key: offset for key, offset in start.items() if offset > low[key]}  # retention may have passed the others
-    check_resolved(begun, end, high, options.starting_option, options.ending_option)
+    # Retention may have passed the others by now; those after the log's end are losses, see `beyond`.
+    begun = {key: offset for key, offset in start.items() if low[key] < offset <= high[key]}
+    check_ends(begun, end, *names)
     kept, lost = clip(nonempty_ranges(start, end), low, high)
     late = beyond(start, end, low, high)
     ends = source.log_ends([item[:2] for item in late]) if late else {}
@@ -125,8 +143,8 @@ def _clip_times(
     The upper bound cuts a range only if the record batches at its start, its end and the cut all have log append time:
     a topic may have been switched to log append time and back.
     """
-    ranges = [item for item in ranges if item.start < item.end]
     # ListOffsets gives negative times a meaning of their own; no record is older than 0 anyway.
+    ranges = [item for item in ranges if item.start < item.end]
     if first_time is not None and first_time > 0 and ranges:
         found = source.list_offsets({item[:2]: first_time for item in ranges})
         starts = {key: offset for key, offset in found.items() if offset != NO_OFFSET}

@@ -23,7 +23,7 @@ from spark_klog.client.places import GroupSpec, Offsets, Spec
 from spark_klog.errors import ConfigError, ProtocolError
 from spark_klog.groups.stores import ClusterStore, TreeStore
 from spark_klog.spark.options import PREFIX, GroupOffsetsOptions, SourceOptions
-from spark_klog.spark.read.batch_query import QuerySource
+from spark_klog.spark.read.batch_query import QuerySource, select
 from spark_klog.spark.read.ranges import OffsetRange, pack, split
 
 _log = logging.getLogger(__name__)
@@ -80,18 +80,7 @@ class BrokerSource(QuerySource):
             ) from None
         # A copy of the ids at this moment: later requests may meet a new topic of the same name.
         self.topic_ids = dict(self.cluster.topic_ids)
-        if subscription.assign is None:
-            return [(topic, partition) for topic in sorted(there) for partition in there[topic]]
-        for topic, numbers in subscription.assign.items():
-            missing = sorted(set(numbers) - set(there.get(topic, ())))
-            if missing and not missing_ok:
-                raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
-        return [
-            (topic, partition)
-            for topic, numbers in sorted(subscription.assign.items())
-            for partition in numbers
-            if partition in there.get(topic, ())
-        ]
+        return select(there, subscription.assign, missing_ok=missing_ok)
 
     def list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
         return list_offsets(self.cluster, times)

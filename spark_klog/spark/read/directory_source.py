@@ -20,7 +20,7 @@ from spark_klog.log.stored.segment import StoredBatches
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import BadBatch
 from spark_klog.spark.options import SourceOptions, SplitLimits, directory_config
-from spark_klog.spark.read.batch_query import QuerySource
+from spark_klog.spark.read.batch_query import QuerySource, select
 from spark_klog.spark.read.ranges import OffsetRange, pack, split
 
 _log = logging.getLogger(__name__)
@@ -72,19 +72,17 @@ class DirectorySource(QuerySource):
         self._pool.shutdown()
 
     def partitions(self) -> list[TopicPartition]:
-        subscription, stored = self._options.subscription, self._directories.partitions()
-        if subscription.pattern is not None:
-            pattern = re.compile(subscription.pattern)
-            return [key for key in stored if key[0] not in _INTERNAL and pattern.search(key[0])]
-        assigned = subscription.assign or dict.fromkeys(subscription.topics or ())
-        for topic, numbers in assigned.items():
-            there = {partition for name, partition in stored if name == topic}
-            if not there:
+        subscription = self._options.subscription
+        there: dict[str, list[int]] = {topic: [] for topic in subscription.assign or subscription.topics or ()}
+        pattern = None if subscription.pattern is None else re.compile(subscription.pattern)
+        for topic, partition in self._directories.partitions():
+            if topic in there or (pattern is not None and topic not in _INTERNAL and pattern.search(topic)):
+                there.setdefault(topic, []).append(partition)
+        for topic, numbers in there.items():
+            if not numbers:
                 folders = ", ".join(map(without_user, self._options.paths))
                 raise ConfigError(f"topic {topic} does not exist in {folders}")
-            if missing := sorted(set(numbers or ()) - there):
-                raise ConfigError(f"topic {topic} has no partition {', '.join(map(str, missing))}")
-        return [key for key in stored if key[0] in assigned and key[1] in (assigned[key[0]] or (key[1],))]
+        return select(there, subscription.assign)
 
     def list_offsets(self, times: Mapping[TopicPartition, int]) -> Offsets:
         return self._in_threads(times, lambda key: self._offset(key, times[key]))

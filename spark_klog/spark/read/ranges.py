@@ -55,18 +55,13 @@ def check_order(
     starting: Spec, ending: Spec, partitions: Collection[TopicPartition], start_option: str, end_option: str
 ) -> None:
     """`StartAfterEnd` if both specs are offsets, or both timestamps, and a partition would end before it starts."""
-    if not isinstance(starting, OffsetSpec | TimeSpec) or not isinstance(ending, OffsetSpec | TimeSpec):
-        return
-    if type(starting) is type(ending):
-        _refuse(starting.values(partitions), ending.values(partitions), start_option, end_option)
+    for kind in (OffsetSpec, TimeSpec):
+        if isinstance(starting, kind) and isinstance(ending, kind):
+            check_ends(starting.values(partitions), ending.values(partitions), start_option, end_option)
 
 
-def check_resolved(start: Offsets, end: Offsets, latest: Offsets, start_option: str, end_option: str) -> None:
-    """`StartAfterEnd` if a resolved start lies after its end. A start after the log's end is a loss, see `beyond`."""
-    _refuse({key: offset for key, offset in start.items() if offset <= latest[key]}, end, start_option, end_option)
-
-
-def _refuse(first: Offsets, last: Offsets, start_option: str, end_option: str) -> None:
+def check_ends(first: Offsets, last: Offsets, start_option: str, end_option: str) -> None:
+    """`StartAfterEnd` if a partition would end before it starts."""
     wrong = [
         f"{topic}-{partition} from {first[topic, partition]} to {last[topic, partition]}"
         for topic, partition in sorted(first)

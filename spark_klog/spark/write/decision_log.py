@@ -159,7 +159,7 @@ class DecisionLog:
         elif not self._is_mine(number - 1):
             return False
         try:
-            is_linked = self._link_own(number, entry) if isinstance(entry, Decision) else self._link_same(number, entry)
+            is_linked = self._link_entry(number, entry)
         except FileNotFoundError:  # a later driver has removed the temporary file, or someone the log
             return False
         if not is_linked or self._last() > number:
@@ -170,24 +170,22 @@ class DecisionLog:
             sync_folder(self._folder)
         return True
 
-    def _link_own(self, number: int, entry: Entry) -> bool:
-        file = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
-        try:
-            write_synced(file, self._bytes(entry))
-            return self._link(file, number)
-        finally:
-            file.unlink(missing_ok=True)
-
-    def _link_same(self, number: int, entry: Claim | Ended) -> bool:
-        """Link the file that such entries of the log share; make it if it is missing, damaged or has many links."""
+    def _link_entry(self, number: int, entry: Entry) -> bool:
+        """Link a decision's own file; else the one that such entries of the log share, made if it is missing, damaged
+        or has many links."""
+        file, data = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}", self._bytes(entry)
+        if isinstance(entry, Decision):
+            try:
+                write_synced(file, data)
+                return self._link(file, number)
+            finally:
+                file.unlink(missing_ok=True)
         shared = self._folder / f".{type(entry).__name__.lower()}-{self.identity.log}"
-        data = self._bytes(entry)
         try:
             is_usable = shared.stat().st_nlink < _MOST_LINKS and shared.read_bytes() == data
         except FileNotFoundError:
             is_usable = False
         if not is_usable:
-            file = self._folder / f"{_TEMPORARY}{number}-{uuid.uuid4()}"
             write_synced(file, data)
             file.replace(shared)
         return self._link(shared, number)
