@@ -37,7 +37,7 @@ from spark_klog.groups import lag
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
-from spark_klog.spark import listener as query_metrics
+from spark_klog.spark import listener
 
 _PACKAGE = Path(spark_klog.__file__).parent
 #: Modules with errors of their own that users may see.
@@ -53,7 +53,7 @@ _CLIENTS = ("client", "classic", "mirror", "spark", "groups", "cli", "load", "re
 METRICS = {
     "klog broker --metrics HOST:PORT": metrics_page,
     "klog groups lag --metrics HOST:PORT": lag,
-    "ProgressListener(metrics=...)": query_metrics,
+    "ProgressListener(metrics=...)": listener,
 }
 #: Defaults beyond which nothing is limited.
 _UNLIMITED = {str((1 << 63) - 1), str((1 << 31) - 1)}

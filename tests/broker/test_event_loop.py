@@ -20,7 +20,7 @@ import pytest
 from spark_klog.base.clock import system_ms
 from spark_klog.broker import event_loop, handlers
 from spark_klog.broker.broker import Broker
-from spark_klog.broker.groups import coordinator as coordinator_module
+from spark_klog.broker.groups import coordinator
 from spark_klog.broker.groups.group import Join
 from spark_klog.broker.handlers import list_offsets
 from spark_klog.broker.housekeeping import _dirtiest, clean_logs, keep_house
@@ -326,7 +326,7 @@ def test_offsets_expire_in_threads_and_slices(tmp_path: Path, monkeypatch: pytes
             log.config = replace(log.config, segment_bytes=20_000, flush_messages=50)
             before = log.end_offset
             removed = noted_calls(monkeypatch, broker.offsets, "remove", lambda log, group, keys: len(list(keys)))
-            monkeypatch.setattr(coordinator_module, "system_ms", lambda: system_ms() + 1000)
+            monkeypatch.setattr(coordinator, "system_ms", lambda: system_ms() + 1000)
             with synced_in_threads(monkeypatch):
                 await broker.coordinator.expire()
             assert broker.offsets.groups == []

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from spark_klog.cli import doctor as checkups
+from spark_klog.cli import doctor
 from spark_klog.cli.main import main
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT
@@ -214,7 +214,7 @@ def test_a_listener_that_requires_sasl(secure: SecureBroker) -> None:
 
 
 def test_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkups, "_STEP_SECONDS", 0.5)
+    monkeypatch.setattr(doctor, "_STEP_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = f"127.0.0.1:{listening.getsockname()[1]}"
         _, found = _doctor("--bootstrap-server", server)
@@ -225,7 +225,7 @@ def test_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(checkups, "_STEP_SECONDS", 0.5)
+    monkeypatch.setattr(doctor, "_STEP_SECONDS", 0.5)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait(60) and [])
     try:
         _, found = _doctor("--bootstrap-server", "broker.invalid:9092")
@@ -280,14 +280,14 @@ def test_the_cheap_checks_come_first(cluster: EmbeddedCluster, monkeypatch: pyte
 
 def test_a_round_trip_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     output = "WARN a line\nspark_klog.errors.ConfigError: this is wrong\n at java.lang.Thread"
-    monkeypatch.setattr(checkups, "_output", lambda *_: (1, output))
-    finding = checkups.run("Spark", checkups.round_trip)
+    monkeypatch.setattr(doctor, "_output", lambda *_: (1, output))
+    finding = doctor.run("Spark", doctor.round_trip)
     assert finding.found == "spark_klog.errors.ConfigError: this is wrong"
     assert "spark_klog.cli.doctor" in finding.advice
 
 
 def test_a_command_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkups, "_COMMAND_SECONDS", 0.5)
+    monkeypatch.setattr(doctor, "_COMMAND_SECONDS", 0.5)
     monkeypatch.setenv("PYSPARK_PYTHON", str(_program(tmp_path, "python3", "exec sleep 60")))
     _, found = _doctor()
     assert "did not end in 0.5 s" in found["Spark's Python"]["found"]
@@ -304,11 +304,11 @@ def test_a_kernel_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_versions_are_those_of_the_package() -> None:
-    required = checkups._INSTALL_PYSPARK.removeprefix("pip install ").strip("'")
+    required = doctor._INSTALL_PYSPARK.removeprefix("pip install ").strip("'")
     assert f'"{required}",' in (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.test_all("again")  # of Spark's source and sink
 def test_a_round_trip_through_spark() -> None:
-    finding = checkups.run("Spark", checkups.round_trip)
+    finding = doctor.run("Spark", doctor.round_trip)
     assert (finding.advice, finding.found[:34]) == ("", "1000 of 1000 rows written and read")

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, strategies as st
 
-from spark_klog.broker import fetches as broker_side
+from spark_klog.broker import fetches
 from spark_klog.client import Consumer
 from spark_klog.client.consumer.fetches import FetchSession
 from spark_klog.client.fetch.entries import FetchParameters
@@ -27,10 +27,10 @@ _STEPS = st.lists(
 )
 
 
-def _key(topic: dict[str, Any], partition: int, *, has_ids: bool) -> broker_side.PartitionKey:
+def _key(topic: dict[str, Any], partition: int, *, has_ids: bool) -> fetches.PartitionKey:
     if has_ids:
-        return broker_side.PartitionKey("", topic["topic_id"], partition)
-    return broker_side.PartitionKey(topic["topic"], UUID(int=0), partition)
+        return fetches.PartitionKey("", topic["topic_id"], partition)
+    return fetches.PartitionKey(topic["topic"], UUID(int=0), partition)
 
 
 def _ask(sessions: Any, client: FetchSession, wanted: dict[tuple[str, int], FetchParameters], now: float) -> Any:
@@ -54,7 +54,7 @@ def _ask(sessions: Any, client: FetchSession, wanted: dict[tuple[str, int], Fetc
 def test_the_broker_fetches_what_the_client_wants(
     steps: list[tuple[dict[tuple[str, int], FetchParameters], dict[str, int] | None, str]],
 ) -> None:
-    sessions = broker_side.FetchSessions(10, 0)
+    sessions = fetches.FetchSessions(10, 0)
     client = FetchSession()
     for number, (asked, lives, trouble) in enumerate(steps):
         ids = {topic: UUID(int=life) for topic, life in (lives or {}).items()}

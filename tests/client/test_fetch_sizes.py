@@ -16,7 +16,7 @@ import pytest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from spark_klog.classic import SimpleConsumer
-from spark_klog.client import Admin, Consumer, Producer, settings as config
+from spark_klog.client import Admin, Consumer, Producer, settings as settings_module
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.embedded import EmbeddedCluster
@@ -251,7 +251,7 @@ def test_a_batch_that_is_larger_than_a_response_may_be(
         admin.create_topic(topic, partitions)
     with Producer({"bootstrap.servers": servers}) as producer:
         producer.send(topic, b"x" * 500_000, partition=partitions - 1)
-    monkeypatch.setattr(config, "MAX_FRAME", 100_000)
+    monkeypatch.setattr(settings_module, "MAX_FRAME", 100_000)
     client = {"bootstrap.servers": servers, "fetch.max.bytes": "20000"}
     words = rf"{topic}-{partitions - 1}.*500\d\d\d bytes.*raise fetch.max.bytes"
     with Cluster.connect(client) as connected, pytest.raises(RecordTooLarge, match=words):

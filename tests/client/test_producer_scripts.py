@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 import pyarrow as pa
 import pytest
 
-from spark_klog.client import settings as config
+from spark_klog.client import settings as settings_module
 from spark_klog.client.producer.outcomes import Outcomes
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.producer.queues import Queue
@@ -247,7 +247,7 @@ def _no_waiting(patch: pytest.MonkeyPatch) -> None:
 
 def _too_many(patch: pytest.MonkeyPatch) -> None:
     """More batches are in flight than brokers remember to find duplicates."""
-    patch.setattr(config, "_MOST_IDEMPOTENT", 12)
+    patch.setattr(settings_module, "_MOST_IDEMPOTENT", 12)
     patch.setitem(SETTINGS, "max.in.flight.requests.per.connection", "12")
 
 

@@ -22,7 +22,7 @@ from spark_klog.load.journal.model import Range
 from spark_klog.load.run import Loaded, LoadOptions, load
 from spark_klog.load.tasks import task
 from spark_klog.load.tasks.task import Job, run_task
-from spark_klog.spark.read import tasks as reading
+from spark_klog.spark.read import tasks as tasks_module
 from tests.support.batches import make_batch
 from tests.support.raw_client import RawClient
 
@@ -212,7 +212,7 @@ class TwinFails(InProcess):
 
 def failing_after(twin: Any) -> Any:
     """Return a `read_ranges` whose first call reads everything, then runs `twin` undisturbed, and then fails."""
-    real, calls = reading.read_ranges, [0]
+    real, calls = tasks_module.read_ranges, [0]
 
     def read(*arguments: Any) -> Any:
         calls[0] += 1

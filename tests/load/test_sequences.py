@@ -28,7 +28,7 @@ from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, MaxBad, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import writers
-from spark_klog.spark.read import tasks as reading
+from spark_klog.spark.read import tasks as tasks_module
 from spark_klog.spark.read.ranges import DELETED, RECREATED
 from tests.load.support import Frozen, InProcess, TwinFails, by_duckdb, by_pyarrow, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, delete_topic, produce, values
@@ -223,7 +223,7 @@ def test_a_topic_that_is_gone_is_awaited_once(
     servers, count = cluster.bootstrap_servers, 8
     create_topic(servers, topic, count)
     produce(servers, topic, values(count * 5, partitions=count))
-    asked, real = [0], reading.fetch_range
+    asked, real = [0], tasks_module.fetch_range
 
     def fetch_range(*arguments: Any) -> Any:
         asked[0] += 1
@@ -235,7 +235,7 @@ def test_a_topic_that_is_gone_is_awaited_once(
             if is_again:
                 create_topic(servers, topic, count)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(reading, "fetch_range", fetch_range)
+                patch.setattr(tasks_module, "fetch_range", fetch_range)
                 super().run(tasks, job)
 
     client = {"bootstrap.servers": servers, "request.timeout.ms": "1000"}

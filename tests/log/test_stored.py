@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.errors import ConfigError, CorruptBatchError, DecodeError, OffsetOutOfRange
-from spark_klog.log.stored import segment as stored_segment
+from spark_klog.log.stored import segment
 from spark_klog.log.stored.directory import Directory, StoredDirectories
 from spark_klog.log.stored.partition import GONE, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
@@ -36,8 +36,8 @@ FOLDER = "logs/t-0"
 
 def small_blocks() -> Any:
     """Make blocks, windows and steps so small that little data needs many of them."""
-    return mock.patch.multiple(stored_segment, BLOCK_BYTES=300, _LEAST_BYTES=80), mock.patch.multiple(
-        stored_segment, _WALK_BYTES=100, _SEARCHED_BYTES=24
+    return mock.patch.multiple(segment, BLOCK_BYTES=300, _LEAST_BYTES=80), mock.patch.multiple(
+        segment, _WALK_BYTES=100, _SEARCHED_BYTES=24
     )
 
 
@@ -216,8 +216,8 @@ def test_little_is_read_to_find_a_few_records(built: tuple[MemoryFiles, bytes], 
         files.files[path] += bytes(zeros)
     stored = partition(files)
     walked, read_from = 20_000, 20_000
-    with mock.patch.multiple(stored_segment, _WALK_BYTES=walked, _SEARCHED_BYTES=24):
-        with mock.patch.multiple(stored_segment, BLOCK_BYTES=read_from, _LEAST_BYTES=read_from):
+    with mock.patch.multiple(segment, _WALK_BYTES=walked, _SEARCHED_BYTES=24):
+        with mock.patch.multiple(segment, BLOCK_BYTES=read_from, _LEAST_BYTES=read_from):
             for offset in range(0, 9000, 37):
                 before = files.read_bytes
                 assert [record.offset for record in read(stored, offset, offset + 2)] == [offset, offset + 1]
@@ -238,8 +238,8 @@ def test_an_index_of_kafka_before_0_11(monkeypatch: pytest.MonkeyPatch) -> None:
         offset += 3
     files = MemoryFiles({f"{FOLDER}/{0:020d}.log": content, f"{FOLDER}/{0:020d}.index": index})
     stored = partition(files)
-    monkeypatch.setattr(stored_segment, "_WALK_BYTES", 1000)
-    monkeypatch.setattr(stored_segment, "_LEAST_BYTES", 1000)
+    monkeypatch.setattr(segment, "_WALK_BYTES", 1000)
+    monkeypatch.setattr(segment, "_LEAST_BYTES", 1000)
     assert [record.offset for record in read(stored, 5000, 5010)] == [*range(5000, 5010)]
     assert files.read_bytes < 40_000 < len(content)
 

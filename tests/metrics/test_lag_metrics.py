@@ -160,9 +160,9 @@ def test_the_dashboard_asks_for_metrics_that_exist() -> None:
         for name in re.findall(r"klog_\w+", target["expr"])
     }
     from spark_klog.groups import lag
-    from spark_klog.spark import listener as query_metrics
+    from spark_klog.spark import listener
 
-    documented = set(re.findall(r"^\| (klog_\w+)", f"{lag.__doc__}\n{query_metrics.__doc__}", re.MULTILINE))
+    documented = set(re.findall(r"^\| (klog_\w+)", f"{lag.__doc__}\n{listener.__doc__}", re.MULTILINE))
     assert asked <= documented
     assert {"klog_group_lag_records", "klog_group_lag_seconds", "klog_query_lag_seconds"} <= asked
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

@@ -18,7 +18,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import Offsets
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConnectionFailed, DirectoryError, KlogError, ProtocolError
-from spark_klog.groups import stores as stores_of_groups
+from spark_klog.groups import stores as stores_module
 from spark_klog.spark.options import GroupOffsetsOptions
 from spark_klog.spark.read import broker_source
 from spark_klog.spark.read.broker_source import GroupProgress
@@ -118,7 +118,7 @@ class FakeGroupOffsets:
 
 
 def in_place(stores: Stores) -> Any:
-    return mock.patch.multiple(stores_of_groups, GroupOffsets=FakeGroupOffsets, open_tree=stores.open_tree)
+    return mock.patch.multiple(stores_module, GroupOffsets=FakeGroupOffsets, open_tree=stores.open_tree)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode, RequestTimedOut
-from spark_klog.spark.read import stream as leaders_module
+from spark_klog.spark.read import stream as stream_module
 from spark_klog.spark.read.source import KlogDataSource
 from spark_klog.spark.read.stream import StreamReader
 from spark_klog.spark.versions import ReadAllAvailable
@@ -112,7 +112,7 @@ def test_two_short_outages_are_not_one_long_one(monkeypatch: pytest.MonkeyPatch)
     """With a long trigger interval the reader makes no request between two outages."""
     waited = 0.0
     monkeypatch.setattr(
-        leaders_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited, sleep=time.sleep)
+        stream_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + waited, sleep=time.sleep)
     )
     with ScriptedCluster({"t": 2}, nodes=2) as brokers:
         for partition in range(2):

@@ -22,7 +22,7 @@ from spark_klog.spark.options.writes import sink_options
 from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ErrorCode, InvalidRecords, KlogError, ProtocolError
-from spark_klog.spark.write import producers as producer_cache, sink
+from spark_klog.spark.write import producers, sink
 from spark_klog.spark.write.producers import PRODUCERS, ProducerCache
 from tests.support.kafka import Kafka
 from tests.support.model_cluster import Fate, Key, ModelCluster
@@ -174,18 +174,18 @@ def test_idle_producers_are_few_and_not_old() -> None:
             with cache.borrow({"bootstrap.servers": brokers.servers, "client.id": name}) as producer:
                 producer.send_arrow(pa.record_batch({"value": [b"v"]}), "t", None, 0)
 
-        for number in range(producer_cache._MOST_IDLE + 1):
+        for number in range(producers._MOST_IDLE + 1):
             use(f"c{number}")
         taken = brokers.inits
         use("c1")
         assert brokers.inits == taken
         use("c0")  # closed when the cache was full
         assert brokers.inits == taken + 1
-        now += producer_cache._IDLE_SECONDS
+        now += producers._IDLE_SECONDS
         use("c0")
         assert brokers.inits == taken + 2
         for _ in range(20):
-            now += producer_cache._LIFETIME_SECONDS / 20
+            now += producers._LIFETIME_SECONDS / 20
             use("c0")
         assert brokers.inits == taken + 3
         cache.forget()
@@ -325,7 +325,7 @@ def test_settings_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_passwords_are_not_in_an_entrys_repr() -> None:
-    entry = producer_cache._Entry((("sasl.password", "hunter2"),), object(), 0.0)  # type: ignore[arg-type]
+    entry = producers._Entry((("sasl.password", "hunter2"),), object(), 0.0)  # type: ignore[arg-type]
     assert "hunter2" not in repr(entry)
 
 

@@ -11,7 +11,7 @@ from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import DataLossError, ErrorCode, ProtocolError
 from spark_klog.spark.options import source_options
-from spark_klog.spark.read import tasks as reading
+from spark_klog.spark.read import tasks
 from spark_klog.spark.read.ranges import OffsetRange
 from tests.support.faults import error
 from tests.support.scripted_broker import ScriptedCluster
@@ -36,7 +36,7 @@ def _fill(servers: str, topic: str, sizes: Callable[[int], int] = lambda partiti
 def _read(servers: str, ranges: list[OffsetRange], **more: str) -> list[bytes]:
     options = {"kafka.bootstrap.servers": servers, "subscribe": ranges[0].topic, **more}
     found: list[bytes] = []
-    for batch in reading.read_ranges(source_options(options, streaming=False), ranges, WITHOUT_HEADERS):
+    for batch in tasks.read_ranges(source_options(options, streaming=False), ranges, WITHOUT_HEADERS):
         found += batch.column("value").to_pylist()
     return found
 
@@ -76,7 +76,7 @@ def test_they_share_an_arrow_batch() -> None:
         values = _fill(brokers.bootstrap_servers, "t")
         options = {"kafka.bootstrap.servers": brokers.bootstrap_servers, "subscribe": "t"}
         source = source_options(options, streaming=False)
-        (batch,) = reading.read_ranges(source, _ranges("t"), WITHOUT_HEADERS)
+        (batch,) = tasks.read_ranges(source, _ranges("t"), WITHOUT_HEADERS)
         found = [(row["partition"], row["offset"], row["value"]) for row in batch.to_pylist()]
         of = [value.split(b"-") for value in values]
         assert sorted(found) == sorted((int(v[0]), int(v[1]), value) for v, value in zip(of, values, strict=True))

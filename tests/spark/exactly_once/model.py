@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spark_klog.spark.write import exactly_once as protocol
+from spark_klog.spark.write import exactly_once
 from spark_klog.spark.write.exactly_once import (
     Abort,
     Append,
@@ -109,8 +109,8 @@ class World:
 class Design:
     """The protocol's programs, and the guarantees that they rely on; tests plant faults here."""
 
-    begin: Callable[[], Program[Begun]] = protocol.begin
-    finish: Callable[[Begun, int, tuple[Transaction, ...]], Program[None]] = protocol.finish
+    begin: Callable[[], Program[Begun]] = exactly_once.begin
+    finish: Callable[[Begun, int, tuple[Transaction, ...]], Program[None]] = exactly_once.finish
     is_exclusive: bool = True
     has_ids_by_task: bool = False
     #: Whether an abort gives the producer the next epoch, and whether a worker uses no id again that has another one.
@@ -229,7 +229,9 @@ class Search:
                     runs[place] = replace(run, **changes)
                     yield f"{name}: {what}", replace(done, runs=tuple(runs))
 
-    def _actions(self, world: World, run: Run, action: protocol.Action) -> Iterator[tuple[Any, World, dict[str, Any]]]:
+    def _actions(
+        self, world: World, run: Run, action: exactly_once.Action
+    ) -> Iterator[tuple[Any, World, dict[str, Any]]]:
         """Yield (step, world after it, changes of the run): brokers may end transactions in any order."""
         if not isinstance(action, Commit | Abort):
             done, result = self._act(world, action)
@@ -281,7 +283,7 @@ class Search:
         producers[place : place + 1] = [Producer(epoch, OPEN, rows, begun.number, epoch, epoch)]
         return replace(world, producers=tuple(producers)), Transaction(f"id-{place}", place, epoch, task)
 
-    def _act(self, world: World, action: protocol.Action) -> tuple[World, Any]:
+    def _act(self, world: World, action: exactly_once.Action) -> tuple[World, Any]:
         if isinstance(action, ReadLog):
             return world, Log(world.log)
         if isinstance(action, ListOpen):
@@ -349,7 +351,7 @@ def _reported(run: Run, task: int, transaction: Transaction) -> Run:
     return replace(run, messages=tuple(messages))
 
 
-def _replay(program: Program[Any], results: tuple[Any, ...]) -> protocol.Action:
+def _replay(program: Program[Any], results: tuple[Any, ...]) -> exactly_once.Action:
     """The program's next action; raises what the program raises, and `StopIteration` at its end."""
     action = next(program)
     for result in results:

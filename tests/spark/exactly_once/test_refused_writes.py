@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options import sink_options
 from spark_klog.spark.read.source import KlogDataSource
-from spark_klog.spark.write import exactly_once_driver as writer_module
+from spark_klog.spark.write import exactly_once_driver
 from spark_klog.spark.write.decision_log import Identity
 from spark_klog.spark.write.exactly_once import Begun, Transaction
 from spark_klog.spark.write.exactly_once_driver import (
@@ -111,9 +111,9 @@ def task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple
 
     def make(batch: int, decided: int, *, is_replanned: bool = False) -> tuple[ExactlyOnceWriter, Claimed]:
         context = SimpleNamespace(getLocalProperty=lambda _: str(batch), partitionId=lambda: 0)
-        monkeypatch.setattr(writer_module, "TaskContext", SimpleNamespace(get=lambda: context))
-        monkeypatch.setattr(writer_module, "PRODUCERS", SimpleNamespace(borrow_transactional=begins))
-        monkeypatch.setattr(writer_module, "prepare_worker", lambda: None)
+        monkeypatch.setattr(exactly_once_driver, "TaskContext", SimpleNamespace(get=lambda: context))
+        monkeypatch.setattr(exactly_once_driver, "PRODUCERS", SimpleNamespace(borrow_transactional=begins))
+        monkeypatch.setattr(exactly_once_driver, "prepare_worker", lambda: None)
         (tmp_path / "metadata").touch()
         options = sink_options({**OPTIONS, "checkpointlocation": str(tmp_path)}, streaming=True)
         writer = ExactlyOnceWriter(options, str(tmp_path), SCHEMA)
@@ -158,7 +158,7 @@ def test_spark_gives_a_micro_batch_up(
     """What the tasks that have ended have written is settled at once, for readers not to wait for it."""
     writer, claimed = task(11, 10)
     settled: list[tuple[Path, Claimed]] = []
-    monkeypatch.setattr(writer_module, "settle", lambda _, folder, claimed: settled.append((folder, claimed)))
+    monkeypatch.setattr(exactly_once_driver, "settle", lambda _, folder, claimed: settled.append((folder, claimed)))
     writer.abort([None], 11)
     assert settled == []
     writer.abort([None, WrittenInTransaction({}, claimed, Transaction("x", 1, 0))], 11)

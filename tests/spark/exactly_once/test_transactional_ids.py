@@ -10,12 +10,12 @@ import pytest
 from spark_klog.client.admin.admin import Admin
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.spark.write import producers as producer_cache
+from spark_klog.spark.write import producers
 from spark_klog.spark.write.producers import ProducerCache
 from tests.support.transactional.readers import by_confluent
 
 PREFIX = "klog-test-"
-TASKS = producer_cache._MOST_IDLE + 3
+TASKS = producers._MOST_IDLE + 3
 
 
 @pytest.fixture
