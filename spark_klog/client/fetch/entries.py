@@ -59,7 +59,7 @@ def topics_to_fetch(partitions: Mapping[TopicPartition, FetchParameters]) -> lis
 
 
 class FetchInFlight:
-    """A Fetch of whole partitions, which was sent when this is made; `entries` or `forget` ends it.
+    """A Fetch without a session, which was sent when this is made; `entries` or `forget` ends it.
 
     Topics are named by id if `wanted` has all ids and the broker takes them (KIP-516). Raises what `Connection` raises.
     """
