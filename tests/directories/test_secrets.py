@@ -68,7 +68,8 @@ def test_what_is_shown_of_a_load_and_a_checkpoint(monkeypatch: pytest.MonkeyPatc
         checkpoint_folder(bucket)
     shown.append(str(caught.value))
     options = source_options({"path": f"/nowhere,{bucket}", "subscribe": "t"}, streaming=False)
-    monkeypatch.setattr(directory_source, "_directories", lambda _: MagicMock(partitions=list))
+    monkeypatch.setattr(directory_source, "directory", lambda _: None)
+    monkeypatch.setattr(directory_source, "StoredDirectories", lambda *_, **__: MagicMock(partitions=list))
     with closing(DirectorySource(options)) as source, pytest.raises(ConfigError) as caught:
         source.partitions()
     shown.append(str(caught.value))

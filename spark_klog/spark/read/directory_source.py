@@ -40,36 +40,26 @@ def directory(address: str) -> Directory:
     return Directory(ArrowFolder(filesystem, "", ""), path, without_user(address))
 
 
-def _directories(options: SourceOptions) -> StoredDirectories:
-    config = directory_config(options.client)
-    return StoredDirectories(
-        [directory(path) for path in options.paths],
-        read_committed=bool(config.isolation_level),
-        limit=config.decompressed_max_bytes,
-    )
-
-
-class DirectoryReader:
-    def __init__(self, options: SourceOptions) -> None:
-        self.config = directory_config(options.client)
-        self._directories = _directories(options)
-
-    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]:
-        """The record batches of a range; errors of `StoredPartition.read`. Bad messages of Kafka 0.7 go to `on_bad`."""
-        return self._directories.open(requested.topic, requested.partition).read(requested.start, requested.end, on_bad)
-
-
 class DirectorySource(QuerySource):
     """The partitions of a query in data directories. It lists each folder once, when it first needs it."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._directories = _directories(options)
+        self.config = directory_config(options.client)
+        self._directories = StoredDirectories(
+            [directory(path) for path in options.paths],
+            read_committed=bool(self.config.isolation_level),
+            limit=self.config.decompressed_max_bytes,
+        )
         self._pool = ThreadPoolExecutor(_THREADS)
         self._logs: dict[TopicPartition, StoredLog] = {}
 
     def close(self) -> None:
         self._pool.shutdown()
+
+    def read(self, requested: OffsetRange, on_bad: Callable[[BadBatch], None]) -> Iterator[StoredBatches]:
+        """The record batches of a range; errors of `StoredPartition.read`. Bad messages of Kafka 0.7 go to `on_bad`."""
+        return self._directories.open(requested.topic, requested.partition).read(requested.start, requested.end, on_bad)
 
     def partitions(self) -> list[TopicPartition]:
         subscription = self._options.subscription

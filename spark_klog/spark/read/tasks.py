@@ -55,12 +55,12 @@ from spark_klog.spark.worker_process import cluster_of, prepare_worker
 
 if TYPE_CHECKING:
     from spark_klog.log.stored.segment import StoredBatches
-    from spark_klog.spark.read.directory_source import DirectoryReader
+    from spark_klog.spark.read.directory_source import DirectorySource
 
 _log = logging.getLogger(__name__)
 #: Record batches of brokers or of data directories, and what reads them there.
 RecordBatches: TypeAlias = "Fetched | StoredBatches"
-RangeReader: TypeAlias = "BrokerReader | DirectoryReader"
+RangeReader: TypeAlias = "BrokerReader | DirectorySource"
 #: Fetch errors that mean that the topic is gone, with the cause of the loss.
 _GONE = {
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: DELETED,
@@ -193,9 +193,9 @@ def in_reading_order(
     """The ranges in the order in which to read them, each with its reader, which has fetched short ones together."""
     reader: RangeReader
     if options.paths:
-        from spark_klog.spark.read.directory_source import DirectoryReader  # pyarrow's file systems: slow to import
+        from spark_klog.spark.read.directory_source import DirectorySource  # pyarrow's file systems: slow to import
 
-        reader = DirectoryReader(options)
+        reader = DirectorySource(options)
     else:
         reader = BrokerReader(cluster_of(options.client), options.poll_timeout_ms, topic_ids)
         ranges = reader.ahead(ranges)

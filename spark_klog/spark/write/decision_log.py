@@ -27,7 +27,7 @@ import hashlib
 import json
 import os
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +195,7 @@ class DecisionLog:
         fields["entry"] = type(entry).__name__.lower()
         if isinstance(entry, Decision):
             fields["batch"] = entry.batch
-            fields["transactions"] = [
-                [one.transactional_id, one.producer_id, one.epoch, one.task] for one in entry.transactions
-            ]
+            fields["transactions"] = [astuple(one) for one in entry.transactions]
             fields["planned"] = entry.planned
         return json.dumps(fields).encode()
 

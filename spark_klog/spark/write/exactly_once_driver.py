@@ -275,11 +275,7 @@ class ExactlyOnceWriter(StreamWriter):
         with PRODUCERS.borrow_transactional(client, prefix, claimed.begun.number) as producer:
             counts = send_all(producer, self._options, iterator)
             prepared = producer.prepare_transaction()
-        if prepared is None:
-            return WrittenInTransaction(counts, claimed, None)
-        transaction = Transaction(
-            prepared.transactional_id, prepared.producer_id, prepared.epoch, context.partitionId()
-        )
+        transaction = None if prepared is None else Transaction(**vars(prepared), task=context.partitionId())
         return WrittenInTransaction(counts, claimed, transaction)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
