@@ -17,11 +17,11 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions  # the stubs of .admin do not export it
 from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
-from spark_klog.spark.options.writes import sink_options
 
 from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, ErrorCode, InvalidRecords, KlogError, ProtocolError
+from spark_klog.spark.options import sink_options
 from spark_klog.spark.write import producers, sink
 from spark_klog.spark.write.producers import PRODUCERS, ProducerCache
 from tests.support.kafka import Kafka
