@@ -137,11 +137,8 @@ class PendingRequest(Generic[_Result]):
     def __init__(self) -> None:
         self._steps: Steps[_Result] | None = None
         self._wait = Wait(None, math.inf)
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether the next `step` goes on with a request."""
-        return self._steps is not None
+        #: Whether the next `step` goes on with a request.
+        self.is_under_way = False
 
     @closing_if_interrupted
     def step(self, begin: Callable[[], Steps[_Result]]) -> _Result | None:
@@ -150,13 +147,13 @@ class PendingRequest(Generic[_Result]):
         The result once it is there, else None. Raises what the request does, which then is under way no more.
         """
         steps = self._steps or begin()
-        self._steps = None
+        self._steps, self.is_under_way = None, False
         try:
             self._wait = next(steps)
         except StopIteration as end:
             result: _Result = end.value
             return result
-        self._steps = steps
+        self._steps, self.is_under_way = steps, True
         return None
 
     @property
@@ -174,4 +171,4 @@ class PendingRequest(Generic[_Result]):
         """Drop the answer, which is not needed any more."""
         if self._steps is not None:
             self._steps.close()
-            self._steps = None
+            self._steps, self.is_under_way = None, False
