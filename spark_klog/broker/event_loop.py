@@ -36,8 +36,6 @@ _REST_SECONDS = 0.02
 _MANY = 1000
 #: How long work may run in the event loop before others get their turn.
 _SLICE_SECONDS = 0.002
-#: A pause is this many times as long as the round before it.
-_REST_FACTOR = 3
 _LONGEST_REST_SECONDS = 1.0
 
 
@@ -253,23 +251,3 @@ class ThreadPace:
             self._loop.call_soon_threadsafe(has_run.set)
             has_run.wait(_LONGEST_REST_SECONDS)
         self._since = time.perf_counter()
-
-
-class Rounds:
-    """Pauses between rounds of work, in proportion to the duration of the last round."""
-
-    def __init__(self) -> None:
-        self._next_at = 0.0
-
-    async def rest(self) -> None:
-        """Wait until the next round may begin."""
-        await asyncio.sleep(self._next_at - time.monotonic())
-
-    @contextmanager
-    def measured(self) -> Iterator[None]:
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            ended = time.monotonic()
-            self._next_at = ended + min(_LONGEST_REST_SECONDS, _REST_FACTOR * (ended - started))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from spark_klog.broker.event_loop import BackgroundTasks, Rounds, within
+from spark_klog.broker.event_loop import BackgroundTasks, within
 from spark_klog.broker.metadata.controller import Controller, Topics07
 from spark_klog.broker.metadata.registry import Registry, Topic
 from spark_klog.broker.settings.log_settings import known_topic_settings, topic_settings_of
@@ -39,6 +39,8 @@ _LOOK_AGAIN_SECONDS = 0.05
 _SETTLE_SECONDS = 5.0
 #: One round gives ids to topics and to requests for their deletion, the next one ends deletions.
 _MOST_ROUNDS = 3
+#: Between two rounds that follow the tree: so many times as long as the last round took, but no longer than this.
+_REST_FACTOR, _LONGEST_REST_SECONDS = 3, 1.0
 #: Partitions changed in one call of a thread; after each call the new logs are served.
 _AT_ONCE = 64
 _MOST_LOGGED = 1000
@@ -88,15 +90,16 @@ class RegistryFollower:
     def watch(self) -> None:
         """Follow changes of the tree by other brokers and tools."""
         loop = asyncio.get_running_loop()
-        is_due, rounds = False, Rounds()
+        is_due, next_at = False, 0.0
 
         async def follow() -> None:
-            nonlocal is_due
-            await rounds.rest()  # limits the rate, for example while many topics are created one by one
+            nonlocal is_due, next_at
+            await asyncio.sleep(next_at - time.monotonic())  # limits the rate, as while many topics are created
             async with self._tree_lock:
-                is_due = False  # later changes need another round
-                with rounds.measured():
-                    await self._refresh()
+                is_due, started = False, time.monotonic()  # later changes need another round
+                await self._refresh()
+                ended = time.monotonic()
+                next_at = ended + min(_LONGEST_REST_SECONDS, _REST_FACTOR * (ended - started))
             await self.update_logs()
 
         def changed_in_loop() -> None:

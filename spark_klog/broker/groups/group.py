@@ -178,7 +178,7 @@ class Group:
         """Handle JoinGroup."""
         code = self._refusal(join)
         if code:
-            self._refuse_join(token, code, join.member_id)
+            self._reply(token, refused_join(code, join.member_id))
         elif join.instance_id is not None and not join.member_id:
             self._join_static(join, token, now)
         elif not join.member_id:
@@ -207,7 +207,7 @@ class Group:
         if not code and self.state is State.PREPARING:
             code = ErrorCode.REBALANCE_IN_PROGRESS
         if code:
-            self._refuse_sync(token, code)
+            self._reply(token, refused_sync(code))
             return self._taken()
         member = self.members[member_id]
         self._hear_of(member, now)
@@ -216,7 +216,7 @@ class Group:
             self._answer_synced(token, member.assignment)
             return self._taken()
         if member.sync_token is not None:
-            self._refuse_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+            self._reply(member.sync_token, refused_sync(ErrorCode.REBALANCE_IN_PROGRESS))
         member.sync_token = token
         if member_id == self.leader:
             self._assign(assignments, now)
@@ -326,7 +326,7 @@ class Group:
         member_id = f"{join.client_id}-{uuid4()}"
         if join.requires_id:
             self._pending[member_id] = now + join.session_timeout_ms / 1000
-            self._refuse_join(token, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+            self._reply(token, refused_join(ErrorCode.MEMBER_ID_REQUIRED, member_id))
         else:
             self._add(member_id, join, token, now)
 
@@ -345,7 +345,7 @@ class Group:
             if code:  # the log still has the old member
                 self._replace(member_id, old_id)
                 self.members[old_id] = before
-                self._refuse_join(token, code, join.member_id)
+                self._reply(token, refused_join(code, join.member_id))
             else:
                 self._hear_of(member, now)
                 # it gets its old assignment; if it leads, it has nothing to assign
@@ -382,7 +382,7 @@ class Group:
     def _rejoin(self, join: Join, token: object, now: float) -> None:
         code = self._member_code(join.member_id, join.instance_id)
         if code:
-            self._refuse_join(token, code, join.member_id)
+            self._reply(token, refused_join(code, join.member_id))
             return
         member = self.members[join.member_id]
         has_changed = member.request.protocols != join.protocols
@@ -393,7 +393,7 @@ class Group:
             self._answer_joined(member, token)
         else:
             if member.join_token is not None:
-                self._refuse_join(member.join_token, ErrorCode.UNKNOWN_MEMBER_ID, member.member_id)
+                self._reply(member.join_token, refused_join(ErrorCode.UNKNOWN_MEMBER_ID, member.member_id))
             member.request = join._replace(instance_id=member.request.instance_id)
             self._joined_again(member, token, now, f"member {member.member_id} joins again")
 
@@ -404,7 +404,7 @@ class Group:
         was_empty = self.state is State.EMPTY
         for member in self.members.values():
             if member.sync_token is not None:
-                self._refuse_sync(member.sync_token, ErrorCode.REBALANCE_IN_PROGRESS)
+                self._reply(member.sync_token, refused_sync(ErrorCode.REBALANCE_IN_PROGRESS))
                 member.sync_token = None
                 self._hear_of(member, now)
         self._go(State.PREPARING)
@@ -468,7 +468,7 @@ class Group:
             if token is not None:
                 self._hear_of(member, now)
                 if code:
-                    self._refuse_sync(token, code)
+                    self._reply(token, refused_sync(code))
                 else:
                     self._answer_synced(token, member.assignment)
         if code:
@@ -532,18 +532,12 @@ class Group:
     def _reply(self, token: object, message: dict[str, Any]) -> None:
         self._due.append(Reply(token, message))
 
-    def _refuse_join(self, token: object, code: ErrorCode, member_id: str) -> None:
-        self._reply(token, refused_join(code, member_id))
-
-    def _refuse_sync(self, token: object, code: ErrorCode) -> None:
-        self._reply(token, refused_sync(code))
-
     def _refuse_waiting(self, member: Member, code: ErrorCode) -> None:
         """Answer a member's waiting requests with an error."""
         if member.join_token is not None:
-            self._refuse_join(member.join_token, code, member.member_id)
+            self._reply(member.join_token, refused_join(code, member.member_id))
         if member.sync_token is not None:
-            self._refuse_sync(member.sync_token, code)
+            self._reply(member.sync_token, refused_sync(code))
         member.join_token = member.sync_token = None
 
     def _joined(self, member: Member) -> dict[str, Any]:

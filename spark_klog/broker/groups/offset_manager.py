@@ -112,31 +112,26 @@ class OffsetManager:
 
         Records that do not decode are logged and skipped. Raises `DecodeError` if batches are damaged, OSError.
         """
+        count = bad = 0
+        decoded: _Decoded = {}
         with uncollected():
-            count, bad = self._load(log)
+            for item in stored_rows(log):
+                if isinstance(item, TransactionEnd):
+                    self.complete(log.partition, item.producer_id, committed=item.commits)
+                    continue
+                load = self._load_record
+                for key, value in item.rows:
+                    count += 1
+                    try:
+                        load(key, value, (log.partition, item.producer_id), decoded)
+                    except DecodeError as error:
+                        bad += 1
+                        _log.debug("%s: a record is left out: %s", log.directory.name, error)
+            while decoded:  # to drop all at once would take 20 ms for a million offsets, in which no other thread runs
+                decoded.popitem()
         if bad:
             _log.error("%s: %d records of %d can't be read and are left out", log.directory.name, bad, count)
         _log.info("loaded %d commits and groups from %s", count, log.directory.name)
-
-    def _load(self, log: PartitionLog) -> tuple[int, int]:
-        """(number of records, number of records that do not decode)."""
-        count = bad = 0
-        decoded: _Decoded = {}
-        for item in stored_rows(log):
-            if isinstance(item, TransactionEnd):
-                self.complete(log.partition, item.producer_id, committed=item.commits)
-                continue
-            load = self._load_record
-            for key, value in item.rows:
-                count += 1
-                try:
-                    load(key, value, (log.partition, item.producer_id), decoded)
-                except DecodeError as error:
-                    bad += 1
-                    _log.debug("%s: a record is left out: %s", log.directory.name, error)
-        while decoded:  # to drop all at once would take some 20 ms for a million offsets, in which no other thread runs
-            decoded.popitem()
-        return count, bad
 
     def _load_record(
         self, data: bytes | None, value: bytes | None, transaction: tuple[int, int], decoded: _Decoded
