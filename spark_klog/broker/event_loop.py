@@ -187,7 +187,6 @@ class BackgroundTasks:
         return task.result()
 
     async def ended(self) -> None:
-        """Wait for all tasks."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 

@@ -96,7 +96,6 @@ def _fields(struct: Struct, version: int) -> dict[str, Field]:
 
 
 def _code_name(struct: Struct, version: int) -> str | None:
-    """The name of the struct's error code."""
     return next((name for name in _CODE_NAMES if name in _fields(struct, version)), None)
 
 

@@ -34,7 +34,6 @@ class Request(NamedTuple):
     reader: asyncio.StreamReader
 
     async def body(self, size: int) -> bytes:
-        """Read a body of `size` bytes."""
         return await asyncio.wait_for(self.reader.readexactly(size), _RECEIVE_SECONDS)
 
 

@@ -49,7 +49,6 @@ def lines_of(descriptor: int) -> Iterator[bytes]:
 
 
 def encode(command: str, faults: Iterable[Fault] = ()) -> bytes:
-    """Encode a command as a line."""
     value: Any = [fault.to_json() for fault in faults] if command == "add" else True
     return json.dumps({command: value}).encode() + b"\n"
 

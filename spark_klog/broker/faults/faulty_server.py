@@ -58,7 +58,6 @@ class _Request:
     session: Session
 
     def encoded(self, message: Message) -> bytearray:
-        """Encode the request with another message."""
         return bytearray(
             encode_request(self.api, self.version, self.correlation_id, self.client_id, message).to_bytes()
         )

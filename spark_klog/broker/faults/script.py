@@ -276,7 +276,6 @@ class FaultScript:
             return [(armed.id, armed.fault, armed.fired) for armed in self._armed]
 
     def fired(self) -> list[tuple[Fault, int]]:
-        """How often each fault has fired."""
         return [(fault, count) for _, fault, count in self.listed()]
 
     @property

@@ -86,7 +86,6 @@ class Member:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its protocols."""
         return tuple(name for name, _ in self.request.protocols)
 
     @property
@@ -175,7 +174,6 @@ class Group:
     # ----- requests of members
 
     def join(self, join: Join, token: object, now: float) -> list[Reply]:
-        """Handle JoinGroup."""
         code = self._refusal(join)
         if code:
             self._reply(token, refused_join(code, join.member_id))
@@ -223,7 +221,6 @@ class Group:
         return self._taken()
 
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now: float) -> ErrorCode:
-        """Handle Heartbeat."""
         code = self._member_code(member_id, instance_id) or self._generation_code(generation)
         if code:
             return code
@@ -298,7 +295,6 @@ class Group:
         self._taken()
 
     def kill(self) -> None:
-        """Mark the group as removed."""
         self._go(State.DEAD)
 
     # ----- joining

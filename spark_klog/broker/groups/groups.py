@@ -142,14 +142,12 @@ class Groups:
         return await answer
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """Answer Heartbeat."""
         group = self._groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return group.heartbeat(member_id, instance_id, generation, time.monotonic())
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> ErrorCode:
-        """Answer LeaveGroup of one member."""
         group = self._groups.get(group_id)
         if group is None:
             return ErrorCode.UNKNOWN_MEMBER_ID

@@ -84,7 +84,6 @@ class Since:
         self._committed: set[tuple[str, tuple[str, int]]] = set()
 
     def note(self, group: str, keys: Iterable[tuple[str, int]]) -> None:
-        """Note that a group commits offsets."""
         if self._group in (None, group):
             self._committed.update((group, key) for key in keys if self._topic in (None, key[0]))
 
@@ -265,7 +264,6 @@ class OffsetManager:
         return since
 
     def forget_since(self, since: Since) -> None:
-        """Stop noting."""
         self._noting.remove(since)
 
     def _forget(self, group: str, keys: Iterable[tuple[str, int]]) -> None:

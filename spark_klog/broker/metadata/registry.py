@@ -405,7 +405,6 @@ class Registry:
         return self.controller if self.controller in self.brokers else min(self.brokers, default=NO_LEADER)
 
     def settings(self, name: str) -> dict[str, str]:
-        """The topic's own settings."""
         topic = self.topics.get(name)
         return dict(topic.settings) if topic is not None else {}
 

@@ -351,7 +351,6 @@ class Users:
             self._logged = str(error)
 
     def credential(self, name: str, mechanism: str) -> Credential | None:
-        """The user's credential for a SCRAM mechanism."""
         self._look_again()
         user = self._known[0].get(name)
         return user.credentials.get(mechanism) if user is not None else None

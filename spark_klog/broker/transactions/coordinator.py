@@ -146,7 +146,6 @@ class TransactionCoordinator(Coordinator):
     async def init(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
     ) -> ProducerIdAndEpoch | ErrorCode:
-        """Handle InitProducerId of a transactional id."""
         log = await self.log_of(transactional_id)
         if isinstance(log, ErrorCode):
             return log
@@ -188,7 +187,6 @@ class TransactionCoordinator(Coordinator):
         )
 
     async def end(self, transactional_id: str, producer: ProducerIdAndEpoch, *, commits: bool) -> ErrorCode:
-        """Handle EndTxn."""
         return await self._change(
             transactional_id, lambda before: machine.end(before, producer, commits=commits, now_ms=system_ms())
         )
