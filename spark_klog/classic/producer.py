@@ -251,7 +251,17 @@ class Producer:
         self._maker = Maker("producer", ProducerClosed)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._brokers = _Brokers(self._config)
+        self._protocol = str(self._config.client.get("security.protocol", "PLAINTEXT")).upper()
+        #: The client producers by codec: as compressed.topics says, one compresses and one does not.
+        self._producers: dict[str, ClientProducer] = {}
+        self._has_changed = threading.Event()
+        self._tree: Tree | None = None
+        if self._config.zookeeper_connect:
+            self._tree = open_tree(
+                f"zookeeper://{self._config.zookeeper_connect}", self._config.session_timeout_ms / 1000
+            )
+            self._tree.watch(BROKER_IDS_PATH, self._has_changed.set)
+            self._tree.watch(BROKER_TOPICS_PATH, self._has_changed.set, values=True)
         self._queue: ProducerQueue | None = None
         if self._config.is_async:
             self._queue = ProducerQueue(self._config, self._callbacks, self._handle)
@@ -291,12 +301,14 @@ class Producer:
         """Write messages and wait until they are confirmed."""
         encoded = [(one, self._encoder(one.message), self._key_encoder(one.key)) for one in messages]
         with self._lock:
-            self._brokers.refresh()
+            if self._has_changed.is_set():  # new brokers or partitions in ZooKeeper; nothing is under way
+                self._has_changed.clear()
+                self._forget()
             used: dict[int, ClientProducer] = {}
             try:
                 deliveries = []
                 for one, value, key in encoded:
-                    producer = self._brokers.producer(one.topic)
+                    producer = self._producer(one.topic)
                     used[id(producer)] = producer
                     partition = self._partition(one, producer.partitions(one.topic))
                     deliveries.append(producer.send(one.topic, value, key, partition))
@@ -305,7 +317,7 @@ class Producer:
                 for delivery in deliveries:
                     delivery.result(0)
             except BaseException:
-                self._brokers.forget()  # a client producer that has failed writes nothing more
+                self._forget()  # a client producer that has failed writes nothing more
                 raise
 
     def _partition(self, message: KeyedMessage, partitions: int) -> int:
@@ -317,6 +329,23 @@ class Producer:
             raise ConfigError(f"the partitioner gave {found} for topic {message.topic}: set 0 to {partitions - 1}")
         return found
 
+    def _producer(self, topic: str) -> ClientProducer:
+        """The client producer for a topic's messages."""
+        config = self._config
+        codec = config.codec if not config.compressed_topics or topic in config.compressed_topics else "none"
+        if codec not in self._producers:
+            servers = config.brokers if self._tree is None else broker_addresses(self._tree, self._protocol)
+            if not servers:
+                raise ConnectionFailed(f"no broker is registered in ZooKeeper {config.zookeeper_connect}")
+            self._producers[codec] = ClientProducer(config.client_settings(servers, codec))
+        return self._producers[codec]
+
+    def _forget(self) -> None:
+        """Make new client producers for the next messages. Nothing may be under way."""
+        producers, self._producers = self._producers, {}
+        for producer in producers.values():
+            producer.abort()
+
     def close(self) -> None:
         """Send what is in the queue, and close the connections. A second call does nothing."""
         if self._is_closed or self._maker.is_forked:
@@ -327,7 +356,9 @@ class Producer:
                 self._queue.close()
         finally:
             with self._lock:
-                self._brokers.close()
+                self._forget()
+                if self._tree is not None:
+                    self._tree.close()
             self._callbacks.close()
 
     def __enter__(self) -> Producer:
@@ -346,52 +377,3 @@ def _keyed(messages: Sequence[KeyedMessage | ProducerData]) -> Iterator[KeyedMes
                 yield KeyedMessage(one.topic, data, None, one.key)
         else:
             raise TypeError(f"send: {type(one).__name__} is neither a KeyedMessage nor ProducerData")
-
-
-class _Brokers:
-    """The client producers: one that compresses and one that does not, as compressed.topics says."""
-
-    def __init__(self, config: ProducerConfig) -> None:
-        self._config = config
-        self._protocol = str(config.client.get("security.protocol", "PLAINTEXT")).upper()
-        self._producers: dict[str, ClientProducer] = {}
-        self._addresses: list[str] = []
-        self._has_changed = threading.Event()
-        self._tree: Tree | None = None
-        if config.zookeeper_connect:
-            self._tree = open_tree(f"zookeeper://{config.zookeeper_connect}", config.session_timeout_ms / 1000)
-            self._tree.watch(BROKER_IDS_PATH, self._has_changed.set)
-            self._tree.watch(BROKER_TOPICS_PATH, self._has_changed.set, values=True)
-
-    def refresh(self) -> None:
-        """See new brokers and partitions in ZooKeeper. Nothing may be under way."""
-        if self._has_changed.is_set():
-            self._has_changed.clear()
-            self.forget()
-
-    def producer(self, topic: str) -> ClientProducer:
-        """The client producer for a topic's messages."""
-        config = self._config
-        codec = config.codec if not config.compressed_topics or topic in config.compressed_topics else "none"
-        if codec not in self._producers:
-            self._producers[codec] = ClientProducer(config.client_settings(self._servers(), codec))
-        return self._producers[codec]
-
-    def _servers(self) -> str | list[str]:
-        if self._tree is None:
-            return self._config.brokers
-        found = broker_addresses(self._tree, self._protocol)
-        if not found:
-            raise ConnectionFailed(f"no broker is registered in ZooKeeper {self._config.zookeeper_connect}")
-        return found
-
-    def forget(self) -> None:
-        """Make new client producers for the next messages. Nothing may be under way."""
-        producers, self._producers = self._producers, {}
-        for producer in producers.values():
-            producer.abort()
-
-    def close(self) -> None:
-        self.forget()
-        if self._tree is not None:
-            self._tree.close()

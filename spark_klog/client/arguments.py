@@ -78,7 +78,10 @@ def configs_of(what: str, value: object) -> dict[str, str]:
 def partition_of(call: str, item: Any) -> TopicPartition:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise TypeError(f"{call}: {item!r} must be (topic, partition)")
-    return _topic(call, item[0]), _partition(call, item[1])
+    number = _integer(call, "partition", item[1])
+    if not 0 <= number <= INT32_MAX:
+        raise ConfigError(f"{call}: partition {number} must be from 0 to 2^31 - 1")
+    return _topic(call, item[0]), number
 
 
 def partitions_of(call: str, items: Any) -> list[TopicPartition]:
@@ -93,7 +96,7 @@ def starts_of(call: str, items: Any) -> list[tuple[str, int, int | None]]:
         if not isinstance(item, tuple | list) or len(item) not in (2, 3):
             raise TypeError(f"{call}: {item!r} must be (topic, partition) or (topic, partition, offset)")
         offset = None if len(item) == 2 or item[2] is None else offset_of(call, item[2])
-        found.append((_topic(call, item[0]), _partition(call, item[1]), offset))
+        found.append((*partition_of(call, item[:2]), offset))
     if len({item[:2] for item in found}) < len(found):
         raise ConfigError("a partition is assigned twice")
     return found
@@ -110,7 +113,7 @@ def offset_of(call: str, offset: Any) -> int:
 def offsets_of(call: str, offsets: Any) -> dict[TopicPartition, Committed]:
     """Check and convert offsets to commit; `ConfigError` for negative ones."""
     if not isinstance(offsets, Mapping):
-        raise TypeError(f"{call}: offsets must be a dict of (topic, partition) to offset, not {_kind(offsets)}")
+        raise TypeError(f"{call}: offsets must be a dict of (topic, partition) to offset, not {type(offsets).__name__}")
     result = {}
     for key, item in offsets.items():
         topic, partition = partition_of(call, key)
@@ -132,7 +135,9 @@ def topics_of(topics: Any) -> tuple[Collection[str], re.Pattern[str] | None]:
     if isinstance(topics, str) and topics.startswith("^"):
         topics = [topics]
     if isinstance(topics, str | bytes) or not isinstance(topics, Iterable):
-        raise TypeError(f"subscribe takes a list of topics or a pattern, not {_kind(topics)}: subscribe([{topics!r}])")
+        raise TypeError(
+            f"subscribe takes a list of topics or a pattern, not {type(topics).__name__}: subscribe([{topics!r}])"
+        )
     wanted = list(topics)
     if not wanted:
         raise ConfigError("subscribe: the list of topics is empty; call unsubscribe to leave the group")
@@ -145,7 +150,7 @@ def topics_of(topics: Any) -> tuple[Collection[str], re.Pattern[str] | None]:
 
 def _topic(call: str, topic: Any) -> str:
     if not isinstance(topic, str):
-        raise TypeError(f"{call}: topic {topic!r} must be str, not {_kind(topic)}")
+        raise TypeError(f"{call}: topic {topic!r} must be str, not {type(topic).__name__}")
     if not topic:
         raise ConfigError(f"{call}: the name of a topic is empty")
     try:
@@ -155,27 +160,16 @@ def _topic(call: str, topic: Any) -> str:
     return topic
 
 
-def _partition(call: str, partition: Any) -> int:
-    number = _integer(call, "partition", partition)
-    if not 0 <= number <= INT32_MAX:
-        raise ConfigError(f"{call}: partition {number} must be from 0 to 2^31 - 1")
-    return number
-
-
 def _integer(call: str, name: str, number: Any) -> int:
     try:
         if isinstance(number, bool):
             raise TypeError
         return operator.index(number)
     except TypeError:
-        raise TypeError(f"{call}: {name} {number!r} must be int, not {_kind(number)}") from None
+        raise TypeError(f"{call}: {name} {number!r} must be int, not {type(number).__name__}") from None
 
 
 def _iterable(call: str, items: Any, of: str) -> Iterable[Any]:
     if isinstance(items, str | bytes | Mapping) or not isinstance(items, Iterable):
-        raise TypeError(f"{call} takes a list of {of}, not {_kind(items)}")
+        raise TypeError(f"{call} takes a list of {of}, not {type(items).__name__}")
     return items
-
-
-def _kind(item: Any) -> str:
-    return type(item).__name__

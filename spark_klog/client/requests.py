@@ -16,7 +16,6 @@ from typing import Generic, NamedTuple, TypeVar
 from spark_klog.base.interrupts import closing_if_interrupted
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.net.waiting import wait_until_ready
-from spark_klog.client.retry import shown_seconds
 from spark_klog.errors import ConnectionFailed, KlogError, RequestTimedOut
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
@@ -52,7 +51,7 @@ def opened(connection: Connection, deadline: float) -> Steps[None]:
     """Open a connection, and wait while it is throttled unless that lasts beyond the deadline."""
     begin = time.monotonic()
     while not connection.open_step():
-        _check_time(connection, begin, deadline)
+        connection.check_time(begin, deadline)
         yield Wait(connection, min(deadline, connection.look_at))
     if connection.throttled_until <= deadline:
         yield from paused(connection.throttled_until)
@@ -65,7 +64,7 @@ def answered(connection: Connection, api: Api, message: Message, deadline: float
     try:
         yield Wait(connection, deadline, handle)
         while not connection.poll(handle):
-            _check_time(connection, begin, deadline)
+            connection.check_time(begin, deadline)
             yield Wait(connection, deadline, handle)
         return connection.receive(handle)
     finally:
@@ -75,14 +74,6 @@ def answered(connection: Connection, api: Api, message: Message, deadline: float
 def paused(until: float) -> Steps[None]:
     while time.monotonic() < until:
         yield Wait(None, until)
-
-
-def _check_time(connection: Connection, begin: float, deadline: float) -> None:
-    """Close the connection and raise `RequestTimedOut` if the deadline has come."""
-    now = time.monotonic()
-    if now >= deadline:
-        connection.close()
-        raise RequestTimedOut(f"broker {connection.address} did not answer within {shown_seconds(now - begin)} s")
 
 
 def run(steps: Steps[_Result]) -> _Result:

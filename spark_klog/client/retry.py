@@ -90,28 +90,23 @@ class Retry:
 
     def seconds(self, failure: Exception) -> float:
         """Like `pause`, but leave the sleep to the caller."""
-        left = self._deadline - time.monotonic()
+        now = time.monotonic()
+        left = self._deadline - now
         if left < _LEAST:
             is_short = self._deadline - self._resumed < _SHORT * (self._deadline - self._begin)
             raise self._named(self._failure if self._failure is not None and is_short else failure)
         self._failure = failure
         self._attempts += 1
-        self._say(failure, left)
+        if self._lasting.is_due(now):
+            if self._limit == CALL_TIMEOUT:
+                _log.warning("still trying after %.0f s: %s", now - self._begin, failure)
+            else:
+                shown = (now - self._begin, left, self._limit_reached(), failure)
+                _log.warning("still trying after %.0f s, giving up in %.0f s (%s): %s", *shown)
         # shorter pauses near the deadline, so that the last attempt has time to succeed
         pause = min(pause_seconds(self._config, self._attempts), left / 2)
-        self._resumed = time.monotonic() + pause
+        self._resumed = now + pause
         return pause
-
-    def _say(self, failure: Exception, left: float) -> None:
-        """Log a lasting failure, at intervals that double."""
-        now = time.monotonic()
-        if self._lasting.is_due(now):
-            waited = now - self._begin
-            if self._limit == CALL_TIMEOUT:
-                _log.warning("still trying after %.0f s: %s", waited, failure)
-            else:
-                shown = (waited, left, self._limit_reached(), failure)
-                _log.warning("still trying after %.0f s, giving up in %.0f s (%s): %s", *shown)
 
     def _limit_reached(self) -> str:
         """Name the setting that limits the call now: an attempt that began in time may last beyond `connect_until`."""

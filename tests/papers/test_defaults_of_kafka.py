@@ -52,8 +52,8 @@ def _ours(client: str) -> dict[str, Any]:
         return _shared(config.client) | own
     if client == "producer":
         return _shared(client_config(SERVERS))
-    admin = admin_config(SERVERS)
-    return _shared(admin.client) | {"default.api.timeout.ms": admin.api_timeout_ms}
+    config, timeout = admin_config(SERVERS)
+    return _shared(config) | {"default.api.timeout.ms": timeout}
 
 
 def _shared(config: ClientConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from spark_klog.client.admin.calls import (
     by_field,
     by_partition,
     checked,
+    known,
     mapped,
     whole,
 )
@@ -318,12 +319,11 @@ class Admin(TopicCalls, GroupCalls, UserCalls):
 
 
 def _described(entry: Message) -> TransactionDescription:
-    started = entry["transaction_start_time_ms"]
     return TransactionDescription(
         entry["transactional_id"],
         entry["transaction_state"],
         entry["transaction_timeout_ms"],
-        started if started >= 0 else None,
+        known(entry["transaction_start_time_ms"]),
         entry["producer_id"],
         entry["producer_epoch"],
         tuple((topic["topic"], partition) for topic in entry["topics"] for partition in topic["partitions"]),
@@ -331,9 +331,6 @@ def _described(entry: Message) -> TransactionDescription:
 
 
 def _producer(entry: Message) -> ProducerState:
-    def known(value: int) -> int | None:
-        return value if value >= 0 else None
-
     return ProducerState(
         entry["producer_id"],
         entry["producer_epoch"],

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from spark_klog.base.interrupts import CallLock
@@ -64,16 +63,8 @@ Routes = tuple[Mapping[int, list[_K]], Mapping[_K, KlogError]]
 Entries = Callable[[Message, Collection[_K]], Iterable[tuple[_K, Message]]]
 
 
-@dataclass(frozen=True)
-class AdminConfig:
-    """Parsed settings; `api_timeout_ms` bounds a call, `client.request_timeout_ms` a request."""
-
-    client: ClientConfig
-    api_timeout_ms: int
-
-
-def admin_config(settings: Mapping[str, Any]) -> AdminConfig:
-    """Parse settings by Kafka's names; values and `ConfigError` as in `client_config`.
+def admin_config(settings: Mapping[str, Any]) -> tuple[ClientConfig, int]:
+    """Parse settings, as `client_config` does, and default.api.timeout.ms, which bounds a call.
 
     Logs the names of settings of Kafka's clients that have no effect here.
     """
@@ -88,7 +79,7 @@ def admin_config(settings: Mapping[str, Any]) -> AdminConfig:
             )
     if ignored := sorted(set(settings) - _WITH_EFFECT):
         _log.warning("settings without effect on an admin client: %s", ", ".join(ignored))
-    return AdminConfig(client, timeout)
+    return client, timeout
 
 
 class Outcomes(dict[_K, _V | KlogError], Generic[_K, _V]):
@@ -148,9 +139,8 @@ class AdminCalls:
             self.cluster = settings
             self._timeout_ms, self._limit = settings.config.request_timeout_ms, "request.timeout.ms"
         else:
-            config = admin_config(settings)
-            self.cluster = Cluster(config.client)
-            self._timeout_ms, self._limit = config.api_timeout_ms, "default.api.timeout.ms"
+            config, self._timeout_ms = admin_config(settings)
+            self.cluster, self._limit = Cluster(config), _API_TIMEOUT
             try:
                 self.cluster.metadata([])
             except BaseException:
@@ -442,6 +432,11 @@ def by_partition(
 def whole(answer: Message, keys: Collection[_K]) -> Iterator[tuple[_K, Message]]:
     """The response itself as the entry of the only item."""
     return ((key, answer) for key in keys)
+
+
+def known(number: int) -> int | None:
+    """A number in a response; None for -1, which says that there is none or that the broker is too old to know it."""
+    return number if number >= 0 else None
 
 
 def mapped(outcomes: Outcomes[_K, Message], result: Callable[[Message], Any] = lambda entry: None) -> Outcomes[_K, Any]:

@@ -14,6 +14,7 @@ from spark_klog.client.admin.calls import (
     by_field,
     by_partition,
     checked,
+    known,
     whole,
 )
 from spark_klog.client.answers import answer_error
@@ -262,8 +263,7 @@ class GroupCalls(AdminCalls):
             BrokerDescription(entry["node_id"], entry["host"], entry["port"], entry["rack"])
             for entry in sorted(answer["brokers"], key=lambda entry: int(entry["node_id"]))
         ]
-        controller = answer["controller_id"]
-        return ClusterDescription(answer["cluster_id"], controller if controller >= 0 else None, tuple(brokers))
+        return ClusterDescription(answer["cluster_id"], known(answer["controller_id"]), tuple(brokers))
 
     def list_offsets(self, times: Mapping[TopicPartition, OffsetTime]) -> Outcomes[TopicPartition, FoundOffset]:
         """The offset of each partition at a time. ListOffsets, at the leaders.
@@ -379,10 +379,7 @@ def _time(key: object, value: object) -> int:
 
 
 def _found(entry: Message) -> FoundOffset:
-    offset, timestamp, epoch = entry["offset"], entry["timestamp"], entry["leader_epoch"]
-    return FoundOffset(
-        offset if offset >= 0 else None, timestamp if timestamp >= 0 else None, epoch if epoch >= 0 else None
-    )
+    return FoundOffset(known(entry["offset"]), known(entry["timestamp"]), known(entry["leader_epoch"]))
 
 
 def _directories(answer: Message) -> dict[str, LogDir]:
@@ -394,8 +391,8 @@ def _directories(answer: Message) -> dict[str, LogDir]:
         found[entry["log_dir"]] = LogDir(
             answer_error(DESCRIBE_LOG_DIRS, code, f"log directory {entry['log_dir']}") if code else None,
             dict(_replicas(entry)),
-            entry["total_bytes"] if entry["total_bytes"] >= 0 else None,
-            entry["usable_bytes"] if entry["usable_bytes"] >= 0 else None,
+            known(entry["total_bytes"]),
+            known(entry["usable_bytes"]),
         )
     return found
 

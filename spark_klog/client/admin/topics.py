@@ -19,6 +19,7 @@ from spark_klog.client.admin.calls import (
     by_field,
     by_partition,
     entry_or_error,
+    known,
 )
 from spark_klog.client.answers import answer_error
 from spark_klog.client.arguments import (
@@ -554,8 +555,8 @@ def _described(name: str, topic: Message | None) -> TopicDescription | KlogError
     partitions = [
         PartitionDescription(
             entry["partition_index"],
-            entry["leader_id"] if entry["leader_id"] >= 0 else None,
-            entry["leader_epoch"] if entry["leader_epoch"] >= 0 else None,
+            known(entry["leader_id"]),
+            known(entry["leader_epoch"]),
             tuple(entry["replica_nodes"]),
             tuple(entry["isr_nodes"]),
             tuple(entry["offline_replicas"]),
@@ -583,8 +584,7 @@ def _created(name: str, entry: Message | KlogError) -> CreatedTopic | KlogError:
         return entry
     if not entry:
         return CreatedTopic(name)
-    partitions, replicas = entry["num_partitions"], entry["replication_factor"]
-    return CreatedTopic(name, _id(entry), partitions if partitions >= 0 else None, replicas if replicas >= 0 else None)
+    return CreatedTopic(name, _id(entry), known(entry["num_partitions"]), known(entry["replication_factor"]))
 
 
 def _resource(value: object) -> ConfigResource:

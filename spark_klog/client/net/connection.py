@@ -257,9 +257,8 @@ class Connection:
             while self._negotiation is not None:
                 if self.poll(self._negotiation):
                     self._next_of_negotiation(self._negotiation, self._open_until)
-                elif time.monotonic() >= self._open_until:
-                    raise self._timed_out(self._opened_at)
                 else:
+                    self.check_time(self._opened_at, self._open_until)
                     break
             return self._is_open
         except BaseException as error:
@@ -429,10 +428,8 @@ class Connection:
         begin = time.monotonic()
         deadline = self._default_deadline() if deadline is None else deadline
         while not self.poll(handle):
-            if (left := deadline - time.monotonic()) <= 0:
-                self.close()
-                raise self._timed_out(begin)
-            wait_until_ready((self,), left)
+            self.check_time(begin, deadline)
+            wait_until_ready((self,), deadline - time.monotonic())
 
     def poll(self, handle: Handle | None) -> bool:
         """Send and read what can be done without waiting; return whether the response to a request has arrived.
@@ -550,9 +547,12 @@ class Connection:
     def _lost(self) -> ConnectionFailed:
         return ConnectionFailed(f"connection to broker {self.address} is closed, requests under way are lost")
 
-    def _timed_out(self, begin: float) -> RequestTimedOut:
-        seconds = shown_seconds(time.monotonic() - begin)
-        return RequestTimedOut(f"broker {self.address} did not answer within {seconds} s")
+    def check_time(self, begin: float, deadline: float) -> None:
+        """Close the connection and raise `RequestTimedOut` if the deadline has come; `begin` is for the message."""
+        now = time.monotonic()
+        if now >= deadline:
+            self.close()
+            raise RequestTimedOut(f"broker {self.address} did not answer within {shown_seconds(now - begin)} s")
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Close the connection and say why, unless the error is one of ours already."""

@@ -138,7 +138,8 @@ class OAuthBearer:
 
     def __init__(self, token: str, extensions: Sequence[tuple[str, str]] = ()) -> None:
         self._token, self._extensions = token, extensions
-        self._refusal: str | None = None
+        #: Why the broker has refused the token.
+        self.refusal: str | None = None
         self.secrets: tuple[str, ...] = (token,)
 
     def first(self) -> bytes:
@@ -148,20 +149,15 @@ class OAuthBearer:
     def step(self, answer: bytes) -> bytes | None:
         if not answer:
             return None
-        if self._refusal is not None:
-            raise SaslError(self._refusal)
+        if self.refusal is not None:
+            raise SaslError(self.refusal)
         try:
             status = str(json.loads(answer)["status"])
         except (ValueError, KeyError, TypeError, RecursionError):  # deep nesting
             status = answer.decode("utf-8", "replace")
         shown = without_secrets(status, self.secrets)
-        self._refusal = f"the broker refuses the token ({shown}): it has expired, or is of another issuer or audience"
+        self.refusal = f"the broker refuses the token ({shown}): it has expired, or is of another issuer or audience"
         return b"\1"
-
-    @property
-    def refusal(self) -> str | None:
-        """Why the broker has refused the token; None if it has not."""
-        return self._refusal
 
 
 class SaslExchange:
@@ -208,7 +204,12 @@ class SaslExchange:
         if api is SASL_HANDSHAKE:
             self._check_handshake(answer)
             return SASL_AUTHENTICATE, {"auth_bytes": self._mechanism.first()}
-        self._check_authenticate(answer)
+        if code := answer["error_code"]:
+            if isinstance(self._mechanism, OAuthBearer) and self._mechanism.refusal is not None:
+                raise self._refused(self._mechanism.refusal)
+            said = without_secrets(answer["error_message"] or f"error {code}", self._mechanism.secrets)
+            is_refusal = code == ErrorCode.SASL_AUTHENTICATION_FAILED
+            raise self._refused(f"it says: {said}. {self._advice()}" if is_refusal else f"it says: {said}")
         try:
             token = self._mechanism.step(bytes(answer["auth_bytes"]))
         except SaslError as error:
@@ -247,18 +248,6 @@ class SaslExchange:
             )
         if code:
             raise self._refused(f"SaslHandshake is answered with error {code}")
-
-    def _check_authenticate(self, answer: Message) -> None:
-        assert self._mechanism is not None
-        code = answer["error_code"]
-        if not code:
-            return
-        if isinstance(self._mechanism, OAuthBearer) and self._mechanism.refusal is not None:
-            raise self._refused(self._mechanism.refusal)
-        said = without_secrets(answer["error_message"] or f"error {code}", self._mechanism.secrets)
-        if code != ErrorCode.SASL_AUTHENTICATION_FAILED:
-            raise self._refused(f"it says: {said}")
-        raise self._refused(f"it says: {said}. {self._advice()}")
 
     def _refused(self, why: str) -> SaslError:
         return SaslError(f"broker {self._address} refuses {self._config.mechanism}: {why}")

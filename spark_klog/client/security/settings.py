@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from spark_klog.base.names import PLAIN, PLAINTEXT, SCRAM_SHA_256, SCRAM_SHA_512, SECURITY_PROTOCOLS
@@ -25,6 +25,7 @@ from spark_klog.client.security.config import (
     OAuthConfig,
     SaslConfig,
     SecurityConfig,
+    Settings,
     Source,
     TlsConfig,
     dereferenced,
@@ -268,13 +269,13 @@ class _Parser:
 
     def _sasl(self) -> SaslConfig:
         mechanism = self._mechanism()
-        module = self._module(mechanism)
+        jaas = self._jaas_options(mechanism)
         is_msk = self._check_handlers(mechanism)
         for prefixes, its in ((("sasl.oauthbearer.", "https."), OAUTHBEARER), (("sasl.kerberos.",), GSSAPI)):
             found = next((name for name in self._given if name.startswith(prefixes)), None)
             if found is not None and mechanism != its:
                 raise ConfigError(f"{self._shown(found)} is for {its}, but the mechanism is {mechanism}")
-        options = {} if module is None else module.options
+        options = jaas or {}
         meant = AWS_MSK_IAM if is_msk else mechanism
         instead = _INSTEAD_OF_PASSWORDS.get(meant)
         for name in ("sasl.username", "sasl.password"):
@@ -287,8 +288,8 @@ class _Parser:
             return SaslConfig(mechanism, oauth=self._oauth(options))
         if mechanism == GSSAPI:
             return SaslConfig(mechanism, kerberos=self._kerberos(options))
-        username = self._credential("username", mechanism, module)
-        password = self._credential("password", mechanism, module)
+        username = self._credential("username", mechanism, jaas)
+        password = self._credential("password", mechanism, jaas)
         if mechanism == PLAIN and "\0" in username + password:
             raise ConfigError(f"{self._prefix}sasl.username and password can't hold the character NUL with PLAIN")
         return SaslConfig(mechanism, username, password)
@@ -317,35 +318,36 @@ class _Parser:
         hint = f": set {self._prefix}sasl.oauthbearer.provider=MODULE:FUNCTION" if can_set else ""
         raise ConfigError(f"setting {self._shown(refused)} is not supported: {NO_JAVA}{hint}")
 
-    def _module(self, mechanism: str) -> LoginModule | None:
-        """The login module in `sasl.jaas.config` for this mechanism; None without the setting."""
+    def _jaas_options(self, mechanism: str) -> dict[str, str] | None:
+        """The options of the login module in `sasl.jaas.config`, which must be for this mechanism; None without it."""
         text, shown = self._text("sasl.jaas.config"), self._shown("sasl.jaas.config")
         if not text:
             return None
-        module = parse_jaas(text, shown)
-        its_mechanism, known = _MODULES.get(module.name.removeprefix(_SHADED), (None, ()))
+        module, options = parse_jaas(text, shown)
+        its_mechanism, known = _MODULES.get(module.removeprefix(_SHADED), (None, ()))
         if its_mechanism is None:
-            found = f"unknown login module {module.shown}" if "." in module.shown else "it does not begin with a class"
+            is_class = _CLASS.fullmatch(module) is not None
+            found = f"unknown login module {module}" if is_class else "it does not begin with a class"
             raise ConfigError(f"{shown}: {found}; known are {', '.join(_MODULES)}")
         if not mechanism.startswith(its_mechanism):
             raise ConfigError(
-                f"{shown}: {module.name} is for {its_mechanism}, but "
+                f"{shown}: {module} is for {its_mechanism}, but "
                 f"{self._shown('sasl.mechanism')}={self._text('sasl.mechanism')}"
             )
-        for number, option in enumerate(module.options, 1):
+        for number, option in enumerate(options, 1):
             is_known = option in known or option in _JVM_OPTIONS.get(mechanism, ())
             if not (is_known or (mechanism == OAUTHBEARER and option.startswith(("extension_", _CLAIM)))):
                 # by its number: it may be a part of a password without quotation marks
                 named = option if option in _JAVAS_OPTIONS else str(number)
                 question = nearest(option, known)
                 raise ConfigError(
-                    f"{shown}: option {named} of {module.name} is not supported: {question}{question and ' '}"
+                    f"{shown}: option {named} of {module} is not supported: {question}{question and ' '}"
                     f"{', '.join(known)} are. A value with blanks or = needs quotation marks"
                 )
-        secrets = {
-            name: dereferenced(f"{shown}: {name}", value) for name, value in module.options.items() if is_secret(name)
+        return {
+            name: dereferenced(f"{shown}: {name}", value) if is_secret(name) else value
+            for name, value in options.items()
         }
-        return replace(module, options=module.options | secrets)
 
     def _kerberos(self, options: Mapping[str, str]) -> KerberosConfig:
         by_option = {"serviceName": "service.name", "principal": "principal", "keyTab": "keytab"}
@@ -366,15 +368,19 @@ class _Parser:
         cache = options.get("ticketCache", "") if is_on["useTicketCache"] else ""
         return KerberosConfig(found["serviceName"] or "kafka", found["principal"], found["keyTab"], cache)
 
-    def _credential(self, name: str, mechanism: str, module: LoginModule | None) -> str:
+    def _credential(self, name: str, mechanism: str, jaas: Mapping[str, str] | None) -> str:
         own = f"sasl.{name}"
-        if module is not None and own in self._given:
+        if jaas is not None and own in self._given:
             raise ConfigError(
                 f"{self._shown('sasl.jaas.config')} and {self._shown(own)} exclude each other: remove one"
             )
-        value = module.options.get(name, "") if module is not None else self._given.get(own, "")
+        value = (self._given.get(own) if jaas is None else jaas.get(name)) or ""
         if not value:
-            where = f"{self._shown('sasl.jaas.config')} has no {name}" if module else f"{self._shown(own)} is not set"
+            where = (
+                f"{self._shown('sasl.jaas.config')} has no {name}"
+                if jaas is not None
+                else f"{self._shown(own)} is not set"
+            )
             raise ConfigError(
                 f"{self._shown('sasl.mechanism')}={mechanism} needs a name and a password, and {where}: set "
                 f"{self._prefix}sasl.username and {self._prefix}sasl.password, or "
@@ -472,27 +478,17 @@ def _unsecured(config: OAuthConfig, options: Mapping[str, str], shown: str) -> O
     return replace(config, claims=tuple(claims.items()), lifetime_seconds=lifetime)
 
 
-@dataclass(frozen=True)
-class LoginModule:
-    """A login module's class, and its options by name."""
+def parse_jaas(text: str, setting: str) -> tuple[str, Settings]:
+    """Parse the class and the options of the one login module of a JAAS configuration.
 
-    name: str = field(repr=False)
-    options: dict[str, str] = field(repr=False)
-
-    @property
-    def shown(self) -> str:
-        """The class for messages, if it is a class's name."""
-        return self.name if _CLASS.fullmatch(self.name) else "the class"
-
-
-def parse_jaas(text: str, setting: str) -> LoginModule:
-    """Parse the one login module of a JAAS configuration; `ConfigError` names `setting` and the problem, no values."""
+    `ConfigError` names `setting` and the problem, no values.
+    """
     tokens = _tokens(text, setting)
     if len(tokens) < 2 or tokens[0][0] != "word" or tokens[1][0] != "word" or tokens[1][1].lower() not in _FLAGS:
         raise _error(setting, "it does not begin with a class and a flag")
     if tokens[-1] != ("mark", ";"):
         raise _error(setting, "the ; at its end is missing")
-    options: dict[str, str] = {}
+    options = Settings()
     position, last = 2, len(tokens) - 1
     while position < last:
         if tokens[position] == ("mark", ";"):
@@ -504,7 +500,7 @@ def parse_jaas(text: str, setting: str) -> LoginModule:
             raise _error(setting, f"option {len(options) + 1} has no value")
         options[name] = tokens[position + 2][1]
         position += 3
-    return LoginModule(tokens[0][1], options)
+    return tokens[0][1], options
 
 
 def _error(setting: str, what: str) -> ConfigError:

@@ -211,9 +211,18 @@ def _from_endpoint(config: OAuthConfig, deadline: float, named: Callable[[str], 
     )
     until = min(time.monotonic() + _LONGEST_SECONDS, deadline)
     context = _https(config, named)
+
+    def ask() -> Any:
+        opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
+        try:
+            with opener.open(request, timeout=max(0.001, until - time.monotonic())) as answer:
+                return json.loads(answer.read(_MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            raise _refused(config, error, named) from None
+
     try:
         # urllib's own timeout is for each read, and not for the look-up of the name
-        found = within(until, lambda: _asked(config, request, context, until, named), "klog-token")
+        found = within(until, ask, "klog-token")
         lifetime = found.get("expires_in")
         expires = None if lifetime is None else time.time() + float(lifetime)
         return str(found["access_token"]), expires
@@ -233,21 +242,6 @@ def _from_endpoint(config: OAuthConfig, deadline: float, named: Callable[[str], 
         raise ConnectionFailed(f"the token endpoint {_source(config)} {what}") from None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise SaslError(f"the token endpoint {_source(config)} answers without an access_token") from None
-
-
-def _asked(
-    config: OAuthConfig,
-    request: urllib.request.Request,
-    context: ssl.SSLContext | None,
-    until: float,
-    named: Callable[[str], str],
-) -> Any:
-    opener = urllib.request.build_opener(_NoRedirects, urllib.request.HTTPSHandler(context=context))
-    try:
-        with opener.open(request, timeout=max(0.001, until - time.monotonic())) as answer:
-            return json.loads(answer.read(_MOST_BYTES))
-    except urllib.error.HTTPError as error:
-        raise _refused(config, error, named) from None
 
 
 def _https(config: OAuthConfig, named: Callable[[str], str]) -> ssl.SSLContext | None:
