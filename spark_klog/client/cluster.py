@@ -41,6 +41,7 @@ _INTERRUPTED_ROUNDS = 5
 _FIRST_NOT_CREATING = 4
 _T = TypeVar("_T")
 _Request = TypeVar("_Request", bound=Hashable)
+_Error = TypeVar("_Error", bound=KlogError)
 #: The host and port of a connection; for records also the node id, else None.
 _Key = tuple[str, int, int | None]
 #: The errors of a topic that does not exist.
@@ -400,15 +401,7 @@ class Cluster:
         wanted = list(partitions)
         unknown = {topic for topic, partition in wanted if self._leaders.get((topic, partition), -1) < 0}
         found = self.metadata(unknown) if unknown else {}
-        groups: dict[int, list[TopicPartition]] = {}
-        failures: dict[TopicPartition, ProtocolError] = {}
-        for topic, partition in wanted:
-            failure = self._leader_error(topic, partition, found)
-            if failure is None:
-                groups.setdefault(self._leaders[topic, partition], []).append((topic, partition))
-            else:
-                failures[topic, partition] = failure
-        return groups, failures
+        return by_node({key: self._leader_error(*key, found) or self._leaders[key] for key in wanted})
 
     def _leader_error(self, topic: str, partition: int, found: Mapping[str, Message]) -> ProtocolError | None:
         """Why a partition has no leader; `found` is the metadata fetched for topics with unknown leaders."""
@@ -493,3 +486,15 @@ def numbers_of(
             raise answer_error(METADATA, code, f"topic {name}")
         result[name] = sorted(entry["partition_index"] for entry in found[name]["partitions"])
     return result
+
+
+def by_node(nodes: Mapping[_Request, int | _Error]) -> tuple[dict[int, list[_Request]], dict[_Request, _Error]]:
+    """What is asked of each node, and the errors of the rest; `nodes` has a node id or an error for each."""
+    groups: dict[int, list[_Request]] = {}
+    failures: dict[_Request, _Error] = {}
+    for key, node in nodes.items():
+        if isinstance(node, int):
+            groups.setdefault(node, []).append(key)
+        else:
+            failures[key] = node
+    return groups, failures

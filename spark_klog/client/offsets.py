@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
-from spark_klog.client.cluster import Cluster
+from spark_klog.client.cluster import Cluster, by_node
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.errors import (
     ConfigError,
@@ -78,15 +78,13 @@ def offsets_of_led(
     Returns the offsets, and the retriable errors of the other partitions. Raises a `ProtocolError` that is not
     retriable.
     """
-    failed: dict[TopicPartition, KlogError] = {}
-    leaders: dict[int, list[TopicPartition]] = {}
-    for topic, partition in times:
+
+    def leader(topic: str, partition: int) -> int | KlogError:
         node = cluster.last_leader(topic, partition)
-        if node is None:
-            what = f"partition {topic}-{partition}"
-            failed[topic, partition] = ProtocolError(ErrorCode.LEADER_NOT_AVAILABLE, what)
-        else:
-            leaders.setdefault(node, []).append((topic, partition))
+        without = ProtocolError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition}")
+        return without if node is None else node
+
+    leaders, failed = by_node({key: leader(*key) for key in times})
     found, refused = _offsets_at(cluster, leaders, times, isolation_level)
     for refusal in refused.values():
         if not is_retriable(refusal):

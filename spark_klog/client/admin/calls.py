@@ -13,7 +13,7 @@ from spark_klog.base.interrupts import CallLock
 from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import POSITIVE_INT, value_of
 from spark_klog.client.answers import answer_error, by_key, worst
-from spark_klog.client.cluster import Cluster
+from spark_klog.client.cluster import Cluster, by_node
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import UNKNOWN_SECONDS
@@ -307,14 +307,14 @@ class AdminCalls:
         """Ask the brokers in `places` for their items; the entry of each item in a response, or its error.
 
         With `one_by_one` each item has a request of its own. Entries with an `accepted` code are not errors; each says
-        in `answered_by` which broker has answered. `doing` stands before the item in errors. If one request for all has
-        no usable answer, it raises the error.
+        in `answered_by` which broker has answered. `doing` stands before the item in errors. If one request was for
+        all items and has no usable answer, its error is raised.
         """
         with unsent():
-            by_node, failures = places(keys)
+            its_keys, failures = places(keys)
             asked = [
                 (node, some)
-                for node, of_node in by_node.items()
+                for node, of_node in its_keys.items()
                 for some in ([[key] for key in of_node] if one_by_one else [of_node])
             ]
             requests = {number: (node, request(some)) for number, (node, some) in enumerate(asked)}
@@ -328,7 +328,7 @@ class AdminCalls:
                     checked(api, answer, _named(doing, next(iter(some))))
                 answered = by_key(api, answer, entries(answer, some), some)
             except KlogError as error:
-                if len(asked) == 1 and not failures and not isinstance(error, _UNUSABLE):
+                if len(asked) == 1 and not failures and not one_by_one and not isinstance(error, _UNUSABLE):
                     raise
                 found |= dict.fromkeys(some, error)
                 continue
@@ -343,31 +343,21 @@ class AdminCalls:
 
     def _at_coordinators(self, keys: Iterable[_K], kind: int = GROUP, name: Callable[[_K], str] = str) -> Routes[_K]:
         """The items by coordinator, and the errors of those that have none now; `name` gives the coordinated name."""
-        by_node: dict[int, list[_K]] = {}
-        failures: dict[_K, KlogError] = {}
         named = {key: name(key) for key in keys}
         nodes = self._found.nodes(named.values(), kind)
-        for key, its_name in named.items():
-            node = nodes[its_name]
-            if isinstance(node, ProtocolError):
-                failures[key] = node
-            else:
-                by_node.setdefault(node, []).append(key)
-        return by_node, failures
+        return by_node({key: nodes[its_name] for key, its_name in named.items()})
 
     def _at_brokers(self, nodes: Mapping[_K, int]) -> Routes[_K]:
         """The items by their brokers, and the errors of those whose broker is not part of the cluster."""
         if not set(self.cluster.nodes).issuperset(nodes.values()):
             self.cluster.metadata([])
-        by_node: dict[int, list[_K]] = {}
-        failures: dict[_K, KlogError] = {}
-        for key, node in nodes.items():
-            if node in self.cluster.nodes:
-                by_node.setdefault(node, []).append(key)
-            else:
-                advice = "the cluster has no broker with this id now"
-                failures[key] = ProtocolError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node}", advice=advice)
-        return by_node, failures
+
+        def known_or_error(node: int) -> int | KlogError:
+            advice = "the cluster has no broker with this id now"
+            error = ProtocolError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {node}", advice=advice)
+            return node if node in self.cluster.nodes else error
+
+        return by_node({key: known_or_error(node) for key, node in nodes.items()})
 
     def _ask_controller(self, api: Api, request: Callable[[], Message]) -> Message:
         """The controller's response, without an error."""
