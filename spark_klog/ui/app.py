@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -191,7 +191,7 @@ class Pages:
             "queries": lambda _: views.queries(self._admin, shown.checkpoints),
             "loads": lambda _: views.loads(shown.loads),
         }
-        looks |= {name: self._checked(look) for name, look in looks.items() if name not in _WITHOUT_BROKERS}
+        looks |= {name: partial(self._checked, look) for name, look in looks.items() if name not in _WITHOUT_BROKERS}
         made: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "topics/create": partial(changes.create_topic, self._admin),
             "topics/delete": partial(changes.delete_topic, self._admin),
@@ -200,12 +200,16 @@ class Pages:
             "groups/move": partial(changes.move_group, self._admin),
         }
         return [
-            *(Route(f"/api/{name}", _view(look)) for name, look in looks.items()),
-            *(Route(f"/api/live/{name}", self._live(look, name)) for name, look in looks.items() if name != "session"),
+            *(Route(f"/api/{name}", partial(_view, look)) for name, look in looks.items()),
+            *(
+                Route(f"/api/live/{name}", partial(self._live, name, look))
+                for name, look in looks.items()
+                if name != "session"
+            ),
             Route("/api/outage", self._outage),
             Route("/api/search", self._search),
             Route("/api/export", self._export),
-            *(Route(f"/api/{name}", self._change(work), methods=["POST"]) for name, work in made.items()),
+            *(Route(f"/api/{name}", partial(self._change, work), methods=["POST"]) for name, work in made.items()),
         ]
 
     def _about(self, _: Request) -> dict[str, Any]:
@@ -234,19 +238,12 @@ class Pages:
         work = await run_in_threadpool(export, self._admin, self._new_consumer, view, form, records, lines)
         return self._streams.download(work, f"{view.topic}.{form}", FORMS[form])
 
-    def _checked(self, look: Callable[[Request], Any]) -> Callable[[Request], Any]:
-        def checked(asked: Request) -> Any:
-            self._watch.check()
-            return look(asked)
+    def _checked(self, look: Callable[[Request], Any], asked: Request) -> Any:
+        self._watch.check()
+        return look(asked)
 
-        return checked
-
-    def _live(self, look: Callable[[Request], Any], name: str) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(asked: Request) -> Response:
-            seconds = _MESSAGES_SECONDS if name == "messages" else _LIVE_SECONDS
-            return self._streams.repeat(lambda: look(asked), seconds)
-
-        return answer
+    async def _live(self, name: str, look: Callable[[Request], Any], asked: Request) -> Response:
+        return self._streams.repeat(partial(look, asked), _MESSAGES_SECONDS if name == "messages" else _LIVE_SECONDS)
 
     async def _search(self, asked: Request) -> Response:
         wanted = Search(
@@ -260,19 +257,12 @@ class Pages:
         )
         return self._streams.steps(search(self._admin, self._new_consumer, wanted))
 
-    def _change(self, work: Callable[[Mapping[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(asked: Request) -> Response:
-            body = await self._session.body(asked)
-            return JSONResponse(await run_in_threadpool(work, body))
-
-        return answer
+    async def _change(self, work: Callable[[Mapping[str, Any]], Any], asked: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(work, await self._session.body(asked)))
 
 
-def _view(look: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
-    async def answer(asked: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(look, asked))
-
-    return answer
+async def _view(look: Callable[[Request], Any], asked: Request) -> Response:
+    return JSONResponse(await run_in_threadpool(look, asked))
 
 
 def _name(asked: Request) -> str:

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Mapping, MutableMapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from starlette.requests import Request
@@ -125,9 +124,7 @@ class OutageWatch:
         threading.Thread(target=self._work, name=_THREAD, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_ended.set()
         _BACKOFF.removeFilter(_is_of_others)
 

@@ -22,6 +22,7 @@ import json
 import logging
 import re
 import sys
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,23 +65,15 @@ _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 
 def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     runner = SparkRunner(lambda: spark_session("klog batch load"))
+    written = {field.name: getattr(options, field.name) for field in fields(WriteSettings)}
+    written["compression"] = options.compression or CODECS[options.format][0]
+    written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
+    written["schema"] = "" if options.schema is None else schema_text(read_schema(options.schema))
     asked = LoadOptions(
         client,
         options.topics,
         options.output,
-        WriteSettings(
-            options.format,
-            options.compression or CODECS[options.format][0],
-            options.compression_level,
-            tuple(name for name in options.dictionary.split(",") if name),
-            options.row_group_rows,
-            options.row_group_bytes,
-            options.file_bytes,
-            options.partition_by,
-            "" if options.schema is None else schema_text(read_schema(options.schema)),
-            options.event_time,
-            options.time_zone,
-        ),
+        WriteSettings(**written),
         Limits(options.max_records, options.max_bytes),
         options.max_time,
         options.max_file_records,
@@ -270,7 +263,7 @@ _AT_LEAST_1 = click.IntRange(1)
 )
 @click.option("--max-bad", type=_bad, default="0", metavar="N|P%", help="Fail if more batches and values are bad.")
 @click.option("--fail-on-data-loss", type=click.Choice(["true", "false"]), default="true", help="Default: true.")
-@click.option("--partition-by", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time.")
+@click.option("--partition-by", "layout", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time.")
 @click.option("--event-time", default="", metavar="FIELD", help="Of values: the time for --partition-by.")
 @click.option("--time-zone", default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
 @click.option("--value-format", type=click.Choice(["bytes", "json"]), default="bytes", help="json needs --schema.")
