@@ -18,7 +18,7 @@ from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
 from spark_klog.load.journal.history import committed_files, loaded_extents, manifests, open_load, read_idle, read_plan
-from spark_klog.load.journal.model import Manifest, PartitionAudit, RangeResult, run_name, staged_path
+from spark_klog.load.journal.model import Manifest, PartitionAudit, run_name, staged_path
 from spark_klog.load.journal.store import Store
 from spark_klog.load.run import Loaded
 from spark_klog.spark.read.ranges import RETENTION
@@ -172,7 +172,9 @@ def status(output: str) -> Status:
             hours[topic].update(each)
         for gone in manifest.replaced:
             hours[gone.topic].subtract(gone.hours)
-            _take_back(totals[gone.topic, gone.partition], gone)
+            line = totals[gone.topic, gone.partition]
+            line |= {name: line[name] - getattr(gone, name) for name in ("records", "bytes", "bad")}
+            line["gaps"] = dict(Counter(line["gaps"]) - Counter(gone.gaps))
         for item in manifest.partitions:
             findings += _count_in(totals, item, manifest)
         for loss in manifest.lost:
@@ -283,14 +285,6 @@ def _count_in(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudi
         "topic_id": progress.topic_id,
     }
     return findings
-
-
-def _take_back(line: dict[str, Any], gone: RangeResult) -> None:
-    """Subtract a range that was loaded again from a partition's totals."""
-    line["records"] -= gone.records
-    line["bytes"] -= gone.bytes
-    line["bad"] -= gone.bad
-    line["gaps"] = dict(Counter(line["gaps"]) - Counter(gone.gaps))
 
 
 def _skip_lost(totals: dict[tuple[str, int], dict[str, Any]], key: tuple[str, int], manifest: Manifest) -> None:

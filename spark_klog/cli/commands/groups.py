@@ -223,11 +223,15 @@ def lag(
 
 
 def _rounds(sources: _GroupSources, interval: float | None) -> Iterator[_Line]:
-    """Yield the lag every `interval` seconds; once if it is None."""
+    """Yield the lag every `interval` seconds; once if it is None. The stores' totals are of what is known."""
     while True:
         began = time.monotonic()
         described, lines = _read_group(sources)
-        totals = {store.kind: _total(store.kind, lines) for store in sources.stores}
+        totals = {}
+        for store in sources.stores:
+            lags = [line["stores"][store.kind] for line in lines if store.kind in line["stores"]]
+            totals[store.kind] = {name: sum(one[name] or 0 for one in lags) for name in ("lag", "lost")}
+            totals[store.kind]["lagMs"] = max((one["lagMs"] for one in lags if one["lagMs"] is not None), default=None)
         yield {
             "time": system_ms(),
             "group": sources.group,
@@ -238,13 +242,6 @@ def _rounds(sources: _GroupSources, interval: float | None) -> Iterator[_Line]:
         if interval is None:
             return
         time.sleep(max(0.0, began + interval - time.monotonic()))
-
-
-def _total(kind: str, lines: Sequence[_Line]) -> _Line:
-    """The sums of the known lags in records and of the lost ones, and the longest lag in time."""
-    found = [line["stores"][kind] for line in lines if kind in line["stores"]]
-    sums = {name: sum(one[name] or 0 for one in found) for name in ("lag", "lost")}
-    return {**sums, "lagMs": max((one["lagMs"] for one in found if one["lagMs"] is not None), default=None)}
 
 
 def _serve_lag(

@@ -313,19 +313,15 @@ def _opened(
             stores.append((settings["bootstrap.servers"], CoordinatorStore(admin, group)))
         for address, store in stores:
             can_force = store is not to_store or store.cluster is None
-            if not (force and can_force):
-                _check_inactive(group, address, store.members(), can_force)
+            if not (force and can_force) and (members := store.members()):
+                otherwise = (
+                    ", or use --force" if can_force else ": a coordinator rejects offsets while a group has members"
+                )
+                raise ConfigError(
+                    f"group {group} is active: {without_user(address)} has its member{'s' if len(members) > 1 else ''} "
+                    f"{', '.join(sorted(members))}; stop them first{otherwise}"
+                )
         yield to_store, from_stores, topics_of
-
-
-def _check_inactive(group: str, address: str, members: Sequence[str], can_force: bool) -> None:
-    """Raise `ConfigError` if the group has members: a coordinator then rejects offsets of others."""
-    if members:
-        otherwise = ", or use --force" if can_force else ": a coordinator rejects offsets while a group has members"
-        raise ConfigError(
-            f"group {group} is active: {without_user(address)} has its member{'s' if len(members) > 1 else ''} "
-            f"{', '.join(sorted(members))}; stop them first{otherwise}"
-        )
 
 
 def _apply(store: OffsetStore, changes: Iterable[Change], dry_run: bool, as_json: bool) -> None:

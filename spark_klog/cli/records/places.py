@@ -89,16 +89,6 @@ def check_until(place: Place) -> None:
         raise ConfigError("--until must not be in the future: use --follow, and end it with Ctrl-C")
 
 
-def _check_starts(cluster: Cluster, starts: Offsets) -> None:
-    """`ConfigError` for a start beyond the end: with read_committed it may be in an open transaction."""
-    end = high_watermarks(cluster, starts)
-    for (topic, partition), start in starts.items():
-        if start > end[topic, partition]:
-            raise ConfigError(
-                f"--from {start} is beyond the end of {topic}-{partition}, which is {end[topic, partition]}"
-            )
-
-
 def ranges(
     cluster: Cluster, settings: Mapping[str, Any], keys: list[TopicPartition], begin: Place, until: Place
 ) -> tuple[dict[TopicPartition, tuple[int, int]], list[str]]:
@@ -119,7 +109,11 @@ def ranges(
             offsets = dict(first) if place == OffsetSpec(EARLIEST) else offsets_at(cluster, place, end)
         found.append(offsets)
     starts, stops = found
-    _check_starts(cluster, {key: start for key, start in starts.items() if start > end[key]})
+    beyond = {key: start for key, start in starts.items() if start > end[key]}
+    log_end = high_watermarks(cluster, beyond)  # with read_committed a start may be in an open transaction
+    for (topic, partition), start in beyond.items():
+        if start > (last := log_end[topic, partition]):
+            raise ConfigError(f"--from {start} is beyond the end of {topic}-{partition}, which is {last}")
     for topic, partition in keys:
         key = topic, partition
         if starts[key] < first[key]:
