@@ -223,10 +223,8 @@ class _Run:
         settings = asdict(self._options.settings)
         moved = {item[:2] for item in extent.lost}
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
-        lost, replaces = (
-            [item._asdict() for item in extent.lost],
-            [item for each in extent.again.values() for item in each],
-        )
+        lost = [item._asdict() for item in extent.lost]
+        replaces = [item for each in extent.again.values() for item in each]
         plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
         if read_plan(self._store, number) is not None:  # in an object store, before this one removes that run's files
             raise self._begun_by_another(number)

@@ -45,7 +45,16 @@ def show(directory: str, as_json: bool, to: str | None) -> None:
     """
     found = checkpoint_state(directory)
     if as_json:
-        click.echo(json.dumps(_line(found)))
+        line = {
+            "query": found.query,
+            "planned": found.planned,
+            "done": found.done,
+            "stateful": found.is_stateful,
+            "sources": [None if source.offsets is None else to_json(source.offsets) for source in found.sources],
+            "to_klog": found.to_klog,
+            "to_kafka": found.to_kafka,
+        }
+        click.echo(json.dumps(line))
     else:
         _print(found)
         if to == "klog":
@@ -54,19 +63,6 @@ def show(directory: str, as_json: bool, to: str | None) -> None:
                 click.echo(f"  {change}")
     if to is not None and (found.to_klog if to == "klog" else found.to_kafka):
         sys.exit(_NOT_SAFE)
-
-
-def _line(found: CheckpointState) -> dict[str, object]:
-    sources = [None if source.offsets is None else to_json(source.offsets) for source in found.sources]
-    return {
-        "query": found.query,
-        "planned": found.planned,
-        "done": found.done,
-        "stateful": found.is_stateful,
-        "sources": sources,
-        "to_klog": found.to_klog,
-        "to_kafka": found.to_kafka,
-    }
 
 
 def _print(found: CheckpointState) -> None:

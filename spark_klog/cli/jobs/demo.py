@@ -57,13 +57,13 @@ def flights() -> list[dict[str, Any]]:
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as file:
         rows = csv.DictReader(io.TextIOWrapper(file, "utf-8"))
-        return [{name: _field(name, text) for name, text in row.items()} for row in rows]
-
-
-def _field(name: str, text: str) -> Any:
-    if text in ("", "NA"):
-        return None
-    return text if name in _TEXTS else int(float(text))
+        return [
+            {
+                name: None if text in ("", "NA") else text if name in _TEXTS else int(float(text))
+                for name, text in row.items()
+            }
+            for row in rows
+        ]
 
 
 def produce(bootstrap: str, rows: list[dict[str, Any]], what: str) -> None:

@@ -10,8 +10,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
-from typing import NoReturn
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -109,7 +107,7 @@ def bench(
     if "transactional.id" in own:
         raise click.UsageError("--set transactional.id: klog bench writes without transactions")
     name = topic or f"klog-bench-{secrets.token_hex(4)}"
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn())
     with Producer(own) as producer, Admin(shared) as admin:
         # in this order: the topic is deleted while the connections are there, and nothing of the producer follows
@@ -138,10 +136,6 @@ def bench(
             ("a record alone is", "p50 ms", "p99 ms", "probes"),
             [(kind, str(one["p50"]), str(one["p99"]), str(one["probes"])) for kind, one in latency.items()],
         )
-
-
-def _stop(_: int, __: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 @contextmanager
