@@ -54,7 +54,6 @@ class Pushed:
     end_time: int | None = None
 
     def keeps(self, key: TopicPartition) -> bool:
-        """Whether records of the partition may pass."""
         topic, partition = key
         return (
             (self.topics is None or topic in self.topics)

@@ -174,7 +174,6 @@ def readable_start(start: Offsets, earliest: Offsets, recreated: Collection[str]
 
 
 def unread(start: Offsets, latest: Offsets) -> Offsets:
-    """How many offsets of each partition are still to be read."""
     return {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
 
 

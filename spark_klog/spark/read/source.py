@@ -111,14 +111,13 @@ class BatchQueryReader(DataSourceReader):
         self._pushed = Pushed()
 
     def partitions(self) -> list[InputPartition]:
-        opened: QuerySource
         if self._options.paths:
             from spark_klog.spark.read.directory_source import DirectorySource
 
-            opened = DirectorySource(self._options)
+            source: QuerySource = DirectorySource(self._options)
         else:
-            opened = BrokerSource.connect(self._options)
-        with closing(opened) as source:
+            source = BrokerSource.connect(self._options)
+        with closing(source):
             tasks, ends = plan_batch_query(source, self._options, self._pushed)
             is_open = not self._options.paths and self._options.ending == OffsetSpec(LATEST)
             # One task looks for newer records, so only the first one has the ends.

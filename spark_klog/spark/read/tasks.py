@@ -27,7 +27,7 @@ from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.fetch.ranges import MOST_RANGES, ShortRanges, by_leader, fetch_range, is_short
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.places import Offsets
-from spark_klog.client.settings import client_config
+from spark_klog.client.settings import ClientConfig
 from spark_klog.columns.decode import PartitionDecoder, Unreadable
 from spark_klog.errors import (
     ConnectionFailed,
@@ -152,7 +152,7 @@ def read_ranges(
             limit = range_reader.config.decompressed_max_bytes
             decoder = PartitionDecoder(topic, partition, schema, limit, yields_bad=True)
         decoder.move_to(topic, partition)
-        refusals = _Refusals(options)
+        refusals = _Refusals(options, range_reader.config)
         while start < end:
             try:
                 on_bad = partial(bad_records.handle, topic, partition)
@@ -322,8 +322,8 @@ class _Refusals:
     The log of a newly elected leader may end too early for a moment.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+    def __init__(self, options: SourceOptions, config: ClientConfig) -> None:
+        self._options, self._timeout_ms = options, options.poll_timeout_ms or config.request_timeout_ms
         #: Since records arrived last.
         self.count = 0
         self._since = 0.0
@@ -332,15 +332,14 @@ class _Refusals:
         """Pause and return True to fetch again: fetchOffset.numRetries times, or, if the log has the offset, until the
         poll timeout."""
         self.count += 1
-        now, options = time.monotonic(), self._options
+        now = time.monotonic()
         if self.count == 1:
             self._since = now
-        timeout_ms = options.poll_timeout_ms or client_config(options.client).request_timeout_ms
-        is_over = now - self._since > timeout_ms / 1000 if start < log_end else self.count > options.offset_retries
-        if is_over:
+        is_late, is_often = now - self._since > self._timeout_ms / 1000, self.count > self._options.offset_retries
+        if is_late if start < log_end else is_often:
             return False
         _log.info("the broker rejected offset %d, fetching again", start)
-        time.sleep(min(options.offset_retry_ms * 2 ** min(self.count - 1, 5), _MAX_PAUSE_MS) / 1000)
+        time.sleep(min(self._options.offset_retry_ms * 2 ** min(self.count - 1, 5), _MAX_PAUSE_MS) / 1000)
         return True
 
 
