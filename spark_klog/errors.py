@@ -516,7 +516,7 @@ class InvalidTransactionState(ErrorWithFields):
 
 
 class DataLossError(KlogError):
-    """Records that a query should read are lost, and `failOnDataLoss` is true. `cause`: see `planning.ranges.Lost`."""
+    """Records that a query should read are lost, and `failOnDataLoss` is true; `cause`: see `spark.read.ranges`."""
 
     def __init__(self, message: str, cause: str = "") -> None:
         super().__init__(message)

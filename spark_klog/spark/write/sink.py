@@ -136,8 +136,6 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
 
 
 class _Writer:
-    """What both kinds of writers do in Spark's tasks."""
-
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         _check_schema(schema, options.topic)
         self._options = options
