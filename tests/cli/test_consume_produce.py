@@ -23,6 +23,7 @@ import pytest
 from spark_klog.cli.records import places
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import OffsetSpec
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.protocol.tables.records import LATEST
 from tests.cli.place import NO_DELAY
 from tests.support.broker import KlogBroker
@@ -426,6 +427,13 @@ def test_what_users_mistype(servers: str, topic: str, tmp_path: Path) -> None:
     assert b"partitions 0 to 1, not 5" in klog("produce", servers, topic, "-p", "5", stdin=b"x\n", code=1)
     assert b"nowhere" in klog("produce", servers, topic, str(tmp_path / "nowhere"), code=2)
     assert b"with --json" in klog("produce", servers, topic, "--json", "-k", "k", code=2)
+
+
+def test_a_missing_topic_that_no_broker_creates_is_refused_soon() -> None:
+    with EmbeddedCluster(settings={"auto.create.topics.enable": "false"}) as cluster:
+        began = time.monotonic()
+        assert b"klog topics create" in klog("produce", cluster.bootstrap_servers, "missing", stdin=b"x\n", code=1)
+        assert time.monotonic() - began < 4, "it has waited for the topic to be created"
 
 
 def test_a_topic_that_is_missing_or_can_not_be_reached() -> None:

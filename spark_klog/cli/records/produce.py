@@ -20,7 +20,8 @@ from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import INTERRUPTED, Counter
 from spark_klog.cli.records.form import parse_record, unescape
-from spark_klog.client import Producer
+from spark_klog.client import Admin, Producer
+from spark_klog.client.admin.topics import ConfigResource
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.net.waiting import Waker
 from spark_klog.client.settings import without_ids
@@ -157,6 +158,9 @@ def _check_topic(settings: Mapping[str, str], topic: str, partition: int | None)
     """
     with Cluster.connect(settings) as cluster:
         try:
+            there = cluster.attempt(lambda: cluster.partitions([topic], create=True, missing_ok=True), _CREATED_MS)
+            if not there and not _create_topics(settings):
+                cluster.partitions([topic])
             numbers = cluster.attempt(lambda: cluster.partitions([topic], create=True)[topic], _CREATED_MS)
         except ProtocolError as error:
             if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -172,6 +176,18 @@ def _check_topic(settings: Mapping[str, str], topic: str, partition: int | None)
                     raise answer
 
         cluster.attempt(reach, cluster.config.connect_timeout_ms, "socket.connection.setup.timeout.ms")
+
+
+def _create_topics(settings: Mapping[str, str]) -> bool:
+    """Whether the brokers may create missing topics; True if they do not tell."""
+    limits = {"default.api.timeout.ms": str(_CREATED_MS), "request.timeout.ms": str(_CREATED_MS)}
+    try:
+        with Admin({**settings, **limits}) as admin:
+            broker = ConfigResource("broker", str(admin.describe_cluster().brokers[0].node))
+            found = admin.describe_configs([broker]).check()[broker].get("auto.create.topics.enable")
+    except KlogError:
+        return True
+    return found is None or found.value != "false"
 
 
 class _Signals:
