@@ -363,18 +363,15 @@ class RegistryFollower:
         try:
             return work()
         except Exception as error:
-            self._log_failure((topic.name, partition), error)
+            key = topic.name, partition
+            if self._logged.get(key) != str(error):
+                if len(self._logged) >= _MOST_LOGGED:
+                    self._logged.clear()
+                self._logged[key] = str(error)
+                text = "the log of %s-%d can't be created or changed in %s, trying again without another line: %s"
+                is_expected = isinstance(error, (OSError, LogCorrupted))
+                _log.error(text, *key, self._logs.path, error, exc_info=not is_expected)
             return error
-
-    def _log_failure(self, key: tuple[str, int], error: Exception) -> None:
-        if self._logged.get(key) == str(error):
-            return
-        if len(self._logged) >= _MOST_LOGGED:
-            self._logged.clear()
-        self._logged[key] = str(error)
-        text = "the log of %s-%d can't be created or changed in %s, trying again without another line: %s"
-        is_expected = isinstance(error, (OSError, LogCorrupted))
-        _log.error(text, *key, self._logs.path, error, exc_info=not is_expected)
 
     def _note(self, topic: Topic, partition: int, result: PartitionLog | Exception | None) -> None:
         key = topic.name, partition

@@ -121,7 +121,8 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
     elif kind == BROKER and not name:
         entries = []  # cluster-wide defaults of broker settings: there are none
     elif kind == BROKER_LOGGER and name == str(broker.config.broker_id):
-        entries = [_logger_entry(*item) for item in levels().items()]
+        of_all = {"read_only": False, "config_source": LOGGER_SOURCE, "synonyms": [], "documentation": None}
+        entries = [{"name": logger, "value": level} | of_all for logger, level in levels().items()]
     else:
         reason = f"only topics, broker {broker.config.broker_id} and its loggers can be described here"
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
@@ -135,17 +136,6 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
         if request.version == 0:
             entry["is_default"] = entry.pop("config_source") == DEFAULT_SOURCE
     return result | {"error_code": ErrorCode.NONE, "configs": chosen}
-
-
-def _logger_entry(name: str, level: str) -> Message:
-    return {
-        "name": name,
-        "value": level,
-        "read_only": False,
-        "config_source": LOGGER_SOURCE,
-        "synonyms": [],
-        "documentation": None,
-    }
 
 
 async def alter_configs(broker: Broker, request: Request, message: Message) -> Message:
