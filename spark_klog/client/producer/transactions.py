@@ -199,7 +199,14 @@ class Transactions:
             check_committable(key, offset)
         group = member.group
         if member != GroupMetadata(group):
-            self._check_members(group)
+            with self._failing():
+                node = self._coordinators.node
+                version = self._attempt(lambda: self._cluster.version_of(node(group), TXN_OFFSET_COMMIT))
+            if version < _FIRST_WITH_MEMBER:
+                raise UnsupportedVersionError(
+                    f"the coordinator of group {group} is older than Kafka 2.5 and can't reject the offsets of outdated"
+                    " members: upgrade the brokers, or assign partitions to the consumer and pass the group's name"
+                )
         self._is_begun = True
         if group not in self._groups:
             request = {**self._identity(), "group_id": group}
@@ -223,17 +230,6 @@ class Transactions:
 
         with self._failing():
             self._attempt(request_of_group)
-
-    def _check_members(self, group: str) -> None:
-        """Raise `UnsupportedVersionError` if the group's coordinator can't tell outdated members (KIP-447)."""
-
-        with self._failing():
-            version = self._attempt(lambda: self._cluster.version_of(self._coordinators.node(group), TXN_OFFSET_COMMIT))
-        if version < _FIRST_WITH_MEMBER:
-            raise UnsupportedVersionError(
-                f"the coordinator of group {group} is older than Kafka 2.5 and can't reject the offsets of outdated "
-                "members: upgrade the brokers, or assign partitions to the consumer and pass the group's name"
-            )
 
     def commit(self) -> None:
         """Commit the transaction; after an error call it again: the coordinator may have committed it."""

@@ -87,7 +87,12 @@ def _context(config: TlsConfig, changed: tuple[tuple[int, int] | None, ...]) -> 
     else:
         _load_trust(context, config.trust, config.trust_password)
     if config.revoked is not None:
-        _load_revoked(context, config.revoked)
+        try:
+            context.load_verify_locations(cafile=config.revoked.location)
+        except OSError as error:
+            why = error.strerror or "not PEM"
+            raise ConfigError(f"{_place(config.revoked)} is no list of revoked certificates: {why}") from None
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     if config.chain is not None:
         assert config.key is not None
         _load_key(context, config, config.chain, config.key)
@@ -122,16 +127,6 @@ def _load_trust(context: ssl.SSLContext, trust: Source, password: str) -> None:
         context.load_verify_locations(cadata=certificates)
     except ssl.SSLError as error:
         raise ConfigError(f"{_place(trust)} holds a damaged certificate: {error.reason}") from None
-
-
-def _load_revoked(context: ssl.SSLContext, revoked: Source) -> None:
-    try:
-        context.load_verify_locations(cafile=revoked.location)
-    except OSError as error:
-        raise ConfigError(
-            f"{_place(revoked)} is no list of revoked certificates: {error.strerror or 'not PEM'}"
-        ) from None
-    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _load_key(context: ssl.SSLContext, config: TlsConfig, chain: Source, key: Source) -> None:
