@@ -126,10 +126,9 @@ class PendingRequest(Generic[_Result]):
     """Room for one request that is made step by step: call `step` until it returns the result."""
 
     def __init__(self) -> None:
-        self._steps: Steps[_Result] | None = None
+        #: The request with which the next `step` goes on, if any.
+        self.under_way: Steps[_Result] | None = None
         self._wait = Wait(None, math.inf)
-        #: Whether the next `step` goes on with a request.
-        self.is_under_way = False
 
     @closing_if_interrupted
     def step(self, begin: Callable[[], Steps[_Result]]) -> _Result | None:
@@ -137,14 +136,14 @@ class PendingRequest(Generic[_Result]):
 
         The result once it is there, else None. Raises what the request does, which then is under way no more.
         """
-        steps = self._steps or begin()
-        self._steps, self.is_under_way = None, False
+        steps = self.under_way or begin()
+        self.under_way = None
         try:
             self._wait = next(steps)
         except StopIteration as end:
             result: _Result = end.value
             return result
-        self._steps, self.is_under_way = steps, True
+        self.under_way = steps
         return None
 
     @property
@@ -160,6 +159,6 @@ class PendingRequest(Generic[_Result]):
 
     def close(self) -> None:
         """Drop the answer, which is not needed any more."""
-        if self._steps is not None:
-            self._steps.close()
-            self._steps, self.is_under_way = None, False
+        if self.under_way is not None:
+            self.under_way.close()
+            self.under_way = None

@@ -80,7 +80,7 @@ class PartitionChoice:
 
         Without `wait` the first call only asks, and a later one sees the answer. No errors: the known ones stay.
         """
-        if not self._renewal.is_under_way and time.monotonic() < self._old_at:
+        if not self._renewal.under_way and time.monotonic() < self._old_at:
             return
         self._refreshed.clear()
         if wait:

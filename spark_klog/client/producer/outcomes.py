@@ -82,7 +82,7 @@ class Outcomes:
             queues = [queue for queue in queues if queue not in waiting]
         leaders: dict[int, list[Queue]] = {}
         unknown = self._group(queues, leaders)
-        if self._metadata.is_under_way and not any(queue.key[0] in self._metadata_topics for queue in unknown):
+        if self._metadata.under_way and not any(queue.key[0] in self._metadata_topics for queue in unknown):
             self._metadata.close()  # nothing waits for it any more
         if unknown:
             self._look_for_leaders(unknown)
@@ -119,7 +119,7 @@ class Outcomes:
     def _look_for_leaders(self, unknown: list[Queue]) -> None:
         """Ask for the leaders of partitions without waiting; put those off that have none."""
         while unknown:
-            if not self._metadata.is_under_way:
+            if not self._metadata.under_way:
                 self._metadata_topics = frozenset(queue.key[0] for queue in unknown)
             asked = [queue for queue in unknown if queue.key[0] in self._metadata_topics]
             try:

@@ -364,7 +364,7 @@ class Sender:
                     ready = [queue for queue in ready if not self._transactions.must_add(queue.key)]
                     asking = [self._transactions.asking]
                 by_leader = self._outcomes.by_leader(ready)
-                self._asking = [request for request in (*self._outcomes.asking, *asking) if request.is_under_way]
+                self._asking = [request for request in (*self._outcomes.asking, *asking) if request.under_way]
                 for node, queues in by_leader.items():
                     broker = self._brokers.get(node)
                     if broker is None:
