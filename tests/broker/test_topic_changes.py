@@ -548,7 +548,7 @@ def test_a_topic_created_again_before_its_deletion_is_noticed_keeps_its_folder(
             def drop(done: threading.Event) -> None:
                 if when == "c":
                     append_value(broker.logs.get("b", 0), 3)
-                broker._drop(old)
+                broker.follower._drop(old)
                 done.set()
 
             def make_late(name: str, *arguments: Any) -> PartitionLog:
