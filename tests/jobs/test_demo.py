@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from spark_klog.cli.main import main
-from tests.jobs.support import ROOT, environment
+from tests.jobs.support import environment
 
 pytestmark = pytest.mark.usefixtures("logging_kept")
 
@@ -21,7 +21,7 @@ def test_demo(server_dir: Path) -> None:
     out.mkdir(parents=True)
     (out / "notes.txt").write_text("mine")
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / "demo.py")],
+        [sys.executable, "-m", "spark_klog.cli", "demo"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
