@@ -32,6 +32,8 @@ MAX_ID_LENGTH = 1024
 _TURN_SECONDS = 0.001
 #: A task that has not taken turns for so long begins one at once.
 _REST_SECONDS = 0.02
+#: Of the long requests that are answered in one round of the loop without a turn of their own.
+_LONG_BYTES = 256 * 1024
 #: Elements of a response above which encoding takes longer than a turn.
 _MANY = 1000
 #: How long work may run in the event loop before others get their turn.
@@ -90,10 +92,24 @@ class Turns:
         self._ends: ContextVar[float] = ContextVar("ends", default=0.0)
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_due = False
+        #: Bytes of the long requests that this round of the loop has answered.
+        self._long_bytes = 0
 
     def begin(self) -> None:
         """Begin a turn: of work that is no task, or not yet."""
         self._ends.set(perf_counter() + _TURN_SECONDS)
+
+    def has_room(self, size: int) -> bool:
+        """Whether this round may answer a long request of so many bytes at once, too; counts it then."""
+        if self._long_bytes + size > _LONG_BYTES:
+            return False
+        if not self._long_bytes:
+            asyncio.get_running_loop().call_soon(self._end_round)
+        self._long_bytes += size
+        return True
+
+    def _end_round(self) -> None:
+        self._long_bytes = 0
 
     def is_over(self) -> bool:
         """Whether `take` has something to do: asking costs less than a coroutine."""

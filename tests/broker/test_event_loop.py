@@ -616,6 +616,21 @@ def test_indexes_of_many_segments_are_read_in_turns(tmp_path: Path, monkeypatch:
     asyncio.run(look())
 
 
+def test_a_round_answers_few_bytes_of_long_requests() -> None:
+    """However many connections have one ready; the next round answers as many."""
+
+    async def run() -> None:
+        turns, size = event_loop.Turns(), 20_000
+        for _ in range(3):
+            answered = [turns.has_room(size) for _ in range(100)]
+            assert answered == sorted(answered, reverse=True)
+            assert 0 < sum(answered) * size <= event_loop._LONG_BYTES < (sum(answered) + 1) * size
+            assert not turns.has_room(2 * event_loop._LONG_BYTES)
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
 def test_one_of_those_with_much_to_do_goes_on_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that others wait for one turn, not for those of all; who is cancelled holds nobody up."""
     monkeypatch.setattr(event_loop, "_TURN_SECONDS", 0.0)

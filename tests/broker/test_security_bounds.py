@@ -181,6 +181,26 @@ def test_a_client_that_does_not_read(tmp_path: Path, topic: str) -> None:
             assert time.monotonic() - begin > 2  # longer than the timeout
 
 
+def test_a_long_response_that_is_sent_at_once(tmp_path: Path) -> None:
+    """It has been read long before response.send.timeout.ms is over."""
+    with KlogBroker(tmp_path, *_set(response_send_timeout_ms=800)) as broker, RawClient(broker.port) as client:
+        names = [f"t{number}" for number in range(4)]
+        topics = [{"name": name, "num_partitions": 1, "replication_factor": 1} for name in names]
+        client.request(CREATE_TOPICS, 4, {"topics": topics, "timeout_ms": 5000})
+        for name in names:
+            assert client.produce(name, bytes(make_batch([(None, bytes(25_000))], [NOW])), 8)[0] == 0
+        partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": MIB}
+        fetch = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": MIB}
+        fetch["topics"] = [{"topic": name, "partitions": [partition]} for name in names]
+        for _ in range(3):
+            answer = client.request(FETCH, 11, fetch)
+            assert sum(len(topic["partitions"][0]["records"]) for topic in answer["responses"]) > 100_000
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            assert client.request(METADATA, 4, {"topics": []})["brokers"]
+            time.sleep(0.3)
+
+
 def test_more_connections_than_allowed(tmp_path: Path) -> None:
     with KlogBroker(tmp_path, *_set(max_connections_per_ip=5)) as broker:
         with contextlib.ExitStack() as stack:

@@ -18,10 +18,11 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer import group as group_module
 from spark_klog.client.consumer.group import Heartbeats
 from spark_klog.client.consumer.settings import consumer_config
+from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.offsets import GroupMetadata
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ConsumerClosed, ErrorCode, KlogError
-from spark_klog.protocol.apis import CREATE_PARTITIONS
+from spark_klog.protocol.apis import CREATE_PARTITIONS, JOIN_GROUP
 from tests.support.consumers import SECONDS, Ours, Server, is_shared, poll_until, short
 
 
@@ -48,6 +49,31 @@ class _OnRevoked(RebalanceListener):
 
 def _fail() -> None:
     raise RuntimeError("the program's flush failed")
+
+
+def test_a_throttled_join_keeps_no_poll_waiting(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = server.topic()
+    server.send(topic, short(3))
+    receive = Connection.receive
+
+    def throttled(self: Connection, handle: Handle, *rest: Any) -> Any:
+        answer = receive(self, handle, *rest)
+        if handle.api is JOIN_GROUP:
+            self.throttled_until = time.monotonic() + 3
+        return answer
+
+    monkeypatch.setattr(Connection, "receive", throttled)
+    member = Ours(server, topic, "range")
+    member.consumer.subscribe([topic])
+    begin, longest = time.monotonic(), 0.0
+    while len(member.values) < 3:
+        assert time.monotonic() - begin < SECONDS
+        polled = time.monotonic()
+        member.poll()
+        longest = max(longest, time.monotonic() - polled)
+    assert time.monotonic() - begin > 3
+    assert longest < 2
+    member.close()
 
 
 def test_a_listener_commits_while_the_consumer_closes(server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -114,6 +115,24 @@ def test_close_loses_no_records_without_acks(broker: SecureBroker) -> None:
         while list_offsets(cluster, {("unconfirmed", 0): LATEST}) != {("unconfirmed", 0): 20}:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_a_flush_of_nothing_waits_for_no_broker(module_server_dir: Path, certificates: Certificates) -> None:
+    with SecureBroker(module_server_dir / "stopped", certificates) as broker:
+        settings = broker.client("SSL") | {"acks": "0", "request.timeout.ms": "4000"}
+        with Cluster.connect(settings) as cluster:
+            create_topic(cluster, "t", 1)
+        with Producer(settings) as producer:
+            producer.send("t", b"v")
+            producer.flush()
+            broker.process.send_signal(signal.SIGSTOP)
+            begin = time.monotonic()
+            producer.flush()
+            assert time.monotonic() - begin < 2
+            producer.send("t", b"w")
+            producer.flush()  # the records are sent, and nobody says more of them
+            assert 3 < time.monotonic() - begin < 10
+            broker.process.send_signal(signal.SIGCONT)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

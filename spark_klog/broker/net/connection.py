@@ -537,9 +537,9 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             if is_long:
                 self._response_memory.release(self)
+        activity.sending_since = None
         if self._worker is not None:  # else the request has only just been received
             activity.touch(time.monotonic())
-            activity.sending_since = None
 
     async def _send_long(self, parts: list[Sized]) -> None:
         in_memory = sum(len(part) for part in parts if not isinstance(part, FileRange))

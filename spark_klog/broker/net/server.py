@@ -52,8 +52,8 @@ _SWITCH_SECONDS = 0.001
 _UNAUTHENTICATED_MAX = 512 * 1024
 #: Bytes that a request's decoded elements may take beyond twice its frame; enough to commit 50,000 offsets.
 _DECODED_MAX = 24 * 1024 * 1024
-#: Bytes of a frame that may take milliseconds to decode. Of a Produce the records are not decoded, only checked.
-_LONG_FRAME, _LONG_PRODUCE = 16 * 1024, 1024 * 1024
+#: Bytes of a frame that may take milliseconds to decode; of a Produce the records are not decoded, only checked.
+_LONG_FRAME = 16 * 1024
 #: Allowance for decoding in the event loop, which then takes a few milliseconds.
 _DECODED_AT_ONCE = 512 * 1024
 #: Less memory than that is not counted: a connection has one decoded request at a time.
@@ -130,7 +130,7 @@ class Server:
         broker = self.broker
         turns, is_counted = broker.turns, broker.metrics.is_read
         started = perf_counter() if is_counted else 0.0
-        is_long = len(frame) > (_LONG_PRODUCE if api is PRODUCE else _LONG_FRAME)
+        is_long = len(frame) > _LONG_FRAME and not (api is PRODUCE and turns.has_room(len(frame)))
         if is_long or turns.is_over():
             await turns.take(before_long_step=is_long)
         start = reader.position

@@ -35,7 +35,7 @@ from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
-from spark_klog.client.requests import Steps, Wait, answered, opened
+from spark_klog.client.requests import Steps, Wait, answered, opened, paused
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
     CallInterrupted,
@@ -554,6 +554,7 @@ class ConsumerGroup:
             "protocol_name": self._protocol,
             "assignments": assignments,
         }
+        yield from paused(connection.throttled_until)  # `send` would sleep
         answer = yield from self._asking(connection, SYNC_GROUP, request, config.max_poll_interval_ms)
         if not self._is_refused(SYNC_GROUP, answer):
             self._synced(answer)

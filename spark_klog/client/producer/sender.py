@@ -31,7 +31,7 @@ from spark_klog.client.producer.outcomes import UNREACHABLE, Outcomes
 from spark_klog.client.producer.queues import Batch, Queue
 from spark_klog.client.producer.receipts import Receipt, fresh
 from spark_klog.client.producer.transactions import Transactions
-from spark_klog.client.requests import PendingRequest
+from spark_klog.client.requests import PendingRequest, Steps, Wait, run_each
 from spark_klog.errors import (
     ConnectionFailed,
     KlogError,
@@ -128,6 +128,8 @@ class Sender:
         #: By node id.
         self._brokers: dict[int, _Broker] = {}
         self._bytes_in_flight = 0
+        #: Connections over TLS that have had records without an answer since the last flush.
+        self._unanswered: set[Connection] = set()
         #: The requests that partitions wait for: for their leaders, a producer id, or to be part of the transaction.
         self._asking: list[PendingRequest[Any]] = []
         self._outcomes = Outcomes(cluster, is_transactional=transactions is not None)
@@ -284,17 +286,30 @@ class Sender:
         """
         self.check()
         self._deliver(lambda: not self._outcomes.bytes, until)
-        if not self._config.acks and self._config.security.tls is not None:
-            self._await_brokers(until)
+        if self._unanswered:
+            deadline = min(until, self._cluster.deadline())
+            asked = {connection: self._behind_records(connection, deadline) for connection in self._unanswered}
+            self._unanswered = set()
+            for answer in run_each(asked).values():
+                if isinstance(answer, KlogError):
+                    _log.info("records with acks=0 may be lost: %s", answer)
+            self._check_stopped()
 
-    def _await_brokers(self, until: float) -> None:
-        """Have each broker answer a request behind the records: over TLS it may lose what came right before the end."""
-        for node in self._brokers:
-            try:
-                deadline = min(until, self._cluster.deadline())
-                self._cluster.connection(node).request(API_VERSIONS, {}, version=0, deadline=deadline)
-            except KlogError as error:
-                _log.info("records with acks=0 may be lost: %s", error)
+    def _behind_records(self, connection: Connection, until: float) -> Steps[Message]:
+        """Have a request answered behind the records: over TLS a broker may lose what came right before the end."""
+        handle = connection.send(API_VERSIONS, {}, version=0, deadline=until)
+        while not connection.poll(handle):
+            self._check_stopped()
+            now = time.monotonic()
+            if now >= until:
+                connection.close()
+                raise RequestTimedOut(f"broker {connection.address} did not answer in time")
+            yield Wait(connection, min(until, now + _LONGEST_WAIT), handle)
+        return connection.receive(handle)
+
+    def _check_stopped(self) -> None:
+        if self._is_stopped:
+            raise ProducerClosed("the producer was closed by another thread")
 
     def reset(self) -> None:
         """Drop all batches and the failure, after requests in flight are answered or request.timeout.ms is over.
@@ -321,8 +336,7 @@ class Sender:
         with self._clock:
             try:
                 while True:
-                    if self._is_stopped:
-                        raise ProducerClosed("the producer was closed by another thread")
+                    self._check_stopped()
                     self._take_answers()
                     now = time.monotonic()
                     self._stop_waiting()
@@ -416,6 +430,8 @@ class Sender:
             if (spent := self._outcomes.resend(alone, error)) is not None:
                 raise spent from None
             return False
+        if not is_answered and self._config.security.tls is not None:
+            self._unanswered.add(connection)
         begin = self._clock.now()
         timeout = self._config.request_timeout_ms / 1000
         handle = sent if is_answered else None

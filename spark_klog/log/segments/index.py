@@ -113,9 +113,8 @@ class SparseIndex:
         return data[: min(used, len(data) - len(data) % self._entry.size)]
 
     def _grow(self) -> bytearray:
-        if not self._is_growing:
-            self._is_growing = True
-            self._memory.forget(self)
+        self._is_growing = True
+        self._memory.forget(self)
         data = self._load()
         if not isinstance(data, bytearray):
             data = self._data = bytearray(data)

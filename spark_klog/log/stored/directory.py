@@ -11,6 +11,7 @@ Other folders (TOPIC-PARTITION.*-delete, -stray, -future) are ignored.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from spark_klog.log.stored.partition import GONE, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 
+_log = logging.getLogger(__name__)
 #: A partition's log of any Kafka version.
 StoredLog = StoredPartition | StoredPartition07
 
@@ -101,7 +103,10 @@ class StoredDirectories:
             path = directory.at(LOG_START)
             try:
                 starts = parse_checkpoint(read_whole(directory.files, path), path)
-            except (FileNotFoundError, LogCorrupted):
+            except FileNotFoundError:
                 starts = {}
+            except LogCorrupted as error:
+                starts = {}
+                _log.warning("records that were deleted may be read: %s", error)
             self._checkpoints[directory.name] = starts
         return self._checkpoints[directory.name]
