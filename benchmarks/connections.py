@@ -16,6 +16,7 @@ from benchmarks.data import PARTITIONS
 from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.record_batches import record_batches, take_turns
 from benchmarks.sides import SideFailed, compile_c
+from spark_klog.client import Producer
 from spark_klog.embedded import EmbeddedCluster
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,9 @@ class _Load:
     def run(self, servers: str) -> float:
         """Return the requests per second."""
         with topic(servers, next(self._names)) as name, ThreadPoolExecutor() as pool:
+            with Producer({"bootstrap.servers": servers}) as producer:  # waits until all leaders have made their logs
+                for partition in range(PARTITIONS):
+                    producer.send(name, b"first", partition=partition)
             leaders = partitions_by_leader(servers, name)
             rate = sum(pool.map(lambda port: self._from(port, name, leaders[port]), leaders))
         log.info("%.0f requests/s by %s", rate, servers)

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from spark_klog.cli.commands.mirror import mirror, mirror_settings
-from spark_klog.cli.jobs.running import DONE, NOTHING_NEW, exit_code, spark_session
+from spark_klog.cli.jobs.running import CONTEXT, DONE, NOTHING_NEW, exit_code, spark_session
 from spark_klog.client import Admin
 from spark_klog.mirror.mirror import Mirror, Totals, check_clusters, mirror_name
 from spark_klog.mirror.progress import prepare_progress
@@ -68,7 +68,9 @@ def run_once(spark: SparkSession, settings: MirrorSettings, tasks: int | None) -
 _SHARED = ["source", "target", "topics", "exclude", "prefix", "name", "exactly_once", "recreated", "copy_again"]
 
 
-@click.command("mirror.py", params=[option for option in mirror.params if option.name in _SHARED])
+@click.command(
+    "mirror.py", params=[option for option in mirror.params if option.name in _SHARED], context_settings=CONTEXT
+)
 @click.option(
     "--tasks",
     type=click.IntRange(1),

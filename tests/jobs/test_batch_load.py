@@ -139,7 +139,9 @@ def test_new_topics_and_partitions_with_offsets_in_files(
             "needs --checkpoint if Spark is to write it; the job itself writes arrow, json, ",
         ),
         ([*_GIVEN, "--command-config", "none.properties"], "'--command-config': File 'none.properties' does not exist"),
-        ([*_GIVEN, "--max-time", "soon"], "'soon' is not a valid float range"),
+        ([*_GIVEN, "--max-time", "soon"], "'soon' is not a positive number of seconds"),
+        ([*_GIVEN, "--max-time", "nan"], "'nan' is not a positive number of seconds"),
+        ([*_GIVEN, "--max-time", "inf"], "'inf' is not a positive number of seconds"),
         ([*_GIVEN, "--zookeeper", "z:1"], "need --group"),
         ([*_GIVEN, "--group", "g", "--zookeeper", "z:1", "--offsets-path", "p"], "only one of"),
         ([*_GIVEN, "--max-records", "many"], "'many' is not a valid integer range"),
@@ -150,7 +152,7 @@ def test_new_topics_and_partitions_with_offsets_in_files(
 )
 def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        batch_load(["--bootstrap-servers", "127.0.0.1:1", *options])
+        batch_load(["--bootstrap-server", "127.0.0.1:1", *options])  # as klog's commands call it
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("Error: ")
     assert words in last

@@ -683,6 +683,14 @@ def directories(files: MemoryFiles, *paths: str) -> StoredDirectories:
     return StoredDirectories([Directory(files, path, path) for path in paths])
 
 
+@pytest.mark.parametrize("content", [b"0\n2\nt 0 4\nbad line\n", b"0\n2\nt 0 4\n", b"1\n1\nt 0 4\n", b"0\n1\nt 0 4\n"])
+def test_a_damaged_checkpoint_of_starts_keeps_its_other_lines(content: bytes) -> None:
+    """Else records that were deleted would be read again."""
+    log = b"".join(make_batch([(None, b"v")], [1], base_offset=offset) for offset in range(6))
+    files = MemoryFiles({"d/t-0/" + "0" * 20 + ".log": log, "d/log-start-offset-checkpoint": content})
+    assert directories(files, "d").open("t", 0).start_offset == 4
+
+
 def test_data_directories() -> None:
     names = ("b-1", "a-0", "a-10", "a-2.1f-delete", "a-b-3", "a-0.77-stray", "a-4.1f-future", "nothing")
     files = MemoryFiles(

@@ -24,6 +24,7 @@ import re
 import sys
 from dataclasses import fields
 from functools import partial
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ from rich.table import Table
 from spark_klog.base.addresses import without_user
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.jobs.running import (
+    CONTEXT,
     DONE,
     DONE_WITH_BAD,
     FAILED,
@@ -198,6 +200,16 @@ def _name(text: str) -> str:
     return text
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise click.BadParameter(f"{text!r} is not a positive number of seconds")
+    return seconds
+
+
 def _topics(text: str) -> list[str]:
     topics = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not topics:
@@ -235,7 +247,7 @@ _DEFAULTS = WriteSettings()
 _AT_LEAST_1 = click.IntRange(1)
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.option("--topics", required=True, type=_topics, metavar="TOPIC[,...]", help="Topics to load.")
 @click.option("--output", required=True, help="Folder or URI of this load: its files, and its runs in _klog.")
 @click.option("--format", default="parquet", help="parquet, arrow, json; others are written by Spark.")
@@ -258,9 +270,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--offsets-path", type=_name, metavar="URI", help="Publish to the same tree in plain files.")
 @click.option("--max-records", type=_AT_LEAST_1, metavar="N", help="Load at most about N records.")
 @click.option("--max-bytes", type=_AT_LEAST_1, metavar="N", help="Load at most about N bytes of the log.")
-@click.option(
-    "--max-time", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Stop reading after this time."
-)
+@click.option("--max-time", type=_seconds, metavar="SECONDS", help="Stop reading after this time.")
 @click.option("--max-bad", type=_bad, default="0", metavar="N|P%", help="Fail if more batches and values are bad.")
 @click.option("--fail-on-data-loss", type=click.Choice(["true", "false"]), default="true", help="Default: true.")
 @click.option("--partition-by", "layout", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time.")

@@ -20,6 +20,7 @@ import click
 
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.jobs.running import (
+    CONTEXT,
     DONE,
     FAILED,
     NOTHING_NEW,
@@ -41,7 +42,7 @@ from spark_klog.restore.restore import (
 _JOB = "restore"
 
 
-@click.command()
+@click.command(context_settings=CONTEXT)
 @click.option("--load", "output", required=True, metavar="OUTPUT", help="Folder or URI of the load.")
 @click.option("--topics", default="", metavar="TOPIC[,...]", help="Of the load; default: all.")
 @click.option("--prefix", default="", metavar="TEXT", help="Put before the names of topics at the target.")

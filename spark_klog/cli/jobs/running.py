@@ -19,6 +19,8 @@ from spark_klog.load.tasks.time_limit import beside
 
 #: Exit codes. 2 is for arguments that can't be read or exclude each other.
 DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
+#: Of a job's command.
+CONTEXT = {"help_option_names": ["-h", "--help"]}
 _LOOK_SECONDS = 0.5
 
 
@@ -34,7 +36,14 @@ def spark_session(name: str) -> Any:
 def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that say which cluster, of which a job needs one, and --json: `cluster`, `as_json`."""
 
-    @click.option("--bootstrap-servers", "-b", "servers", metavar="HOST:PORT[,...]", help="Brokers of the cluster.")
+    @click.option(
+        "--bootstrap-servers",
+        "--bootstrap-server",
+        "-b",
+        "servers",
+        metavar="HOST:PORT[,...]",
+        help="Brokers of the cluster.",
+    )
     @client_options
     @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON, and no progress.")
     @wraps(function)

@@ -1,8 +1,8 @@
 """Find the partitions of data directories (Kafka: log.dirs), to read them without a broker.
 
 TOPIC-PARTITION/              see partition.py; of Kafka 0.7 partition_07.py
-log-start-offset-checkpoint   see partition_files.py: start offsets within a segment. If it is missing or damaged, logs
-                              start with their first segment
+log-start-offset-checkpoint   see partition_files.py: start offsets within a segment. Logs that it does not name, in
+                              lines that can be read, start with their first segment
 meta.properties               exists once a broker has started here
 broker-N/meta.properties      the directory of a cluster, not of a broker: rejected
 
@@ -11,19 +11,17 @@ Other folders (TOPIC-PARTITION.*-delete, -stray, -future) are ignored.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from typing import NamedTuple
 
-from spark_klog.errors import ConfigError, LogCorrupted, OffsetOutOfRange
+from spark_klog.errors import ConfigError, OffsetOutOfRange
 from spark_klog.files.folder import ReadableFolder, read_whole
 from spark_klog.log.layout import BROKER_FOLDER, CLUSTER_MARK, META
-from spark_klog.log.partition_files import LOG_START, Offsets, parse_checkpoint, partition_of_folder
+from spark_klog.log.partition_files import LOG_START, Offsets, partition_of_folder
 from spark_klog.log.stored.partition import GONE, StoredPartition
 from spark_klog.log.stored.partition_07 import StoredPartition07
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 
-_log = logging.getLogger(__name__)
 #: A partition's log of any Kafka version.
 StoredLog = StoredPartition | StoredPartition07
 
@@ -100,13 +98,14 @@ class StoredDirectories:
 
     def _log_starts(self, directory: Directory) -> Offsets:
         if directory.name not in self._checkpoints:
-            path = directory.at(LOG_START)
             try:
-                starts = parse_checkpoint(read_whole(directory.files, path), path)
+                text = read_whole(directory.files, directory.at(LOG_START)).decode(errors="replace")
             except FileNotFoundError:
-                starts = {}
-            except LogCorrupted as error:
-                starts = {}
-                _log.warning("records that were deleted may be read: %s", error)
-            self._checkpoints[directory.name] = starts
+                text = ""
+            lines = [line.split(" ") for line in text.splitlines()[2:]]  # of a damaged file, too
+            self._checkpoints[directory.name] = {
+                (line[0], int(line[1])): int(line[2])
+                for line in lines
+                if len(line) == 3 and line[1].isdecimal() and line[2].isdecimal()
+            }
         return self._checkpoints[directory.name]
