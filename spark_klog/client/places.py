@@ -2,6 +2,7 @@
 
 "earliest", "latest"                         for all partitions
 {"topic":{"0":23,"1":-2}}                    one offset per partition; -2 is earliest, -1 latest
+{"topic":"earliest","other":{"0":23}}        or one of the words (or -2, -1) for a topic as a whole (SPARK-58774)
 "1700000000000", {"topic":{"0":170...}}      a timestamp (ms) for all partitions or one each (timestamp options only)
 "-10m", "2026-11-21T10:00:00Z"               a time: relative (ms, s, m, h, d, w) or ISO 8601 with its zone
 "-1000"                                      so many offsets before the end of each partition
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone, tzinfo
 from typing import Any
@@ -22,7 +23,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import INT64_MAX
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import NO_OFFSET, list_offsets
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, PartitionsMismatch
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 Offsets = dict[TopicPartition, int]
@@ -47,16 +48,31 @@ class _PartitionValues:
         return {key: each[key] if self.everywhere is None else self.everywhere for key in partitions}
 
 
+@dataclass(frozen=True)
 class OffsetSpec(_PartitionValues):
-    """Either EARLIEST or LATEST for all partitions (`everywhere`), or one offset per partition (`each`)."""
+    """EARLIEST or LATEST for all partitions (`everywhere`); or one offset per partition (`each`), and for `topics`, as
+    far as they are not there, EARLIEST or LATEST for all partitions of each.
+    """
+
+    topics: tuple[tuple[str, int], ...] = ()
+
+    def values(self, partitions: Collection[TopicPartition]) -> Offsets:
+        if not self.topics:
+            return super().values(partitions)
+        each, topics = dict(self.each), dict(self.topics)
+        return {key: each[key] if key in each else topics[key[0]] for key in partitions}
+
+    @property
+    def _all(self) -> set[int | None]:
+        return {self.everywhere, *(offset for _, offset in self.each), *(offset for _, offset in self.topics)}
 
     @property
     def holds_latest(self) -> bool:
-        return LATEST in (self.everywhere, *(offset for _, offset in self.each))
+        return LATEST in self._all
 
     @property
     def holds_earliest(self) -> bool:
-        return EARLIEST in (self.everywhere, *(offset for _, offset in self.each))
+        return EARLIEST in self._all
 
 
 @dataclass(frozen=True)
@@ -89,6 +105,28 @@ class GroupSpec:
 Spec = OffsetSpec | TimeSpec | BeforeEndSpec | GroupSpec
 
 
+def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]) -> None:
+    """`PartitionsMismatch` unless a map of offsets or timestamps names exactly the partitions that are read."""
+    if not isinstance(spec, OffsetSpec | TimeSpec) or spec.everywhere is not None:
+        return
+    topics = [topic for topic, _ in spec.topics] if isinstance(spec, OffsetSpec) else []
+    named = {key for key, _ in spec.each}
+    missing = sorted(key for key in set(partitions) - named if key[0] not in topics)
+    there = {topic for topic, _ in partitions}
+    extra = [f"{topic}-{partition}" for topic, partition in sorted(named - set(partitions))]
+    extra += [f"topic {topic}" for topic in topics if topic not in there]
+    if missing or extra:
+        words = [
+            f"{what}: {', '.join(names)}"
+            for what, names in (
+                ("missing", [f"{topic}-{partition}" for topic, partition in missing]),
+                ("not read", extra),
+            )
+            if names
+        ]
+        raise PartitionsMismatch(f"option {option} must name exactly the partitions that are read: {'; '.join(words)}")
+
+
 def offsets_at(cluster: Cluster, place: OffsetSpec | TimeSpec | int, end: Offsets) -> Offsets:
     """The offset that a place means in each partition, given the partitions' ends; an offset is taken as it is."""
     if isinstance(place, int):
@@ -107,10 +145,10 @@ def _json(option: str, text: str) -> dict[str, Any]:
     return value
 
 
-def _by_partition(option: str, text: str, smallest: int, what: str) -> Each:
+def _by_partition(option: str, topics: Mapping[str, Any], smallest: int, what: str) -> Each:
     """Parse {"topic":{"0":NUMBER}} with numbers from `smallest` to the largest INT64."""
     each: Offsets = {}
-    for topic, partitions in _json(option, text).items():
+    for topic, partitions in topics.items():
         if not isinstance(partitions, dict):
             raise ConfigError(f"option {option}: topic {topic} must have a JSON object with one entry per partition")
         for partition, number in partitions.items():
@@ -176,7 +214,7 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
             raise ConfigError(f"option {option}=group needs kafka.group.id, the group whose offsets to use")
         return GroupSpec(group)
     if word.startswith("{"):
-        return offsets_by_partition(option, text)
+        return _offsets_by_topic(option, text)
     place = parse_place(text, None, now)
     if place is None and parse_place(text) is not None:
         raise ConfigError(
@@ -185,15 +223,33 @@ def parse_offsets(option: str, text: str, now: Callable[[], int], group: str | N
         )
     if place is None:
         raise ConfigError(
-            f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}}}}, a time before now (-10m), '
-            "offsets before the end (-1000), an ISO time with its zone, or group"
+            f'option {option}={text!r} must be earliest, latest, {{"topic":{{"0":23}},"other":"earliest"}}, a time'
+            " before now (-10m), offsets before the end (-1000), an ISO time with its zone, or group"
         )
     return place
 
 
 def offsets_by_partition(option: str, text: str) -> OffsetSpec:
     """Parse {"topic":{"0":23}}; `ConfigError` for anything else."""
-    return OffsetSpec(each=_by_partition(option, text, EARLIEST, "offset"))
+    return OffsetSpec(each=_by_partition(option, _json(option, text), EARLIEST, "offset"))
+
+
+def _offsets_by_topic(option: str, text: str) -> OffsetSpec:
+    """Parse {"topic":{"0":23},"other":"earliest"}, as Spark 4.4 (SPARK-58774); `ConfigError` for anything else."""
+    topics: dict[str, int] = {}
+    others: dict[str, Any] = {}
+    for topic, value in _json(option, text).items():
+        if isinstance(value, dict):
+            others[topic] = value
+            continue
+        offset = _WORDS.get(value.strip().lower()) if isinstance(value, str) else value
+        if type(offset) is not int or offset not in _WORDS.values():
+            raise ConfigError(
+                f"option {option}: topic {topic} has {json.dumps(value)}: give an offset for each partition "
+                '({"0":23,"1":-2}), or "earliest" or "latest" for all of them'
+            )
+        topics[topic] = offset
+    return OffsetSpec(each=_by_partition(option, others, EARLIEST, "offset"), topics=tuple(sorted(topics.items())))
 
 
 def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
@@ -205,7 +261,7 @@ def parse_timestamp(option: str, text: str, strict: bool) -> TimeSpec:
 
 def parse_timestamps(option: str, text: str, strict: bool) -> TimeSpec:
     """Parse {"topic":{"0":1700000000000}}; `ConfigError` for anything else."""
-    return TimeSpec(each=_by_partition(option, text, 0, "timestamp"), strict=strict)
+    return TimeSpec(each=_by_partition(option, _json(option, text), 0, "timestamp"), strict=strict)
 
 
 def parse_assign(text: str) -> dict[str, list[int]]:

@@ -44,6 +44,11 @@ def parse(text: str, group: str | None = None) -> Spec:
             f' {{"b":{{"1":0}},"A":{{"10":-1,"2":{LARGEST}}}}}',
             OffsetSpec(each=((("A", 2), LARGEST), (("A", 10), -1), (("b", 1), 0))),
         ),
+        ('{"t":"earliest"}', OffsetSpec(topics=(("t", -2),))),
+        (
+            '{"u":{"0":23,"1":-1},"t":" LATEST ","s":-2,"r":-1}',
+            OffsetSpec(each=((("u", 0), 23), (("u", 1), -1)), topics=(("r", -1), ("s", -2), ("t", -1))),
+        ),
         ("-1", BeforeEndSpec(1)),
         (" -1000 ", BeforeEndSpec(1000)),
         ("-0ms", TimeSpec(NOW)),
@@ -143,8 +148,15 @@ def test_parse_offsets_refuses(text: str) -> None:
     [
         ("{", "is not JSON"),
         ("{}", "must be a JSON object with one entry per topic"),
-        ('{"t":1}', "topic t must have a JSON object with one entry per partition"),
-        ('{"t":[0]}', "topic t must have a JSON object with one entry per partition"),
+        ('{"t":1}', 'topic t has 1: give an offset for each partition .* or "earliest" or "latest" for all of them'),
+        ('{"t":[0]}', r"topic t has \[0\]: give an offset for each partition"),
+        ('{"t":"first"}', 'topic t has "first": give an offset for each partition'),
+        ('{"t":"-1h"}', 'topic t has "-1h": give an offset for each partition'),
+        ('{"t":-3}', "topic t has -3: give an offset for each partition"),
+        ('{"t":null,"u":"latest"}', "topic t has null: give an offset for each partition"),
+        ('{"t":true}', "topic t has true: give an offset for each partition"),
+        ('{"t":-2.0}', "topic t has -2.0: give an offset for each partition"),
+        ('{"u":"latest","t":{"0":"latest"}}', "t-0: 'latest' is not a valid offset"),
         ('{"t":{"x":1}}', "t-x: 1 is not a valid offset"),
         ('{"t":{"-1":1}}', "t--1: 1 is not a valid offset"),
         ('{"t":{"0":-3}}', "t-0: -3 is not a valid offset"),
@@ -169,6 +181,8 @@ def test_json_that_is_refused(text: str, message: str) -> None:
         ('{"t":{"0":5,"1":-1}}', True, False),
         ('{"t":{"0":5,"1":-2}}', False, True),
         ('{"t":{"0":5}}', False, False),
+        ('{"t":{"0":5},"u":"latest"}', True, False),
+        ('{"t":{"0":-1},"u":"earliest"}', True, True),
     ],
 )
 def test_what_a_spec_holds(text: str, latest: bool, earliest: bool) -> None:

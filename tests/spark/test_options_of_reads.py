@@ -107,7 +107,10 @@ def test_where_the_group_is() -> None:
     assert batch(**{"endingOffsets": "group", "kafka.group.id": "g"}).ending == GroupSpec("g")
 
 
-FORMS = 'earliest, latest, {"topic":{"0":23}}, a time before now (-10m), offsets before the end (-1000), an ISO time'
+FORMS = (
+    'earliest, latest, {"topic":{"0":23},"other":"earliest"}, a time before now (-10m), '
+    "offsets before the end (-1000), an ISO time"
+)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from spark_klog.client.places import (
     OffsetSpec,
     Spec,
     TimeSpec,
+    check_covers,
     parse_offsets,
     parse_timestamps,
 )
@@ -30,7 +31,6 @@ from spark_klog.spark.read.ranges import (
     Lost,
     OffsetRange,
     beyond,
-    check_covers,
     check_ends,
     check_order,
     clip,
@@ -66,6 +66,28 @@ def test_check_covers_names_what_differs(text: str, message: str) -> None:
     for spec in (offsets_spec(text), parse_timestamps("x", text, True)):
         with pytest.raises(ConfigError, match=f"option startingOffsets must name exactly .*: .*{message}"):
             check_covers("startingOffsets", spec, [A, B, C])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a":"earliest"}', "missing: b-0$"),
+        ('{"a":{"0":1},"b":"latest"}', "missing: a-1$"),
+        ('{"a":"earliest","b":{"0":1},"c":"earliest"}', "not read: topic c$"),
+        ('{"b":{"0":1,"1":1},"c":-1}', "missing: a-0, a-1; not read: b-1, topic c$"),
+    ],
+)
+def test_check_covers_names_topics(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"option startingOffsets must name exactly .*: .*{message}"):
+        check_covers("startingOffsets", offsets_spec(text), [A, B, C])
+
+
+def test_the_offsets_of_whole_topics() -> None:
+    spec = offsets_spec('{"a":"earliest","b":{"0":7}}')
+    check_covers("startingOffsets", spec, [A, B, C])
+    assert isinstance(spec, OffsetSpec)
+    assert spec.values([A, B, C, ("a", 2)]) == {A: -2, B: -2, ("a", 2): -2, C: 7}
+    check_order(spec, offsets_spec('{"a":{"0":0,"1":3},"b":"latest"}'), [A, B, C], "startingX", "endingY")
 
 
 START_AFTER_END = [

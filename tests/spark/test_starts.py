@@ -55,6 +55,8 @@ STARTS: list[tuple[dict[str, Any], range, range]] = [
     ({"startingTimestamp": 0, "startingOffsetsByTimestamp": both(FOURTH, FOURTH)}, range(10), range(3)),
     ({"startingOffsetsByTimestamp": both(0, 0), "startingOffsets": both(9, 2)}, range(10), range(3)),
     ({"startingOffsets": both(7, -2)}, range(7, 10), range(3)),
+    ({"startingOffsets": json.dumps({TOPIC: "earliest"})}, range(10), range(3)),
+    ({"endingOffsets": json.dumps({TOPIC: "latest"}), "startingOffsets": both(9, 2)}, range(9, 10), range(2, 3)),
     ({"startingOffsets": "-2"}, range(8, 10), range(1, 3)),
     ({"startingOffsets": "-1000"}, range(10), range(3)),
     ({"startingOffsets": ISO}, range(4, 10), range(0)),
@@ -74,6 +76,16 @@ def test_starts_and_ends(
     assert offsets_of(read(spark, servers, subscribe=TOPIC, **options)) == offsets(first, second)
 
 
+def test_words_for_topics_that_are_refused(spark: SparkSession, servers: str) -> None:
+    for options, text in (
+        ({"startingOffsets": {TOPIC: "latest"}}, "option startingOffsets can't be latest (-1) in a batch query"),
+        ({"endingOffsets": {TOPIC: "earliest"}}, "option endingOffsets can't be earliest (-2)"),
+        ({"startingOffsets": {TOPIC: "earliest", "other": "earliest"}}, "not read: topic other"),
+    ):
+        given = {name: json.dumps(value) for name, value in options.items()}
+        assert text in error_of(lambda given=given: read(spark, servers, subscribe=TOPIC, **given).collect())
+
+
 def test_no_record_that_late_is_an_error_by_default(spark: SparkSession, servers: str) -> None:
     text = error_of(lambda: read(spark, servers, subscribe=TOPIC, startingTimestamp=FOURTH).collect())
     assert f"no record at or after the timestamp in {TOPIC}-1 (at {FOURTH})" in text
@@ -85,6 +97,17 @@ def test_a_stream_starts_at_a_time_and_only_once(spark: SparkSession, servers: s
     job.options["startingTimestamp"] = "0"
     assert job.run() == []
     assert offsets_of(job.result) == offsets(range(4, 10), range(0))
+
+
+def test_a_stream_starts_at_the_words_for_whole_topics(spark: SparkSession, servers: str, tmp_path: Path) -> None:
+    create_topic(servers, "rewound", 2)
+    produce(servers, "rewound", [Sent(b"r%d" % number, partition=number % 2) for number in range(10)])
+    for start, rows in (
+        ({TOPIC: "latest", "rewound": "earliest"}, 10),
+        ({TOPIC: {"0": 8, "1": -1}, "rewound": "latest"}, 2),
+    ):
+        options = {"subscribePattern": f"{TOPIC}|rewound", "startingOffsets": json.dumps(start)}
+        assert sum(Job(spark, servers, tmp_path / str(rows), **options).run()) == rows
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.offsets import NO_OFFSET
-from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec
+from spark_klog.client.places import BeforeEndSpec, GroupSpec, Offsets, OffsetSpec, Spec, TimeSpec, check_covers
 from spark_klog.errors import ConfigError, NoOffsetForTimestamp
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.contract import LOG_APPEND_TIME
@@ -19,7 +19,6 @@ from spark_klog.spark.read.ranges import (
     LossReporter,
     OffsetRange,
     beyond,
-    check_covers,
     check_ends,
     check_order,
     clip,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.places import Offsets, OffsetSpec, Spec, TimeSpec
-from spark_klog.errors import DataLossError, PartitionsMismatch, StartAfterEnd
+from spark_klog.errors import DataLossError, StartAfterEnd
 from spark_klog.spark.options import SplitLimits
 
 _log = logging.getLogger(__name__)
@@ -34,21 +34,6 @@ class OffsetRange(NamedTuple):
     partition: int
     start: int
     end: int
-
-
-def check_covers(option: str, spec: Spec, partitions: Collection[TopicPartition]) -> None:
-    """`PartitionsMismatch` unless a map of offsets or timestamps names exactly the partitions that are read."""
-    if not isinstance(spec, OffsetSpec | TimeSpec) or spec.everywhere is not None:
-        return
-    named = {key for key, _ in spec.each}
-    missing, extra = sorted(set(partitions) - named), sorted(named - set(partitions))
-    if missing or extra:
-        words = [
-            f"{what}: {', '.join(f'{topic}-{partition}' for topic, partition in keys)}"
-            for what, keys in (("missing", missing), ("not read", extra))
-            if keys
-        ]
-        raise PartitionsMismatch(f"option {option} must name exactly the partitions that are read: {'; '.join(words)}")
 
 
 def check_order(

@@ -17,7 +17,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import list_offsets, offsets_of_led
-from spark_klog.client.places import Offsets
+from spark_klog.client.places import Offsets, check_covers
 from spark_klog.client.retry import Lasting, pause_seconds
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
@@ -27,7 +27,6 @@ from spark_klog.spark.read.ranges import (
     UNSUBSCRIBED,
     LossReporter,
     OffsetRange,
-    check_covers,
     limit_bytes,
     limit_rows,
     plan_micro_batch,
