@@ -99,6 +99,7 @@ CURES = {
     "ProducerFenced": "Close this producer. Give each producer its own `transactional.id`.",
     "ProtocolError": "The text says what to do if something can be done; see the codes below.",
     "QueueFull": "Slow down, raise `queue.size`, or leave out `queue.enqueueTimeout.ms`, so that `send` waits.",
+    "ReaderClosed": "Call `spark_klog.read` again.",
     "RebalanceFailed": "Look for a member that does not release its partitions; raise `rebalance.max.retries`.",
     "RecordTooLarge": "Raise the setting that the text names.",
     "RecordTooLargeToSend": "Raise `max.request.size`, and the topic's `max.message.bytes`.",

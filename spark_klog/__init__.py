@@ -1,3 +1,18 @@
-"""The Kafka commit log for PySpark: `spark.read.format("klog")`, a client, and a broker to embed."""
+"""The Kafka commit log for PySpark: `spark.read.format("klog")`, a client, and a broker to embed.
 
+`spark_klog.read` is imported at first use, as it needs pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_klog.base.names import imported_at_first_use
+
+if TYPE_CHECKING:
+    from spark_klog.topic_reader import read
+
+__all__ = ["read"]
 __version__ = "0.1.0"
+
+__getattr__ = imported_at_first_use(__name__, {"topic_reader": "read"})

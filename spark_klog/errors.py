@@ -433,6 +433,10 @@ class CallInterrupted(KlogError):
     """An interrupt (Ctrl-C, what a signal handler raises) has ended an earlier call halfway: close this client."""
 
 
+class ReaderClosed(KlogError, ValueError):
+    """A call to a reader of `spark_klog.read` that is closed, or that has failed."""
+
+
 class ProducerClosed(KlogError):
     """A call to a producer that is closed."""
 
