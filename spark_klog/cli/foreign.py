@@ -8,8 +8,37 @@ from typing import ClassVar
 import click
 
 _TOPIC = "the topic is an argument, as in {command} TOPIC"
+_IN_DESCRIBE = "klog topics describe --json has leader, replicas and inSync of each partition"
+_IN_GROUP = "klog groups describe GROUP shows state, members and offsets at once"
 #: Options of kafka-topics and kafka-consumer-groups.
-_ARGUMENTS = {"--topic": _TOPIC, "--group": "the group is an argument, as in {command} GROUP"}
+_ARGUMENTS = {
+    "--topic": _TOPIC,
+    "--group": "the group is an argument, as in {command} GROUP",
+    "--at-min-isr-partitions": _IN_DESCRIBE,
+    "--under-min-isr-partitions": _IN_DESCRIBE,
+    "--under-replicated-partitions": _IN_DESCRIBE,
+    "--unavailable-partitions": _IN_DESCRIBE,
+    "--topics-with-overrides": "klog topics describe shows the settings that differ from the defaults",
+    "--topic-id": "klog topics describe shows the ids of topics, and takes names",
+    "--exclude-internal": "internal topics are left out; klog topics list --all has them",
+    "--replica-assignment": "use NewTopic(assignments=...) of spark_klog.client",
+    "--force": "use --yes",
+    "--zookeeper": "use --bootstrap-server: this asks the brokers",
+    "--all-groups": "klog groups list has all groups; klog groups lag --metrics HOST:PORT serves the lag of all",
+    "--members": _IN_GROUP,
+    "--offsets": _IN_GROUP,
+    "--state": "klog groups list and klog groups describe show states",
+    "--type": "klog groups list shows the protocol types of groups",
+    "--verbose": "klog groups describe GROUP shows what each member reads",
+    "--timeout": "use --command-config FILE, with request.timeout.ms=MS in the file",
+    "--delete-offsets": "use Admin.delete_group_offsets of spark_klog.client",
+    "--all-topics": "all topics of the group are meant, unless --topic names some",
+    "--execute": "the offsets are changed, unless --dry-run is given",
+    "--export": "use klog offsets show",
+    "--to-datetime": "use --to-time",
+    "--by-duration": "use --to-time -1h",
+    "--to-current": "use klog offsets show: it changes nothing",
+}
 _HINTS = {
     "-t": _TOPIC,
     "--topic": _TOPIC,
@@ -47,7 +76,7 @@ _MOVES = "klog offsets set moves a group's offsets"
 FOREIGN_COMMANDS = {
     "reset": _MOVES,
     "reset-offsets": _MOVES,
-    "groups delete": "use Admin.delete_groups of spark_klog.client",
+    "delete-offsets": "use Admin.delete_group_offsets of spark_klog.client",
     "configs": "klog topics describe and klog topics alter have the settings of topics",
     "acls": "use Admin.describe_acls and Admin.create_acls of spark_klog.client",
 }

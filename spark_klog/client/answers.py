@@ -12,6 +12,7 @@ from typing import TypeVar
 from spark_klog.errors import DecodeError, ErrorCode, ProtocolError, Remedy
 from spark_klog.protocol.apis import (
     CREATE_PARTITIONS,
+    DELETE_GROUPS,
     DELETE_TOPICS,
     ELECT_LEADERS,
     FETCH,
@@ -64,6 +65,9 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
         ErrorCode.INVALID_TIMESTAMP: "the topic's settings message.timestamp.before.max.ms and "
         "message.timestamp.after.max.ms (message.timestamp.difference.max.ms before Kafka 3.6) do not allow the "
         "records' times: raise them, or leave the times out (in Spark drop the column timestamp)",
+    },
+    DELETE_GROUPS.key: {
+        ErrorCode.NON_EMPTY_GROUP: "the group has members, stop them first; klog groups describe names them",
     },
     TXN_OFFSET_COMMIT.key: {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "the cluster has no such partition, check the topic's name and number",

@@ -217,3 +217,36 @@ def test_a_topic_that_is_gone_and_a_group_that_never_was(place: Place, topic: st
     (partition,) = described["partitions"]
     assert partition["latest"] is None
     assert partition["stores"] == {"files": {"offset": 3, "lag": None, "lost": None, "lagMs": None}}
+
+
+def test_groups_are_deleted(place: Place, topic: str) -> None:
+    create_topic(place.servers, topic, 1)
+    servers = ("--bootstrap-server", place.servers)
+    idle, other, busy = (f"{topic}-{name}" for name in ("idle", "other", "busy"))
+    for group in (idle, other):
+        commit(place, group, [TopicPartition(topic, 0, 0)])
+    reader = consumer(place, busy)
+    try:
+        reader.subscribe([topic])
+        while not reader.assignment():
+            reader.poll(0.1)
+        asked = klog("groups", "delete", idle, other, *servers, stdin="n\n")
+        assert (asked.returncode, asked.stdout) == (1, "")
+        assert f"Delete {idle}, {other} with all committed offsets?" in asked.stderr
+        done = klog("groups", "delete", idle, busy, f"{topic}-none", "--yes", "--json", *servers)
+        assert done.returncode == 1
+        assert [json.loads(line) for line in done.stdout.splitlines()] == [{"group": idle, "deleted": True}]
+        assert done.stderr.splitlines() == [
+            f"klog: deleting group {busy}: NON_EMPTY_GROUP (68): the group has members, stop them first; "
+            "klog groups describe names them",
+            f"klog: deleting group {topic}-none: GROUP_ID_NOT_FOUND (69)",
+        ]
+    finally:
+        reader.close()
+    left = {line["group"] for line in klog_lines("groups", "list", *servers)}
+    assert {idle, other, busy} & left == {other, busy}
+    assert klog("groups", "delete", other, *servers, stdin="y\n").stdout == f"{other} deleted\n"
+    again = klog("groups", "delete", other, "--yes", "--if-exists", *servers)
+    assert (again.returncode, again.stdout) == (0, f"{other} does not exist\n")
+    assert klog_refusal("groups", "describe", other, *servers) == f"klog: group {other} does not exist"
+    assert "Missing argument 'GROUP...'" in klog_refusal("groups", "delete", code=2)

@@ -92,6 +92,16 @@ def test_a_log_level_that_does_not_exist() -> None:
         ("consume clicks -O", r"'-O': use --format '%o %s\n'."),
         ("topics describe --topic clicks", "'--topic': the topic is an argument, as in klog topics describe TOPIC."),
         ("groups lag --group g", "'--group': the group is an argument, as in klog groups lag GROUP."),
+        ("groups delete --group g", "'--group': the group is an argument, as in klog groups delete GROUP."),
+        ("groups --delete --group g", "'--delete': options follow the command, klog groups delete ..."),
+        ("groups describe --all-groups", "'--all-groups': klog groups list has all groups;"),
+        ("groups describe g --members", "'--members': klog groups describe GROUP shows state, members and offsets"),
+        ("topics describe --unavailable-partitions", "'--unavailable-partitions': klog topics describe --json has"),
+        ("topics list --exclude-internal", "'--exclude-internal': internal topics are left out;"),
+        ("topics delete t --force", "'--force': use --yes."),
+        ("topics list --zookeeper z:2181", "'--zookeeper': use --bootstrap-server: this asks the brokers."),
+        ("offsets set --group g --execute", "'--execute': the offsets are changed, unless --dry-run is given."),
+        ("offsets set --group g --to-datetime 1", "'--to-datetime': use --to-time."),
         ("consume clicks -d all", "'-d': use klog --log-level DEBUG before the command."),
         ("groups --group g --reset-offsets", "'--reset-offsets': klog offsets set moves a group's offsets."),
     ],
@@ -107,7 +117,7 @@ def test_commands_of_other_tools() -> None:
         told = klog_refusal("groups", typed, "g", code=2)
         assert told == f"Error: No such command {typed!r}: klog offsets set moves a group's offsets."
     for words, hint in (
-        ("groups delete g", "'delete': use Admin.delete_groups of spark_klog.client."),
+        ("groups delete-offsets g", "'delete-offsets': use Admin.delete_group_offsets of spark_klog.client."),
         ("configs --describe", "'configs': klog topics describe and klog topics alter have the settings of topics."),
         ("acls list", "'acls': use Admin.describe_acls and Admin.create_acls of spark_klog.client."),
     ):

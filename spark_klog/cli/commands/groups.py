@@ -1,10 +1,11 @@
-"""`klog groups`: list and describe groups, and show their lag."""
+"""`klog groups`: list, describe and delete groups, and show their lag."""
 
 from __future__ import annotations
 
 import json
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -17,10 +18,10 @@ import click
 from spark_klog.base.clock import system_ms
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import cell, console, escaped, print_lines, print_table, table
+from spark_klog.cli.output import cell, console, escaped, print_lines, print_table, say, table
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription
-from spark_klog.errors import ConfigError, KlogError
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
 from spark_klog.groups.lag import LagMetrics, group_json, lags_json
 from spark_klog.groups.stores import CoordinatorStore, OffsetStore, open_store, tree_addresses
 from spark_klog.metrics.exposition import metrics_page
@@ -38,7 +39,7 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
 
 @click.group(cls=CommandGroup)
 def groups() -> None:
-    """List and describe groups, and show their lag."""
+    """List, describe and delete groups, and show their lag."""
 
 
 def _stores_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -281,6 +282,39 @@ def _serve_lag(
                 if is_failing:
                     _log.warning("the lag is read again")
                 is_failing = False
+
+
+@groups.command(
+    epilog="""\b
+Examples:
+  klog groups delete billing
+  klog groups delete billing audit --yes --if-exists
+"""
+)
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.option("--if-exists", is_flag=True, help="Do nothing for a group that does not exist.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@cluster_options
+def delete(names: tuple[str, ...], if_exists: bool, yes: bool, cluster: ChosenCluster, as_json: bool) -> None:
+    """Delete groups without members, with the offsets that they have committed.
+
+    Whoever joins such a group again begins where auto.offset.reset says. If one can't be deleted, as it has members,
+    delete the others, and exit with code 1. Offsets in ZooKeeper and in files stay.
+    """
+    if not yes:
+        click.confirm(f"Delete {', '.join(names)} with all committed offsets?", abort=True, err=True)
+    failed = False
+    with cluster.connect() as admin:
+        for name, error in admin.delete_groups(names).items():
+            is_missing = isinstance(error, ProtocolError) and error.code == ErrorCode.GROUP_ID_NOT_FOUND
+            if error is not None and not (if_exists and is_missing):
+                failed = True
+                click.echo(f"klog: {error}", err=True)
+                continue
+            deleted = error is None
+            say(as_json, {"group": name, "deleted": deleted}, f"{name} {'deleted' if deleted else 'does not exist'}")
+    if failed:
+        sys.exit(1)
 
 
 @groups.command(
