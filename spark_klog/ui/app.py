@@ -40,6 +40,7 @@ from spark_klog.errors import ConfigError, KlogError
 from spark_klog.trees.paths import host_and_port
 from spark_klog.ui import changes, views
 from spark_klog.ui.guard import Guard, OutageWatch, Session
+from spark_klog.ui.log_in import LogIn, Token, chosen_token
 from spark_klog.ui.messages import (
     FIELDS,
     FORMS,
@@ -327,23 +328,32 @@ class _Server(uvicorn.Server):
 
 
 def serve(
-    sources: Sources, listen: str, allows_changes: bool, is_remote_allowed: bool, ready: Callable[[str], None]
+    sources: Sources,
+    listen: str,
+    allows_changes: bool,
+    is_remote_allowed: bool,
+    token: str | None,
+    ready: Callable[[str, Token | None], None],
 ) -> None:
-    """Serve until SIGINT or SIGTERM; call `ready` with the page's address once it is served.
+    """Serve until SIGINT or SIGTERM; call `ready` with the page's address, and its token, once it is served.
 
-    `listen` is HOST:PORT, or a port of 127.0.0.1. Raises `ConfigError` if it is not a loopback address and
-    `is_remote_allowed` is not set, or if it is in use; `ConnectionFailed` and the like if no broker answers.
+    `listen` is HOST:PORT, or a port of 127.0.0.1. `token` is as of `chosen_token`. Raises `ConfigError` if `listen` is
+    not a loopback address and `is_remote_allowed` is not set, or if it is in use; `ConnectionFailed` and the like if no
+    broker answers.
     """
     host, port = parse_listen(listen, _OPTION, "127.0.0.1")
     if not is_remote_allowed and not is_loopback(host):
         raise ConfigError(
-            f"{_OPTION} {listen} is not a loopback address, and everybody who reaches it sees all records: give "
+            f"{_OPTION} {listen} is not a loopback address, and what goes over the network is not encrypted: give "
             "--allow-remote if that is what you want"
         )
+    key = chosen_token(token, is_loopback=is_loopback(host))
     timeouts = {} if sources.settings.keys() & _TIMEOUTS.keys() else _TIMEOUTS
     with bind(host, port, _OPTION) as listener, Admin({**sources.settings, **timeouts}) as admin:
         admin.describe_cluster()
-        address = host_and_port(*listener.getsockname()[:2])
+        host_port = listener.getsockname()[:2]
+        address = host_and_port(*host_port)
+        log_in = [] if key is None else [Middleware(LogIn, token=key, port=host_port[1])]
         with OutageWatch(sources.settings) as watch:
             streams = Streams()
             app = Starlette(
@@ -352,10 +362,10 @@ def serve(
                     *Pages(admin, watch, sources, Session(allows_changes), streams).routes(),
                     Mount("/static", StaticFiles(directory=_STATIC)),
                 ],
-                middleware=[Middleware(Guard, host=host)],
+                middleware=[Middleware(Guard, host=host), *log_in],
                 exception_handlers=dict.fromkeys((KlogError, RequestRefused, OSError, TypeError), _failed),
             )
-            asyncio.run(_run(app, streams, listener, lambda: ready(f"http://{address}/")))
+            asyncio.run(_run(app, streams, listener, lambda: ready(f"http://{address}/", key)))
         _leave_calls()
 
 

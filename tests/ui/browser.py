@@ -40,6 +40,7 @@ class Browser:
 
     def __init__(self, driver: webdriver.Chrome, page: Page) -> None:
         self.driver, self.page = driver, page
+        driver.get(f"{page.address}?token={page.token}")
 
     def open(self, *parts: str) -> None:
         """Show a view, and wait until it is loaded."""

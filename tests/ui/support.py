@@ -20,15 +20,37 @@ from tests.support.klog import klog_command
 class Page:
     """The server of `klog ui`."""
 
-    def __init__(self, address: str, pid: int) -> None:
-        self.address, self.pid = address, pid
+    def __init__(self, address: str, token: str, pid: int) -> None:
+        self.address, self.token, self.pid = address, token, pid
+
+    @classmethod
+    def of(cls, process: subprocess.Popen[str]) -> Page:
+        """The page whose address `klog ui` prints."""
+        assert process.stdout is not None
+        match = re.fullmatch(r"the page is at (http://127\.0\.0\.1:\d+/)\?token=(\S+)\n", process.stdout.readline())
+        assert match, process.communicate()
+        return cls(match[1], match[2], process.pid)
+
+    @property
+    def host(self) -> str:
+        """HOST:PORT."""
+        return self.address.removeprefix("http://").rstrip("/")
+
+    def get_request(self, path: str) -> bytes:
+        """A GET request for a socket."""
+        head = f"GET {path} HTTP/1.1\r\nHost: {self.host}\r\nAuthorization: Bearer {self.token}\r\n\r\n"
+        return head.encode()
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
 
     def ask(
         self, path: str, body: Any = None, headers: dict[str, str] | None = None, **parameters: object
     ) -> tuple[int, Any]:
         """Send a request to the API, a POST if it has a body; return (status, decoded JSON or events)."""
         query = urllib.parse.urlencode(parameters)
-        named = dict(headers or {})
+        named = {**self.authorization, **(headers or {})}
         data = None
         if body is not None:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -50,7 +72,9 @@ class Page:
     def download(self, path: str, **parameters: object) -> tuple[str, Message]:
         """Send a GET request that must succeed; return the text and the headers."""
         address = f"{self.address}api/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(address, timeout=60) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, headers=self.authorization), timeout=60
+        ) as response:
             return response.read().decode(), response.headers
 
     def post(self, path: str, body: Any) -> tuple[int, Any]:
@@ -73,11 +97,8 @@ def serving(*arguments: str) -> Iterator[Page]:
     """
     command = klog_command("ui", "--listen", str(free_port()), *arguments)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
-            match = re.fullmatch(r"the page is at (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline())
-            assert match, process.communicate()
-            yield Page(match[1], process.pid)
+            yield Page.of(process)
             process.terminate()
             _, errors = process.communicate(timeout=30)
             assert (process.returncode, errors) == (0, ""), errors

@@ -304,9 +304,7 @@ def test_an_outage_is_said_and_ends(
     command = klog_command("ui", "--listen", "0", "-b", cluster.bootstrap_servers)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            assert process.stdout is not None
-            page = Page(process.stdout.readline().split()[-1], process.pid)
-            browser = Browser(chromium, page)
+            browser = Browser(chromium, Page.of(process))
             browser.open("overview")
             assert browser.text("#outage") == ""
             cluster.kill(0)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import re
 import socket
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from email.message import Message
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,6 +28,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import RequestTimedOut
 from spark_klog.ui import messages
 from spark_klog.ui.messages import View, export
+from tests.support.kafka import free_port
 from tests.support.klog import klog_command, klog_lines, klog_refusal
 from tests.support.topics import make_topic
 from tests.ui.support import Page, serving
@@ -483,8 +489,8 @@ def test_places_of_a_group_side_by_side(cluster: EmbeddedCluster, topic: str, tm
 
 
 def test_streams_are_bounded_and_end_with_their_reader(page: Page) -> None:
-    host, port = page.address.removeprefix("http://").rstrip("/").split(":")
-    request = f"GET /api/live/groups HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+    host, port = page.host.split(":")
+    request = page.get_request("/api/live/groups")
     opened = []
     for _ in range(32):
         client = socket.create_connection((host, int(port)), 30)
@@ -511,12 +517,11 @@ def test_it_ends_while_no_broker_answers(make_cluster: Callable[..., EmbeddedClu
     command = klog_command("ui", "--listen", "0", "-b", cluster.bootstrap_servers)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
-            address = process.stdout.readline().split("//")[1].strip("/\n")
+            page = Page.of(process)
             cluster.kill(0)
-            host, _, port = address.rpartition(":")
+            host, _, port = page.host.rpartition(":")
             with socket.create_connection((host, int(port)), 30) as client:
-                client.sendall(f"GET /api/overview HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+                client.sendall(page.get_request("/api/overview"))
                 assert process.stderr is not None
                 assert any("still trying" in line for line in process.stderr)
                 process.terminate()
@@ -527,7 +532,96 @@ def test_it_ends_while_no_broker_answers(make_cluster: Callable[..., EmbeddedClu
     assert "Traceback" not in errors
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def ask_without_log_in(address: str, **headers: str) -> tuple[int, Message, str]:
+    """(status, headers, body) of a GET request; redirects are not followed."""
+    opener = urllib.request.build_opener(_NoRedirect)
+    try:
+        with opener.open(urllib.request.Request(address, headers=headers), timeout=60) as response:
+            return response.status, response.headers, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, error.read().decode()
+
+
+def test_the_log_in(page: Page, changing: Page) -> None:
+    status, headers, body = ask_without_log_in(page.address)
+    assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert f"http://{page.host}/?token=TOKEN" in body
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    for path in ("static/app.js", "api/overview", "api/live/overview", "api/session", "elsewhere"):
+        assert ask_without_log_in(page.address + path)[0] == 401, path
+        assert page.token not in ask_without_log_in(page.address + path)[2]
+    assert (
+        "open the address that klog ui has printed"
+        in json.loads(ask_without_log_in(page.address + "api/overview")[2])["error"]
+    )
+    status, headers, body = ask_without_log_in(f"{page.address}?token={changing.token}")
+    assert (status, headers["Set-Cookie"], "This is not the token of this page" in body) == (401, None, True)
+
+    status, headers, _ = ask_without_log_in(f"{page.address}?token={page.token}")
+    assert (status, headers["Location"]) == (303, "/")
+    cookie, *attributes = headers["Set-Cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(attributes)
+    assert page.token not in cookie
+    assert ask_without_log_in(page.address, Cookie=cookie)[0] == 200
+    assert ask_without_log_in(f"{page.address}api/session", Cookie=f"other=1; {cookie}")[0] == 200
+    # neither another page's nor a changed one, and the token is in no other place
+    name, _, value = cookie.partition("=")
+    other = changing.host.rpartition(":")[2]
+    assert name == f"klog-{page.host.rpartition(':')[2]}"
+    assert ask_without_log_in(changing.address, Cookie=f"klog-{other}={value}")[0] == 401
+    assert ask_without_log_in(page.address, Cookie=f"{cookie}x")[0] == 401
+    assert ask_without_log_in(page.address, Cookie=f"{name}={page.token}")[0] == 401
+    assert ask_without_log_in(f"{page.address}api/session?token={page.token}")[0] == 401
+    assert ask_without_log_in(page.address, Authorization=f"Bearer {page.token}x")[0] == 401
+    assert ask_without_log_in(page.address, Authorization=f"bearer {page.token}")[0] == 200
+    assert ask_without_log_in(page.address, Authorization="Bearer \xff")[0] == 401
+    assert page.ask("overview", headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+def test_a_token_of_ones_own_is_not_shown(cluster: EmbeddedCluster) -> None:
+    given = "my-own-token-of-2026"
+    command = klog_command("--log-level", "DEBUG", "ui", "--listen", str(free_port()), "-b", cluster.bootstrap_servers)
+    environment = {**os.environ, "KLOG_UI_TOKEN": given}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            address = line.split()[4].partition("?")[0]
+            assert line == f"the page is at {address}?token=TOKEN, with your token\n"
+            assert ask_without_log_in(f"{address}?token={given}")[0] == 303
+            assert ask_without_log_in(f"{address}?token={given}-no")[0] == 401
+            assert ask_without_log_in(address, Authorization=f"Bearer {given}")[0] == 200
+            process.terminate()
+            out, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert given not in out + errors
+
+
+def test_without_a_log_in(cluster: EmbeddedCluster) -> None:
+    command = klog_command("ui", "--listen", str(free_port()), "--token", "off", "-b", cluster.bootstrap_servers)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            match = re.fullmatch(r"the page is at (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline())
+            assert match
+            assert ask_without_log_in(match[1] + "api/session")[0] == 200
+        finally:
+            process.kill()
+
+
 def test_what_the_command_refuses(cluster: EmbeddedCluster) -> None:
+    line = klog_refusal("ui", "--listen", "0.0.0.0:0", "--allow-remote", "--token", "off")
+    assert line.startswith("klog: --token off is for loopback addresses")
+    assert "must be 16 to 200 of a-z" in klog_refusal("ui", "--listen", "0", "--token", "short-secret")
+    assert "short-secret" not in klog_refusal("ui", "--listen", "0", "--token", "short-secret")
     line = klog_refusal("ui", "--listen", "0.0.0.0:0", "-b", cluster.bootstrap_servers)
     assert "--allow-remote" in line
     line = klog_refusal("ui", "--listen", "nowhere", "-b", cluster.bootstrap_servers)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
 from spark_klog.errors import ConfigError
 from spark_klog.groups.stores import tree_addresses
 
+if TYPE_CHECKING:
+    from spark_klog.ui.log_in import Token
+
 
 @click.command(
     epilog="""\b
 Examples:
-  klog ui -b broker:9092                       look; the page is at http://127.0.0.1:8080/
+  klog ui -b broker:9092                       look; it prints the address of the page
   klog ui --cluster prod --checkpoint /mnt/checkpoints/clean
   klog ui --allow-changes --listen 9000        change topics, offsets and records, too
 """
@@ -25,7 +30,14 @@ Examples:
     is_flag=True,
     help="Let the page create, alter and delete topics, move groups, and produce messages.",
 )
-@click.option("--allow-remote", is_flag=True, help="Let --listen be a host that is not loopback. There is no log-in.")
+@click.option("--allow-remote", is_flag=True, help="Let --listen be a host that is not loopback. It has no encryption.")
+@click.option(
+    "--token",
+    envvar="KLOG_UI_TOKEN",
+    metavar="TEXT|off",
+    help="What opens the page, as in http://127.0.0.1:8080/?token=TEXT; off, on loopback only, lets everybody in. "
+    "KLOG_UI_TOKEN sets it where other users do not see it. The default is a new one.",
+)
 @click.option("--checkpoint", "checkpoints", multiple=True, metavar="DIR", help="A Spark query to show; repeatable.")
 @click.option("--load", "loads", multiple=True, metavar="DIR", help="The output of a load to show; repeatable.")
 @click.option("--zookeeper", metavar="CONNECT", help="Show the offsets of groups in this ZooKeeper, too.")
@@ -36,6 +48,7 @@ def ui(
     listen: str,
     allow_changes: bool,
     allow_remote: bool,
+    token: str | None,
     checkpoints: tuple[str, ...],
     loads: tuple[str, ...],
     zookeeper: str | None,
@@ -44,8 +57,8 @@ def ui(
 ) -> None:
     """Serve a page about a cluster: topics, messages, groups, Spark queries, loads. Ends with Ctrl-C.
 
-    The page listens on loopback, asks no other server for anything, and is read-only without --allow-changes. It has no
-    log-in: whoever has an account on this machine can open it, and sees what this command may read.
+    The page listens on loopback, asks no other server for anything, and is read-only without --allow-changes. Who
+    has the address that is printed, with its token, sees what this command may read. Each start has a new one.
     """
     try:
         from spark_klog.cli.records.form import json_lines
@@ -57,4 +70,14 @@ def ui(
     stores = tree_addresses(zookeeper, offsets_path)
     config = None if cluster.command_config is None else cluster.command_config.absolute()
     sources = Sources(cluster.local_settings(), json_lines, stores, checkpoints, loads, cluster.name, config)
-    serve(sources, listen, allow_changes, allow_remote, lambda address: click.echo(f"the page is at {address}"))
+    serve(sources, listen, allow_changes, allow_remote, token, _tell)
+
+
+def _tell(address: str, token: Token | None) -> None:
+    """Print the page's address. A token that the user has chosen is not shown: this line may be logged."""
+    if token is None:
+        click.echo(f"the page is at {address}")
+    elif token.is_given:
+        click.echo(f"the page is at {address}?token=TOKEN, with your token")
+    else:
+        click.echo(f"the page is at {address}?token={token.text}")

@@ -11,6 +11,7 @@ export function address(path, parameters) {
 }
 
 async function answer(response) {
+  if (response.status === 401) location.reload(); // the server was started again: its page says how to log in
   const found = await response.json();
   if (!response.ok) throw new Error(found.error ?? response.statusText);
   return found;
