@@ -52,7 +52,7 @@ class Token(NamedTuple):
 
 
 def chosen_token(given: str | None, *, is_loopback: bool) -> Token | None:
-    """The token of --token: a new one without it, None for "off". `ConfigError` if it is bad, or off elsewhere."""
+    """The token of --token, by default a new one; None for "off", which is for loopback. `ConfigError` if it is bad."""
     if given is None:
         return Token(secrets.token_urlsafe(24), is_given=False)
     if given == OFF:
