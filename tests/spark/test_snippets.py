@@ -25,6 +25,7 @@ from spark_klog.embedded import EmbeddedCluster
 from tests.support import papers
 from tests.support.klog import klog, klog_command
 from tests.support.papers import ROOT, Snippet
+from tests.support.topics import make_topic
 
 #: Tests of the commands that do not run here, by the beginning of a command line.
 _ELSEWHERE = {
@@ -173,11 +174,13 @@ def _run_with_checkpoint(reader: _Reader, cluster: EmbeddedCluster, data_dir: Pa
     writer.option("checkpointLocation", reader.text("/data/checkpoint")).start().awaitTermination(120)
 
 
-def _call_test(reader: _Reader) -> None:
+def _call_test(reader: _Reader, name: str = "test_what_is_sent_is_read") -> None:
     class Cluster:
         bootstrap_servers = reader.namespace["servers"]
 
-    reader.namespace["test_what_is_sent_is_read"](Cluster, "of-a-test")
+    topic = "of-a-test"
+    make_topic(Cluster.bootstrap_servers, topic, 1)
+    reader.namespace[name](Cluster, topic)
 
 
 def _check_clean(reader: _Reader) -> None:
@@ -189,6 +192,8 @@ def _check_readme(reader: _Reader) -> None:
     exec(compile(copies, "README.md", "exec"), reader.namespace)
     values = [json.loads(row.value) for row in reader.namespace["copies"].selectExpr("cast(value AS string)").collect()]
     assert {value["page"] for value in values} == {"page 0", "page 1", "page 2"}
+    assert len(reader.namespace["last_hour"]) == 9
+    _call_test(reader, "test_orders")
 
 
 _COPIES = """
