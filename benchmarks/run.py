@@ -23,6 +23,7 @@ from benchmarks.beside_kafka import BROKER, CONSUME, END_TO_END, PRODUCE
 from benchmarks.broker_inside import EVENT_LOOP, GROUPS, LOG
 from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, PRODUCER, TLS
 from benchmarks.connections import CONNECTIONS
+from benchmarks.dataframes import DATAFRAMES
 from benchmarks.figures import Bench, Result, Side, Work, failures, render
 from benchmarks.kernels import BREAKDOWN, CODECS, DECODE, ENCODE
 from benchmarks.loading import LOAD, WORKER_MEMORY
@@ -55,6 +56,7 @@ WORK: tuple[Work, ...] = (
     PRODUCE,
     CONSUME,
     CONSUMER,
+    DATAFRAMES,
     CONNECTOR,
     TLS,
     COMMANDS,
