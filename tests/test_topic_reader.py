@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -238,6 +242,32 @@ def test_a_broker_that_falls_silent_is_an_error_in_time(scripted: ScriptedCluste
     assert connections(scripted.bootstrap_servers) == 0
     with pytest.raises(ReaderClosed):
         reader.read_next_batch()
+
+
+def test_an_interrupt_ends_a_read_at_once(scripted: ScriptedCluster) -> None:
+    reader = scripted_read(scripted, **{"request.timeout.ms": 60_000})
+    scripted.on("Fetch", sound())
+    scripted.always("Fetch", silent())
+    began = time.monotonic()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        reader.read_all()
+    assert time.monotonic() - began < 20
+    assert connections(scripted.bootstrap_servers) == 0
+    with pytest.raises(ReaderClosed):
+        reader.read_next_batch()
+
+
+def test_no_more_is_fetched_than_is_read() -> None:
+    """A batch is full at 8 MiB. One fetch is sent ahead; others wait until somebody reads."""
+    with ScriptedCluster({"t": 1}) as brokers:
+        for _ in range(30):
+            brokers.append("t", 0, [bytes(1_000_000)])
+        with scripted_read(brokers, **{"max.partition.fetch.bytes": 1_000_000}) as reader:
+            assert brokers.count("Fetch") == 0
+            rows = reader.read_next_batch().num_rows
+            assert rows < 12
+            assert brokers.count("Fetch") <= rows + 3
 
 
 def test_a_topic_that_is_deleted_meanwhile(scripted: ScriptedCluster) -> None:
