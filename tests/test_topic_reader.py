@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -35,6 +36,8 @@ from spark_klog.errors import (
 )
 from tests.support.faults import error, silent, sound
 from tests.support.scripted_broker import ScriptedCluster
+from tests.support.servers import serving
+from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import make_topic
 
 PARTITIONS = 3
@@ -97,7 +100,7 @@ def test_all_records_of_all_partitions(cluster: EmbeddedCluster, clicks: str) ->
         }
 
 
-def test_who_takes_a_reader_as_it_is(cluster: EmbeddedCluster, clicks: str, tmp_path: Any) -> None:
+def test_who_takes_a_reader_as_it_is(cluster: EmbeddedCluster, clicks: str, tmp_path: Path) -> None:
     def read() -> pa.RecordBatchReader:
         return spark_klog.read(clicks, columns=["partition", "value"], bootstrap_servers=cluster.bootstrap_servers)
 
@@ -134,6 +137,30 @@ def test_where_a_read_begins_and_ends(
 ) -> None:
     assert clicks
     assert numbers(cluster, start, end) == list(range(first, last))
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("version", ["4.1.0", pytest.param("0.10.2.2", marks=pytest.mark.test_all("version"))])
+def test_topics_of_kafka(version: str, server_dir: Path, shared_kafkas: SharedKafkas, topic: str) -> None:
+    with serving(version, server_dir, shared_kafkas) as servers:
+        make_topic(servers, topic, 2)
+        make_topic(servers, f"{topic}-short", 30)
+        producer = confluent_kafka.Producer({"bootstrap.servers": servers, "compression.type": "lz4"})
+        for number in range(4000):
+            time = int(minute(number).timestamp() * 1000)
+            producer.produce(topic, b"%d" % number, partition=number % 2, timestamp=time)
+        for number in range(60):
+            producer.produce(f"{topic}-short", b"%d" % number, partition=number % 30)
+        assert producer.flush(30) == 0
+
+        def values(*arguments: Any) -> list[int]:
+            found = spark_klog.read(*arguments, bootstrap_servers=servers).read_all()["value"]
+            return sorted(int(value) for value in found.to_pylist())
+
+        assert values(topic) == list(range(4000))
+        assert values(f"{topic}-short") == list(range(60))
+        assert values(topic, minute(100), minute(200)) == list(range(100, 200))
+        assert values([topic, f"{topic}-short"], {topic: "latest", f"{topic}-short": "earliest"}) == list(range(60))
 
 
 def test_a_read_ends_where_the_partitions_ended_when_it_began(cluster: EmbeddedCluster, topic: str) -> None:
@@ -334,7 +361,7 @@ def test_records_that_are_deleted_before_they_are_read(cluster: EmbeddedCluster,
         reader.read_all()
 
 
-def test_named_clusters(cluster: EmbeddedCluster, clicks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_named_clusters(cluster: EmbeddedCluster, clicks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "clusters.toml"
     path.write_text(f'[local]\n"bootstrap.servers" = "{cluster.bootstrap_servers}"\n')
     monkeypatch.setenv("KLOG_CONFIG", str(path))
