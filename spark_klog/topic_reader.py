@@ -231,21 +231,19 @@ def _fetches(brokers: Cluster, ranges: _Ranges, topic_ids: Mapping[str, UUID]) -
 def _settings(
     bootstrap_servers: str | Sequence[str] | None, cluster: str | None, settings: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
-    if bootstrap_servers is not None and cluster is not None:
-        raise ConfigError(f"give only one of bootstrap_servers and cluster={cluster!r}")
-    result: dict[str, Any] = Settings({"bootstrap.servers": _DEFAULT_SERVERS})
-    if cluster is not None:
-        result |= named_cluster(cluster)
-    result |= settings or {}
-    if bootstrap_servers is not None:
-        named = (settings or {}).get("bootstrap.servers", bootstrap_servers)
-        if named != bootstrap_servers:
-            raise ConfigError(
-                f"bootstrap_servers={bootstrap_servers!r} and bootstrap.servers of the settings ({named!r}) differ: "
-                "remove one of them"
-            )
-        result["bootstrap.servers"] = bootstrap_servers
-    return result
+    given = {
+        "bootstrap_servers": bootstrap_servers,
+        "cluster": cluster,
+        "bootstrap.servers of the settings": (settings or {}).get("bootstrap.servers"),
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"give only one of {' and '.join(named)}")
+    found: dict[str, Any] = Settings() if cluster is None else named_cluster(cluster)
+    if bootstrap_servers is not None or not named:
+        found["bootstrap.servers"] = _DEFAULT_SERVERS if bootstrap_servers is None else bootstrap_servers
+    found.update(settings or {})
+    return found
 
 
 def _spec(name: str, place: Place) -> Spec | int:
