@@ -62,17 +62,12 @@ class OffsetSpec(_PartitionValues):
         each, topics = dict(self.each), dict(self.topics)
         return {key: each[key] if key in each else topics[key[0]] for key in partitions}
 
-    @property
-    def _all(self) -> set[int | None]:
-        return {self.everywhere, *(offset for _, offset in self.each), *(offset for _, offset in self.topics)}
-
-    @property
-    def holds_latest(self) -> bool:
-        return LATEST in self._all
-
-    @property
-    def holds_earliest(self) -> bool:
-        return EARLIEST in self._all
+    def holders(self, offset: int) -> list[str]:
+        """What has this offset, for messages: "all partitions", or names of partitions and topics."""
+        if self.everywhere is not None:
+            return ["all partitions"] if self.everywhere == offset else []
+        found = [f"{topic}-{partition}" for (topic, partition), value in self.each if value == offset]
+        return found + [f"topic {topic}" for topic, value in self.topics if value == offset]
 
 
 @dataclass(frozen=True)

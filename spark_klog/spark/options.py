@@ -32,6 +32,7 @@ from spark_klog.client.settings import (
     without_effect,
 )
 from spark_klog.errors import ConfigError
+from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 _log = logging.getLogger(__name__)
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
@@ -438,12 +439,11 @@ def _check_query(
         for name in TRIGGER:
             if own.pop(name, None) is not None:  # its value does not matter then
                 _log.warning("option %s has no effect in a batch query", name)
-    if not streaming and isinstance(starting, OffsetSpec) and starting.holds_latest:
-        raise ConfigError(
-            f"option {start_option} can't be latest (-1) in a batch query: there would be nothing to read"
-        )
-    if isinstance(ending, OffsetSpec) and ending.holds_earliest:
-        raise ConfigError(f"option {end_option} can't be earliest (-2): there would be nothing to read")
+    nothing = "there would be nothing to read of"
+    if not streaming and isinstance(starting, OffsetSpec) and (names := starting.holders(LATEST)):
+        raise ConfigError(f"option {start_option} can't be latest (-1) in a batch query: {nothing} {', '.join(names)}")
+    if isinstance(ending, OffsetSpec) and (names := ending.holders(EARLIEST)):
+        raise ConfigError(f"option {end_option} can't be earliest (-2): {nothing} {', '.join(names)}")
 
 
 def _trigger_limits(own: dict[str, str]) -> TriggerLimits:

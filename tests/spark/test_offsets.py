@@ -176,19 +176,19 @@ def test_json_that_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "latest", "earliest"),
     [
-        ("latest", True, False),
-        ("earliest", False, True),
-        ('{"t":{"0":5,"1":-1}}', True, False),
-        ('{"t":{"0":5,"1":-2}}', False, True),
-        ('{"t":{"0":5}}', False, False),
-        ('{"t":{"0":5},"u":"latest"}', True, False),
-        ('{"t":{"0":-1},"u":"earliest"}', True, True),
+        ("latest", ["all partitions"], []),
+        ("earliest", [], ["all partitions"]),
+        ('{"t":{"0":5,"1":-1}}', ["t-1"], []),
+        ('{"t":{"0":5,"1":-2}}', [], ["t-1"]),
+        ('{"t":{"0":5}}', [], []),
+        ('{"t":{"0":5},"u":"latest"}', ["topic u"], []),
+        ('{"t":{"0":-1},"u":"earliest","v":"latest"}', ["t-0", "topic v"], ["topic u"]),
     ],
 )
-def test_what_a_spec_holds(text: str, latest: bool, earliest: bool) -> None:
+def test_what_has_an_offset(text: str, latest: list[str], earliest: list[str]) -> None:
     spec = parse(text)
     assert isinstance(spec, OffsetSpec)
-    assert (spec.holds_latest, spec.holds_earliest) == (latest, earliest)
+    assert (spec.holders(-1), spec.holders(-2)) == (latest, earliest)
 
 
 @pytest.mark.parametrize("strict", [True, False])

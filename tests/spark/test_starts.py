@@ -78,7 +78,10 @@ def test_starts_and_ends(
 
 def test_words_for_topics_that_are_refused(spark: SparkSession, servers: str) -> None:
     for options, text in (
-        ({"startingOffsets": {TOPIC: "latest"}}, "option startingOffsets can't be latest (-1) in a batch query"),
+        (
+            {"startingOffsets": {TOPIC: "latest"}},
+            f"latest (-1) in a batch query: there would be nothing to read of topic {TOPIC}",
+        ),
         ({"endingOffsets": {TOPIC: "earliest"}}, "option endingOffsets can't be earliest (-2)"),
         ({"startingOffsets": {TOPIC: "earliest", "other": "earliest"}}, "not read: topic other"),
     ):
