@@ -89,7 +89,8 @@ def read(
         settings: Client settings by Kafka's names, such as isolation.level, security.protocol, request.timeout.ms.
 
     The records of a partition come in the order of their offsets, one partition after the other. In memory are one
-    fetch of up to max.partition.fetch.bytes (8 MiB) and two batches of up to 65,536 rows.
+    fetch, of max.partition.fetch.bytes (8 MiB) or of several short partitions (16 MiB), and two batches, of 65,536 rows
+    or 8 MiB.
 
     The connections are closed when the reader is exhausted, closed, released or has failed.
 
@@ -253,7 +254,8 @@ def _spec(name: str, place: Place) -> Spec | int:
             raise ConfigError(f"{name}={place} names no time zone: datetime.now(timezone.utc) has one")
         return TimeSpec(max(0, round(place.timestamp() * 1000)))
     if isinstance(place, Mapping):
-        place = json.dumps({topic: value if isinstance(value, str) else dict(value) for topic, value in place.items()})
+        topics = {topic: dict(value) if isinstance(value, Mapping) else value for topic, value in place.items()}
+        place = json.dumps(topics, default=str)
     if isinstance(place, int) and not isinstance(place, bool):
         if place < 0:
             raise ConfigError(f"{name}={place} must be an offset; {name}='{place}' is that many before the end")
