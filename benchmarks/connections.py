@@ -94,8 +94,8 @@ CONNECTIONS = Work(
     (
         f"Connections: C with epoll and {_CONNECTIONS} connections, each of which sends the same Produce request "
         "(version 7) again when it is answered; the connections share 4 partitions evenly, and go to their leaders. "
-        "Wanted: a ratio of 0.6. A broker of ours is one thread of Python, which a request keeps busy for some 0.05 ms, "
-        "a third of it in the kernel; an asyncio server that only receives, appends and answers takes 0.014 ms. Kafka's "
+        "Wanted: a ratio of 0.6. A broker of ours is one thread of Python, which a request keeps busy for 0.05 ms, a "
+        "third of it in the kernel; an asyncio server that only receives, appends and answers takes 0.014 ms. Kafka's "
         "threads use both cores. Two brokers that share the partitions do, too.",
     ),
 )
