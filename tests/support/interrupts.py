@@ -76,7 +76,12 @@ class Signal:
             raise self._raised()
 
     def _is_over(self, frame: FrameType | None) -> bool:
-        """Whether the block has ended: a signal of its last instruction may arrive at the beginning of `__exit__`."""
+        """Whether the block has ended: a signal of its last instruction may arrive at the beginning of `__exit__`.
+
+        Or in this trace function, after a function has returned: without one, no signal arrives there.
+        """
+        if frame is not None and frame.f_code is Signal.__call__.__code__:
+            return True
         is_exit = frame is not None and frame.f_code is contextlib._GeneratorContextManager.__exit__.__code__
         caller = frame.f_back if frame is not None else None
         return is_exit and caller is not None and not any(part in caller.f_code.co_filename for part in self._parts)
