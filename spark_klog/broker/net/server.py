@@ -110,13 +110,13 @@ class Server:
         and `Refused` if the client may not send it. ApiVersions of an unknown version gets a version 0 response with
         error 35, so that the client can choose another version (KIP-35).
         """
-        if not session.is_open and session.takes_raw_tokens:
+        if session.takes_raw_tokens:
             token = Writer()
             token.raw(await credentials.step(self.broker, session, frame))
             return token
         reader = Reader(frame, _DECODED_AT_ONCE)
         key, version, correlation_id = decode_request_header(reader)
-        if not session.is_open and not session.admits(key):
+        if not session.admits(key):
             raise Refused(f"API {key} before authentication")
         api = BY_KEY.get(key)
         if api is None or version not in api.versions:

@@ -61,11 +61,8 @@ class Session:
         self.is_open = state is _State.OPEN
         #: Whether the connection must be closed after the response is sent.
         self.has_failed = state is _State.FAILED
-
-    @property
-    def takes_raw_tokens(self) -> bool:
-        """Whether the next frame is a bare token, not a request."""
-        return self._state is _State.RAW_TOKENS
+        #: Whether the next frame is a bare token, not a request.
+        self.takes_raw_tokens = state is _State.RAW_TOKENS
 
     def take_certificate(self, certificate: dict[str, Any] | None) -> None:
         """Take the user from the client's certificate: the result of `getpeercert`, verified by TLS."""
@@ -75,7 +72,7 @@ class Session:
 
     def admits(self, key: int) -> bool:
         """Whether a request of this API is allowed now."""
-        return self._state is _State.OPEN or key in _BEFORE_AUTHENTICATION
+        return self.is_open or key in _BEFORE_AUTHENTICATION
 
     def handshake(self, mechanism: str, version: int) -> ErrorCode:
         """Handle the client's choice of a mechanism; one that is not enabled ends the connection."""

@@ -297,14 +297,12 @@ class Sender:
 
     def _behind_records(self, connection: Connection, until: float) -> Steps[Message]:
         """Have a request answered behind the records: over TLS a broker may lose what came right before the end."""
+        begin = time.monotonic()
         handle = connection.send(API_VERSIONS, {}, version=0, deadline=until)
         while not connection.poll(handle):
             self._check_stopped()
-            now = time.monotonic()
-            if now >= until:
-                connection.close()
-                raise RequestTimedOut(f"broker {connection.address} did not answer in time")
-            yield Wait(connection, min(until, now + _LONGEST_WAIT), handle)
+            connection.check_time(begin, until)
+            yield Wait(connection, min(until, time.monotonic() + _LONGEST_WAIT), handle)
         return connection.receive(handle)
 
     def _check_stopped(self) -> None:
