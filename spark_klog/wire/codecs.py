@@ -30,21 +30,20 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from spark_klog.errors import ConfigError, DecodeError
 from spark_klog.wire.lz4_frames import read_lz4_header
 from spark_klog.wire.primitives import Buffer
 
-if TYPE_CHECKING:
-    import zstandard
-
-
 #: The ids of codecs.
 NO_CODEC, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 _SKIPPABLE = 0x184D2A50
+_ZSTD_MAGIC = 0xFD2FB528
 _RUN, _COMPRESSED, _RESERVED = 1, 2, 3
+_DICTIONARY_ID_BYTES, _CONTENT_SIZE_BYTES = (0, 1, 2, 4), (0, 2, 4, 8)
 _MOST_OF_A_BLOCK = 128 * 1024
 #: What a stream of libzstd, Java's too, takes at most; compressors use it from level 20 on.
 _LARGEST_WINDOW = 128 << 20
@@ -292,41 +291,66 @@ class ZstdFrame(NamedTuple):
 def zstd_frames(view: memoryview) -> Iterator[ZstdFrame]:
     """The frames of `view` without skippable ones.
 
-    `DecodeError` or `zstandard.ZstdError` if one is cut off or invalid, needs a window above 128 MB, or claims more
-    than its blocks can hold. An empty frame (`most` is 0) has been verified; the others must be decompressed to find
-    damage.
+    `DecodeError` if one is cut off or invalid, needs a window above 128 MB, or claims more than its blocks can hold. An
+    empty frame (`most` is 0) has been verified; the others must be decompressed to find damage.
     """
-    import zstandard
-
     position = 0
     while position < len(view):
-        if int.from_bytes(view[position : position + 4], "little") & ~0xF == _SKIPPABLE:
+        magic = int.from_bytes(view[position : position + 4], "little")
+        if magic & ~0xF == _SKIPPABLE:
             if position + 8 > len(view):
                 raise _cut_off()
             position += 8 + int.from_bytes(view[position + 4 : position + 8], "little")
             continue
         start = position
-        header = zstandard.get_frame_parameters(view[start:])
-        if header.dict_id:
-            raise DecodeError(f"zstd frame at byte {start} needs dictionary {header.dict_id}; Kafka knows none")
-        if header.window_size > _LARGEST_WINDOW:
-            needed = f"needs a window of {header.window_size} bytes"
+        if magic != _ZSTD_MAGIC and len(view) - start >= 4:
+            raise DecodeError(f"zstd data are damaged: no frame begins at byte {start}")
+        window, claimed, has_checksum, position = _header(view, start)
+        if window > _LARGEST_WINDOW:
+            needed = f"needs a window of {window} bytes"
             raise DecodeError(f"zstd frame at byte {start} {needed}; Kafka reads at most {_LARGEST_WINDOW}")
-        position += zstandard.frame_header_size(view[start:])
         position, most = _blocks(view, position)
-        position += 4 * header.has_checksum
+        position += 4 * has_checksum
         if position > len(view):
             break
-        claimed = None if header.content_size == zstandard.CONTENTSIZE_UNKNOWN else header.content_size
         if claimed is not None and claimed > most:
             raise DecodeError(f"zstd frame at byte {start} claims {claimed} bytes, its blocks hold at most {most}")
         if claimed == 0 and most:  # the library would believe the claim
             raise DecodeError(f"zstd frame at byte {start} claims to be empty, its blocks are not")
-        if not most and header.has_checksum and view[position - 4 : position] != _CHECKSUM_OF_NOTHING:
+        if not most and has_checksum and view[position - 4 : position] != _CHECKSUM_OF_NOTHING:
             raise DecodeError(f"zstd frame at byte {start} is damaged: wrong checksum")
-        yield ZstdFrame(view[start:position], header.window_size, claimed, most)
+        yield ZstdFrame(view[start:position], window, claimed, most)
     if position > len(view):
         raise _cut_off()
+
+
+def _header(view: memoryview, start: int) -> tuple[int, int | None, bool, int]:
+    """Window (bytes), claimed content size, whether a checksum follows the blocks, and where the blocks begin."""
+    position = start + 5
+    if position > len(view):
+        raise _cut_off()
+    descriptor = view[start + 4]
+    if descriptor & 0x08:
+        raise DecodeError(f"zstd frame at byte {start} is damaged: its header has the reserved bit")
+    is_single_segment = descriptor >> 5 & 1
+    window_position = position
+    position += 1 - is_single_segment
+    dictionary_end = position + _DICTIONARY_ID_BYTES[descriptor & 3]
+    size_bytes = _CONTENT_SIZE_BYTES[descriptor >> 6] or is_single_segment
+    end = dictionary_end + size_bytes
+    if end > len(view):
+        raise _cut_off()
+    if dictionary := int.from_bytes(view[position:dictionary_end], "little"):
+        raise DecodeError(f"zstd frame at byte {start} needs dictionary {dictionary}; Kafka knows none")
+    claimed = None
+    if size_bytes:
+        claimed = int.from_bytes(view[dictionary_end:end], "little") + (256 if size_bytes == 2 else 0)
+    if is_single_segment:
+        window = claimed or 0
+    else:
+        eighth = 1 << 7 + (view[window_position] >> 3)
+        window = eighth * (8 + (view[window_position] & 7))
+    return window, claimed, bool(descriptor & 4), end
 
 
 def _blocks(view: memoryview, position: int) -> tuple[int, int]:
@@ -349,66 +373,98 @@ def _cut_off() -> DecodeError:
     return DecodeError("zstd data are cut off")
 
 
-class _ZstdOfThread(threading.local):
-    """A thread's zstd objects, kept unless they hold much memory: to create one takes longer than a small batch."""
+class _Zstandard(threading.local):
+    """zstd by the package `zstandard`, with objects for each thread: to create one takes longer than a small batch.
+
+    Objects that hold much memory are not kept. The package takes 24 MB, so the base install has none.
+    """
 
     def __init__(self) -> None:
         import zstandard
 
-        self.decompressor = zstandard.ZstdDecompressor()
+        self._library = zstandard
+        self.error: type[Exception] = zstandard.ZstdError
+        self._decompressor = zstandard.ZstdDecompressor()
         self._level = 3
         self._compressor = zstandard.ZstdCompressor(level=self._level)
 
-    def compressor(self, level: int) -> zstandard.ZstdCompressor:
-        import zstandard
-
+    def compress(self, data: Buffer, level: int) -> bytes:
         if level > _ZSTD_KEPT_LEVEL:
-            return zstandard.ZstdCompressor(level=level)
+            return self._library.ZstdCompressor(level=level).compress(data)
         if level != self._level:
-            self._level, self._compressor = level, zstandard.ZstdCompressor(level=level)
-        return self._compressor
+            self._level, self._compressor = level, self._library.ZstdCompressor(level=level)
+        return self._compressor.compress(data)
+
+    def add(self, frame: ZstdFrame, output: _Output) -> None:
+        kept = frame.window <= _ZSTD_KEPT_WINDOW
+        decompressor = self._decompressor if kept else self._library.ZstdDecompressor()
+        size = min(frame.most, output.room)
+        try:
+            output.add(decompressor.decompress(frame.data, max_output_size=size))
+        except self.error as error:
+            if size == output.room and _ZSTD_IS_FULL in str(error):
+                raise output.too_large() from None
+            raise
+
+
+class _StandardZstd(threading.local):
+    """zstd by the standard library (from Python 3.14 on), or its backport. Each frame costs a new object: 8 us."""
+
+    def __init__(self) -> None:
+        try:
+            self._library: Any = import_module("compression.zstd")
+        except ImportError:
+            self._library = import_module("backports.zstd")
+        self.error: type[Exception] = self._library.ZstdError
+        self._level = 3
+        self._compressor = self._library.ZstdCompressor(level=self._level)
+
+    def compress(self, data: Buffer, level: int) -> bytes:
+        compressor = self._compressor
+        if level != self._level:
+            compressor = self._library.ZstdCompressor(level=level)
+            if level <= _ZSTD_KEPT_LEVEL:
+                self._level, self._compressor = level, compressor
+        compressed: bytes = compressor.compress(data, compressor.FLUSH_FRAME)
+        return compressed
+
+    def add(self, frame: ZstdFrame, output: _Output) -> None:
+        # With a larger bound the library allocates more. One byte more shows whether a claim is too small.
+        most = (frame.most if frame.claimed is None else frame.claimed) + 1
+        decompressor = self._library.ZstdDecompressor()
+        piece: Buffer = frame.data
+        while not decompressor.eof:
+            part: bytes = decompressor.decompress(piece, min(most, output.room, _PIECE))
+            if decompressor.needs_input and not decompressor.eof:
+                raise _cut_off()
+            output.add(part)
+            piece = b""
 
 
 @cache
-def _zstd() -> _ZstdOfThread:
-    return _ZstdOfThread()
+def _zstd() -> _Zstandard | _StandardZstd:
+    try:
+        return _Zstandard()
+    except ImportError:
+        return _StandardZstd()
 
 
 def _zstd_compress(data: Buffer, level: int) -> bytes:
-    return _zstd().compressor(level).compress(data)
+    return _zstd().compress(data, level)
 
 
 def _zstd_decompress(data: Buffer, limit: int) -> Buffer:
-    import zstandard
-
     output = _Output(data, limit)
-    large: zstandard.ZstdDecompressor | None = None
+    library = _zstd()
     try:
         for frame in zstd_frames(memoryview(data)):
-            if not frame.most:
-                continue
-            if frame.window <= _ZSTD_KEPT_WINDOW:
-                output.add(_zstd_frame(frame, _zstd().decompressor, output))
-            else:
-                large = large or zstandard.ZstdDecompressor()
-                output.add(_zstd_frame(frame, large, output))
-    except zstandard.ZstdError as error:
+            if frame.claimed is not None and frame.claimed >= output.room:
+                raise output.too_large()
+            if frame.most:
+                library.add(frame, output)
+    except library.error as error:
         raise DecodeError(f"zstd data are damaged: {error}") from None
     return output.result
-
-
-def _zstd_frame(frame: ZstdFrame, decompressor: zstandard.ZstdDecompressor, output: _Output) -> bytes:
-    import zstandard
-
-    if frame.claimed is not None and frame.claimed >= output.room:
-        raise output.too_large()
-    size = min(frame.most, output.room)
-    try:
-        return decompressor.decompress(frame.data, max_output_size=size)
-    except zstandard.ZstdError as error:
-        if size == output.room and _ZSTD_IS_FULL in str(error):
-            raise output.too_large() from None
-        raise
 
 
 NONE = Codec(NO_CODEC, "none", _plain, _plain)

@@ -37,6 +37,8 @@ _STATUS = Path("/proc/self/status")
 #: MB its peak rose, and the result. (It does not use ru_maxrss, since a child's begins with its parent's.)
 _PARENT = """
 import os, sys
+if sys.argv[1:]:
+    sys.modules[sys.argv[1]] = None  # as if it were not installed
 from spark_klog.errors import DecodeError
 from spark_klog.wire.codecs import CODECS
 
@@ -159,17 +161,37 @@ def _noise_member() -> bytes:
     return deflate.compress(random.Random(1).randbytes(MB)) + deflate.flush()
 
 
-@pytest.fixture(scope="module")
-def parent() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", _PARENT]
+def _start(*missing: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _PARENT, *missing]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         yield running
         running.kill()
 
 
+@pytest.fixture(scope="module")
+def parent() -> Iterator[subprocess.Popen[str]]:
+    yield from _start()
+
+
+@pytest.fixture(scope="module")
+def base_parent() -> Iterator[subprocess.Popen[str]]:
+    """A process of the base install, without the package zstandard."""
+    yield from _start("zstandard")
+
+
 @pytest.mark.skipif(not _STATUS.exists(), reason="the peak of memory is read from /proc")
 @pytest.mark.parametrize("name", BOMBS)
 def test_bomb_in_bounded_memory(name: str, parent: subprocess.Popen[str], tmp_path: Path) -> None:
+    _check_bomb(name, parent, tmp_path)
+
+
+@pytest.mark.skipif(not _STATUS.exists(), reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize("name", [name for name, (codec_id, *_) in BOMBS.items() if codec_id == 4])
+def test_bomb_in_bounded_memory_of_the_base(name: str, base_parent: subprocess.Popen[str], tmp_path: Path) -> None:
+    _check_bomb(name, base_parent, tmp_path)
+
+
+def _check_bomb(name: str, parent: subprocess.Popen[str], tmp_path: Path) -> None:
     codec_id, make, expected = BOMBS[name]
     assert parent.stdin is not None
     assert parent.stdout is not None
