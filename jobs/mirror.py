@@ -26,7 +26,6 @@ from typing import Any
 
 import click
 from pyspark.sql import SparkSession
-from rich.console import Console
 
 from spark_klog.cli.commands.mirror import mirror, mirror_settings
 from spark_klog.cli.jobs.running import CONTEXT, DONE, NOTHING_NEW, exit_code, spark_session
@@ -102,7 +101,7 @@ def _mirror(settings: MirrorSettings, tasks: int | None, every: float | None, as
             else:
                 seconds = time.monotonic() - began
                 told = f"{totals.records:,} records of {totals.partitions:,} partitions in {seconds:.1f} s"
-                Console().print(f"{told}, {totals.copied:,} batches copied, {totals.rebuilt:,} rebuilt")
+                click.echo(f"{told}, {totals.copied:,} batches copied, {totals.rebuilt:,} rebuilt")
             if every is None:
                 break
             stopped.wait(every)

@@ -16,12 +16,11 @@ from itertools import starmap
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 import spark_klog
 from spark_klog.base.in_a_thread import addresses_of
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
-from spark_klog.cli.output import say
+from spark_klog.cli.output import StatusLine, say
 from spark_klog.client import Admin
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.dial import Dial
@@ -318,10 +317,11 @@ def doctor(cluster: ChosenCluster, as_json: bool, no_spark: bool) -> None:
     through Spark and a broker of its own.
     """
     settings = cluster.settings()
-    is_well, progress = True, Console(stderr=True, quiet=as_json)
+    is_well, status = True, StatusLine(is_quiet=as_json)
     for stage, findings in _stages(settings, no_spark):
         while True:
-            with progress.status(stage):  # on a terminal only
+            status.show(stage)
+            with status:
                 finding = next(findings, None)
             if finding is None:
                 break

@@ -13,18 +13,15 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import IO, Any, TypeVar
+from unicodedata import combining, east_asian_width
 
 import click
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, ProgressColumn, TaskID
-    from rich.table import Table
 
 #: Work that is done sooner shows no bar.
 _BAR_AFTER = 1.0
@@ -38,8 +35,12 @@ _CONTROL = re.compile(f"[{_CONTROLS}]")
 _CONTROL_IN_LINES = re.compile(f"(?![\n\t])[{_CONTROLS}]")
 #: Exit code after Ctrl-C, as shells give it.
 INTERRUPTED = 130
-#: Width of tables that do not go to a terminal: programs may parse them, so lines must not wrap.
-_WIDE = 10_000
+#: Between two columns of a table.
+_GAP = "  "
+_ERASE_LINE = "\r\x1b[K"
+_BAR_CELLS = 24
+#: Seconds between two drawings of a bar.
+_DRAWN_EVERY = 0.1
 
 
 class Counter:
@@ -55,21 +56,16 @@ class Counter:
         self._total = total
         self._records = self._bytes = 0
         self._began = time.monotonic()
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._bar: Bar | None = None
 
     def add(self, records: int, size: int) -> None:
         """Count records of a size in bytes."""
         self._records += records
         self._bytes += size
         if self._bar is None and self._shows_bar and time.monotonic() - self._began > _BAR_AFTER:
-            from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-
-            self._bar = progress(MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
-            self._task = self._bar.add_task("records", total=self._total)
-            self._bar.start()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._records)
+            self._bar = Bar("records", self._total)
+        if self._bar is not None:
+            self._bar.update(self._records)
 
     def forget(self) -> None:
         """Count from 0: what was counted is not written after all."""
@@ -80,7 +76,7 @@ class Counter:
 
     def __exit__(self, *_: Any) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.erase()
         if self._shows_line:
             seconds = time.monotonic() - self._began
             per_second = self._records / seconds if seconds else 0.0
@@ -90,15 +86,65 @@ class Counter:
             )
 
 
-def progress(*columns: ProgressColumn, is_quiet: bool = False) -> Progress:
-    """A progress bar on stderr, if that is a terminal; it disappears when it ends."""
-    from rich.console import Console
-    from rich.progress import Progress
+_Line = TypeVar("_Line", bound="StatusLine")
 
-    made = Console(stderr=True)
-    is_quiet = is_quiet or not made.is_terminal
-    # rich would otherwise redirect stdout to the console, which is stderr
-    return Progress(*columns, console=made, disable=is_quiet, transient=True, redirect_stdout=False)
+
+class StatusLine:
+    """The last line of a terminal, which is drawn over; a context manager that erases it at the end.
+
+    It shows nothing if the stream is not a terminal, or if it `is_quiet`.
+    """
+
+    def __init__(self, stream: IO[str] | None = None, *, is_quiet: bool = False) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self.is_shown = not is_quiet and self._stream.isatty()
+        self._is_drawn = False
+
+    def show(self, text: str) -> None:
+        if self.is_shown:
+            self._is_drawn = True
+            self._write(_ERASE_LINE + fitting(escaped(text), shutil.get_terminal_size().columns - 1))
+
+    def erase(self) -> None:
+        """Make room for another line, until the next `show`."""
+        if self._is_drawn:
+            self._is_drawn = False
+            self._write(_ERASE_LINE)
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+    def __enter__(self: _Line) -> _Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.erase()
+
+
+class Bar(StatusLine):
+    """A bar of progress on stderr: what, how many of `total` (None: unknown) are done, and the time that is left."""
+
+    def __init__(self, what: str, total: int | None, *, is_quiet: bool = False) -> None:
+        super().__init__(is_quiet=is_quiet)
+        self.what, self.total = what, total
+        self._began = time.monotonic()
+        self._drawn_at = 0.0
+
+    def update(self, done: int) -> None:
+        """Draw the bar, if it is some time since the last drawing."""
+        now = time.monotonic()
+        if self.is_shown and now - self._drawn_at >= _DRAWN_EVERY:
+            self._drawn_at = now
+            self.show(self._text(done, now - self._began))
+
+    def _text(self, done: int, seconds: float) -> str:
+        if not self.total:
+            return f"{self.what} {done:,}"
+        part = min(1.0, done / self.total)
+        cells = "#" * int(part * _BAR_CELLS)
+        left = f"  {seconds / part - seconds:,.0f} s left" if part else ""
+        return f"{self.what} [{cells:-<{_BAR_CELLS}}] {done:,}/{self.total:,}{left}"
 
 
 def escaped(text: str, *, has_lines: bool = False) -> str:
@@ -164,28 +210,39 @@ def cell(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Build a table without borders."""
-    from rich.table import Table
-
-    made = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        made.add_row(*map(escaped, row))  # names of groups and members come from their clients
-    return made
-
-
-def console() -> Console:
-    """A console for stdout, which wraps no lines unless it is a terminal."""
-    from rich.console import Console
-
-    made = Console(markup=False, emoji=False, highlight=False)
-    if not made.is_terminal:
-        made.width = _WIDE
-    return made
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> list[str]:
+    """The lines of a table without borders, the heads first; the columns `right` are aligned at their right ends."""
+    lines = [list(columns), *([escaped(one) for one in row] for row in rows)]  # names come from their clients
+    widths = [max(map(_width, cells)) for cells in zip(*lines, strict=True)]
+    return [
+        _GAP.join(
+            " " * (width - _width(text)) + text if name in right else text + " " * (width - _width(text))
+            for name, text, width in zip(columns, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    console().print(table(columns, rows))
+def _width(text: str) -> int:
+    """Cells of a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(one) else 2 if east_asian_width(one) in "WF" else 1 for one in text)
+
+
+def fitting(text: str, width: int) -> str:
+    """The beginning of `text` that takes at most `width` cells of a terminal."""
+    while _width(text) > width:
+        text = text[: min(len(text) - 1, width)]
+    return text
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> None:
+    """Print `table_lines`. Lines are not cut: programs may parse them."""
+    head, *lines = table_lines(columns, rows, right=right)
+    click.secho(head, bold=True)
+    for line in lines:
+        click.echo(line)
 
 
 def os_error_text(error: OSError) -> str:

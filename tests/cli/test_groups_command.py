@@ -182,7 +182,9 @@ def test_the_lag_on_a_terminal(place: Place, topic: str) -> None:
         try:
             while shown.count(b"total") < 3:
                 shown += os.read(ours, 65536)
-            assert b"\x1b[1A" in shown, "one line up"
+            heads = shown.split(b"\r\x1b[J")
+            assert all(head.endswith(b"\x1b[3A") for head in heads[:-1]), "three lines up"
+            assert all(head.count(b"\n") == 3 for head in heads[:2])
             watching.send_signal(signal.SIGINT)
             assert watching.wait(20) == 0
         finally:

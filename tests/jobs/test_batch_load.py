@@ -79,7 +79,7 @@ def test_each_run_goes_on_where_the_last_one_stopped(
     ran = load.run(*shown)  # prints the table this time
     assert ran.code == 0, ran.stderr
     assert "loaded" in [line.strip() for line in ran.stdout.splitlines()]
-    total = next(line.split() for line in ran.stdout.splitlines() if " all " in line)
+    total = next(line.split() for line in ran.stdout.splitlines() if line.startswith("all "))
     assert "500" in total
     assert rows_of(load.output) == truth.rows()
     assert zookeeper_offsets(zookeeper_cluster, "g1") == truth.ends()

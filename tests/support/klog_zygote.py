@@ -16,8 +16,6 @@ from typing import Any
 
 _PRELOADED = [
     "pyarrow.compute",
-    "rich.progress",
-    "rich.table",
     "spark_klog.cli.main",
     *(f"spark_klog.cli.commands.{name}" for name in ("groups", "log", "mirror", "offsets", "topics", "users")),
     *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "form")),

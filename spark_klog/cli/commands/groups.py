@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ import click
 from spark_klog.base.clock import system_ms
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import cell, console, escaped, print_lines, print_table, say, table
+from spark_klog.cli.output import cell, escaped, fitting, print_lines, print_table, say, table_lines
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
@@ -208,19 +209,22 @@ def lag(
     with _open_sources(group, cluster, stores) as sources:
         rounds = _rounds(sources, interval if watch else None)
         with suppress(KeyboardInterrupt):
-            screen = console()
             if as_json:
                 for line in rounds:
                     click.echo(json.dumps(line))
-            elif not (watch and screen.is_terminal):
+            elif not (watch and sys.stdout.isatty()):
                 for line in rounds:
                     print_table(*_lags_table(sources, line["partitions"], line["stores"]))
             else:
-                from rich.live import Live
-
-                with Live(console=screen, auto_refresh=False) as live:  # each round replaces the last one
-                    for line in rounds:
-                        live.update(table(*_lags_table(sources, line["partitions"], line["stores"])), refresh=True)
+                drawn = 0
+                for line in rounds:  # each round replaces the last one
+                    size = shutil.get_terminal_size()
+                    lines = table_lines(*_lags_table(sources, line["partitions"], line["stores"]))
+                    shown = [fitting(text, size.columns) for text in lines[: size.lines - 1]]
+                    up = f"\x1b[{drawn}A\r\x1b[J" if drawn else ""
+                    sys.stdout.write("".join([up, *(f"{text}\n" for text in shown)]))
+                    sys.stdout.flush()
+                    drawn = len(shown)
 
 
 def _rounds(sources: _GroupSources, interval: float | None) -> Iterator[_Line]:

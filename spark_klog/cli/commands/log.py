@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from spark_klog.cli.output import os_error_text, progress, say
+from spark_klog.cli.output import Bar, os_error_text, say
 from spark_klog.errors import ConfigError, DataDirectoryError, DecodeError
 from spark_klog.log.partition_files import SUFFIX_07
 from spark_klog.log.segments.segment import LOG
@@ -46,13 +45,13 @@ def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
     Retention counts from the upgrade, since the records have no timestamps. Before Apache Kafka serves NEW, create the
     topics there with the same numbers of partitions, and upgrade with --no-topic-ids.
     """
-    with _progress(as_json) as bar:
-        task = bar.add_task("", total=old_logs_size(old))
+    with Bar("", old_logs_size(old), is_quiet=as_json) as bar:
         sizes: dict[str, int] = {}
 
         def done(partition: str, size: int) -> None:
             sizes[partition] = size
-            bar.update(task, description=partition, completed=sum(sizes.values()))
+            bar.what = partition
+            bar.update(sum(sizes.values()))
 
         try:
             results = upgrade_logs(old, new, done, topic_ids=not no_topic_ids)
@@ -91,11 +90,10 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
     incomplete record batch.
     """
     sound: dict[Path, str] = {}
-    with _progress(as_json) as bar:
-        for path in paths:
-            files = log_files(path)
-            total = sum(file.stat().st_size for file in files)
-            task = bar.add_task(path.name, total=total)
+    for path in paths:
+        files = log_files(path)
+        total = sum(file.stat().st_size for file in files)
+        with Bar(path.name, total, is_quiet=as_json) as bar:
             sound[path] = f"{path}: no problem in {len(files):,} log files, {total:,} bytes"
             before, current = 0, (path, 0)
 
@@ -104,12 +102,13 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
                 if file != current[0]:
                     before += current[1]
                 current = file, size
-                bar.update(task, completed=before + size)  # noqa: B023
+                bar.update(before + size)
 
             for finding in verify_logs(path, done):
                 sound.pop(path, None)
                 where = "" if finding.position is None else f"position {finding.position}: "
                 fields = asdict(finding) | {"file": str(finding.file)}
+                bar.erase()
                 click.echo(json.dumps(fields) if as_json else f"{finding.file}: {where}{finding.what}", err=not as_json)
     for line in () if as_json else sound.values():
         click.echo(line)
@@ -162,17 +161,17 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
     """
     damaged = 0
     files = [file for path in paths for file in _files_to_dump(path)]
-    with _progress(as_json or sys.stdout.isatty()) as bar:
-        for path in files:
-            task = bar.add_task(path.name, total=path.stat().st_size)
+    for path in files:
+        with Bar(path.name, path.stat().st_size, is_quiet=as_json or sys.stdout.isatty()) as bar:
             for found in dump_index(path) if path.suffix in INDEX_SUFFIXES else dump_file(path):
                 reason = found.reason if isinstance(found, Damage) else _print(found, batches)
                 if isinstance(found, Padding) and path.suffix not in INDEX_SUFFIXES:
                     reason = "zeros, which are preallocated or stand for lost writes"
                 if reason:
                     damaged += 1
+                    bar.erase()
                     click.echo(f"{path}: position {found.position}, {found.size} bytes: {reason}", err=True)
-                bar.update(task, completed=found.position + found.size)
+                bar.update(found.position + found.size)
     if damaged:
         sys.exit(1)
 
@@ -188,11 +187,6 @@ def _files_to_dump(path: Path) -> list[Path]:
     if not found:
         raise ConfigError(f"{path} contains neither {LOG} nor {SUFFIX_07} files: give the folder of one partition")
     return found
-
-
-def _progress(is_quiet: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    return progress(*columns, is_quiet=is_quiet)
 
 
 def _print(found: Dumped | IndexEntry | Padding, batches: bool) -> str | None:

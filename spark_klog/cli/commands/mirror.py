@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from contextlib import nullcontext
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,7 +14,7 @@ import click
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import topic_pattern
 from spark_klog.cli.clusters import ChosenCluster
-from spark_klog.cli.output import console, say
+from spark_klog.cli.output import StatusLine, say
 from spark_klog.client.settings import parse_bootstrap
 from spark_klog.errors import ConfigError
 from spark_klog.mirror.mirror import Mirror, Totals
@@ -97,8 +97,7 @@ def mirror(until_end: bool, as_json: bool, **options: Any) -> None:
     gc.freeze()  # modules and classes stay: no collection has to look at them
     gc.set_threshold(_COLLECTED_AFTER)
     running = Mirror(settings)
-    screen = console()
-    status = screen.status("connecting")  # a line that is renewed
+    status = StatusLine(sys.stdout, is_quiet=as_json)
 
     is_stopping = False
 
@@ -114,9 +113,10 @@ def mirror(until_end: bool, as_json: bool, **options: Any) -> None:
         if as_json:
             say(True, vars(totals), "")
         else:
-            status.update(_text(totals))
+            status.show(_text(totals))
 
-    with stop_signals(stop), nullcontext() if as_json or not screen.is_terminal else status:
+    status.show("connecting")
+    with stop_signals(stop), status:
         running.run(until_end=until_end, on_progress=show)
     if not as_json:
         click.echo(_text(running.totals))

@@ -31,7 +31,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import click
-from rich.table import Table
 
 from spark_klog.base.addresses import without_user
 from spark_klog.cli.clusters import ChosenCluster
@@ -47,7 +46,7 @@ from spark_klog.cli.jobs.running import (
     progress_bar,
     spark_session,
 )
-from spark_klog.cli.output import console, say
+from spark_klog.cli.output import print_table, say
 from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.groups.stores import open_store, tree_addresses
@@ -96,15 +95,8 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     if options.as_json:
         click.echo(json.dumps(loaded_json(loaded, options.output)))
     else:
-        table = Table(title="loaded", title_justify="left")
-        for name in COLUMNS:
-            table.add_column(name, justify="left" if name in ("topic", "gaps") else "right", overflow="fold")
-        *rows, sums = table_rows(loaded.partitions)
-        for row in rows:
-            table.add_row(*row)
-        table.add_section()
-        table.add_row(*sums)
-        console().print(table)
+        click.echo("loaded")
+        print_table(COLUMNS, table_rows(loaded.partitions), right=set(COLUMNS) - {"topic", "gaps"})
     for item in loaded.failed:
         complain(_JOB, f"{item.topic}-{item.partition} is loaded until {item.until} only: {item.error}")
     if loaded.failed:

@@ -25,10 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.json as pj
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
+from spark_klog.cli.output import Bar, print_table
 from spark_klog.client import Admin
 from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
@@ -39,8 +37,6 @@ OUT = Path("demo") / "out"
 TOPIC, PARTITIONS, GROUP = "flights", 4, "demo"
 _TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 _PLOT = "flights-by-hour.png"
-
-console = Console()
 
 
 class DemoError(KlogError):
@@ -69,8 +65,9 @@ def flights() -> list[dict[str, Any]]:
 def produce(bootstrap: str, rows: list[dict[str, Any]], what: str) -> None:
     """Send the flights as JSON, each with its carrier as the key and its hour of departure as the timestamp."""
     settings = {"bootstrap.servers": bootstrap, "compression.type": "lz4", "acks": "all"}
-    with Producer(settings) as producer:
-        for row in track(rows, f"produce {what}", console=console, update_period=0.2):
+    with Producer(settings) as producer, Bar(f"produce {what}", len(rows)) as bar:
+        for count, row in enumerate(rows):
+            bar.update(count)
             departure = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
             value = json.dumps(row, separators=(",", ":")).encode()
             producer.send(TOPIC, value, row["carrier"].encode(), timestamp=int(departure.timestamp() * 1000))
@@ -85,7 +82,7 @@ def load(cluster: EmbeddedCluster) -> None:
     command += [str(Path(__file__).with_name("batch_load.py")), "--bootstrap-servers", cluster.bootstrap_servers]
     command += ["--topics", TOPIC, "--output", str(OUT / "parquet")]
     command += ["--group", GROUP, "--zookeeper", str(cluster.zookeeper_connect)]
-    console.rule("spark-submit batch_load.py")
+    click.secho("spark-submit batch_load.py", bold=True)
     with (OUT / "spark-submit.log").open("ab") as log:
         environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
         ended = subprocess.run(command, stderr=log, env=environment, check=False)
@@ -97,9 +94,9 @@ def show_offsets(cluster: EmbeddedCluster) -> None:
     """Print the group's offsets, as any program can read them in ZooKeeper."""
     with open_store(f"zookeeper://{cluster.zookeeper_connect}", GROUP, {}) as store:
         offsets = store.fetch()
-    console.print("in ZooKeeper:")
+    click.echo("in ZooKeeper:")
     for (topic, partition), offset in sorted(offsets.items()):
-        console.print(f"  /consumers/{GROUP}/offsets/{topic}/{partition} -> {offset:,}")
+        click.echo(f"  /consumers/{GROUP}/offsets/{topic}/{partition} -> {offset:,}")
 
 
 def query(expected: int) -> pa.Table:
@@ -113,12 +110,10 @@ def query(expected: int) -> pa.Table:
     lines = b"\n".join(loaded["value"].to_pylist())
     table = pj.read_json(io.BytesIO(lines), pj.ReadOptions(block_size=16 << 20))
     by_carrier = table.group_by("carrier").aggregate([("flight", "count"), ("dep_delay", "mean")])
-    shown = Table(title="flights by carrier, from the Parquet", title_justify="left")
-    for name in ("carrier", "flights", "mean departure delay"):
-        shown.add_column(name, justify="left" if name == "carrier" else "right")
-    for row in by_carrier.sort_by([("flight_count", "descending")]).slice(0, 5).to_pylist():
-        shown.add_row(row["carrier"], f"{row['flight_count']:,}", f"{row['dep_delay_mean']:.1f} min")
-    console.print(shown)
+    top = by_carrier.sort_by([("flight_count", "descending")]).slice(0, 5).to_pylist()
+    rows = [(row["carrier"], f"{row['flight_count']:,}", f"{row['dep_delay_mean']:.1f} min") for row in top]
+    click.echo("flights by carrier, from the Parquet")
+    print_table(("carrier", "flights", "mean departure delay"), rows, right=("flights", "mean departure delay"))
     return table
 
 
@@ -166,7 +161,7 @@ def demo() -> None:
     until_november = [row for row in rows if row["month"] < 12]
     december = [row for row in rows if row["month"] == 12]
     with EmbeddedCluster(zookeeper=True, data_dir=OUT / "cluster") as cluster:
-        console.print(f"cluster: broker on {cluster.bootstrap_servers}, ZooKeeper on {cluster.zookeeper_connect}")
+        click.echo(f"cluster: broker on {cluster.bootstrap_servers}, ZooKeeper on {cluster.zookeeper_connect}")
         with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
             admin.create_topic(TOPIC, PARTITIONS)
         produce(cluster.bootstrap_servers, until_november, "January to November")
@@ -175,14 +170,11 @@ def demo() -> None:
         load(cluster)
         show_offsets(cluster)
     picture = plot(query(len(rows)))
-    console.print(f"Parquet: {OUT / 'parquet'}   plot: {picture}   in {time.monotonic() - started:.0f} s")
-    console.print(
+    click.echo(f"Parquet: {OUT / 'parquet'}   plot: {picture}   in {time.monotonic() - started:.0f} s")
+    click.echo(
         "What to try next:\n"
         f"  klog load status {OUT / 'parquet'}   what the loads have done\n"
         "  klog cluster --data-dir /tmp/klog   a cluster of your own\n"
         '  spark.readStream.format("klog")     options: docs/reference/reading.md\n'
-        "  notebooks/01-explore-a-topic.ipynb  of the project: read, plot, follow a topic",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        "  notebooks/01-explore-a-topic.ipynb  of the project: read, plot, follow a topic"
     )

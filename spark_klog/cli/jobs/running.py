@@ -8,11 +8,9 @@ from functools import wraps
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from spark_klog.cli.clusters import ChosenCluster, client_options
-from spark_klog.cli.output import INTERRUPTED, progress
+from spark_klog.cli.output import INTERRUPTED, Bar
 from spark_klog.errors import KlogError
 from spark_klog.load.tasks.task import cause_of
 from spark_klog.load.tasks.time_limit import beside
@@ -59,7 +57,7 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def complain(job: str, text: str) -> None:
     """Say on stderr, in one line, why a job has failed."""
-    Console(stderr=True).print(f"{job}: {text}", style="red", markup=False, soft_wrap=True)
+    click.secho(f"{job}: {text}", fg="red", err=True)
 
 
 def exit_code(job: str, work: Callable[[], int]) -> int:
@@ -82,16 +80,15 @@ def exit_code(job: str, work: Callable[[], int]) -> int:
 @contextmanager
 def progress_bar(is_quiet: bool, total: int, done: Callable[[], int]) -> Iterator[None]:
     """Show on stderr how many of `total` offsets are done for the duration of the block, if that is a terminal."""
-    columns = (SpinnerColumn(), TextColumn("offsets"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with progress(*columns, is_quiet=is_quiet) as bar:
-        if bar.disable:
+    bar = Bar("offsets", total, is_quiet=is_quiet)
+    with bar:
+        if not bar.is_shown:
             yield
             return
-        task = bar.add_task("offsets", total=total)
 
         def look() -> float | None:
             try:
-                bar.update(task, completed=done())
+                bar.update(done())
             except KlogError:  # the job itself says what is wrong
                 return None
             return _LOOK_SECONDS

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
-from spark_klog.cli.output import print_table, progress
+from spark_klog.cli.output import Bar, print_table
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.settings import without_ids
@@ -108,11 +107,10 @@ def bench(
         raise click.UsageError("--set transactional.id: klog bench writes without transactions")
     name = topic or f"klog-bench-{secrets.token_hex(4)}"
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn())
     with Producer(own) as producer, Admin(shared) as admin:
         # in this order: the topic is deleted while the connections are there, and nothing of the producer follows
-        with _topic(admin, name, existing, keep, partitions, replication_factor), progress(*columns) as bars:
-            count, speeds, latency = _measure(admin, producer, shared, name, records, size, probes, bars)
+        with _topic(admin, name, existing, keep, partitions, replication_factor):
+            count, speeds, latency = _measure(admin, producer, shared, name, records, size, probes)
     head = {
         "topic": name,
         "partitions": count,
@@ -185,7 +183,6 @@ def _measure(
     records: int,
     size: int,
     probes: int,
-    bars: Progress,
 ) -> tuple[int, dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """The number of partitions, the figures of the two phases, and those of the latencies, by what was waited for."""
     reading = {**settings, "enable.auto.commit": "false", "auto.offset.reset": "earliest"}
@@ -194,19 +191,21 @@ def _measure(
     with Consumer(reading) as consumer:
         first = (topic, numbers[0])
         consumer.assign([(*first, list_offsets(admin.cluster, {first: LATEST})[first])])
-        latencies = _probe(producer, consumer, topic, numbers[0], size, probes, bars)
+        with Bar("latency", probes) as bar:
+            latencies = _probe(producer, consumer, topic, numbers[0], size, probes, bar)
         starts = list_offsets(admin.cluster, latest)
-        produced = _produce(producer, topic, records, size, bars)
-        consumed = _consume(consumer, starts, records, bars)
+        with Bar("produce", records) as bar:
+            produced = _produce(producer, topic, records, size, bar)
+        with Bar("consume", records) as bar:
+            consumed = _consume(consumer, starts, records, bar)
     speeds = {"produce": _speed(records, size, produced), "consume": _speed(records, size, consumed)}
     return len(numbers), speeds, {kind: _latency(times) for kind, times in latencies.items() if times}
 
 
 def _probe(
-    producer: Producer, consumer: Consumer, topic: str, partition: int, size: int, count: int, bars: Progress
+    producer: Producer, consumer: Consumer, topic: str, partition: int, size: int, count: int, bar: Bar
 ) -> dict[str, list[float]]:
     """Send records one at a time; seconds until each is acknowledged, and until the consumer has it."""
-    bar = bars.add_task("latency", total=count, visible=count > 0)
     acknowledged: list[float] = []
     delivered: list[float] = []
     value, run = _value(size), secrets.token_hex(8)
@@ -225,8 +224,7 @@ def _probe(
         delivery.result(_MISSING_SECONDS)
         producer.flush()  # after it the callback was called
         acknowledged.append(confirmed[0] - began)
-        bars.advance(bar)
-    bars.update(bar, total=len(delivered))
+        bar.update(number + 1)
     return {"acknowledged": acknowledged, "delivered": delivered}
 
 
@@ -240,11 +238,10 @@ def _await(consumer: Consumer, key: bytes) -> None:
     raise KlogError(f"a record was written and did not come back within {_MISSING_SECONDS:.0f} s")
 
 
-def _produce(producer: Producer, topic: str, records: int, size: int, bars: Progress) -> float:
+def _produce(producer: Producer, topic: str, records: int, size: int, bar: Bar) -> float:
     """Write the records, and return the seconds until all are acknowledged."""
     import pyarrow as pa
 
-    bar = bars.add_task("produce", total=records)
     rows = max(1, min(records, _CHUNK_BYTES // size))
     table = pa.table({"value": pa.array([_value(size) for _ in range(rows)], pa.large_binary())})
     began, left = time.perf_counter(), records
@@ -252,14 +249,13 @@ def _produce(producer: Producer, topic: str, records: int, size: int, bars: Prog
         count = min(rows, left)
         producer.send_arrow(table.slice(0, count), topic)
         left -= count
-        bars.advance(bar, count)
+        bar.update(records - left)
     producer.flush()
     return time.perf_counter() - began
 
 
-def _consume(consumer: Consumer, starts: dict[tuple[str, int], int], records: int, bars: Progress) -> float:
+def _consume(consumer: Consumer, starts: dict[tuple[str, int], int], records: int, bar: Bar) -> float:
     """Read the records, and return the seconds; `KlogError` if some do not come."""
-    bar = bars.add_task("consume", total=records)
     began = time.perf_counter()
     consumer.assign([(*key, start) for key, start in starts.items()])
     left, deadline = records, time.monotonic() + _MISSING_SECONDS
@@ -268,7 +264,7 @@ def _consume(consumer: Consumer, starts: dict[tuple[str, int], int], records: in
         if batch is not None:
             left -= batch.num_rows
             deadline = time.monotonic() + _MISSING_SECONDS
-            bars.update(bar, completed=records - left)
+            bar.update(records - left)
         elif time.monotonic() > deadline:
             raise KlogError(f"{left:,} of {records:,} records did not come back within {_MISSING_SECONDS:.0f} s")
     return time.perf_counter() - began
