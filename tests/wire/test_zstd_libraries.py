@@ -1,4 +1,4 @@
-"""zstd by the package zstandard, and by the standard library or its backport: they take and refuse the same."""
+"""zstd by zstandard, and by cramjam where that is not installed: they take and refuse the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_klog.wire.codecs import CODECS
 MB = 1 << 20
 ZSTD = CODECS[4]
 SAMPLE = b"the quick brown fox jumps over the lazy dog " * 70
-_LIBRARIES = {"zstandard": codecs._Zstandard(), "standard": codecs._StandardZstd()}
+_LIBRARIES = {"zstandard": codecs._Zstandard(), "cramjam": codecs._CramjamZstd()}
 _LARGE = random.Random(1).randbytes(5 * MB) + bytes(6 * MB)
 
 
@@ -46,7 +46,7 @@ _FRAMES = {"stream": _stream, "one window": _one_window, "cramjam": lambda data:
 def test_others_read_what_is_written(level: int | None) -> None:
     for data in (b"", b"a", SAMPLE, bytes(MB)):
         stored = bytes(ZSTD.compress(data, level))
-        assert zstandard.get_frame_parameters(stored).content_size == len(data)
+        assert zstandard.ZstdDecompressor().decompressobj().decompress(stored) == data
         assert bytes(cramjam.zstd.decompress(stored)) == data
         assert ZSTD.decompress(stored, len(data)) == data
 
