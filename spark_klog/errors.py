@@ -203,6 +203,10 @@ class ConfigError(KlogError, ValueError):
     """An option or setting that is unknown, in conflict, or out of its range."""
 
 
+class MissingPackage(ConfigError, ImportError):
+    """A package of an extra that is not installed; the message has the command that installs it."""
+
+
 class PartitionsMismatch(ConfigError):
     """A map of offsets or timestamps that does not name exactly the partitions to read."""
 

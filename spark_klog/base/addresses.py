@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from spark_klog.base.extras import require
 from spark_klog.errors import ConfigError
 
 #: Two letters at least: C:\ is a path.
@@ -49,6 +50,7 @@ def filesystem_at(address: str) -> tuple[Any, str]:
 
     `ConfigError` for a URI that pyarrow does not know, OSError if the file system can't be opened.
     """
+    require(without_user(address), "pyarrow")
     from pyarrow.fs import FileSystem, LocalFileSystem
 
     local = local_path(address)

@@ -18,6 +18,7 @@ from pathlib import Path
 import click
 
 import spark_klog
+from spark_klog.base.extras import NEWEST_TESTED, is_installed, is_untested
 from spark_klog.base.in_a_thread import addresses_of
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import StatusLine, say
@@ -33,13 +34,13 @@ from spark_klog.trees.paths import host_and_port
 #: Of the round trip.
 _ROWS = 1000
 _OLDEST_JAVA = 17
-_PYSPARKS = ((4, 0), (4, 4))
+_OLDEST_SPARK = 4
 _COMMAND_SECONDS = 30.0
 _ROUND_TRIP_SECONDS = 240.0
 #: Of each step on the way to a broker.
 _STEP_SECONDS = 10.0
 _REQUEST_MS = "10000"
-_INSTALL_PYSPARK = "pip install 'pyspark[sql]>=4.0,<4.4'"
+_INSTALL_PYSPARK = "pip install 'pyspark[sql]>=4.0'"
 _ADVERTISED = "The broker names this address itself (advertised.listeners): it must be one that clients can reach"
 #: What the Python of Spark's workers runs: the version, or the first module that it lacks.
 _OF_WORKERS = """
@@ -114,6 +115,8 @@ def worker_python() -> str:
     code, output = _output([os.path.abspath(path), "-c", _OF_WORKERS], cwd=os.path.dirname(sys.executable))
     last = (output.strip().splitlines() or ["it failed"])[-1]  # warnings may come before
     if code:
+        if "'pyarrow'" in last or "'pandas'" in last:
+            advice = f"{path} -m pip install 'spark-klog[spark]', or {advice}"
         raise NotWell(f"{where}: {path}: {last}", advice)
     ours = ".".join(map(str, sys.version_info[:2]))
     if last != ours:
@@ -168,13 +171,20 @@ def spark_version() -> str:
     except Exception as error:  # of a broken environment: any
         raise NotWell(f"it can't be imported: {type(error).__name__}: {error}", _INSTALL_PYSPARK) from None
     version: str = pyspark.__version__
-    lowest, end = _PYSPARKS
-    if not lowest <= tuple(map(int, re.findall("[0-9]+", version)[:2])) < end:
-        raise NotWell(f"{version} is not one that klog knows", _INSTALL_PYSPARK)
+    if int(version.partition(".")[0]) < _OLDEST_SPARK:
+        raise NotWell(f"{version} is older than {_OLDEST_SPARK}.0, the first that klog can use", _INSTALL_PYSPARK)
+    if missing := [name for name in ("pyarrow", "pandas") if not is_installed(name)]:
+        raise NotWell(f"{version}, but the connector lacks {' and '.join(missing)}", "pip install 'spark-klog[spark]'")
     home = os.environ.get("SPARK_HOME")
     if home and not (Path(home) / "jars").is_dir():
         raise NotWell(f"{version}, but SPARK_HOME={home} has no jars", "unset SPARK_HOME")
+    if is_untested("pyspark", version):
+        version += f", newer than {NEWEST_TESTED['pyspark']}, the last that klog is tested with"
     return version + (f", with SPARK_HOME={home}" if home else "")
+
+
+def no_spark_here() -> str:
+    return "not installed, which only the connector and its jobs need: pip install 'spark-klog[pyspark]' brings one"
 
 
 def kernel() -> str:
@@ -335,11 +345,14 @@ def doctor(cluster: ChosenCluster, as_json: bool, no_spark: bool) -> None:
 
 def _stages(settings: dict[str, str], no_spark: bool) -> Iterator[tuple[str, Iterator[Finding]]]:
     """What is checked, for the terminal, and the findings: the cheap ones first."""
-    checks = {"Python": python, "Spark's Python": worker_python, "Java": java, "pyspark": spark_version}
+    has_spark = is_installed("pyspark")
+    checks = {"Python": python, "pyspark": no_spark_here}
+    if has_spark:
+        checks |= {"Spark's Python": worker_python, "Java": java, "pyspark": spark_version}
     yield "checking this machine", starmap(run, {**checks, "kernel": kernel}.items())
     if "bootstrap.servers" in settings:
         yield "checking the way to the cluster", way_to(settings)
-    if not no_spark:
+    if has_spark and not no_spark:
         said = "starting Spark, writing and reading rows: this may take a minute"
         yield said, starmap(run, [("Spark", round_trip)])
 

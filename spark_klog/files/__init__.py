@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.addresses import filesystem_at, local_path, without_user
-from spark_klog.errors import ConfigError, KlogError
+from spark_klog.errors import KlogError
 from spark_klog.files.folder import LocalFolder, reason
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ def open_filesystem(address: str, failure: type[KlogError] | None = None) -> tup
     """The pyarrow file system of a URI, and the path there; errors as of `open_folder`."""
     try:
         return filesystem_at(address)
-    except ImportError as error:
-        raise ConfigError(f"{without_user(address)!r} needs pyarrow, which is not installed") from error
     except OSError as error:
         if failure is None:
             raise

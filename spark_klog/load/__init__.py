@@ -22,4 +22,8 @@ records twice until then. `files` lists exactly what is committed.
 
 from __future__ import annotations
 
+from spark_klog.base.extras import require
+
+require("A load", "pyarrow")
+
 from spark_klog.load.journal.history import CommittedFile as CommittedFile, files as files

@@ -25,6 +25,10 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, TextIO
 
+from spark_klog.base.extras import require
+
+require("The Spark connector", "pyspark")
+
 from pyspark.sql import Column, DataFrame, Row, functions as F
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,

@@ -21,12 +21,15 @@ import inspect
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 
 import pyarrow as pa
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
+
+from spark_klog.base.extras import NEWEST_TESTED, is_untested
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +86,17 @@ else:
 
     EqualNullSafe = EqualTo = GreaterThan = GreaterThanOrEqual = type("NoFilter", (Filter,), {})
     In = IsNotNull = LessThan = LessThanOrEqual = EqualTo
+
+
+def warn_of_untested() -> None:
+    """Log a warning if pyspark or pandas is newer than what the tests have run with."""
+    for name in NEWEST_TESTED:
+        version = getattr(import_module(name), "__version__", "0")
+        if is_untested(name, version):
+            _log.warning(
+                "spark_klog is not tested with %s %s: the newest that it is tested with is %s",
+                *(name, version, NEWEST_TESTED[name]),
+            )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -305,7 +305,7 @@ def test_a_kernel_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_versions_are_those_of_the_package() -> None:
     required = doctor._INSTALL_PYSPARK.removeprefix("pip install ").strip("'")
-    assert f'"{required}",' in (ROOT / "pyproject.toml").read_text()
+    assert f'"{required}"' in (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.test_all("again")  # of Spark's source and sink

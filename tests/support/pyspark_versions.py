@@ -89,7 +89,11 @@ def lower_bound(requirement: str) -> str:
 
 
 def _dependencies() -> list[str]:
-    return [text for text in requires("spark-klog") or [] if "extra ==" not in text]
+    """The requirements of the connector: those of the base, and of the extras spark and pyspark."""
+    texts = (
+        re.sub(r"""(;| and) extra == ["'](pyspark|spark)["']$""", "", text) for text in requires("spark-klog") or []
+    )
+    return [text for text in texts if "extra ==" not in text and not text.startswith("spark-klog")]
 
 
 def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:

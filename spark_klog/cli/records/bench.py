@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import click
 
+from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import Bar, print_table
 from spark_klog.client import Admin, Consumer, Producer
@@ -95,6 +96,7 @@ def bench(
         raise click.UsageError(
             "--keep is for a topic that klog bench creates: it never deletes one that existed before"
         )
+    require("klog bench", "pyarrow")
     shared = without_ids(cluster.local_settings())
     given = cluster.set_settings(settings)
     shared |= {name: value for name, value in given.items() if name.startswith(_OF_CONNECTIONS)}

@@ -10,18 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from spark_klog.base.extras import require
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
-from spark_klog.cli.records.form import Form, json_lines, milliseconds
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.client import Admin, Consumer, RebalanceListener
 from spark_klog.client.consumer.consumer import read_ranges
@@ -30,6 +28,11 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, WokenUp
 from spark_klog.protocol.tables.records import LATEST
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from spark_klog.cli.records.arrow_form import Form
 
 _FILTER = re.compile(
     r"\s*(?P<field>key|value|topic|partition|offset|timestamp|header\.[^=!<>~]+?|\.[^=!<>~]+?)\s*"
@@ -116,6 +119,9 @@ def consume(
         raise click.UsageError("give only one of --follow and --until")
     if group is not None and (partitions or until is not None):
         raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
+    require("klog consume", "pyarrow")
+    from spark_klog.cli.records.arrow_form import json_lines
+
     filters = [Where(text) for text in where]
     printed = _form(form, key_separator, delimiter, shows_null, as_json)
     render = partial(json_lines, ascii=sys.stdout.isatty()) if printed is None else printed.render
@@ -170,6 +176,8 @@ def _form(
         raise click.UsageError("give only one of --format and --json")
     if as_json:
         return None
+    from spark_klog.cli.records.arrow_form import Form
+
     option = "--format"
     if form is None:
         before = "" if key_separator is None else "%k" + key_separator.replace("%", "%%")
@@ -377,6 +385,11 @@ class Where:
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array:
         """Whether each record matches; no entry is null."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from spark_klog.cli.records.arrow_form import milliseconds
+
         if self._field in _NUMBERS:
             column = milliseconds(batch) if self._field == "timestamp" else batch.column(self._field)
             return pc.call_function(_ARROW[self._operator], [column, pa.scalar(self._number, pa.int64())])

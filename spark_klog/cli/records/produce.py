@@ -15,6 +15,7 @@ from types import FrameType
 
 import click
 
+from spark_klog.base.extras import is_installed
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
@@ -31,7 +32,8 @@ from spark_klog.protocol.apis import METADATA
 _READ_BYTES = 1 << 20
 #: In which brokers with auto.create.topics.enable create a missing topic.
 _CREATED_MS = 5_000
-#: Fewer lines at once than this are sent one by one: an Arrow table's rows make record batches of their own.
+#: Fewer lines at once than this are sent one by one, and any number without pyarrow: an Arrow table's rows make record
+#: batches of their own.
 _ARROW_LINES = 256
 #: Beyond any record that a broker takes.
 _LONGEST = 1 << 30
@@ -275,7 +277,7 @@ class _Lines:
 
     def send(self, producer: Producer, lines: list[bytes]) -> None:
         """Write the lines; `ConfigError` names the one that can't be a record."""
-        if len(lines) >= _ARROW_LINES:
+        if len(lines) >= _ARROW_LINES and is_installed("pyarrow"):
             self._send_table(producer, lines)
             self.count += len(lines)
             return

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
+from spark_klog.base.extras import require
 from spark_klog.base.interrupts import ORDERLY, CallLock, Section
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.arguments import (
@@ -343,6 +344,8 @@ class Consumer:
         headers with `include_headers`. A batch has at most 65,536 rows or about 8 MiB. A call that needs metadata or
         offsets may take a second longer. Errors: see the class.
         """
+        if not self._decodes_arrow:
+            require("Consumer.poll_arrow", "pyarrow")
         return self._next(self._arrow.parts, True, timeout)
 
     def poll(self, timeout: float = 1.0) -> list[ConsumerRecord]:
