@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -51,19 +52,28 @@ _log_format_option = click.option(
 def versions() -> dict[str, str | None]:
     """Versions of klog, Python and pyspark (None if it is not installed), and the kernel in use."""
     import platform
-    from importlib import metadata
 
     from spark_klog.records import kernels
 
     try:
-        pyspark = metadata.version("pyspark")
-    except metadata.PackageNotFoundError:
-        pyspark = None
-    try:
         kernel = kernels.load().name
     except ConfigError as error:
         kernel = f"none ({error})"
-    return {"klog": __version__, "python": platform.python_version(), "pyspark": pyspark, "kernel": kernel}
+    return {"klog": __version__, "python": platform.python_version(), "pyspark": _pyspark_version(), "kernel": kernel}
+
+
+def _pyspark_version() -> str | None:
+    """The version in pyspark's own file: a platform's pyspark may have no metadata, and its import takes long."""
+    from importlib.util import find_spec
+
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        found = re.search(r"""__version__[^=]*= *["'](.+)["']""", Path(spec.origin).with_name("version.py").read_text())
+    except OSError:
+        found = None
+    return "of an unknown version" if found is None else found[1]
 
 
 def version_line() -> str:

