@@ -244,7 +244,7 @@ def _round_trip(python: Path, folder: Path) -> dict[str, Any]:
 def test_a_pyspark_that_was_there_before_is_left_alone(wheel: Path, tmp_path: Path) -> None:
     python = _environment(tmp_path, f"pyspark=={_OLD_PYSPARK}")
     before = _hashes(_site(python))
-    assert len(before) > 1000
+    assert len(before) > 500
     _environment(tmp_path, f"{wheel}[spark]", "pandas<3")
     assert _hashes(_site(python)) == before
     assert _round_trip(python, tmp_path)["pyspark"]["found"] == _OLD_PYSPARK
