@@ -35,6 +35,7 @@ def _numbers(version: str) -> list[int]:
 
 
 def is_installed(package: str) -> bool:
+    """Whether the package can be imported; it is not imported."""
     return find_spec(package) is not None
 
 

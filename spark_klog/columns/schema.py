@@ -7,7 +7,6 @@ headers        list<struct<key: string, value: binary>>, null for a record witho
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -30,16 +29,6 @@ FULL = pa.schema(
 )
 
 WITHOUT_HEADERS = pa.schema([field for field in FULL if field.name != "headers"])
-
-
-def json_value(data: bytes | None) -> object:
-    """Bytes as they stand in JSON: text if they are UTF-8, else {"base64": ...}; None for null."""
-    if data is None:
-        return None
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return {"base64": b64encode(data).decode()}
 
 
 def subset(names: Sequence[str]) -> pa.Schema:

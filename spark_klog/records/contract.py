@@ -6,6 +6,7 @@ validity bitmap (bit i of byte i // 8, least significant first; 1 = not null; No
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
@@ -32,6 +33,16 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers
+
+
+def json_value(data: bytes | None) -> object:
+    """Bytes as they stand in JSON: text if they are UTF-8, else {"base64": ...}; None for null."""
+    if data is None:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": b64encode(data).decode()}
 
 
 @dataclass(slots=True)

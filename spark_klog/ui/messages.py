@@ -26,8 +26,8 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Consumer
 from spark_klog.client.consumer.consumer import read_ranges
 from spark_klog.client.offsets import NO_OFFSET, first_and_end, list_offsets
-from spark_klog.columns.schema import json_value
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
+from spark_klog.records.contract import json_value
 
 #: Bytes shown of a key, a value or a header.
 _MAX_SHOWN = 64 * 1024

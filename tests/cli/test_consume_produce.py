@@ -470,6 +470,45 @@ def test_produce_leaves_the_transactions_of_a_file(servers: str, topic: str, tmp
     assert set(klog("consume", servers, topic).split()) == {b"ours", b"theirs"}
 
 
+_PRINTED = (
+    ("--json",),
+    ("-f", _FIELDS),
+    ("-K", ":", "-Z", "-D", "|"),
+    ("-n", "7", "-p", "1"),
+    ("--from", "-3", "--json"),
+    ("--from", "2", "--until", "9", "-f", r"%p %o\n"),
+    ("--where", "value~[05]$", "--where", "header.h=1", "--json"),
+    ("-G", "GROUP", "--from", "earliest", "-f", r"%p %o\n"),
+)
+
+
+def test_consume_prints_the_same_without_pyarrow(servers: str, topic: str) -> None:
+    records = [{"value": b"v%d" % number, "key": b"k\xff", "partition": number % 2} for number in range(60)]
+    write(servers, topic, [{**record, "headers": [("h", b"1")]} for record in records])
+    write(servers, topic, [{"value": None, "partition": 0}])
+    printed = []
+    for missing in ((), ("pyarrow", "numpy", "pandas")):
+        group = f"{topic}-{len(missing)}"
+        words = [
+            command("consume", servers, topic, *(group if one == "GROUP" else one for one in arguments))[3:]
+            for arguments in _PRINTED
+        ]
+        program = (
+            f"import sys; sys.modules |= dict.fromkeys({missing!r})\n"
+            "from spark_klog.cli.main import main\n"
+            f"for arguments in {words!r}:\n"
+            "    main(arguments, standalone_mode=False)\n"
+            "    print('END', flush=True)"
+        )
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+        assert ran.returncode == 0, ran.stderr
+        parts = ran.stdout.split(b"END\n")[:-1]  # the order of partitions is not the same each time
+        assert len(parts) == len(_PRINTED)
+        printed.append([sorted(part.split(b"\n" if b"\n" in part else b"|")) for part in parts])
+    assert printed[0] == printed[1]
+    assert [len(part) - 1 for part in printed[0]] == [61, 61, 61, 7, 6, 14, 12, 61]
+
+
 def test_consume_does_without_pandas(servers: str, topic: str) -> None:
     """The import of pandas, which pyarrow does at the first scalar of a Python object, doubles the start-up time."""
     write(servers, topic, [{"value": b"v", "key": None}, {"value": None, "key": "ä"}])

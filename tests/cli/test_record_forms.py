@@ -11,8 +11,9 @@ from hypothesis import example, given, settings, strategies as st
 
 from spark_klog.cli.records.arrow_form import Form, json_lines
 from spark_klog.cli.records.consume import Where, apply
-from spark_klog.cli.records.form import parse_record, safe, unescape
+from spark_klog.cli.records.form import RecordForm, parse_record, record_lines, safe, unescape
 from spark_klog.cli.records.produce import _split
+from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 
@@ -41,6 +42,26 @@ def batch(rows: list[Row], first: int = 0, timestamp: int | None = 1_700_000_000
         ],
         schema=FULL,
     )
+
+
+def records(rows: list[Row], first: int = 0, timestamp: int | None = 1_700_000_000_123) -> list[ConsumerRecord]:
+    """The same as `batch`, as they are without pyarrow."""
+    time = -1 if timestamp is None else timestamp
+    return [
+        ConsumerRecord("clicks", 3, offset, time, 0, key, value, tuple(headers or ()))
+        for offset, (key, value, headers) in enumerate(rows, first)
+    ]
+
+
+@settings(deadline=None)  # the first example imports pandas
+@given(_rows, st.booleans(), st.sampled_from([None, 0, 1_700_000_000_123]))
+def test_records_are_printed_as_batches_are(rows: list[Row], is_terminal: bool, timestamp: int | None) -> None:
+    for text in (r"%t-%p@%o %k[%K]=%s[%S] %T %h%%\x00\n", "%s", "x", ""):
+        forms = [made(text, null=b"NULL", is_terminal=is_terminal) for made in (Form, RecordForm)]
+        of_batch, of_records = forms[0].render(batch(rows, 7, timestamp)), forms[1].render(records(rows, 7, timestamp))
+        assert bytes(of_batch) == of_records
+    lines = bytes(json_lines(batch(rows, 7, timestamp), is_terminal))
+    assert lines == record_lines(records(rows, 7, timestamp), is_terminal)
 
 
 @settings(deadline=None)  # the first example imports pandas
@@ -190,6 +211,7 @@ _FILTERED: list[Row] = [
 def test_filters(text: str, rows: list[int]) -> None:
     found = apply([Where(text)], batch(_FILTERED, 100))
     assert [offset - 100 for offset in found.column("offset").to_pylist()] == rows
+    assert [record.offset - 100 for record in apply([Where(text)], records(_FILTERED, 100))] == rows
 
 
 @pytest.mark.parametrize("text", ["", "key", "size=3", "offset=x", "offset~3", "key~(", "timestamp=soon"])

@@ -61,14 +61,19 @@ with EmbeddedCluster() as cluster:
     from click.testing import CliRunner
     from spark_klog.cli.main import main
 
-    def klog(*words, lines=""):
-        done = CliRunner().invoke(main, [*words, "--bootstrap-server", cluster.bootstrap_servers], input=lines)
+    def klog(*words):
+        done = CliRunner().invoke(main, [*words, "--bootstrap-server", cluster.bootstrap_servers])
         assert done.exit_code == 0, (words, done.output, done.exception)
         return done.output
 
     assert "clicks  2" in klog("topics", "list")
     assert "500" in klog("topics", "describe", "clicks").replace("250", "500")
     klog("groups", "list")
+    with open("lines.txt", "w") as file:
+        file.write("line\\n" * 1000)
+    klog("produce", "clicks", "-l", "lines.txt")
+    assert klog("consume", "clicks", "--where", "value=line").count("line\\n") == 1000
+    assert "codec" not in klog("consume", "clicks", "--from", "-2", "--json", "--follow", "-n", "2")
     klog("doctor")
 assert not {"pyspark", "pyarrow", "pandas", "numpy"} & {name for name, module in sys.modules.items() if module}
 print("done")

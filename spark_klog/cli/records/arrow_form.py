@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.cli.records.form import Piece, pieces, safe
-from spark_klog.columns.schema import json_value
+from spark_klog.records.contract import json_value
 
 #: What JSON escapes by two characters; the backslash first.
 _JSON_ESCAPES = (("\\", r"\\"), ('"', r"\""), ("\n", r"\n"), ("\r", r"\r"), ("\t", r"\t"))

@@ -7,22 +7,24 @@ import operator
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_klog.base.extras import require
+from spark_klog.base.extras import is_installed
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
+from spark_klog.cli.records.form import RecordForm, record_lines
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
 from spark_klog.client import Admin, Consumer, RebalanceListener
 from spark_klog.client.consumer.consumer import read_ranges
+from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.settings import without_ids
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_klog.cli.records.arrow_form import Form
+
+#: An Arrow batch or None; without pyarrow a list of records.
+_Batch = Any
 
 _FILTER = re.compile(
     r"\s*(?P<field>key|value|topic|partition|offset|timestamp|header\.[^=!<>~]+?|\.[^=!<>~]+?)\s*"
@@ -119,12 +124,10 @@ def consume(
         raise click.UsageError("give only one of --follow and --until")
     if group is not None and (partitions or until is not None):
         raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
-    require("klog consume", "pyarrow")
-    from spark_klog.cli.records.arrow_form import json_lines
-
+    as_arrow = is_installed("pyarrow")  # the same, faster
     filters = [Where(text) for text in where]
-    printed = _form(form, key_separator, delimiter, shows_null, as_json)
-    render = partial(json_lines, ascii=sys.stdout.isatty()) if printed is None else printed.render
+    printed = _form(form, key_separator, delimiter, shows_null, as_json, as_arrow)
+    render = _json_lines(as_arrow) if printed is None else printed.render
     own = cluster.set_settings(settings)
     _check_own(own, group)
     chosen = {"auto.offset.reset": "earliest"} | cluster.local_settings() | own
@@ -144,11 +147,16 @@ def consume(
         if group is not None:
             if not follow:
                 _keys(admin, topics, ())  # refuses missing topics, which a member could only wait for
-            reading = _Group(admin, chosen, group, _names(admin, topics), begin, follow)
+            reading = _Group(admin, chosen, group, _names(admin, topics), begin, follow, as_arrow)
         else:
-            reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), place, stop, follow)
+            reading = _Partitions(admin, chosen, _keys(admin, topics, partitions), place, stop, follow, as_arrow)
         counter = Counter(shows_stats, reading.total if count is None and not filters else count)
-        needs_headers = printed is None or printed.has_headers or any(each.needs_headers for each in filters)
+        needs_headers = (
+            printed is None
+            or isinstance(printed, RecordForm)
+            or printed.has_headers
+            or any(each.needs_headers for each in filters)
+        )
         with (
             counter,
             Consumer(reading.settings, include_headers=needs_headers) as consumer,
@@ -167,8 +175,13 @@ def _check_own(own: dict[str, str], group: str | None) -> None:
 
 
 def _form(
-    form: str | None, key_separator: str | None, delimiter: str | None, shows_null: bool, as_json: bool
-) -> Form | None:
+    form: str | None,
+    key_separator: str | None,
+    delimiter: str | None,
+    shows_null: bool,
+    as_json: bool,
+    as_arrow: bool,
+) -> Form | RecordForm | None:
     """The form of printed records; None for lines of JSON."""
     if (form is not None or as_json) and (key_separator is not None or delimiter is not None):
         raise click.UsageError("--key-separator and --delimiter need neither --format nor --json")
@@ -176,14 +189,22 @@ def _form(
         raise click.UsageError("give only one of --format and --json")
     if as_json:
         return None
-    from spark_klog.cli.records.arrow_form import Form
-
     option = "--format"
     if form is None:
         before = "" if key_separator is None else "%k" + key_separator.replace("%", "%%")
         after = r"\n" if delimiter is None else delimiter
         form, option = before + "%s" + after.replace("%", "%%"), "--key-separator, --delimiter"
-    return Form(form, option=option, null=b"NULL" if shows_null else b"", is_terminal=sys.stdout.isatty())
+    made: type[Form | RecordForm] = RecordForm
+    if as_arrow:
+        from spark_klog.cli.records.arrow_form import Form as made
+    return made(form, option=option, null=b"NULL" if shows_null else b"", is_terminal=sys.stdout.isatty())
+
+
+def _json_lines(as_arrow: bool) -> Callable[[Any], bytes | memoryview]:
+    made: Callable[..., bytes | memoryview] = record_lines
+    if as_arrow:
+        from spark_klog.cli.records.arrow_form import json_lines as made
+    return partial(made, ascii=sys.stdout.isatty())
 
 
 class _Partitions:
@@ -197,25 +218,26 @@ class _Partitions:
         begin: Place,
         until: Place,
         follow: bool,
+        as_arrow: bool,
     ) -> None:
         # retention may delete records that are still to be read
         self.settings = without_ids(settings) | {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
         found, warnings = ranges(admin.cluster, self.settings, keys, begin, until)
         for warning in warnings:
             click.echo(f"klog: {warning}", err=True)
-        self._ranges, self._follows = found, follow
+        self._ranges, self._follows, self._as_arrow = found, follow, as_arrow
         #: Offsets to read, of which compaction and transactions may have taken some; None if there is no end.
         self.total = None if follow else sum(end - start for start, end in found.values() if start < end)
 
-    def batches(self, consumer: Consumer) -> Iterator[pa.RecordBatch | None]:
+    def batches(self, consumer: Consumer) -> Iterator[_Batch]:
         """What each poll brings of the ranges; without an end if it follows."""
         if not self._follows:
-            for batch, _ in read_ranges(consumer, self._ranges):
+            for batch, _ in read_ranges(consumer, self._ranges, as_arrow=self._as_arrow):
                 yield batch
             return
         consumer.assign([(*key, start) for key, (start, _) in self._ranges.items()])
         while True:
-            yield consumer.poll_arrow(_POLL_SECONDS)
+            yield _poll(consumer, self._as_arrow)
 
 
 class _Joining(RebalanceListener):
@@ -238,19 +260,20 @@ class _Group:
         names: list[str],
         begin: str | None,
         follow: bool,
+        as_arrow: bool,
     ) -> None:
-        self._admin, self._names, self._follows = admin, names, follow
+        self._admin, self._names, self._follows, self._as_arrow = admin, names, follow, as_arrow
         self.settings: dict[str, Any] = {**settings, "group.id": group}
         if begin is not None:
             self.settings["auto.offset.reset"] = begin
         self._ends: dict[TopicPartition, int] = {}
         self._joining = _Joining()
 
-    def batches(self, consumer: Consumer) -> Iterator[pa.RecordBatch | None]:
+    def batches(self, consumer: Consumer) -> Iterator[_Batch]:
         """What each poll brings: all records, as where the others of the group stop is not known."""
         consumer.subscribe(self._names, self._joining)
         while not self._is_done(consumer):
-            yield consumer.poll_arrow(_POLL_SECONDS)
+            yield _poll(consumer, self._as_arrow)
 
     def _is_done(self, consumer: Consumer) -> bool:
         """Whether all of this member's partitions are read up to where they ended when it got them."""
@@ -267,31 +290,43 @@ class _Group:
         return all(consumer.position(*key) >= self._ends[key] for key in mine)
 
 
+def _poll(consumer: Consumer, as_arrow: bool) -> _Batch:
+    return consumer.poll_arrow(_POLL_SECONDS) if as_arrow else consumer.poll(_POLL_SECONDS)
+
+
+def _last(batch: _Batch) -> tuple[str, int, int]:
+    """Topic, partition and offset of the last record."""
+    if isinstance(batch, list):
+        return batch[-1].topic, batch[-1].partition, batch[-1].offset
+    topic, partition, offset = (batch.column(name)[-1].as_py() for name in ("topic", "partition", "offset"))
+    return topic, partition, offset
+
+
 def _copy(
     consumer: Consumer,
     reading: _Group | _Partitions,
     filters: list[Where],
     count: int | None,
-    render: Callable[[pa.RecordBatch], memoryview],
+    render: Callable[[Any], bytes | memoryview],
     counter: Counter,
 ) -> None:
     """Print records until the reading is done, or `count` are printed, or a signal stops it."""
     left = sys.maxsize if count is None else count
     try:
         for batch in reading.batches(consumer):
-            if batch is None:
+            if not batch:
                 continue
             found = apply(filters, batch)
-            if found.num_rows >= left:
-                found = found.slice(0, left)
-                last = {name: found.column(name)[-1].as_py() for name in ("topic", "partition", "offset")}
-                consumer.seek(last["topic"], last["partition"], last["offset"] + 1)  # what is committed
-            if found.num_rows:
+            if len(found) >= left:
+                found = found[:left]
+                topic, partition, offset = _last(found)
+                consumer.seek(topic, partition, offset + 1)  # what is committed
+            if found:
                 data = render(found)
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
-                left -= found.num_rows
-                counter.add(found.num_rows, len(data))
+                left -= len(found)
+                counter.add(len(found), len(data))
             if not left:
                 break
     except WokenUp:
@@ -384,7 +419,7 @@ class Where:
         raise ConfigError(f"--where: {self._text!r} is not {'an' if self._field == 'offset' else 'a'} {self._field}")
 
     def mask(self, batch: pa.RecordBatch) -> pa.Array:
-        """Whether each record matches; no entry is null."""
+        """Whether each record of an Arrow batch matches; no entry is null."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -398,13 +433,30 @@ class Where:
             return pc.call_function(_ARROW[self._operator], [batch.column(self._field), wanted]).fill_null(False)
         return pa.array([self._matches(one) for one in self._values(batch)], pa.bool_())
 
+    def matches(self, record: ConsumerRecord) -> bool:
+        if self._field in _NUMBERS:
+            return _COMPARE[self._operator](getattr(record, self._field), self._number)
+        if self._field in ("key", "value") and self._operator in ("=", "!="):
+            data = getattr(record, self._field)
+            return data is not None and _COMPARE[self._operator](data, self._text.encode())
+        return self._matches(self._value(record))
+
+    def _value(self, record: ConsumerRecord) -> Any:
+        """The field of a record; see `_values`."""
+        if self._field in ("key", "value", "topic"):
+            return _text(getattr(record, self._field))
+        if self._field.startswith("header."):
+            return _header(record.headers, self._field.removeprefix("header."))
+        return _within(record.value, self._field.split(".")[1:])
+
     def _values(self, batch: pa.RecordBatch) -> list[Any]:
         """The field of each record: text, or what JSON has; `_MISSING` if there is none."""
         if self._field in ("key", "value", "topic"):
             return [_text(one) for one in batch.column(self._field).to_pylist()]
         if self._field.startswith("header."):
             name = self._field.removeprefix("header.")
-            return [_header(headers or (), name) for headers in batch.column("headers").to_pylist()]
+            rows = batch.column("headers").to_pylist()
+            return [_header([(each["key"], each["value"]) for each in headers or ()], name) for headers in rows]
         path = self._field.split(".")[1:]
         return [_within(value, path) for value in batch.column("value").to_pylist()]
 
@@ -453,10 +505,10 @@ def _text(value: bytes | str | None) -> Any:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
-def _header(headers: Any, name: str) -> Any:
-    for each in reversed(headers):
-        if each["key"] == name:
-            return _text(each["value"])
+def _header(headers: Sequence[tuple[str, bytes | None]], name: str) -> Any:
+    for key, value in reversed(headers):
+        if key == name:
+            return _text(value)
     return _MISSING
 
 
@@ -478,7 +530,10 @@ def _within(value: bytes | None, path: list[str]) -> Any:
     return found
 
 
-def apply(filters: list[Where], batch: pa.RecordBatch) -> pa.RecordBatch:
+def apply(filters: list[Where], batch: _Batch) -> _Batch:
+    """The records that all filters match."""
+    if isinstance(batch, list):
+        return [record for record in batch if all(each.matches(record) for each in filters)]
     for each in filters:
         if batch.num_rows:
             batch = batch.filter(each.mask(batch))

@@ -1,4 +1,4 @@
-"""The forms of printed records: format strings, and lines of JSON. `arrow_form` prints batches of Arrow in them.
+"""The forms of printed records: format strings, and lines of JSON. `arrow_form` prints Arrow batches in them, faster.
 
 By kcat's format strings:
 
@@ -21,9 +21,12 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.errors import ConfigError
+from spark_klog.records.contract import json_value
 
 _ESCAPES = {"n": b"\n", "r": b"\r", "t": b"\t", "0": b"\0", "\\": b"\\"}
 _TOKEN = re.compile(r"%(.)|%$|\\x([0-9a-fA-F]{2})|\\(.)|\\$", re.DOTALL)
@@ -72,6 +75,64 @@ def safe(data: bytes) -> bytes:
     text = data.decode("utf-8", "backslashreplace")
     escaped = _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     return escaped.encode()
+
+
+_FIELD: dict[str, Callable[[ConsumerRecord], bytes | None]] = {
+    "s": lambda record: record.value,
+    "S": lambda record: _number_text(-1 if record.value is None else len(record.value)),
+    "k": lambda record: record.key,
+    "K": lambda record: _number_text(-1 if record.key is None else len(record.key)),
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: _number_text(record.partition),
+    "o": lambda record: _number_text(record.offset),
+    "T": lambda record: _number_text(record.timestamp),
+    "h": lambda record: b",".join(name.encode() + b"=" + (value or b"") for name, value in record.headers),
+}
+
+
+def _number_text(value: int) -> bytes:
+    return b"%d" % value
+
+
+class RecordForm:
+    """A format string, applied to records. `null` stands for a null key or value."""
+
+    def __init__(self, text: str, *, option: str = "--format", null: bytes = b"", is_terminal: bool = False) -> None:
+        self._pieces = [piece for piece in pieces(option, text) if piece]
+        self._null = null
+        self._is_terminal = is_terminal
+
+    def render(self, records: Iterable[ConsumerRecord]) -> bytes:
+        """The records as they are printed, one after the other."""
+        return b"".join(self._text(piece, record) for record in records for piece in self._pieces)
+
+    def _text(self, piece: Piece, record: ConsumerRecord) -> bytes:
+        if isinstance(piece, bytes):
+            return piece
+        text = _FIELD[piece](record)
+        if text is None:
+            text = self._null
+        return safe(text) if self._is_terminal and piece in "skh" else text
+
+
+def record_lines(records: Iterable[ConsumerRecord], ascii: bool = False) -> bytes:
+    """The records, a line each; `ascii` escapes all other characters, for terminals."""
+    return b"".join(
+        json.dumps(
+            {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "key": json_value(record.key),
+                "value": json_value(record.value),
+                "headers": [[name, json_value(value)] for name, value in record.headers],
+            },
+            ensure_ascii=ascii,
+        ).encode()
+        + b"\n"
+        for record in records
+    )
 
 
 class JsonRecord(NamedTuple):

@@ -67,10 +67,10 @@ def _before_end(
     }:
         offsets = {key: array("q") for key in begins}
         with Consumer(settings) as consumer:
-            for batch, _ in read_ranges(consumer, {key: (start, starts[key]) for key, start in begins.items()}):
-                if batch is not None and len(batch):
-                    key = batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()
-                    offsets[key].extend(batch.column("offset").to_numpy().tolist())
+            counted = {key: (start, starts[key]) for key, start in begins.items()}
+            for records, _ in read_ranges(consumer, counted, as_arrow=False):
+                for record in records:
+                    offsets[record.topic, record.partition].append(record.offset)
         for key, start in begins.items():
             tails[key] = offsets[key] + tails[key]
             starts[key] = start

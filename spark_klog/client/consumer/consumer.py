@@ -534,19 +534,28 @@ class Consumer:
 
 
 def read_ranges(
-    consumer: Consumer, ranges: Mapping[TopicPartition, tuple[int, int]]
-) -> Iterator[tuple[pa.RecordBatch | None, dict[TopicPartition, int]]]:
-    """Assign and read ranges [start, stop): what each poll brings, and the offsets that are left by partition."""
+    consumer: Consumer, ranges: Mapping[TopicPartition, tuple[int, int]], *, as_arrow: bool = True
+) -> Iterator[tuple[Any, dict[TopicPartition, int]]]:
+    """Assign and read ranges [start, stop): what each poll brings, and the offsets that are left by partition.
+
+    A poll brings an Arrow batch or None, or without `as_arrow` a list of records.
+    """
     left = {key: stop - start for key, (start, stop) in ranges.items() if start < stop}
     consumer.assign([(*key, ranges[key][0]) for key in left])
     while left:
-        batch = consumer.poll_arrow(_RANGE_SECONDS)
-        if batch is not None:
-            _, stop = ranges[batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py()]
-            offsets = batch.column("offset")
-            if offsets[-1].as_py() >= stop:
-                batch = batch.slice(0, bisect_left(offsets.to_pylist(), stop))  # `to_numpy` would import pandas
+        found: Any
+        if as_arrow:
+            found = consumer.poll_arrow(_RANGE_SECONDS)
+            if found is not None:
+                _, stop = ranges[found.column("topic")[0].as_py(), found.column("partition")[0].as_py()]
+                offsets = found.column("offset")
+                if offsets[-1].as_py() >= stop:
+                    found = found.slice(0, bisect_left(offsets.to_pylist(), stop))  # `to_numpy` would import pandas
+        elif found := consumer.poll(_RANGE_SECONDS):
+            _, stop = ranges[found[0].topic, found[0].partition]
+            if found[-1].offset >= stop:
+                found = [record for record in found if record.offset < stop]
         now_left = {key: ranges[key][1] - consumer.position(*key) for key in left}
         consumer.pause([key for key, count in now_left.items() if count <= 0])
         left = {key: count for key, count in now_left.items() if count > 0}
-        yield batch, left
+        yield found, left

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spark_klog.columns.schema import json_value
 from spark_klog.load.journal.model import FileEntry, Range, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, WriteSettings
+from spark_klog.records.contract import json_value
 
 HOUR_US = 3_600_000_000
 #: Files that are open at a time in one task; records of more hours begin new files.
