@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from spark_klog.base.extras import require
 from spark_klog.broker.faults import Fault, control as fault_control
 from spark_klog.broker.metadata.registration import answers
 from spark_klog.client.forks import Maker
@@ -222,6 +223,7 @@ class EmbeddedCluster:
             time.sleep(0.05)
 
     def _start_zookeeper(self) -> None:
+        require("ZooKeeper, which is in its jars,", "pyspark")
         spec = importlib.util.find_spec("pyspark")
         java = shutil.which("java")
         if spec is None or spec.origin is None or java is None:

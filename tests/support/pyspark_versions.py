@@ -76,7 +76,7 @@ def _stand_in(version: str) -> str:
 
 
 def _with_pyspark(version: str) -> list[str]:
-    return [f"pyspark=={version}", *(text for text in _dependencies() if not text.startswith("pyspark"))]
+    return [f"pyspark=={version}", "pandas<3", *(text for text in _dependencies() if not text.startswith("pyspark"))]
 
 
 def lower_bound(requirement: str) -> str:
