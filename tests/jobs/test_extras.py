@@ -18,7 +18,8 @@ from tests.jobs.support import ROOT
 from tests.support.registries import download
 
 _SECONDS = 300
-_MOST_BYTES = 25_000_000
+#: As `du -m` counts, with pip's .pyc files.
+_MOST_MB = 25
 #: Modules of extras.
 _OF_EXTRAS = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "zstandard", "starlette", "uvicorn", "matplotlib")
 #: Runs a program as if no package of an extra were installed.
@@ -217,14 +218,29 @@ def test_the_base_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
     program = f"from importlib.util import find_spec; print([name for name in {_OF_EXTRAS!r} if find_spec(name)])"
     assert _python(python, "-c", program, folder=tmp_path) == "[]\n"
     size = sum(path.lstat().st_blocks * 512 for path in _site(python).rglob("*"))
-    assert size <= _MOST_BYTES, f"{size / 1e6:.1f} MB"
+    assert size <= _MOST_MB << 20, f"{size / (1 << 20):.1f} MB"
     assert _python(python, "-c", _CLIENT, folder=tmp_path) == "done\n"
     timed = "import time; began = time.perf_counter(); import spark_klog.client; print(time.perf_counter() - began)"
     assert min(float(_python(python, "-c", timed, folder=tmp_path)) for _ in range(5)) <= 3 * _IMPORT_SECONDS
     assert ", no pyspark, " in _python(python.with_name("klog"), "version", folder=tmp_path)
+    _check_packed(python, tmp_path)
     _environment(tmp_path, "pytest")
     (tmp_path / "test_topic.py").write_text(_FIXTURE)
     assert "1 passed" in _python(python, "-m", "pytest", "-q", "test_topic.py", folder=tmp_path)
+
+
+def _check_packed(python: Path, folder: Path) -> None:
+    """venv-pack's archive of the environment runs elsewhere."""
+    packer, archive, unpacked = folder / "packer", folder / "environment.tar.gz", folder / "unpacked"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packer), "venv-pack", "setuptools<81"]
+    download("venv-pack", [*command, "--disable-pip-version-check"], seconds=_SECONDS)
+    command = [sys.executable, "-m", "venv_pack", "--quiet", "-p", str(python.parents[1]), "-o", str(archive)]
+    _python(*command, folder=folder, PYTHONPATH=str(packer))
+    unpacked.mkdir()
+    subprocess.run(["tar", "-xzf", archive, "-C", unpacked], check=True, timeout=_SECONDS)
+    found = _python(unpacked / "bin" / "python", "-c", "import spark_klog; print(spark_klog.__file__)", folder=folder)
+    assert found.startswith(str(unpacked))
+    assert _python(unpacked / "bin" / "python", "-c", _CLIENT, folder=folder) == "done\n"
 
 
 def _hashes(site: Path) -> dict[str, str]:
