@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shutil
 import sys
@@ -92,12 +93,12 @@ _Line = TypeVar("_Line", bound="StatusLine")
 class StatusLine:
     """The last line of a terminal, which is drawn over; a context manager that erases it at the end.
 
-    It shows nothing if the stream is not a terminal, or if it `is_quiet`.
+    It shows nothing if the stream is not a terminal, or a dumb one, or if it `is_quiet`.
     """
 
     def __init__(self, stream: IO[str] | None = None, *, is_quiet: bool = False) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self.is_shown = not is_quiet and self._stream.isatty()
+        self.is_shown = not is_quiet and self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._is_drawn = False
 
     def show(self, text: str) -> None:

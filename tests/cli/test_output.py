@@ -20,6 +20,7 @@ class _Terminal(StringIO):
 def _stderr(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
     """A terminal as stderr. (No fixture: pytest sets sys.stderr after those.)"""
     made = _Terminal()
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", made)
     monkeypatch.setattr(output.shutil, "get_terminal_size", lambda: os.terminal_size((40, 10)))
     monkeypatch.setattr(output, "_DRAWN_EVERY", 0.0)
@@ -83,6 +84,8 @@ def test_nothing_is_drawn_without_a_terminal_or_if_quiet(monkeypatch: pytest.Mon
         status.show("connecting")
         assert not bar.is_shown
         assert not status.is_shown
+    monkeypatch.setenv("TERM", "dumb")
+    Bar("records", 10).update(5)
     assert terminal.getvalue() == ""
 
 
