@@ -20,10 +20,12 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version as package_version
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -90,8 +92,10 @@ else:
 
 def warn_of_untested() -> None:
     """Log a warning if pyspark or pandas is newer than what the tests have run with."""
-    for name in NEWEST_TESTED:
-        version = getattr(import_module(name), "__version__", "0")
+    versions = {"pyspark": pyspark.__version__}
+    with suppress(PackageNotFoundError):
+        versions["pandas"] = package_version("pandas")  # its import takes long
+    for name, version in versions.items():
         if is_untested(name, version):
             _log.warning(
                 "spark_klog is not tested with %s %s: the newest that it is tested with is %s",

@@ -109,3 +109,5 @@ def test_the_wheel_in_a_clean_environment(wheel: Path, tmp_path: Path) -> None:
         ["pytest11", "klog", "spark_klog.pytest_plugin"],
     ]
     assert any(text.startswith("pyspark[sql]") and ">=4.0" in text for text in found["requires"])
+    base = [text for text in found["requires"] if "extra ==" not in text]
+    assert not [text for text in base if text.startswith(("pyspark", "pandas", "pyarrow", "numpy", "zstandard"))]
