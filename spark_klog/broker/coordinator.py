@@ -95,12 +95,12 @@ class Coordinator:
         log = self._broker.logs.get(self._topic, partition_for(key, len(topic.assignment)))
         return None if log is None or log.partition in self._unread else log
 
-    def _append(self, log: PartitionLog, key: str, encode: Callable[[], tuple[bytes, bytes | None]]) -> ErrorCode:
-        """Append a record of the key; NONE, or the error for the client. The caller flushes the log."""
+    def _append(self, log: PartitionLog, key: str, encode: Callable[[], list[tuple[bytes, bytes | None]]]) -> ErrorCode:
+        """Append records of the key in one batch; NONE, or the error for the client. The caller flushes the log."""
         if not self._broker.serves(log):
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
-            log.append(memoryview(own_batch([encode()], system_ms())), flushes=False)
+            log.append(memoryview(own_batch(encode(), system_ms())), flushes=False)
         except OSError as error:
             _log.error("%s %s can't be written to %s: %s", self._kind, key, log.directory, error)
             return ErrorCode.COORDINATOR_NOT_AVAILABLE

@@ -29,6 +29,8 @@ _ACL = {"resource_name": "t", "principal": "User:x", "host": "*", "operation": 3
 _FILTER = {"resource_type_filter": 1, "pattern_type_filter": 1, "operation": 1, "permission_type": 1}
 _USER = {"name": "x", "mechanism": 1, "iterations": 4096, "salt": b"s", "salted_password": b"p"}
 
+_JOINS = {"group_id": "g", "member_id": "m", "rebalance_timeout_ms": 1000, "topic_partitions": []}
+
 Row = tuple[Api, dict[str, Any], ErrorCode]
 REFUSED: list[Row] = [
     (apis.CREATE_TOPICS, {"topics": [{"name": "new", "num_partitions": 1, "replication_factor": 1}]}, TOPIC),
@@ -45,6 +47,7 @@ REFUSED: list[Row] = [
     (apis.INCREMENTAL_ALTER_CONFIGS, {"resources": [{"resource_type": 8} | _RESOURCE]}, CLUSTER),
     (apis.INCREMENTAL_ALTER_CONFIGS, {"resources": [{"resource_type": 32} | _RESOURCE]}, GROUP),
     (apis.LIST_CONFIG_RESOURCES, {}, CLUSTER),
+    (apis.CONSUMER_GROUP_HEARTBEAT, _JOINS | {"member_epoch": 0, "subscribed_topic_names": ["t"]}, TOPIC),
     (apis.DELETE_GROUPS, {"groups_names": ["g"]}, GROUP),
     (apis.OFFSET_DELETE, {"group_id": "g", "topics": _PARTITIONS}, GROUP),
     (apis.DESCRIBE_TRANSACTIONS, {"transactional_ids": ["x"]}, TRANSACTIONAL_ID),
@@ -86,6 +89,7 @@ EVERYBODY = {
     apis.LEAVE_GROUP.key,
     apis.SYNC_GROUP.key,
     apis.DESCRIBE_GROUPS.key,
+    apis.CONSUMER_GROUP_DESCRIBE.key,
     apis.LIST_GROUPS.key,
     apis.SASL_HANDSHAKE.key,
     apis.SASL_AUTHENTICATE.key,

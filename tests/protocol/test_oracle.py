@@ -59,7 +59,10 @@ OLD: dict[tuple[str, int], Any] = {
     ("OffsetForLeaderEpoch", 0): (old_epoch.OffsetForLeaderEpochRequest[0], old_epoch.OffsetForLeaderEpochResponse[0]),
     ("OffsetForLeaderEpoch", 1): (old_epoch.OffsetForLeaderEpochRequest[1], old_epoch.OffsetForLeaderEpochResponse[1]),
 }
-CASES = [(api, version) for api in apis.BY_KEY.values() for version in range(api.versions.first, api.versions.last + 1)]
+#: APIs that kafka-python does not know: see test_consumer_group_messages.py.
+UNKNOWN = {"ConsumerGroupHeartbeat", "ConsumerGroupDescribe"}
+KNOWN = [api for api in apis.BY_KEY.values() if api.name not in UNKNOWN]
+CASES = [(api, version) for api in KNOWN for version in range(api.versions.first, api.versions.last + 1)]
 NEW = [case for case in CASES if (case[0].name, case[1]) not in OLD]
 REMOVED = [case for case in CASES if (case[0].name, case[1]) in OLD]
 SIDES = ("request", "response")
@@ -358,7 +361,7 @@ def test_every_version_has_its_oracle() -> None:
     assert len(REMOVED) == len(OLD) == 17
 
 
-@pytest.mark.parametrize("api", apis.BY_KEY.values(), ids=_name)
+@pytest.mark.parametrize("api", KNOWN, ids=_name)
 def test_keys_and_first_flexible_versions(api: Api) -> None:
     for side in SIDES:
         cls = _kafka(api, side)

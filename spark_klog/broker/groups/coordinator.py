@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.coordinator import Coordinator
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, BackgroundTasks
+from spark_klog.broker.groups.consumer_groups import ConsumerGroups
+from spark_klog.broker.groups.consumer_records import Row
 from spark_klog.broker.groups.expiry import expire, forget_topics
-from spark_klog.broker.groups.group import Group
+from spark_klog.broker.groups.group import Group, subscribed_topics
 from spark_klog.broker.groups.groups import Groups
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
 from spark_klog.broker.groups.records import encode_group, encode_group_key
@@ -27,7 +30,13 @@ class GroupCoordinator(Coordinator):
         super().__init__(broker, OFFSETS_TOPIC, "group")
         self._tasks = tasks
         self.groups = Groups(self._store, broker.config.group_initial_delay_ms, broker.config.group_max_size)
-        self.offsets = OffsetManager(self.groups.load)
+        self.consumer_groups = ConsumerGroups(
+            self._store_rows,
+            broker.config.consumer_heartbeat_ms,
+            broker.config.consumer_session_ms,
+            broker.config.consumer_max_size,
+        )
+        self.offsets = OffsetManager(self.groups.load, self.consumer_groups.load)
         #: Deleted topics whose offsets are still to be removed.
         self._deleted: dict[str, Since] = {}
         self._removes_deleted = False
@@ -35,10 +44,13 @@ class GroupCoordinator(Coordinator):
     async def log_of(self, key: str, *, for_reading: bool = False) -> PartitionLog | ErrorCode:
         """As in `Coordinator`. An id that is too long gets INVALID_GROUP_ID, unless it is known: Kafka may have it."""
         log = await super().log_of(key, for_reading=for_reading)
-        is_error = isinstance(log, ErrorCode)
-        if not is_error and len(key) > MAX_ID_LENGTH and self.groups.get(key) is None and not self.offsets.has_any(key):
+        if not isinstance(log, ErrorCode) and len(key) > MAX_ID_LENGTH and not self._knows(key):
             return ErrorCode.INVALID_GROUP_ID
         return log
+
+    def _knows(self, group: str) -> bool:
+        is_group = self.groups.get(group) is not None or self.consumer_groups.get(group) is not None
+        return is_group or self.offsets.has_any(group)
 
     async def code(self, group: str, *, for_reading: bool = False) -> ErrorCode:
         """NONE if this broker coordinates the group, else the error."""
@@ -47,15 +59,66 @@ class GroupCoordinator(Coordinator):
         log = await self.log_of(group, for_reading=for_reading)
         return log if isinstance(log, ErrorCode) else ErrorCode.NONE
 
+    def stop(self) -> None:
+        """Answer all waiting requests, so that clients look for the coordinator again, and accept no more."""
+        self.groups.stop()
+        self.consumer_groups.stop()
+
+    def may_commit(
+        self, group_id: str, member_id: str, instance_id: str | None, epoch: int, *, in_transaction: bool = False
+    ) -> ErrorCode:
+        """Return NONE if OffsetCommit (`in_transaction`: TxnOffsetCommit) is allowed, else the error.
+
+        `epoch` is the member's epoch, or the generation of a group of the classic protocol.
+        """
+        group = self.consumer_groups.get(group_id)
+        if group is None:
+            return self.groups.may_commit(group_id, member_id, instance_id, epoch, in_transaction=in_transaction)
+        return group.may_commit(member_id, epoch)
+
+    def may_fetch(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
+        """Return NONE if OffsetFetch is allowed: of anybody, but of a member only in its epoch."""
+        group = self.consumer_groups.get(group_id)
+        is_member = bool(member_id) or epoch >= 0
+        return group.may_fetch(member_id or "", epoch) if group is not None and is_member else ErrorCode.NONE
+
+    def make_classic(self, group_id: str) -> ErrorCode:
+        """Let an empty consumer group become one of the classic protocol; INCONSISTENT_GROUP_PROTOCOL if not empty."""
+        code = self.consumer_groups.delete(group_id)
+        if code == ErrorCode.NON_EMPTY_GROUP:
+            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return ErrorCode.NONE if code == ErrorCode.GROUP_ID_NOT_FOUND else code
+
+    def make_consumer(self, group_id: str) -> ErrorCode:
+        """Let an empty group of the classic protocol become a consumer group; GROUP_ID_NOT_FOUND if not empty."""
+        code = self.groups.delete(group_id)
+        if code == ErrorCode.NON_EMPTY_GROUP:
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        return ErrorCode.NONE if code == ErrorCode.GROUP_ID_NOT_FOUND else code
+
+    def delete(self, group_id: str) -> ErrorCode:
+        """Remove a group without members; NON_EMPTY_GROUP, or GROUP_ID_NOT_FOUND if nobody has joined it."""
+        is_consumer_group = self.consumer_groups.get(group_id) is not None
+        return (self.consumer_groups if is_consumer_group else self.groups).delete(group_id)
+
+    def subscribed_topics(self, group_id: str) -> set[str] | None:
+        """The topics that the group's members consume; None if unknown."""
+        consumer_group, group = self.consumer_groups.get(group_id), self.groups.get(group_id)
+        if consumer_group is not None and not consumer_group.is_empty:
+            return consumer_group.subscribed_topics()
+        return set() if group is None else subscribed_topics(group)
+
     def _store(self, group_id: str, group: Group | None) -> ErrorCode:
+        return self._store_rows(
+            group_id,
+            lambda: [(encode_group_key(group_id), None if group is None else encode_group(group, system_ms()))],
+        )
+
+    def _store_rows(self, group_id: str, encode: Callable[[], list[Row]]) -> ErrorCode:
         log = self.local_log(group_id)
         if log is None:
             return ErrorCode.NOT_COORDINATOR
-        code = self._append(
-            log,
-            group_id,
-            lambda: (encode_group_key(group_id), None if group is None else encode_group(group, system_ms())),
-        )
+        code = self._append(log, group_id, encode)
         if not code:
             self._broker.flushes.care_for(log)  # the caller may be a timer, which can't wait for a flush
         return code
@@ -72,6 +135,7 @@ class GroupCoordinator(Coordinator):
         if not is_read:
             self._forget_all()
         self.groups.start()
+        self.consumer_groups.start()
         await self._remove_deleted()
 
     def forget_topic(self, name: str) -> None:
@@ -106,6 +170,7 @@ class GroupCoordinator(Coordinator):
 
     def _forget_all(self) -> None:
         self.groups.forget_all()
+        self.consumer_groups.forget_all()
         self.offsets.forget_all()
 
     async def expire(self) -> None:
@@ -113,4 +178,5 @@ class GroupCoordinator(Coordinator):
         if not self.is_loading:
             now_ms = system_ms()
             before_ms = now_ms - self._broker.config.offsets_retention_minutes * 60_000
-            await self._broker.flushes.take(expire(self.groups, self.offsets, self.local_log, now_ms, before_ms))
+            known = self.groups, self.consumer_groups
+            await self._broker.flushes.take(expire(known, self.offsets, self.local_log, now_ms, before_ms))

@@ -7,10 +7,12 @@ yields the log that the next step appends to, or None; `LogFlushes.take` makes r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from spark_klog.broker.groups.group import State, subscribed_topics
+from spark_klog.broker.groups.consumer_group import ConsumerGroup
+from spark_klog.broker.groups.consumer_groups import ConsumerGroups
+from spark_klog.broker.groups.group import Group, State, subscribed_topics
 from spark_klog.broker.groups.groups import Groups
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
 from spark_klog.errors import ErrorCode
@@ -26,8 +28,10 @@ _AT_ONCE = 100
 Steps = Iterator[PartitionLog | None]
 
 
-def expire(groups: Groups, offsets: OffsetManager, log_of: LogOf, now_ms: int, before_ms: int) -> Steps:
-    """Remove expired offsets, then groups that have neither members nor offsets.
+def expire(
+    groups: Sequence[Groups | ConsumerGroups], offsets: OffsetManager, log_of: LogOf, now_ms: int, before_ms: int
+) -> Steps:
+    """Remove expired offsets, then groups, of all protocols, that have neither members nor offsets.
 
     An offset committed before `before_ms` expires if its group has had no members since, or no longer consumes the
     topic. An offset with its own expiry time expires then.
@@ -39,19 +43,26 @@ def expire(groups: Groups, offsets: OffsetManager, log_of: LogOf, now_ms: int, b
             if needed is not None:
                 gone = offsets.expired(group_id, keys, now_ms, since_ms)
                 _remove(offsets, log_of, group_id, [key for key in gone if key[0] not in needed])
-    for group in groups:
-        yield log_of(group.group_id) if group.is_idle else None
-        is_there = groups.get(group.group_id) is group
-        if is_there and group.is_idle and not offsets.has_any(group.group_id):
-            groups.delete(group.group_id)
+    for known in groups:
+        for group in known:
+            yield log_of(group.group_id) if group.is_idle else None
+            is_there = known.get(group.group_id) is group
+            if is_there and group.is_idle and not offsets.has_any(group.group_id):
+                known.delete(group.group_id)
 
 
-def _kept(groups: Groups, group_id: str, now_ms: int, before_ms: int) -> tuple[set[str] | None, int]:
+def _kept(
+    groups: Sequence[Groups | ConsumerGroups], group_id: str, now_ms: int, before_ms: int
+) -> tuple[set[str] | None, int]:
     """(topics the group consumes, None if unknown; the time in ms before which its commits expire)."""
-    group = groups.get(group_id)
-    if group is None or group.state is State.EMPTY:
-        return set(), before_ms if groups.empty_since(group_id, now_ms) < before_ms else _NEVER
-    return subscribed_topics(group) if group.state is State.STABLE else None, before_ms
+    for known in groups:
+        group = known.get(group_id)
+        if isinstance(group, ConsumerGroup) and not group.is_empty:
+            return group.subscribed_topics(), before_ms
+        if isinstance(group, Group) and group.state is not State.EMPTY:
+            return subscribed_topics(group) if group.state is State.STABLE else None, before_ms
+    emptied_ms = max(known.empty_since(group_id, now_ms) for known in groups)
+    return set(), before_ms if emptied_ms < before_ms else _NEVER
 
 
 def forget_topics(topics: Mapping[str, Since], offsets: OffsetManager, log_of: LogOf) -> Steps:

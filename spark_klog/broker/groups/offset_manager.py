@@ -14,6 +14,7 @@ from typing import NamedTuple
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.coordinator import TransactionEnd, stored_rows
 from spark_klog.broker.event_loop import uncollected
+from spark_klog.broker.groups.consumer_records import ConsumerGroupKey
 from spark_klog.broker.groups.records import (
     NO_EXPIRY,
     Committed,
@@ -95,11 +96,15 @@ class Since:
 class OffsetManager:
     """All committed offsets of the groups whose partitions this broker leads.
 
-    `load_group` gets the groups that the same log contains.
+    `load_group` and `load_consumer_group` get the groups that the same log contains.
     """
 
-    def __init__(self, load_group: Callable[[str, Message | None], None]) -> None:
-        self._load_group = load_group
+    def __init__(
+        self,
+        load_group: Callable[[str, Message | None], None],
+        load_consumer_group: Callable[[ConsumerGroupKey, bytes | None], None],
+    ) -> None:
+        self._load_group, self._load_consumer_group = load_group, load_consumer_group
         self._groups: dict[str, Offsets] = {}
         #: Pending offsets by group, for each (partition, producer id): a marker ends a transaction in its own partition
         #: only.
@@ -157,6 +162,8 @@ class OffsetManager:
                     self._overtake(group, [(topic, partition)])
         elif isinstance(key, GroupKey):
             self._load_group(key.group, None if value is None else decode_group(value))
+        elif key is not None:
+            self._load_consumer_group(key, value)
 
     def append(self, log: PartitionLog, commits: EncodedCommits) -> None:
         """Append commits to the group's partition. Transactional ones stay pending until the marker.

@@ -9,6 +9,7 @@ from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
+from spark_klog.broker.groups.consumer_records import ConsumerGroupKey, decode_consumer_key
 from spark_klog.broker.groups.group import Group
 from spark_klog.protocol.codec import Message, decode_versioned, encode_versioned
 from spark_klog.protocol.tables.groups import (
@@ -88,7 +89,7 @@ def _names(start: bytes) -> tuple[str, str] | None:
         return None
 
 
-def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
+def decode_key(data: bytes) -> OffsetKey | GroupKey | ConsumerGroupKey | None:
     """Decode a key; None for key types of later Kafka versions. Raises `DecodeError`."""
     if len(data) >= 10:  # fast path without a reader
         names = _names(data[:-4])
@@ -99,7 +100,7 @@ def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
         return OffsetKey(**decode_versioned(OFFSET_COMMIT_KEY, data))
     if version in GROUP_METADATA_KEY.versions:
         return GroupKey(**decode_versioned(GROUP_METADATA_KEY, data))
-    return None
+    return decode_consumer_key(version, data)
 
 
 def partition_of(data: bytes) -> int:

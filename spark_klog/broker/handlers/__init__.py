@@ -14,6 +14,7 @@ from spark_klog.broker.handlers import (
     acls,
     cluster,
     configs,
+    consumer_groups,
     credentials,
     fetch,
     groups,
@@ -32,7 +33,7 @@ Handler = Callable[[Broker, Request, Message], Message | Awaitable[Message | Non
 
 _MODULES = (
     *(acls, cluster, configs, credentials, fetch, groups, list_offsets, offsets, produce, reassignments, topics),
-    *(transaction_lists, transactions),
+    *(consumer_groups, transaction_lists, transactions),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import MAX_ID_LENGTH
 from spark_klog.broker.groups.expiry import forget_group, removal_error
-from spark_klog.broker.groups.group import Join, State, refused_join, refused_sync
+from spark_klog.broker.groups.group import CONSUMER, Join, State, refused_join, refused_sync
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
@@ -25,19 +25,21 @@ def list_groups(broker: Broker, request: Request, message: Message) -> Message:
     """ListGroups v0-5: the groups that this broker coordinates, including those that have only offsets."""
     if broker.coordinator.is_loading:
         return {"error_code": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "groups": []}
-    groups = dict.fromkeys(broker.offsets.groups, ("", State.EMPTY.value))
-    groups |= {group.group_id: (group.protocol_type or "", group.state.value) for group in broker.groups}
+    groups = dict.fromkeys(broker.offsets.groups, (_CLASSIC, "", State.EMPTY.value))
+    groups |= {group.group_id: (_CLASSIC, group.protocol_type or "", group.state.value) for group in broker.groups}
+    consumer_groups = broker.coordinator.consumer_groups
+    groups |= {group.group_id: (CONSUMER, CONSUMER, group.state) for group in consumer_groups}
     states = {state.lower() for state in message["states_filter"]}
-    types = {kind.lower() for kind in message["types_filter"]}
+    types = {name.lower() for name in message["types_filter"]}
     listed = []
-    for group_id, (protocol_type, state) in sorted(groups.items()):
-        if (states and state.lower() not in states) or (types and _CLASSIC not in types):
+    for group_id, (kind, protocol_type, state) in sorted(groups.items()):
+        if (states and state.lower() not in states) or (types and kind not in types):
             continue
         entry = {"group_id": group_id, "protocol_type": protocol_type}
         if request.version >= _FIRST_WITH_STATE:
             entry["group_state"] = state
         if request.version >= _FIRST_WITH_TYPE:
-            entry["group_type"] = _CLASSIC
+            entry["group_type"] = kind
         listed.append(entry)
     return {"error_code": ErrorCode.NONE, "groups": listed}
 
@@ -79,10 +81,11 @@ async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
                 for member in group.members.values()
             ],
         }
-    has_offsets = broker.offsets.has(group_id)
+    has_offsets = broker.offsets.has(group_id) and broker.coordinator.consumer_groups.get(group_id) is None
     described |= {"error_code": ErrorCode.NONE, "group_state": State.EMPTY.value if has_offsets else State.DEAD.value}
     if not has_offsets and request.version >= _FIRST_NOT_FOUND:
-        reason = f"group {group_id} does not exist"
+        is_other = broker.coordinator.consumer_groups.get(group_id) is not None
+        reason = f"group {group_id} {'is not of the classic protocol' if is_other else 'does not exist'}"
         described |= {"error_code": ErrorCode.GROUP_ID_NOT_FOUND, "error_message": reason}
     return described
 
@@ -101,7 +104,7 @@ async def _delete(broker: Broker, group: str) -> ErrorCode:
     if isinstance(log, ErrorCode):
         return log
     has_offsets = broker.offsets.has_any(group)
-    code = broker.groups.delete(group)
+    code = broker.coordinator.delete(group)
     if code == ErrorCode.GROUP_ID_NOT_FOUND and has_offsets:
         code = ErrorCode.NONE
     if not code:
@@ -177,7 +180,7 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
     code = await broker.coordinator.code(group)
     if not code and not config.group_min_session_ms <= timeout <= config.group_max_session_ms:
         code = ErrorCode.INVALID_SESSION_TIMEOUT
-    code = code or _size_code(broker, message)
+    code = code or _size_code(broker, message) or broker.coordinator.make_classic(group)
     if code:
         return refused_join(code, message["member_id"])
     has_rebalance_timeout = request.version >= _FIRST_WITH_REBALANCE_TIMEOUT

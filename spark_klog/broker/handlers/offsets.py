@@ -10,7 +10,6 @@ from uuid import UUID
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import distinct
 from spark_klog.broker.groups.expiry import removal_error
-from spark_klog.broker.groups.group import subscribed_topics
 from spark_klog.broker.groups.offset_manager import DEFAULT_RETENTION, Commit, EncodedCommits, encoded_commits
 from spark_klog.broker.groups.records import Committed
 from spark_klog.broker.security.authorizer import READ, SEE
@@ -34,17 +33,13 @@ _ENCODED_AT_ONCE = 200
 _NO_MEMBER = -1
 
 
-def _subscribed(broker: Broker, group_id: str) -> set[str] | None:
-    """The topics that the group consumes; None if unknown."""
-    group = broker.groups.get(group_id)
-    return subscribed_topics(group) if group is not None else set()
-
-
 async def _remove(broker: Broker, log: PartitionLog, group_id: str, topic: str, partitions: list[int]) -> ErrorCode:
     for start in range(0, max(1, len(partitions)), _AT_ONCE):
         await broker.turns.take()
         await broker.flushes.make_early_room(log)
-        subscribed = _subscribed(broker, group_id)  # again: the group may have changed during the waits
+        subscribed = broker.coordinator.subscribed_topics(
+            group_id
+        )  # again: the group may have changed during the waits
         if subscribed is None or topic in subscribed:
             return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
         broker.offsets.remove(log, group_id, [(topic, index) for index in partitions[start : start + _AT_ONCE]])
@@ -60,9 +55,10 @@ async def offset_delete(broker: Broker, request: Request, message: Message) -> M
     log = await broker.coordinator.log_of(group_id)
     if isinstance(log, ErrorCode):
         return {"error_code": log}
-    if broker.groups.get(group_id) is None and not broker.offsets.has(group_id):
+    is_group = broker.groups.get(group_id) is not None or broker.coordinator.consumer_groups.get(group_id) is not None
+    if not is_group and not broker.offsets.has(group_id):
         return {"error_code": ErrorCode.GROUP_ID_NOT_FOUND}
-    if _subscribed(broker, group_id) is None:
+    if broker.coordinator.subscribed_topics(group_id) is None:
         return {"error_code": ErrorCode.NON_EMPTY_GROUP}
     topics = []
     for topic in message["topics"]:
@@ -82,14 +78,18 @@ async def offset_fetch(broker: Broker, request: Request, message: Message) -> Me
     """OffsetFetch v0-9: committed offsets, -1 if there is none; null topics (v2) request all offsets of a group.
 
     With `require_stable` (v7, KIP-447), a pending transactional commit gets UNSTABLE_OFFSET_COMMIT: the client must
-    wait. Version 0 reads from the shared directories.
+    wait. Version 0 reads from the shared directories. From version 9 on members name their epoch (KIP-848), so that
+    one that has lost its partitions does not read their offsets too early.
     """
     if request.version == _DIRECTORIES and broker.config.directories is not None:
         return {"topics": await _of_directories(broker, request, message["group_id"], message["topics"])}
     if request.version >= 8:
         is_strict = message["require_stable"]
         groups = [
-            await _group(broker, request, entry["group_id"], entry["topics"], is_strict)
+            await _group(
+                *(broker, request, entry["group_id"], entry["topics"], is_strict),
+                (entry["member_id"], entry["member_epoch"]),
+            )
             for entry in distinct(message["groups"], lambda entry: entry["group_id"])
         ]
         return {"groups": groups}
@@ -128,7 +128,12 @@ async def _of_directories(broker: Broker, request: Request, group: str, topics: 
 
 
 async def _group(
-    broker: Broker, request: Request, group: str, topics: list[dict[str, Any]] | None, is_strict: bool
+    broker: Broker,
+    request: Request,
+    group: str,
+    topics: list[dict[str, Any]] | None,
+    is_strict: bool,
+    member: tuple[str | None, int] = (None, _NO_MEMBER),
 ) -> Message:
     def found_for(topic: str, partition: int) -> Message:
         if is_strict and broker.offsets.is_pending(group, topic, partition):
@@ -136,8 +141,9 @@ async def _group(
         return _entry(partition, broker.offsets.fetch(group, topic, partition), ErrorCode.NONE)
 
     log = await broker.coordinator.log_of(group, for_reading=True)
-    if isinstance(log, ErrorCode):
-        return {"group_id": group, "topics": [], "error_code": log}
+    code = log if isinstance(log, ErrorCode) else broker.coordinator.may_fetch(group, *member)
+    if code:
+        return {"group_id": group, "topics": [], "error_code": code}
     if topics is None:
         found: dict[str, list[Message]] = {}
         for topic, partition, _ in broker.offsets.all(group):
@@ -300,7 +306,7 @@ async def offset_commit(broker: Broker, request: Request, message: Message) -> M
             break
     failure = log if isinstance(log, ErrorCode) else _not_served(broker, log)
     if not failure:  # an empty group id may commit, as before KIP-289
-        failure = broker.groups.may_commit(
+        failure = broker.coordinator.may_commit(
             group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
         )
     if failure:
@@ -347,4 +353,4 @@ def _membership(broker: Broker, message: Message) -> ErrorCode:
     generation, member_id, instance_id = message["generation_id"], message["member_id"], message["group_instance_id"]
     if generation == _NO_MEMBER and not member_id and instance_id is None:
         return ErrorCode.NONE
-    return broker.groups.may_commit(message["group_id"], member_id, instance_id, generation, in_transaction=True)
+    return broker.coordinator.may_commit(message["group_id"], member_id, instance_id, generation, in_transaction=True)

@@ -215,7 +215,7 @@ async def _serve(
     _log.info("stopping")
     for acceptor in acceptors:
         acceptor.close()
-    broker.groups.stop()
+    broker.coordinator.stop()
     await drain(broker.purgatory, server.connections, signals.second)
     for task in background:
         task.cancel()

@@ -229,7 +229,7 @@ class TransactionCoordinator(Coordinator):
         return self._append(
             log,
             transactional_id,
-            lambda: (encode_key(transactional_id), None if state is None else encode_value(state)),
+            lambda: [(encode_key(transactional_id), None if state is None else encode_value(state))],
         )
 
     async def _write_markers(self, log: PartitionLog, transaction: Transaction) -> None:

@@ -2,11 +2,12 @@
 
 FindCoordinator (key 10; GroupCoordinator in the guide), OffsetCommit (8) and OffsetFetch (9).
 Membership: JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13), DescribeGroups (15), ListGroups (16),
-DeleteGroups (42) and OffsetDelete (47).
+DeleteGroups (42) and OffsetDelete (47). Groups of KIP-848: ConsumerGroupHeartbeat (68), ConsumerGroupDescribe (69).
 Subscriptions and assignments that members of consumer groups exchange through the broker (KIP-62). Unknown newer
 versions are read as the known ones, as in Kafka; user data and later fields are ignored.
 Records of __consumer_offsets: OffsetCommitKey.json, OffsetCommitValue.json, GroupMetadataKey.json and
-GroupMetadataValue.json of Kafka 3.9 and 4.1.
+GroupMetadataValue.json of Kafka 3.9 and 4.1, ConsumerGroup*Key.json and ConsumerGroup*Value.json of 4.1. The version of
+a key is its type.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from spark_klog.protocol.schema import (
     INT32,
     INT64,
     STRING,
+    UUID,
     F,
     api,
     array,
@@ -279,6 +281,75 @@ OFFSET_DELETE = api(47, "OffsetDelete", "0", flexible=99)(
     ),
 )
 
+_TOPIC_PARTITIONS = F("topic_id", UUID), F("partitions", array(INT32))
+
+#: Epochs of ConsumerGroupHeartbeat that are not a member's: it joins; it leaves; it leaves for a while (static).
+JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH = 0, -1, -2
+
+CONSUMER_GROUP_HEARTBEAT = api(68, "ConsumerGroupHeartbeat", "0-1", flexible=0)(
+    # fields that are null, or a rebalance timeout of -1, have not changed since the last heartbeat
+    struct(
+        F("group_id", STRING),
+        F("member_id", STRING),
+        F("member_epoch", INT32),
+        F("instance_id", STRING, nullable="0+", default=None),
+        F("rack_id", STRING, nullable="0+", default=None),
+        F("rebalance_timeout_ms", INT32, default=-1),
+        F("subscribed_topic_names", array(STRING), nullable="0+", default=None),
+        F("subscribed_topic_regex", STRING, "1+", nullable="1+", default=None),
+        F("server_assignor", STRING, nullable="0+", default=None),
+        structs("topic_partitions", *_TOPIC_PARTITIONS, nullable="0+", default=None),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        F("error_code", INT16),
+        F("error_message", STRING, nullable="0+", default=None),
+        F("member_id", STRING, nullable="0+", default=None),
+        F("member_epoch", INT32),
+        F("heartbeat_interval_ms", INT32),
+        F("assignment", struct(structs("topic_partitions", *_TOPIC_PARTITIONS)), nullable="0+", default=None),
+    ),
+)
+
+_DESCRIBED_ASSIGNMENT = struct(
+    structs("topic_partitions", F("topic_id", UUID), F("topic_name", STRING), F("partitions", array(INT32)))
+)
+
+CONSUMER_GROUP_DESCRIBE = api(69, "ConsumerGroupDescribe", "0-1", flexible=0)(
+    struct(
+        F("group_ids", array(STRING)),
+        F("include_authorized_operations", BOOLEAN),
+    ),
+    struct(
+        F("throttle_time_ms", INT32),
+        structs(
+            "groups",
+            F("error_code", INT16),
+            F("error_message", STRING, nullable="0+", default=None),
+            F("group_id", STRING),
+            F("group_state", STRING),
+            F("group_epoch", INT32),
+            F("assignment_epoch", INT32),
+            F("assignor_name", STRING),
+            structs(
+                "members",
+                F("member_id", STRING),
+                F("instance_id", STRING, nullable="0+", default=None),
+                F("rack_id", STRING, nullable="0+", default=None),
+                F("member_epoch", INT32),
+                F("client_id", STRING),
+                F("client_host", STRING),
+                F("subscribed_topic_names", array(STRING)),
+                F("subscribed_topic_regex", STRING, nullable="0+", default=None),
+                F("assignment", _DESCRIBED_ASSIGNMENT),
+                F("target_assignment", _DESCRIBED_ASSIGNMENT),
+                F("member_type", INT8, "1+", default=-1),
+            ),
+            F("authorized_operations", INT32, default=-2147483648),
+        ),
+    ),
+)
+
 # Keys and values of __consumer_offsets. Kafka 4 writes the flexible versions; none of their tagged fields is needed.
 
 OFFSET_COMMIT_KEY = versioned("OffsetCommitKey", "0-1", F("group", STRING), F("topic", STRING), F("partition", INT32))
@@ -316,6 +387,57 @@ GROUP_METADATA_VALUE = versioned(
         F("assignment", BYTES),
     ),
     flexible=4,
+)
+
+# Records of a group of KIP-848: its epoch, and for each member its subscription, target and current assignment.
+
+CONSUMER_GROUP_METADATA_KEY = versioned("ConsumerGroupMetadataKey", "3", F("group", STRING))
+
+CONSUMER_GROUP_METADATA_VALUE = versioned("ConsumerGroupMetadataValue", "0", F("epoch", INT32), flexible=0)
+
+CONSUMER_GROUP_MEMBER_KEY = versioned("ConsumerGroupMemberMetadataKey", "5", F("group", STRING), F("member", STRING))
+
+CONSUMER_GROUP_MEMBER_VALUE = versioned(
+    "ConsumerGroupMemberMetadataValue",
+    "0",
+    F("instance_id", STRING, nullable="0+", default=None),
+    F("rack_id", STRING, nullable="0+", default=None),
+    F("client_id", STRING),
+    F("client_host", STRING),
+    F("subscribed_topic_names", array(STRING)),
+    F("subscribed_topic_regex", STRING, nullable="0+", default=None),
+    F("rebalance_timeout_ms", INT32, default=-1),
+    F("server_assignor", STRING, nullable="0+", default=None),
+    flexible=0,
+)
+
+CONSUMER_GROUP_TARGET_KEY = versioned("ConsumerGroupTargetAssignmentMetadataKey", "6", F("group", STRING))
+
+CONSUMER_GROUP_TARGET_VALUE = versioned(
+    "ConsumerGroupTargetAssignmentMetadataValue", "0", F("assignment_epoch", INT32), flexible=0
+)
+
+CONSUMER_GROUP_TARGET_MEMBER_KEY = versioned(
+    "ConsumerGroupTargetAssignmentMemberKey", "7", F("group", STRING), F("member", STRING)
+)
+
+CONSUMER_GROUP_TARGET_MEMBER_VALUE = versioned(
+    "ConsumerGroupTargetAssignmentMemberValue", "0", structs("topic_partitions", *_TOPIC_PARTITIONS), flexible=0
+)
+
+CONSUMER_GROUP_CURRENT_KEY = versioned(
+    "ConsumerGroupCurrentMemberAssignmentKey", "8", F("group", STRING), F("member", STRING)
+)
+
+CONSUMER_GROUP_CURRENT_VALUE = versioned(
+    "ConsumerGroupCurrentMemberAssignmentValue",
+    "0",
+    F("member_epoch", INT32),
+    F("previous_member_epoch", INT32),
+    F("state", INT8),
+    structs("assigned_partitions", *_TOPIC_PARTITIONS),
+    structs("partitions_pending_revocation", *_TOPIC_PARTITIONS),
+    flexible=0,
 )
 
 SUBSCRIPTION = versioned("ConsumerProtocolSubscription", "0+", F("topics", array(STRING)))

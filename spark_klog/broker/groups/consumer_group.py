@@ -1,0 +1,406 @@
+"""State machine of one consumer group (KIP-848).
+
+Members send heartbeats with what they subscribe to and own; the answer has their epoch and their partitions. As of
+`group.py`, the module does no I/O: the caller passes the clock, calls `tick` at `wake_at`, and `store` writes each
+change before a member learns of it. A change that can't be written has not happened.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from spark_klog.broker.groups.membership import (
+    NO_PARTITIONS,
+    ConsumerMember,
+    Membership,
+    MemberState,
+    Partitions,
+    Subscription,
+    topic_partitions,
+)
+from spark_klog.broker.groups.server_assignors import SERVER_ASSIGNORS, AssignedMember
+from spark_klog.broker.metadata.registry import Topic
+from spark_klog.errors import ErrorCode
+from spark_klog.protocol.tables.groups import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
+
+_log = logging.getLogger(__name__)
+#: Seconds between heartbeats while members still have to give up or get partitions: they learn of it by these.
+_BUSY_SECONDS = 0.5
+#: Seconds until members that have timed out are removed again, if that could not be written.
+_RETRY_SECONDS = 1.0
+_UNCHANGED = -1
+#: The names of topics that match a regular expression.
+Matching = Callable[[str], frozenset[str]]
+
+
+class Heartbeat(NamedTuple):
+    """A ConsumerGroupHeartbeat request; None, and a rebalance timeout of -1 ms, are what has not changed.
+
+    `owned` are the partitions that the member owns.
+    """
+
+    member_id: str
+    epoch: int
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    topics: tuple[str, ...] | None
+    regex: str | None
+    assignor: str | None
+    owned: Partitions | None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the member has told all again, as after an error: it may not know its partitions."""
+        is_subscribed = self.topics is not None or self.regex is not None
+        return self.rebalance_timeout_ms != _UNCHANGED and is_subscribed and self.owned is not None
+
+
+class _Refused(Exception):
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        self.code, self.reason = code, reason
+
+
+class ConsumerGroup:
+    """One group. `store(group, before, after)` writes a change and returns NONE, or the error that the member gets."""
+
+    protocol_type = "consumer"
+
+    def __init__(
+        self,
+        group_id: str,
+        store: Callable[[ConsumerGroup, Membership, Membership], ErrorCode],
+        heartbeat_ms: int = 5000,
+        session_ms: int = 45_000,
+        max_size: int = 1 << 31,
+    ) -> None:
+        self.group_id = group_id
+        self.membership = Membership()
+        self.is_dead = False
+        #: When the caller must call `tick`.
+        self.wake_at = inf
+        self._store = store
+        self._heartbeat_ms, self._session, self._max_size = heartbeat_ms, session_ms / 1000, max_size
+        #: When each member's session ends.
+        self._sessions: dict[str, float] = {}
+        #: Until when members must have given up partitions, with the epoch in which they were to.
+        self._revocations: dict[str, tuple[int, float]] = {}
+        #: The registry's topics for which the group's topics were looked up.
+        self._seen: Mapping[str, Topic] | None = None
+        #: Until when all members send heartbeats often, as the group has just changed.
+        self._busy_until = -inf
+
+    # ----- requests of members
+
+    def heartbeat(self, beat: Heartbeat, topics: Mapping[str, Topic], matching: Matching, now: float) -> dict[str, Any]:
+        """Handle ConsumerGroupHeartbeat; return the fields of the response."""
+        try:
+            if self.is_dead:
+                raise _Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"group {self.group_id} was removed")
+            if beat.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+                return self._leave(beat, now)
+            return self._beat(beat, topics, matching, now)
+        except _Refused as refusal:
+            return refused_heartbeat(refusal.code, beat.member_id, refusal.reason)
+        finally:
+            self._set_wake()
+
+    def _beat(self, beat: Heartbeat, topics: Mapping[str, Topic], matching: Matching, now: float) -> dict[str, Any]:
+        draft = self.membership.copy()
+        before = self._joining(beat, draft) if beat.epoch == JOIN_EPOCH else self._known(beat, draft)
+        member = draft.members[beat.member_id]
+        subscription = _subscription(beat, member.subscription)
+        if member.subscription != subscription:
+            draft.put(replace(member, subscription=subscription))
+        old = member.subscription
+        is_changed = before is None or (old.topics, old.regex, old.assignor) != (
+            *(subscription.topics, subscription.regex, subscription.assignor),
+        )
+        if is_changed or topics is not self._seen:
+            found = _subscribed(draft, topics, matching)
+            is_changed |= found != draft.topics
+            draft.topics = found
+        draft.epoch += is_changed
+        if draft.epoch > draft.assignment_epoch:
+            _assign(draft, matching)
+        draft.reconcile(beat.member_id, beat.owned)
+        self._commit(draft)
+        self._seen = topics
+        if is_changed:
+            self._busy_until = now + self._heartbeat_ms / 1000
+            _log.info(
+                "group %s: epoch %d of %d members, by %s",
+                *(self.group_id, draft.epoch, len(draft.members), draft.assignor),
+            )
+        member = draft.members[beat.member_id]
+        self._hear_of(member, now)
+        # a member that owns something else has not got the last answer
+        is_told = before is None or before.assigned != member.assigned or beat.epoch == JOIN_EPOCH or beat.is_full
+        is_told |= beat.owned is not None and beat.owned != member.assigned
+        return {
+            "error_code": ErrorCode.NONE,
+            "member_id": member.member_id,
+            "member_epoch": member.epoch,
+            "heartbeat_interval_ms": self._interval_ms(now),
+            "assignment": {"topic_partitions": topic_partitions(member.assigned)} if is_told else None,
+        }
+
+    def _joining(self, beat: Heartbeat, draft: Membership) -> ConsumerMember | None:
+        """Put the member that joins, or begins anew, into the draft; return it if it was there before.
+
+        It owns nothing: what it had is free, and is first of all its own again.
+        """
+        if beat.instance_id is not None:
+            static = draft.static_member(beat.instance_id)
+            if static is not None and static.member_id != beat.member_id:
+                if not static.has_left:
+                    raise _Refused(
+                        ErrorCode.UNRELEASED_INSTANCE_ID,
+                        f"static member {beat.instance_id} is in the group as {static.member_id}: close that one",
+                    )
+                target = draft.targets.get(static.member_id, NO_PARTITIONS)
+                draft.remove(static.member_id)
+                draft.put(ConsumerMember(beat.member_id, static.subscription))
+                draft.targets[beat.member_id] = target
+                return draft.members[beat.member_id]
+        before = draft.members.get(beat.member_id)
+        if before is None:
+            if len(draft.members) >= self._max_size:
+                raise _Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {self.group_id} has {self._max_size} members")
+            nobody = Subscription(beat.instance_id, None, "", "", (), None, _UNCHANGED, None)
+            draft.put(ConsumerMember(beat.member_id, nobody))
+            return None
+        draft.put(ConsumerMember(beat.member_id, before.subscription))
+        return before
+
+    def _known(self, beat: Heartbeat, draft: Membership) -> ConsumerMember:
+        """The member that sends a heartbeat in its epoch, or in the one before if the last answer was lost."""
+        member = self._member(draft, beat.member_id, beat.instance_id)
+        if beat.epoch != member.epoch:
+            lost_answer = beat.epoch == member.previous_epoch and (beat.owned or NO_PARTITIONS) <= member.assigned
+            if beat.epoch > member.epoch or not lost_answer or beat.owned is None:
+                raise _Refused(
+                    ErrorCode.FENCED_MEMBER_EPOCH,
+                    f"member {member.member_id} is in epoch {member.epoch}, not in {beat.epoch}: join again",
+                )
+        return member
+
+    def _leave(self, beat: Heartbeat, now: float) -> dict[str, Any]:
+        draft = self.membership.copy()
+        member = self._member(draft, beat.member_id, beat.instance_id)
+        if beat.epoch == STATIC_LEAVE_EPOCH:
+            draft.put(replace(member, epoch=STATIC_LEAVE_EPOCH, previous_epoch=member.epoch, state=MemberState.STABLE))
+            self._commit(draft)
+            self._hear_of(draft.members[member.member_id], now)
+        else:
+            self._remove(draft, [member.member_id], now)
+            _log.info("member %s has left group %s", member.member_id, self.group_id)
+        return {
+            "error_code": ErrorCode.NONE,
+            "member_id": member.member_id,
+            "member_epoch": beat.epoch,
+            "heartbeat_interval_ms": 0,
+        }
+
+    def may_commit(self, member_id: str, epoch: int) -> ErrorCode:
+        """Return NONE if a member may commit in this epoch; a client without one commits to an empty group only."""
+        if self.is_dead:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if epoch < 0 and not self.membership.members:
+            return ErrorCode.NONE
+        return self.may_fetch(member_id, epoch)
+
+    def may_fetch(self, member_id: str, epoch: int) -> ErrorCode:
+        """Return NONE if a member is in this epoch: its offsets would else be another's by now."""
+        member = self.membership.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        return ErrorCode.NONE if epoch == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
+
+    # ----- time
+
+    def tick(self, now: float) -> None:
+        """Remove members that sent no heartbeat, or did not give up partitions, in time."""
+        gone = [member_id for member_id, until in self._sessions.items() if until <= now]
+        slow = [member_id for member_id, (_, until) in self._revocations.items() if until <= now]
+        for member_id in gone:
+            _log.info("member %s of group %s sent no heartbeat in time", member_id, self.group_id)
+        for member_id in slow:
+            _log.info("member %s of group %s gave up no partitions in time", member_id, self.group_id)
+        try:
+            self._remove(self.membership.copy(), list(dict.fromkeys([*gone, *slow])), now)
+        except _Refused:
+            later = now + _RETRY_SECONDS
+            self._sessions |= dict.fromkeys(gone, later)
+            self._revocations |= {member_id: (self._revocations[member_id][0], later) for member_id in slow}
+        self._set_wake()
+
+    def restart(self, now: float) -> None:
+        """Start the times of members that were read from the log."""
+        for member in self.membership.members.values():
+            self._hear_of(member, now)
+        self._set_wake()
+
+    def kill(self) -> None:
+        self.is_dead = True
+        self.wake_at = inf
+
+    # ----- views
+
+    @property
+    def state(self) -> str:
+        """The group's state, as Kafka names it."""
+        now = self.membership
+        if self.is_dead:
+            return "Dead"
+        if not now.members:
+            return "Empty"
+        if now.epoch > now.assignment_epoch:
+            return "Assigning"
+        is_there = all(
+            member.state is MemberState.STABLE and member.epoch in (now.assignment_epoch, STATIC_LEAVE_EPOCH)
+            for member in now.members.values()
+        )
+        return "Stable" if is_there else "Reconciling"
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.membership.members
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the group has no members and none is joining."""
+        return self.is_empty
+
+    @property
+    def regexes(self) -> set[str]:
+        """The regular expressions to which members subscribe."""
+        return {member.subscription.regex for member in self.membership.members.values() if member.subscription.regex}
+
+    def subscribed_topics(self) -> set[str]:
+        return set(self.membership.topics).union(
+            *(member.subscription.topics for member in self.membership.members.values())
+        )
+
+    # ----- helpers
+
+    def _member(self, draft: Membership, member_id: str, instance_id: str | None) -> ConsumerMember:
+        if instance_id is not None:
+            static = draft.static_member(instance_id)
+            if static is not None and static.member_id != member_id:
+                raise _Refused(
+                    ErrorCode.FENCED_INSTANCE_ID,
+                    f"static member {instance_id} is now {static.member_id}: close this one",
+                )
+        member = draft.members.get(member_id)
+        if member is None:
+            raise _Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"group {self.group_id} has no member {member_id}: join again")
+        return member
+
+    def _commit(self, draft: Membership) -> None:
+        """Write what has changed, then take it over."""
+        code = self._store(self, self.membership, draft) if draft != self.membership else ErrorCode.NONE
+        if code:
+            raise _Refused(code, f"a change of group {self.group_id} could not be written")
+        self.membership = draft
+
+    def _remove(self, draft: Membership, member_ids: list[str], now: float) -> None:
+        """Remove members; the next heartbeat of another one assigns their partitions."""
+        for member_id in member_ids:
+            draft.remove(member_id)
+        if member_ids:
+            draft.epoch += 1
+            self._commit(draft)
+            self._seen = None
+            self._busy_until = now + self._heartbeat_ms / 1000
+        for member_id in member_ids:
+            self._sessions.pop(member_id, None)
+            self._revocations.pop(member_id, None)
+
+    def _hear_of(self, member: ConsumerMember, now: float) -> None:
+        self._sessions[member.member_id] = now + self._session
+        if member.state is not MemberState.UNREVOKED:
+            self._revocations.pop(member.member_id, None)
+        elif self._revocations.get(member.member_id, (_UNCHANGED,))[0] != member.epoch:
+            until = now + max(0, member.subscription.rebalance_timeout_ms) / 1000
+            self._revocations[member.member_id] = member.epoch, until
+        for member_id in self._sessions.keys() - self.membership.members.keys():  # replaced static members
+            del self._sessions[member_id]
+            self._revocations.pop(member_id, None)
+
+    def _interval_ms(self, now: float) -> int:
+        is_busy = now < self._busy_until or self.state != "Stable"
+        return min(self._heartbeat_ms, int(_BUSY_SECONDS * 1000)) if is_busy else self._heartbeat_ms
+
+    def _set_wake(self) -> None:
+        if not self.is_dead:
+            ends = (until for _, until in self._revocations.values())
+            self.wake_at = min((*self._sessions.values(), *ends), default=inf)
+
+
+def _subscription(beat: Heartbeat, before: Subscription) -> Subscription:
+    """What the member has told, with what it has told before."""
+    return Subscription(
+        instance_id=before.instance_id,
+        rack_id=before.rack_id if beat.rack_id is None else beat.rack_id,
+        client_id=beat.client_id,
+        client_host=beat.client_host,
+        topics=before.topics if beat.topics is None else tuple(sorted(set(beat.topics))),
+        regex=before.regex if beat.regex is None else beat.regex or None,
+        rebalance_timeout_ms=before.rebalance_timeout_ms
+        if beat.rebalance_timeout_ms == _UNCHANGED
+        else beat.rebalance_timeout_ms,
+        assignor=before.assignor if beat.assignor is None else beat.assignor or None,
+    )
+
+
+def _topics_of(subscription: Subscription, matching: Matching) -> frozenset[str]:
+    return frozenset(subscription.topics) | (matching(subscription.regex) if subscription.regex else frozenset())
+
+
+def _subscribed(draft: Membership, topics: Mapping[str, Topic], matching: Matching) -> dict[str, tuple[UUID, int]]:
+    """The topics of all members that exist: id and number of partitions by name."""
+    names = {name for member in draft.members.values() for name in _topics_of(member.subscription, matching)}
+    return {name: (topics[name].topic_id, len(topics[name].assignment)) for name in sorted(names & topics.keys())}
+
+
+def _assign(draft: Membership, matching: Matching) -> None:
+    """Compute all targets anew, by the assignor that most members prefer."""
+    votes = Counter(member.subscription.assignor for member in draft.members.values())
+    del votes[None]
+    default = next(iter(SERVER_ASSIGNORS))
+    draft.assignor = max(votes, key=lambda name: (votes[name], name), default=default) or default
+    members = {
+        member.member_id: AssignedMember(
+            member.subscription.instance_id,
+            _topics_of(member.subscription, matching),
+            draft.targets.get(member.member_id, NO_PARTITIONS),
+        )
+        for member in draft.members.values()
+    }
+    targets = SERVER_ASSIGNORS[draft.assignor](draft.topics, members)
+    # the same object if nothing changes, so that it is not written again
+    draft.targets = {
+        member_id: draft.targets[member_id] if draft.targets.get(member_id) == target else target
+        for member_id, target in targets.items()
+    }
+    draft.assignment_epoch = draft.epoch
+
+
+def refused_heartbeat(code: ErrorCode, member_id: str, reason: str) -> dict[str, Any]:
+    """Fields of a ConsumerGroupHeartbeat response with an error."""
+    return {
+        "error_code": code,
+        "error_message": reason,
+        "member_id": member_id,
+        "member_epoch": 0,
+        "heartbeat_interval_ms": 0,
+    }

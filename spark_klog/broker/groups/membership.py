@@ -1,0 +1,182 @@
+"""What a consumer group (KIP-848) consists of: its epochs, its members, what each has and what each is to have.
+
+A member moves towards its target in steps, one a heartbeat. It first gives up what it is no longer to have, and gets
+what others have given up:
+
+    STABLE      it has its target of its epoch
+    UNREVOKED   it must give up partitions before its next epoch; it says so by no longer listing them as its own
+    UNRELEASED  it is in the target's epoch, and waits for partitions that other members have not given up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
+from uuid import UUID
+
+from spark_klog.protocol.tables.groups import STATIC_LEAVE_EPOCH
+
+#: A partition: the id of its topic, and its number.
+Partition = tuple[UUID, int]
+Partitions = frozenset[Partition]
+NO_PARTITIONS: Partitions = frozenset()
+
+
+class MemberState(IntEnum):
+    """State of a member, as its record has it."""
+
+    STABLE = 0
+    UNREVOKED = 1
+    UNRELEASED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a member has told of itself; times in ms. Without a preference `assignor` is None."""
+
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    topics: tuple[str, ...]
+    regex: str | None
+    rebalance_timeout_ms: int
+    assignor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMember:
+    """A member in its epoch: `assigned` is what it has or may take, `revoking` what it has yet to give up."""
+
+    member_id: str
+    subscription: Subscription
+    epoch: int = 0
+    previous_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: Partitions = NO_PARTITIONS
+    revoking: Partitions = NO_PARTITIONS
+
+    @property
+    def held(self) -> Partitions:
+        """Partitions that no other member may get."""
+        return self.assigned | self.revoking
+
+    @property
+    def has_left(self) -> bool:
+        """Whether a static member has left for a while; its partitions wait for it."""
+        return self.epoch == STATIC_LEAVE_EPOCH
+
+    def reconciled(
+        self, target: Partitions, epoch: int, owned: Partitions | None, is_free: Callable[[Partition], bool]
+    ) -> ConsumerMember:
+        """The member after its next step to the target of this epoch.
+
+        `owned` is what the member says it owns, None if it does not say. `is_free` tells whether no other member holds
+        a partition.
+        """
+        if self.state is MemberState.UNREVOKED:
+            if owned is None or owned & self.revoking:
+                return self
+            return self._next(self.epoch + 1, target, epoch, owned, is_free)
+        if self.state is MemberState.STABLE and self.epoch == epoch:
+            return self
+        return self._next(self.epoch, target, epoch, owned, is_free)
+
+    def _next(
+        self,
+        own_epoch: int,
+        target: Partitions,
+        epoch: int,
+        owned: Partitions | None,
+        is_free: Callable[[Partition], bool],
+    ) -> ConsumerMember:
+        kept = self.assigned & target
+        surplus = self.assigned - kept
+        if surplus and (owned is None or owned & surplus):
+            return self._moved(own_epoch, MemberState.UNREVOKED, kept, surplus)
+        missing = target - kept
+        released = frozenset(filter(is_free, missing))
+        state = MemberState.STABLE if released == missing else MemberState.UNRELEASED
+        return self._moved(epoch, state, kept | released, NO_PARTITIONS)
+
+    def _moved(self, epoch: int, state: MemberState, assigned: Partitions, revoking: Partitions) -> ConsumerMember:
+        previous = self.previous_epoch if epoch == self.epoch else self.epoch
+        if (epoch, state, assigned, revoking) == (self.epoch, self.state, self.assigned, self.revoking):
+            return self
+        return replace(self, epoch=epoch, previous_epoch=previous, state=state, assigned=assigned, revoking=revoking)
+
+
+@dataclass(slots=True)
+class Membership:
+    """A consumer group at one moment. Copies share the members, which do not change: a copy costs little."""
+
+    #: Grows with each change of members, subscriptions or subscribed topics.
+    epoch: int = 0
+    #: The group's epoch for which the targets were computed, and by which assignor.
+    assignment_epoch: int = 0
+    assignor: str = ""
+    members: dict[str, ConsumerMember] = field(default_factory=dict)
+    #: The partitions that each member is to have.
+    targets: dict[str, Partitions] = field(default_factory=dict)
+    #: The member that holds each partition.
+    holders: dict[Partition, str] = field(default_factory=dict)
+    #: Id and number of partitions of each subscribed topic that exists.
+    topics: dict[str, tuple[UUID, int]] = field(default_factory=dict)
+
+    def copy(self) -> Membership:
+        return replace(
+            self,
+            members=dict(self.members),
+            targets=dict(self.targets),
+            holders=dict(self.holders),
+        )
+
+    def put(self, member: ConsumerMember) -> None:
+        """Add or replace a member."""
+        before = self.members.get(member.member_id)
+        if before is member:
+            return
+        if before is not None:
+            self._release(before)
+        self.members[member.member_id] = member
+        for partition in member.held:
+            self.holders[partition] = member.member_id
+
+    def remove(self, member_id: str) -> None:
+        self._release(self.members.pop(member_id))
+        self.targets.pop(member_id, None)
+
+    def _release(self, member: ConsumerMember) -> None:
+        for partition in member.held:
+            if self.holders.get(partition) == member.member_id:
+                del self.holders[partition]
+
+    def static_member(self, instance_id: str) -> ConsumerMember | None:
+        """The member with that group.instance.id."""
+        each = (member for member in self.members.values() if member.subscription.instance_id == instance_id)
+        return next(each, None)
+
+    def reconcile(self, member_id: str, owned: Partitions | None) -> None:
+        """Take a member's next step to its target."""
+        member = self.members[member_id]
+        target = self.targets.get(member_id, NO_PARTITIONS)
+
+        def is_free(partition: Partition) -> bool:
+            return self.holders.get(partition, member_id) == member_id
+
+        self.put(member.reconciled(target, self.assignment_epoch, owned, is_free))
+
+
+def topic_partitions(partitions: Partitions) -> list[dict[str, Any]]:
+    """Partitions as a field of a response or record, by topic id."""
+    numbers: dict[UUID, list[int]] = {}
+    for topic_id, number in sorted(partitions):
+        numbers.setdefault(topic_id, []).append(number)
+    return [{"topic_id": key, "partitions": some} for key, some in numbers.items()]
+
+
+def partitions_of(rows: list[dict[str, Any]]) -> Partitions:
+    """The reverse of `topic_partitions`."""
+    return frozenset((row["topic_id"], number) for row in rows for number in row["partitions"])

@@ -1,0 +1,455 @@
+"""The state machine of a consumer group (KIP-848), on its own clock: its answers, and members that act at random."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from spark_klog.broker.groups.consumer_group import ConsumerGroup, Heartbeat
+from spark_klog.broker.groups.consumer_groups import ConsumerGroups
+from spark_klog.broker.groups.consumer_records import decode_consumer_key, encode_changes, encode_removal, load_record
+from spark_klog.broker.groups.membership import Membership, Partitions, partitions_of
+from spark_klog.broker.groups.topic_pattern import TopicPattern
+from spark_klog.broker.metadata.registry import Topic
+from spark_klog.errors import ErrorCode
+
+SESSION, REBALANCE = 45.0, 10.0
+OK = ErrorCode.NONE
+UNKNOWN, FENCED, STALE = ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.STALE_MEMBER_EPOCH
+UNRELEASED, FENCED_INSTANCE = ErrorCode.UNRELEASED_INSTANCE_ID, ErrorCode.FENCED_INSTANCE_ID
+GONE = ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def topics_of(**counts: int) -> dict[str, Topic]:
+    """Topics with these numbers of partitions; the id of a name stays."""
+    return {
+        name: Topic(name, UUID(int=sum(map(ord, name))), {number: [0] for number in range(count)})
+        for name, count in counts.items()
+    }
+
+
+class Talk:
+    """A group with its clock, its topics, and what a log of its records would have."""
+
+    def __init__(self, max_size: int = 100, **counts: int) -> None:
+        self.group = ConsumerGroup("g", self._store, 5000, int(SESSION * 1000), max_size)
+        self.topics = topics_of(**counts)
+        self.now = 100.0
+        self.store_code = OK
+        self.log: dict[bytes, bytes | None] = {}
+
+    def _store(self, group: ConsumerGroup, before: Membership, after: Membership) -> ErrorCode:
+        if not self.store_code:
+            self.log.update(encode_changes("g", before, after))
+        return self.store_code
+
+    def beat(
+        self,
+        member_id: str,
+        epoch: int,
+        *topics: str,
+        owned: Partitions | None = None,
+        instance: str | None = None,
+        regex: str | None = None,
+        assignor: str | None = None,
+    ) -> dict[str, Any]:
+        joins = epoch == 0
+        beat = Heartbeat(
+            *(member_id, epoch, instance, None, "client", "/1.2.3.4"),
+            int(REBALANCE * 1000) if joins else -1,
+            topics if topics or (joins and not regex) else None,
+            *(regex, assignor, frozenset() if joins else owned),
+        )
+
+        def matching(regex: str) -> frozenset[str]:
+            return frozenset(filter(TopicPattern(regex).matches, self.topics))
+
+        return self.group.heartbeat(beat, self.topics, matching, self.now)
+
+    def sleep(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.group.wake_at <= until:
+            before = self.group.wake_at
+            self.now = max(self.now, before)
+            self.group.tick(self.now)
+            assert self.group.wake_at > before, "a tick that changes nothing"
+        self.now = until
+
+    def loaded(self) -> Membership:
+        """The group as a restart finds it in the log."""
+        membership = Membership()
+        for data, value in self.log.items():
+            key = decode_consumer_key(int.from_bytes(data[:2], "big"), data)
+            assert key is not None
+            load_record(membership, key, value)
+        return membership
+
+
+@dataclass
+class Client:
+    """A member that follows the protocol: it owns what it is assigned, and gives up what it is not."""
+
+    talk: Talk
+    member_id: str
+    topics: tuple[str, ...] = ("t",)
+    instance: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    epoch: int = 0
+    owned: Partitions = frozenset()
+
+    def beat(self, *, says_owned: bool = True) -> ErrorCode:
+        joins = self.epoch == 0
+        answer = self.talk.beat(
+            *(self.member_id, self.epoch, *(self.topics if joins else ())),
+            instance=self.instance if joins else None,
+            owned=self.owned if says_owned else None,
+            **(self.options if joins else {}),
+        )
+        if not answer["error_code"]:
+            self.epoch = answer["member_epoch"]
+            if answer["assignment"] is not None:
+                self.owned = partitions_of(answer["assignment"]["topic_partitions"])
+        return ErrorCode(answer["error_code"])
+
+    def leave(self, epoch: int = -1) -> ErrorCode:
+        answer = self.talk.beat(self.member_id, epoch, instance=self.instance)
+        self.epoch, self.owned = 0, frozenset()
+        return ErrorCode(answer["error_code"])
+
+    @property
+    def numbers(self) -> list[int]:
+        return sorted(number for _, number in self.owned)
+
+
+def settle(*clients: Client) -> None:
+    """Let all send heartbeats until nothing changes."""
+    for _ in range(10):
+        before = [(client.epoch, client.owned) for client in clients]
+        assert [client.beat() for client in clients] == [OK] * len(clients)
+        if before == [(client.epoch, client.owned) for client in clients]:
+            return
+    raise AssertionError("the group does not settle")
+
+
+def test_one_member_has_all_and_others_get_theirs_when_given_up() -> None:
+    talk = Talk(t=4)
+    a, b = Client(talk, "a"), Client(talk, "b")
+    assert (a.beat(), a.epoch, a.numbers) == (OK, 1, [0, 1, 2, 3])
+    assert talk.group.state == "Stable"
+    assert (b.beat(), b.epoch, b.numbers) == (OK, 2, [])  # all are a's
+    assert talk.group.state == "Reconciling"
+    owned = a.owned
+    assert (a.beat(), a.epoch, len(a.numbers)) == (OK, 1, 2)  # it is to give up two, in its epoch
+    assert (b.beat(), b.numbers) == (OK, [])
+    a.owned, kept = owned, a.owned
+    assert (a.beat(), a.epoch) == (OK, 1)  # not done
+    a.owned = kept
+    assert (a.beat(), a.epoch) == (OK, 2)
+    assert (b.beat(), b.numbers) == (OK, sorted({0, 1, 2, 3} - set(a.numbers)))
+    assert talk.group.state == "Stable"
+
+
+def test_commits_and_fetches_are_fenced_by_the_epoch() -> None:
+    talk = Talk(t=2)
+    assert talk.group.may_commit("", -1) == OK
+    a, b = Client(talk, "a"), Client(talk, "b")
+    settle(a)
+    b.beat()
+    group = talk.group
+    assert [group.may_commit("a", epoch) for epoch in (1, 0, 2, -1)] == [OK, STALE, STALE, STALE]
+    assert (group.may_commit("x", 1), group.may_commit("", -1)) == (UNKNOWN, UNKNOWN)
+    settle(a, b)
+    assert [group.may_commit("a", epoch) for epoch in (1, 2)] == [STALE, OK]
+    assert [group.may_fetch("a", epoch) for epoch in (1, 2)] == [STALE, OK]
+
+
+def test_epochs_of_the_past_and_the_future_are_fenced() -> None:
+    talk = Talk(t=4)
+    a, b = Client(talk, "a"), Client(talk, "b")
+    settle(a)
+    b.beat()
+    settle(a, b)
+    assert a.epoch == 2
+    assert talk.beat("a", 3, owned=a.owned)["error_code"] == FENCED
+    assert talk.beat("a", 2, owned=a.owned)["error_code"] == OK
+    # the last answer was lost: it may repeat its heartbeat, unless it owns what is another's
+    assert talk.beat("a", 1, owned=a.owned)["member_epoch"] == 2
+    assert talk.beat("a", 1, owned=a.owned | b.owned)["error_code"] == FENCED
+    assert talk.beat("a", 1)["error_code"] == FENCED
+    assert talk.beat("x", 1)["error_code"] == UNKNOWN
+    # who was fenced joins again with its id
+    a.epoch, a.owned = 0, frozenset()
+    assert (a.beat(), a.epoch, len(a.numbers)) == (OK, 2, 2)
+
+
+def test_who_says_nothing_or_gives_up_nothing_is_removed() -> None:
+    talk = Talk(t=4)
+    a, b = Client(talk, "a"), Client(talk, "b")
+    settle(a)
+    b.beat()
+    a.beat(says_owned=False)
+    for _ in range(int(REBALANCE) + 1):  # heartbeats without giving up anything
+        talk.sleep(1)
+        talk.beat("a", a.epoch, owned=partitions_of([{"topic_id": UUID(int=116), "partitions": [0, 1, 2, 3]}]))
+        b.beat()
+    assert list(talk.group.membership.members) == ["b"]
+    settle(b)
+    assert b.numbers == [0, 1, 2, 3]
+    assert talk.beat("a", 1)["error_code"] == UNKNOWN
+    talk.sleep(SESSION + 1)
+    assert talk.group.state == "Empty"
+    assert talk.group.wake_at == inf
+
+
+def test_static_members_come_back_to_what_they_had() -> None:
+    talk = Talk(t=4)
+    a, b = Client(talk, "a", instance="i"), Client(talk, "b", instance="j")
+    a.beat()
+    settle(a, b)
+    had, epoch = a.owned, talk.group.membership.epoch
+    other = Client(talk, "c", instance="i")
+    assert other.beat() == UNRELEASED
+    assert a.leave(-2) == OK
+    assert (b.beat(), len(b.numbers)) == (OK, 2)
+    assert (other.beat(), other.owned, talk.group.membership.epoch) == (OK, had, epoch)
+    assert talk.beat("a", 1)["error_code"] == UNKNOWN
+    assert talk.beat("a", 1, instance="i")["error_code"] == FENCED_INSTANCE
+    # but if it does not come back in its session, the others get its partitions
+    assert other.leave(-2) == OK
+    for _ in range(int(SESSION) + 1):
+        talk.sleep(1)
+        b.beat()
+    settle(b)
+    assert b.numbers == [0, 1, 2, 3]
+
+
+def test_subscriptions_topics_and_patterns_that_change() -> None:
+    talk = Talk(t=2, u=2)
+    a = Client(talk, "a")
+    b = Client(talk, "b", topics=(), options={"regex": "[u-z].*"})
+    settle(a, b)
+    assert {topic_id.int for topic_id, _ in b.owned} == {ord("u")}
+    assert talk.group.subscribed_topics() == {"t", "u"}
+    talk.topics = topics_of(t=2, u=3, v=1)
+    settle(a, b)
+    assert (len(a.owned), len(b.owned)) == (2, 4)
+    talk.topics = topics_of(t=5)
+    settle(a, b)
+    assert (len(a.owned), len(b.owned)) == (5, 0)
+    talk.beat("b", b.epoch, "t", owned=b.owned, regex="")
+    settle(a, b)
+    assert sorted([len(a.owned), len(b.owned)]) == [2, 3]
+
+
+def test_the_assignor_that_most_prefer() -> None:
+    talk = Talk(t=4, u=4)
+    a = Client(talk, "a", ("t", "u"), options={"assignor": "range"})
+    b = Client(talk, "b", ("t", "u"), options={"assignor": "range"})
+    settle(a, b)
+    assert talk.group.membership.assignor == "range"
+    assert (a.numbers, b.numbers) == ([0, 0, 1, 1], [2, 2, 3, 3])
+
+
+def test_a_full_group_takes_no_more() -> None:
+    talk = Talk(1, t=1)
+    a, b = Client(talk, "a"), Client(talk, "b")
+    assert (a.beat(), b.beat()) == (OK, ErrorCode.GROUP_MAX_SIZE_REACHED)
+
+
+def test_what_can_not_be_written_has_not_happened() -> None:
+    talk = Talk(t=2)
+    a, b = Client(talk, "a"), Client(talk, "b")
+    settle(a)
+    before = talk.group.membership
+    talk.store_code = GONE
+    assert b.beat() == GONE
+    assert (a.leave(), talk.group.membership) == (GONE, before)
+    assert talk.beat("a", 1)["error_code"] == OK  # nothing to write
+    talk.sleep(SESSION + 3)
+    assert talk.group.membership == before
+    talk.store_code = OK
+    talk.sleep(2)
+    assert talk.group.state == "Empty"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_restart_finds_what_was_written(reverse: bool) -> None:
+    talk = Talk(t=4)
+    a, b = Client(talk, "a", instance="i"), Client(talk, "b", options={"regex": "t"}, topics=())
+    settle(a)
+    b.beat()
+    a.beat(says_owned=False)
+    if reverse:  # compaction may put a member's subscription behind its partitions
+        talk.log = dict(sorted(talk.log.items(), reverse=True))
+    loaded, known = talk.loaded(), talk.group.membership
+    assert (loaded.members, loaded.targets, loaded.holders) == (known.members, known.targets, known.holders)
+    assert (loaded.epoch, loaded.assignment_epoch) == (known.epoch, known.assignment_epoch)
+    talk.log.update(encode_removal("g", known))
+    assert talk.loaded() == Membership()
+
+
+def test_groups_are_loaded_and_removed() -> None:
+    talk = Talk(t=4)
+    settle(Client(talk, "a"))
+    stored: list[Any] = []
+
+    def store(group_id: str, encode: Any) -> ErrorCode:
+        stored.extend(encode())
+        return OK
+
+    groups = ConsumerGroups(store, 5000, 45_000, 100)
+    for data, value in talk.log.items():
+        key = decode_consumer_key(int.from_bytes(data[:2], "big"), data)
+        assert key is not None
+        groups.load(key, value)
+    (group,) = groups
+    assert list(group.membership.members) == ["a"]
+    assert groups.delete("g") == ErrorCode.NON_EMPTY_GROUP
+    group.membership = Membership(epoch=3)
+    assert (groups.delete("g"), groups.get("g")) == (OK, None)
+    assert {value for _, value in stored} == {None}
+
+
+# ----- members that act at random
+
+
+class Members(RuleBasedStateMachine):
+    """Members join, leave, fall silent, lose answers; topics grow; writes fail; time passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.talk = Talk(t=3, u=2)
+        self.clients: list[Client] = []
+        self.last_epoch = 0
+        self._ids = map(str, itertools.count())
+
+    @rule(
+        topics=st.sampled_from([("t",), ("u",), ("t", "u"), ()]),
+        instance=st.sampled_from([None, None, "i0", "i1"]),
+        assignor=st.sampled_from([None, "range", "uniform"]),
+    )
+    def comes(self, topics: tuple[str, ...], instance: str | None, assignor: str | None) -> None:
+        if len(self.clients) < 6:
+            options = {"assignor": assignor} | ({} if topics else {"regex": "[tu]"})
+            client = Client(self.talk, next(self._ids), topics, instance, options)
+            code = client.beat()
+            is_there = instance is not None and any(other.instance == instance for other in self.clients)
+            assert code in ((UNRELEASED, OK) if is_there else (OK,))
+            if code == OK:
+                self.clients.append(client)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), says_owned=st.booleans())
+    def beats(self, data: st.DataObject, says_owned: bool) -> None:
+        client = data.draw(st.sampled_from(self.clients))
+        code = client.beat(says_owned=says_owned)
+        assert code in (OK, UNKNOWN)
+        if code:
+            assert client.member_id not in self.talk.group.membership.members
+            self.clients.remove(client)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def loses_an_answer(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(self.clients))
+        epoch, owned = client.epoch, client.owned
+        code = client.beat()
+        if code == OK:
+            kept = owned & client.owned  # what it was to give up, it may have
+            client.epoch, client.owned = epoch, owned
+            again = client.beat()
+            if again == FENCED:
+                assert client.epoch < self.talk.group.membership.members[client.member_id].epoch
+                client.epoch, client.owned = 0, frozenset()
+                assert client.beat() == OK
+            assert again in (OK, FENCED)
+            assert kept <= owned
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), for_a_while=st.booleans())
+    def leaves(self, data: st.DataObject, for_a_while: bool) -> None:
+        client = data.draw(st.sampled_from(self.clients))
+        self.clients.remove(client)
+        assert client.leave(-2 if for_a_while and client.instance else -1) in (OK, UNKNOWN, FENCED_INSTANCE)
+
+    @rule(count=st.integers(0, 5))
+    def a_topic_changes(self, count: int) -> None:
+        self.talk.topics = topics_of(t=3, u=count) if count else topics_of(t=3)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def a_write_fails(self, data: st.DataObject) -> None:
+        before = self.talk.group.membership
+        client = data.draw(st.sampled_from(self.clients))
+        epoch, owned = client.epoch, client.owned
+        self.talk.store_code = GONE
+        assert client.beat() in (OK, GONE, UNKNOWN)
+        self.talk.store_code = OK
+        assert self.talk.group.membership.members == before.members
+        if client.epoch == epoch:
+            client.owned = owned & client.owned
+
+    @rule(seconds=st.sampled_from([0.5, 5, REBALANCE, SESSION]))
+    def time_passes(self, seconds: float) -> None:
+        self.talk.sleep(seconds)
+
+    @invariant()
+    def no_partition_has_two_owners(self) -> None:
+        members = self.talk.group.membership.members
+        owned = [
+            partition
+            for client in self.clients
+            if client.member_id in members and client.epoch in (members[client.member_id].epoch,)
+            for partition in client.owned
+        ]
+        assert len(owned) == len(set(owned))
+        held = [partition for member in members.values() for partition in member.held]
+        assert len(held) == len(set(held))
+        assert dict.fromkeys(held) == dict.fromkeys(self.talk.group.membership.holders, None)
+
+    @invariant()
+    def epochs_grow(self) -> None:
+        membership = self.talk.group.membership
+        assert membership.epoch >= self.last_epoch
+        self.last_epoch = membership.epoch
+        assert all(member.epoch <= membership.assignment_epoch for member in membership.members.values())
+
+    @invariant()
+    def the_log_has_it_all(self) -> None:
+        loaded, known = self.talk.loaded(), self.talk.group.membership
+        assert (loaded.members, loaded.targets, loaded.epoch) == (known.members, known.targets, known.epoch)
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        assert (self.talk.group.wake_at < inf) == bool(self.talk.group.membership.members)
+
+    def teardown(self) -> None:
+        """Who is left shares all partitions, as equally as can be."""
+        gone = [each for each in self.clients if each.member_id not in self.talk.group.membership.members]
+        left = [each for each in self.clients if each not in gone]
+        for _ in range(int(SESSION / 9) + 1):  # static members that have left are given up
+            self.talk.sleep(9)
+            for client in left:
+                code = client.beat()
+                if code in (FENCED, UNKNOWN):  # it has given up nothing for too long
+                    client.epoch, client.owned = 0, frozenset()
+                    code = client.beat()
+                assert code == OK
+        if left:
+            settle(*left)
+            assert self.talk.group.state == "Stable"
+            topics = self.talk.topics
+            wanted = {name for client in left for name in (client.topics or ("t", "u"))} & topics.keys()
+            there = {(topics[name].topic_id, number) for name in wanted for number in topics[name].assignment}
+            assert {partition for client in left for partition in client.owned} == there
+
+
+TestMembers = Members.TestCase
+TestMembers.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
