@@ -15,8 +15,8 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.broker.faults import Delay, Drop, Fault
 from spark_klog.client import Consumer, RebalanceListener
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.consumer import group as group_module
-from spark_klog.client.consumer.group import Heartbeats
+from spark_klog.client.consumer import classic_group as group_module
+from spark_klog.client.consumer.classic_group import Heartbeats
 from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.client.net.connection import Connection, Handle
 from spark_klog.client.offsets import GroupMetadata

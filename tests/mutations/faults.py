@@ -228,7 +228,7 @@ FAULTS = (
     ),
     Fault(
         "client-heartbeats-asleep",  # after the first rebalance
-        "spark_klog/client/consumer/group.py",
+        "spark_klog/client/consumer/classic_group.py",
         "            self.polled_at = time.monotonic()\n            self._changed.notify_all()\n",
         "            self.polled_at = time.monotonic()\n",
         ("tests/client/test_consumer_rebalances.py", "tests/client/test_consumer.py"),

@@ -25,6 +25,7 @@ from spark_klog.client.arguments import (
 )
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
+from spark_klog.client.consumer.classic_group import ClassicGroup
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
@@ -210,7 +211,7 @@ class Consumer:
             self._assignment.set([(topic, partition) for topic, partition, _ in wanted], changed)
 
     def _new_group(self) -> ConsumerGroup:
-        return ConsumerGroup(self._config, self._assignment, self._waker.wake, self._troubles)
+        return ClassicGroup(self._config, self._assignment, self._waker.wake, self._troubles)
 
     def subscribe(
         self, topics: Collection[str] | str | re.Pattern[str], listener: RebalanceListener | None = None

@@ -1,58 +1,34 @@
-"""A consumer in its group (classic protocol): rebalances, commits, heartbeats, and the listener.
-
-    out       find the coordinator, revoke partitions if the protocol is eager, send JoinGroup
-    joining   the coordinator waits for all members; then the leader assigns and all send SyncGroup
-    syncing   receive the assignment and apply it
-    stable    send heartbeats, until a response says that the group rebalances
-
-With an eager protocol a member revokes all partitions before it joins again. With the cooperative one (KIP-429) it
-keeps them, then revokes those it is no longer assigned, and if there were any joins again.
-"""
+"""What a consumer's group does by either protocol: commits, the listener, the end of a call or of the consumer."""
 
 from __future__ import annotations
 
 import logging
 import math
 import re
-import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from contextlib import suppress
 
 from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import TopicPartition
-from spark_klog.client.answers import answer_error
-from spark_klog.client.cluster import UNKNOWN_TOPIC, Cluster
+from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assignment, Troubles
-from spark_klog.client.consumer.assignors import (
-    ASSIGNORS,
-    decode_subscription,
-    encode_assignment,
-    encode_subscription,
-)
 from spark_klog.client.consumer.commits import Commits
 from spark_klog.client.consumer.settings import ConsumerConfig
-from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.consumer.subscribed_topics import SubscribedTopics
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.offsets import Committed, GroupMetadata, GroupOffsets
-from spark_klog.client.requests import Steps, Wait, answered, opened, paused
 from spark_klog.client.retry import pause_seconds
 from spark_klog.errors import (
     CallInterrupted,
     CommitFailed,
     ConnectionFailed,
-    DecodeError,
-    ErrorCode,
     KlogError,
     MemberFenced,
     ProtocolError,
     RequestTimedOut,
     is_retriable,
 )
-from spark_klog.protocol.apis import HEARTBEAT, JOIN_GROUP, LEAVE_GROUP, METADATA, SYNC_GROUP
-from spark_klog.protocol.codec import Message
-from spark_klog.protocol.schema import Api
-from spark_klog.protocol.tables.groups import decode_assignment
 
 _log = logging.getLogger(__name__)
 #: Seconds that closing may take, as in Kafka.
@@ -61,21 +37,6 @@ CLOSE_SECONDS = 30.0
 _CLOSE_LIMIT = "the timeout of close, at most request.timeout.ms"
 #: Seconds without an answer of any broker after which a close gives up: time to connect again after a break.
 _PATIENCE = 1.0
-#: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
-_MISSING_SECONDS = 1.0
-_CONSUMER = "consumer"
-#: Errors after which a member joins again with a new id, or in the next generation.
-_NEW_ID = (ErrorCode.UNKNOWN_MEMBER_ID,)
-_NEW_GENERATION = (ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION)
-#: The coordinator has moved or loads its groups: the heartbeat is sent again.
-_AGAIN = (
-    ErrorCode.NOT_COORDINATOR,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    ErrorCode.REQUEST_TIMED_OUT,
-)
-#: Seconds that `stop` waits for the thread; a request in flight then ends by request.timeout.ms.
-_STOP_SECONDS = 5.0
 
 
 class RebalanceListener:
@@ -96,273 +57,63 @@ class RebalanceListener:
         self.on_revoked(partitions)
 
 
-class SubscribedTopics:
-    """The subscription of one group member: topics, a pattern, or both. It is false if there is neither.
-
-    `look` raises what `Cluster.metadata` raises, and `ProtocolError` for a topic that the member may not read.
-    """
-
-    def __init__(self, cluster: Cluster, config: ConsumerConfig) -> None:
-        self._cluster, self._config = cluster, config
-        self._topics: frozenset[str] = frozenset()
-        self._pattern: re.Pattern[str] | None = None
-        #: When `look` does its next lookup, a reading of `time.monotonic`.
-        self.look_at = -math.inf
-        #: Partition counts of the topics in the last lookup; 0: the topic does not exist.
-        self._counts: dict[str, int] = {}
-        #: The partition counts that this member assigned as the group's leader; None if it is not the leader.
-        self.assigned_for: dict[str, int] | None = None
-        #: The missing topics of the last warning.
-        self._missing: list[str] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._topics) or self._pattern is not None
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names that the member subscribes to at the coordinator."""
-        return self._topics if self._pattern is None else frozenset(self._counts)
-
-    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None) -> None:
-        """Replace the subscription; the next `look` looks the topics up."""
-        self._topics, self._pattern = frozenset(topics), pattern
-        self._counts = {}
-        self.look_at = -math.inf
-        self._missing = []
-
-    def look(self, now: float) -> bool:
-        """Look the topics up if it is time; return whether the member must join again.
-
-        The leader joins again if a topic has new partitions, a member with a pattern if other topics match.
-        """
-        if now < self.look_at:
-            return False
-        age = self._config.client.metadata_max_age_ms / 1000
-        self.look_at = now + min(age, _MISSING_SECONDS)  # unless all is found
-        must_rejoin = False
-        counts = self.count(None if self._pattern is not None else self._topics)
-        if self._pattern is not None:
-            matching = {topic for topic, count in counts.items() if count and self._pattern.fullmatch(topic)}
-            counts = {topic: counts.get(topic, 0) for topic in matching | self._topics}
-            must_rejoin = _existing(counts) != _existing(self._counts)
-        self._counts = counts
-        has_no_match = not self._topics and not counts and self._pattern is not None
-        if not has_no_match and 0 not in counts.values():
-            self.look_at = now + age
-        self._warn_of_missing()
-        if self.assigned_for is not None:
-            shared = self.assigned_for.keys() & counts.keys()
-            must_rejoin |= any(self.assigned_for[topic] != counts[topic] for topic in shared)
-        return must_rejoin
-
-    def _warn_of_missing(self) -> None:
-        """Log the subscribed topics that do not exist, unless they are those of the last warning."""
-        existing = _existing(self._counts)
-        missing = sorted(self._topics - existing)
-        if self._pattern is not None and not existing - self._topics:
-            missing.append(f"any that match {self._pattern.pattern!r}")
-        if missing and missing != self._missing:
-            group = self._config.group_id
-            _log.warning("group %s: no records from topics that do not exist: %s", group, ", ".join(missing))
-        self._missing = missing
-
-    def count(self, topics: Collection[str] | None) -> dict[str, int]:
-        """Partition counts by topic, 0 for a missing one. None: all topics, by default without internal ones."""
-        counts = {}
-        create = topics is not None and self._config.allow_auto_create_topics
-        for name, topic in self._cluster.metadata(topics, create=create).items():
-            code = topic["error_code"]
-            if code and code not in (*UNKNOWN_TOPIC, ErrorCode.LEADER_NOT_AVAILABLE):
-                raise answer_error(METADATA, code, f"topic {name}")
-            if topics is not None or not (topic["is_internal"] and self._config.exclude_internal_topics):
-                counts[name] = len(topic["partitions"])
-        return counts
-
-
-def _existing(counts: dict[str, int]) -> set[str]:
-    return {topic for topic, count in counts.items() if count}
-
-
-def leave(cluster: Cluster, member: GroupMetadata, reason: str) -> None:
-    """Send LeaveGroup for a member; raises what `Cluster.request` raises."""
-    node = find_coordinator(cluster, member.group)
-    entry = {"member_id": member.member, "group_instance_id": member.instance, "reason": reason}
-    is_old = cluster.version_of(node, LEAVE_GROUP) < 3
-    request: Message = {"group_id": member.group}
-    request |= {"member_id": member.member} if is_old else {"members": [entry]}
-    cluster.request(node, LEAVE_GROUP, request)
-
-
-class Heartbeats:
-    """Heartbeats of one member, from `begin` until `pause`. Calls `on_news` when `take_news` has an error code."""
-
-    def __init__(self, config: ConsumerConfig, on_news: Callable[[], None]) -> None:
-        self._config = config
-        self._group = config.group_id or ""
-        self._on_news = on_news
-        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._member: GroupMetadata | None = None
-        self._news: ErrorCode | None = None
-        #: When the program has polled last: max.poll.interval.ms begins then.
-        self.polled_at = time.monotonic()
-        self._is_stopping = False
-        self._thread: threading.Thread | None = None
-        self.cluster = Cluster(config.client)
-
-    def begin(self, member: GroupMetadata) -> None:
-        with self._lock:
-            self._member, self._news = member, None
-            self.polled_at = time.monotonic()
-            self._changed.notify_all()
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
-            self._thread.start()
-
-    def pause(self) -> None:
-        """Send no heartbeats until `begin`."""
-        with self._lock:
-            self._member = self._news = None
-            self._changed.notify_all()
-
-    def take_news(self) -> ErrorCode | None:
-        """Take the error code that the coordinator has answered since the last call, if any."""
-        with self._lock:
-            news, self._news = self._news, None
-            return news
-
-    def stop(self, deadline: float) -> None:
-        """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
-        with self._lock:
-            self._is_stopping = True
-            self._changed.notify_all()
-        self.cluster.patience = 0.0
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
-
-    def _run(self) -> None:
-        with self.cluster as cluster:
-            while True:
-                with self._lock:
-                    while self._member is None and not self._is_stopping:
-                        self._changed.wait()
-                    member = self._member
-                    if self._is_stopping or member is None:
-                        return
-                self._keep(cluster, member)
-
-    def _keep(self, cluster: Cluster, member: GroupMetadata) -> None:
-        config = self._config
-        node: int | None = None
-        attempts = 0
-        heard_at = time.monotonic()
-        next_at = heard_at + config.heartbeat_interval_ms / 1000
-        while True:
-            poll_until = self.polled_at + config.max_poll_interval_ms / 1000
-            with self._lock:
-                if self._member is not member or self._is_stopping:
-                    return
-                now = time.monotonic()
-                if now < min(next_at, poll_until):
-                    self._changed.wait(min(next_at, poll_until) - now)
-                    continue
-            if now >= poll_until:
-                self._give_up(cluster, member)
-                return
-            try:
-                with cluster.within(config.session_timeout_ms, "session.timeout.ms"):
-                    node = find_coordinator(cluster, self._group) if node is None else node
-                    code = self._beat(cluster, node, member)
-            except KlogError as error:
-                node, attempts = None, attempts + 1
-                _log.info("heartbeat of group %s: %s", self._group, error)
-                if time.monotonic() > heard_at + config.session_timeout_ms / 1000:
-                    self._tell(member, ErrorCode.UNKNOWN_MEMBER_ID)
-                    return
-                next_at = time.monotonic() + pause_seconds(config.client, attempts)
-                continue
-            attempts, heard_at = 0, time.monotonic()
-            next_at = heard_at + config.heartbeat_interval_ms / 1000
-            if code == ErrorCode.NONE:
-                continue
-            self._tell(member, code)
-            if code != ErrorCode.REBALANCE_IN_PROGRESS:
-                return
-
-    def _beat(self, cluster: Cluster, node: int, member: GroupMetadata) -> ErrorCode:
-        """Send one heartbeat; raises if it must be repeated."""
-        request = {
-            "group_id": self._group,
-            "generation_id": member.generation,
-            "member_id": member.member,
-            "group_instance_id": member.instance,
-        }
-        answer = cluster.request(node, HEARTBEAT, request)
-        error = answer_error(HEARTBEAT, answer["error_code"], f"heartbeat of group {self._group}")
-        if error.code in _AGAIN:
-            raise error
-        return error.code
-
-    def _tell(self, member: GroupMetadata, code: ErrorCode) -> None:
-        with self._lock:
-            if self._member is not member:
-                return
-            self._news = code
-            if code != ErrorCode.REBALANCE_IN_PROGRESS:
-                self._member = None
-        self._on_news()
-
-    def _give_up(self, cluster: Cluster, member: GroupMetadata) -> None:
-        _log.warning(
-            "no poll for max.poll.interval.ms=%d: the consumer leaves group %s",
-            *(self._config.max_poll_interval_ms, self._group),
-        )
-        if member.instance is None:
-            try:
-                leave(cluster, member, "max.poll.interval.ms has passed")
-            except KlogError as error:
-                _log.info("leaving group %s: %s", self._group, error)
-        self._tell(member, ErrorCode.UNKNOWN_MEMBER_ID)
-
-
-class ConsumerGroup:
+class ConsumerGroup(ABC):
     """A consumer's work in its group. The consumer calls `step` at each poll; that does not wait for rebalances.
 
-    A JoinGroup waits at the coordinator, and so do later requests on its connection. It therefore uses the record
-    connection of `cluster`, which has no other use. `on_news` ends the consumer's wait.
+    `on_news` ends the consumer's wait.
     """
 
     def __init__(
         self, config: ConsumerConfig, assignment: Assignment, on_news: Callable[[], None], troubles: Troubles
     ) -> None:
         self._config, self.name = config, config.group_id or ""
-        self._assignment, self._troubles = assignment, troubles
+        self._assignment, self._troubles, self._on_news = assignment, troubles, on_news
         self.cluster = Cluster(config.client)
         self._stored = GroupOffsets(self.cluster, self.name, is_stable=True)
         self.commits = Commits(self.cluster, config, self._committer)
-        self._heartbeats = Heartbeats(config, on_news)
         self._topics = SubscribedTopics(self.cluster, config)
         self._listener = RebalanceListener()
         #: What the listener has raised: `step` raises it when the rebalance is done.
         self._listener_failure: Exception | None = None
-        self._member_id = ""
-        self._generation = -1
-        self._kept: list[TopicPartition] = []
-        self._is_stable = False
-        self._wants_rejoin = False
-        self._has_prepared = False
-        self._connection: Connection | None = None
-        #: The JoinGroup and SyncGroup under way, and what they wait for.
-        self._joining: Steps[None] | None = None
-        self._wait = Wait(None, math.inf)
-        self._protocol = ""
         self._attempts = 0
         #: When the failures began that are retried, a reading of `time.monotonic`; infinite if there are none.
         self._failing_since = math.inf
         self._retry_at = 0.0
         self._commit_at = math.inf
         self._set_timer()
+
+    @property
+    def connection(self) -> Connection | None:
+        """The connection whose events let a request under way go on, if any."""
+        return None
+
+    @abstractmethod
+    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None, listener: RebalanceListener) -> None:
+        """Read these topics, or those whose full names match; takes effect with the next step."""
+
+    @abstractmethod
+    def look_at(self) -> float:
+        """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
+
+    @abstractmethod
+    def _take_part(self) -> None:
+        """Do what is due in the group, without waiting for other members; errors as of `step`."""
+
+    @abstractmethod
+    def _as_member(self) -> GroupMetadata | None:
+        """This member in its generation or epoch; None outside of the group."""
+
+    @abstractmethod
+    def _give_up_membership(self) -> None:
+        """Join again as after a lost session: an interrupt has ended a call halfway."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Stop heartbeats, and leave the group."""
+
+    @abstractmethod
+    def close_sockets(self) -> None:
+        """Close this process' copies of the connections, and send nothing: for a forked process."""
 
     def _set_timer(self) -> None:
         if self._config.enable_auto_commit:
@@ -371,17 +122,6 @@ class ConsumerGroup:
     @property
     def is_subscribed(self) -> bool:
         return bool(self._topics)
-
-    @property
-    def connection(self) -> Connection | None:
-        """The connection whose events let a JoinGroup or SyncGroup go on, if any."""
-        return self._wait.connection if self._joining is not None else None
-
-    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None, listener: RebalanceListener) -> None:
-        """Read these topics, or those whose full names match; joins again with the next step."""
-        self._listener = listener
-        self._topics.subscribe(topics, pattern)
-        self._wants_rejoin = True
 
     def step(self, timeout_ms: float, limit: str) -> None:
         """Take part in rebalances, and commit if it is time; raises what the listener has raised.
@@ -392,7 +132,12 @@ class ConsumerGroup:
         with self.cluster.within(timeout_ms, limit):
             self.commits.step()
             if self.is_subscribed:
-                self._take_part()
+                try:
+                    self._take_part()
+                except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
+                    if not is_retriable(error):
+                        raise
+                    self._try_again(error)
             if time.monotonic() >= self._commit_at:
                 self._set_timer()
                 if offsets := self.consumed():
@@ -402,45 +147,8 @@ class ConsumerGroup:
             between_steps(failure)
             raise failure
 
-    def _take_part(self) -> None:
-        now = self._heartbeats.polled_at = time.monotonic()
-        try:
-            if self._joining is not None:
-                self._advance()
-            self._take_news()
-            self._wants_rejoin |= self._topics.look(now)
-            if (self._wants_rejoin or not self._is_stable) and self._joining is None and now >= self._retry_at:
-                self._join()
-            if self._is_stable and not self._wants_rejoin:
-                self._failing_since = math.inf
-        except (ConnectionFailed, RequestTimedOut, ProtocolError) as error:
-            if not is_retriable(error):
-                raise
-            self._try_again(error)
-
-    def look_at(self) -> float:
-        """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
-        if not self.is_subscribed:
-            return self._commit_at
-        if self._joining is not None:
-            return min(self._wait.until, self._commit_at)
-        at = self._topics.look_at if self._is_stable and not self._wants_rejoin else self._retry_at
-        return min(at, self._commit_at)
-
-    def mend(self) -> None:
-        """Give up requests in flight and join again as after a lost session: an interrupt has ended a call halfway."""
-        self.cluster.end_deadlines()
-        self.cluster.close()
-        if self.is_subscribed:
-            self._joining = self._connection = None
-            self._retry_at, self._has_prepared = 0.0, False
-            self._lose(is_id_known=True)
-        self.commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
-
     def _try_again(self, error: KlogError) -> None:
         self._troubles.note(f"group {self.name}", error)
-        self._end_joining()
-        self._connection = None
         self._attempts += 1
         now = time.monotonic()
         self._retry_at = now + pause_seconds(self._config.client, self._attempts)
@@ -449,185 +157,13 @@ class ConsumerGroup:
             self._failing_since = math.inf
             raise error
 
-    def _end_joining(self) -> None:
-        if self._joining is not None:
-            self._joining.close()
-        self._joining = None
-
-    def _take_news(self) -> None:
-        code = self._heartbeats.take_news()
-        if code is None:
-            return
-        if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            self._wants_rejoin = True
-            return
-        _log.info("member %s of group %s: %s", self._member_id, self.name, code.name)
-        self._lose(is_id_known=code == ErrorCode.ILLEGAL_GENERATION)
-        if code == ErrorCode.FENCED_INSTANCE_ID:
-            raise self._fenced()
-        if code not in (*_NEW_ID, *_NEW_GENERATION):
-            raise answer_error(SYNC_GROUP, code, f"heartbeat of group {self.name}")
-
-    def _lose(self, *, is_id_known: bool = False) -> None:
-        """Handle the loss of membership: other members may already read the partitions."""
-        self._heartbeats.pause()
-        self._generation, self._is_stable = -1, False
-        if not is_id_known:
-            self._member_id = ""
-        owned = list(self._assignment.partitions)
-        self._kept = []
-        if owned:
-            self._revoke(owned, is_lost=True)
-
-    def _join(self) -> None:
-        """Prepare to join if that is not done, and begin: an eager member revokes all its partitions."""
-        if not self._has_prepared:
-            self._has_prepared = True
-            owned = list(self._assignment.partitions)
-            if self._config.is_cooperative:
-                self._kept = owned
-            elif owned:
-                self._kept = owned
-                self._revoke(owned, is_lost=False)
-        self._joining = self._steps_to_join()
-        self._advance()
-
-    def _advance(self) -> None:
-        """Do what JoinGroup and SyncGroup can do without waiting; an error ends them."""
-        steps, self._joining = self._joining, None
-        assert steps is not None
-        with suppress(StopIteration):
-            self._wait = next(steps)
-            self._joining = steps
-
-    def _steps_to_join(self) -> Steps[None]:
-        """The steps of JoinGroup and SyncGroup, which end early if the coordinator refuses one."""
-        config = self._config
-        if self._connection is None or self._connection.closed:
-            self._connection = self.cluster.begin_connection(find_coordinator(self.cluster, self.name))
-        connection = self._connection
-        connection.renew(self.cluster.deadline())
-        yield from opened(connection, math.inf)
-        is_eager = not config.is_cooperative
-        request = {
-            "group_id": self.name,
-            "session_timeout_ms": config.session_timeout_ms,
-            "rebalance_timeout_ms": config.max_poll_interval_ms,
-            "member_id": self._member_id,
-            "group_instance_id": config.group_instance_id,
-            "protocol_type": _CONSUMER,
-            "protocols": [
-                {
-                    "name": name,
-                    "metadata": encode_subscription(
-                        *(name, self._topics.names, self._kept, self._generation, config.client_rack, is_eager)
-                    ),
-                }
-                for name in config.assignors
-            ],
-        }
-        # in version 0 the session timeout is also the rebalance timeout
-        longest = max(config.session_timeout_ms, config.max_poll_interval_ms)
-        asking = self._asking(connection, JOIN_GROUP, request, longest)
-        sent = next(asking)
-        # no heartbeats are needed while a JoinGroup is in flight
-        self._heartbeats.pause()
-        self._wants_rejoin = self._is_stable = False
-        yield sent
-        answer = yield from asking
-        if self._is_refused(JOIN_GROUP, answer):
-            return
-        self._member_id, self._generation = answer["member_id"], answer["generation_id"]
-        self._protocol = answer["protocol_name"] or ""
-        self._topics.assigned_for = None
-        assignments = self._assignments(answer) if answer["leader"] == self._member_id else []
-        _log.info(
-            "group %s: member %s is in generation %d, by %s",
-            *(self.name, self._member_id, self._generation, self._protocol),
-        )
-        request = {
-            "group_id": self.name,
-            "generation_id": self._generation,
-            "member_id": self._member_id,
-            "group_instance_id": config.group_instance_id,
-            "protocol_type": _CONSUMER,
-            "protocol_name": self._protocol,
-            "assignments": assignments,
-        }
-        yield from paused(connection.throttled_until)  # `send` would sleep
-        answer = yield from self._asking(connection, SYNC_GROUP, request, config.max_poll_interval_ms)
-        if not self._is_refused(SYNC_GROUP, answer):
-            self._synced(answer)
-
-    def _asking(self, connection: Connection, api: Api, request: Message, wait_ms: int) -> Steps[Message]:
-        until = time.monotonic() + (self._config.client.request_timeout_ms + wait_ms) / 1000
-        return answered(connection, api, request, until)
-
-    def _is_refused(self, api: Api, answer: Message) -> bool:
-        """Whether the coordinator refuses a request, and the member is to join again."""
-        code = answer["error_code"]
-        if not code:
-            self._attempts, self._failing_since = 0, math.inf
-            return False
-        if code == ErrorCode.MEMBER_ID_REQUIRED:
-            self._member_id = answer["member_id"]
-            self._retry_at = 0.0
-        elif code in _NEW_ID:
-            self._lose()
-            self._retry_at = 0.0
-        elif code in _NEW_GENERATION:
-            self._wants_rejoin = True
-            self._retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
-        elif code == ErrorCode.FENCED_INSTANCE_ID:
-            self._lose()
-            raise self._fenced()
-        else:
-            self._retry_at = time.monotonic() + pause_seconds(self._config.client, 1)
-            raise answer_error(api, code, f"{api.name} of group {self.name}")
-        return True
-
-    def _assignments(self, joined: Message) -> list[Message]:
-        """Assign partitions to the members, as the group's leader, with the assignor that the group has chosen."""
-        if self._protocol not in ASSIGNORS:
-            raise DecodeError(f"group {self.name} has chosen assignor {self._protocol!r}, which was not offered")
-        members = {
-            entry["member_id"]: decode_subscription(self._protocol, entry["metadata"], entry["group_instance_id"])
-            for entry in joined["members"]
-        }
-        # a leader that keeps the last assignment (KIP-814) still has to look for new partitions
-        wanted = {topic for member in members.values() for topic in member.topics}
-        counts = self._topics.assigned_for = self._topics.count(wanted) if wanted else {}
-        if joined["skip_assignment"]:
-            return []
-        there = {topic: count for topic, count in counts.items() if count}
-        return [
-            {"member_id": name, "assignment": encode_assignment(partitions)}
-            for name, partitions in ASSIGNORS[self._protocol](there, members).items()
-        ]
-
-    def _synced(self, answer: Message) -> None:
-        found = decode_assignment(answer["assignment"])
-        wanted = [(topic, partition) for topic, partitions in found.items() for partition in partitions]
-        owned = set(self._assignment.partitions)
-        revoked = sorted(owned.difference(wanted))
-        self._is_stable, self._has_prepared = True, False
-        self._retry_at = 0.0
-        self._heartbeats.begin(self._as_member())
-        if revoked:
-            self._wants_rejoin = True
-            self._revoke(revoked, is_lost=False)
-        self._kept = wanted
-        self._assignment.set(wanted)
-        self._tell(self._listener.on_assigned, sorted(set(wanted) - owned))
-
-    def _as_member(self) -> GroupMetadata:
-        return GroupMetadata(self.name, self._generation, self._member_id, self._config.group_instance_id)
-
-    def _fenced(self) -> MemberFenced:
-        return MemberFenced(
-            f"another member of group {self.name} has group.instance.id={self._config.group_instance_id}: "
-            f"close one of the two"
-        )
+    def mend(self) -> None:
+        """Give up requests in flight and join again as after a lost session: an interrupt has ended a call halfway."""
+        self.cluster.end_deadlines()
+        self.cluster.close()
+        if self.is_subscribed:
+            self._give_up_membership()
+        self.commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
 
     def consumed(self, keys: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
         """The positions of these partitions, or of all, to commit."""
@@ -647,14 +183,19 @@ class ConsumerGroup:
         Without one a commit counts as that of a consumer that has not subscribed. The coordinator of an empty group
         accepts those, and would put the group back to what a lost member had read.
         """
-        if self._generation >= 0:
-            return self._as_member()
-        if self.is_subscribed:
+        member = self._as_member()
+        if member is None and self.is_subscribed:
             raise CommitFailed(
                 f"the consumer is not a member of group {self.name} now, other members may read its "
                 f"partitions: commit after the next poll has assigned some"
             )
-        return None
+        return member
+
+    def _fenced(self) -> MemberFenced:
+        return MemberFenced(
+            f"another member of group {self.name} has group.instance.id={self._config.group_instance_id}: "
+            f"close one of the two"
+        )
 
     def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
         """The committed offsets of the partitions that have one; waits up to default.api.timeout.ms."""
@@ -697,23 +238,6 @@ class ConsumerGroup:
             self.commits.commit(self.consumed(keys), skips_deleted=True)
         except KlogError as error:
             _log.warning("offsets of group %s were not committed: %s", self.name, error)
-
-    def _leave(self) -> None:
-        """Stop heartbeats, and leave the group unless the member is static (KIP-345)."""
-        self._heartbeats.stop(self.cluster.deadline())
-        self._end_joining()
-        if not self._member_id or self._config.group_instance_id is not None:
-            return
-        try:
-            leave(self.cluster, self._as_member(), "the consumer is closed")
-        except KlogError as error:
-            _log.info("leaving group %s: %s", self.name, error)
-        self._member_id, self._generation, self._is_stable = "", -1, False
-
-    def close_sockets(self) -> None:
-        """Close this process' copies of the connections, and send nothing: for a forked process."""
-        self._heartbeats.cluster.close()
-        self.cluster.close()
 
     def close(self, timeout: float = CLOSE_SECONDS, *, commits: bool = True) -> None:
         """Commit if enable.auto.commit is set and `commits`, call the listener, leave the group, close the connections.
