@@ -28,7 +28,12 @@ from tests.support.scripted_broker import ScriptedCluster
         ({"session.timeout.ms": 1000}, "heartbeat.interval.ms=3000 must be less than session.timeout.ms=1000"),
         ({"partition.assignment.strategy": "rangy"}, "'rangy' is unknown; set one or more of range"),
         ({"group.id": ""}, "group.id is empty"),
-        ({"group.protocol": "consumer"}, "group.protocol=consumer: set classic"),
+        ({"group.protocol": "share"}, "group.protocol=share: set classic or consumer"),
+        (
+            {"group.protocol": "consumer", "session.timeout.ms": 9000},
+            "session.timeout.ms has no effect with",
+        ),
+        ({"group.remote.assignor": "range"}, "group.remote.assignor has no effect with group.protocol=classic"),
         ({"isolation.level": "serializable"}, "set read_uncommitted or read_committed"),
     ],
 )

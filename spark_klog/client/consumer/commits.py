@@ -22,6 +22,7 @@ from spark_klog.errors import (
     KlogError,
     MemberFenced,
     ProtocolError,
+    Remedy,
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import OFFSET_COMMIT
@@ -68,10 +69,11 @@ class Commits:
         deadline = time.monotonic() + self._config.default_api_timeout_ms / 1000
         while self._under_way:
             self._finish_first(deadline)
-        member = self._committer()
+        self._committer()  # whether it may commit at all, before anything is looked up
         left = Uncommitted(self._cluster, offsets, skips_deleted=skips_deleted)
 
         def ask() -> None:
+            member = self._committer()  # its epoch may have changed meanwhile
             with self._coordinators.forgotten_on_error():
                 node = self._coordinators.node(self._group)
                 answer = self._cluster.request(node, OFFSET_COMMIT, self._request(left.offsets, member))
@@ -164,7 +166,9 @@ class Commits:
     def _refused(self, answer: Message, offsets: Offsets, *, is_member: bool) -> dict[TopicPartition, ProtocolError]:
         """The errors of single partitions; raises those of the member."""
         failures = commit_errors(answer, offsets, self._group, is_member=is_member)
-        for failure in failures.values():
+        for key, failure in failures.items():
+            if failure.code == ErrorCode.STALE_MEMBER_EPOCH:  # the answer with the new epoch is on its way
+                failures[key] = ProtocolError(failure.code, failure.what, Remedy.RETRY, "the member is in a new epoch")
             if failure.code in _REBALANCED and not is_member:
                 raise CommitFailed(str(failure))
             if failure.code in _REBALANCED:

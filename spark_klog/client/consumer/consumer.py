@@ -27,11 +27,12 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.assignment import Assigned, Assignment, Troubles
 from spark_klog.client.consumer.classic_group import ClassicGroup
 from spark_klog.client.consumer.commits import Offsets
+from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
 from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, RecordDecoder
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import Positions
-from spark_klog.client.consumer.settings import consumer_config
+from spark_klog.client.consumer.settings import CLASSIC, consumer_config
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.waiting import Waker
@@ -211,7 +212,8 @@ class Consumer:
             self._assignment.set([(topic, partition) for topic, partition, _ in wanted], changed)
 
     def _new_group(self) -> ConsumerGroup:
-        return ClassicGroup(self._config, self._assignment, self._waker.wake, self._troubles)
+        kind = ClassicGroup if self._config.group_protocol == CLASSIC else ConsumerProtocolGroup
+        return kind(self._config, self._assignment, self._waker.wake, self._troubles)
 
     def subscribe(
         self, topics: Collection[str] | str | re.Pattern[str], listener: RebalanceListener | None = None

@@ -91,7 +91,11 @@ def _assignors(text: str) -> tuple[str, ...]:
 
 
 RESET = Kind("reset", _reset)
-_PROTOCOL = choice("protocol", {"classic": "classic"}, "classic, groups of KIP-848 are not supported", any_case=True)
+CLASSIC, CONSUMER = "classic", "consumer"
+_PROTOCOL = choice("protocol", {CLASSIC: CLASSIC, CONSUMER: CONSUMER}, any_case=True)
+#: Settings that only members of one protocol have.
+_OF_CLASSIC = ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms")
+_OF_CONSUMER = ("group.remote.assignor",)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,9 @@ class ConsumerConfig:
     allow_auto_create_topics: bool = setting("allow.auto.create.topics", False, BOOLEAN)
     #: Whether record batches with a wrong checksum are refused.
     check_crcs: bool = setting("check.crcs", True, BOOLEAN)
-    group_protocol: str = setting("group.protocol", "classic", _PROTOCOL)
+    group_protocol: str = setting("group.protocol", CLASSIC, _PROTOCOL)
+    #: The server-side assignor, with group.protocol=consumer; None leaves it to the coordinator.
+    group_remote_assignor: str | None = setting("group.remote.assignor", None, TEXT)
 
     @property
     def is_cooperative(self) -> bool:
@@ -145,6 +151,9 @@ def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
     ignored = without_effect(shared)
     if ignored:
         _log.warning("settings without effect on a consumer: %s", ", ".join(ignored))
+    of_other = _OF_CONSUMER if config.group_protocol == CLASSIC else _OF_CLASSIC
+    if foreign := [name for name in of_other if name in settings]:
+        raise ConfigError(f"{foreign[0]} has no effect with group.protocol={config.group_protocol}: leave it out")
     if config.heartbeat_interval_ms >= config.session_timeout_ms:
         raise ConfigError(
             f"heartbeat.interval.ms={config.heartbeat_interval_ms} must be less than "

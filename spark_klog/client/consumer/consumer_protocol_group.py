@@ -1,0 +1,401 @@
+"""A consumer in its group by the consumer protocol (KIP-848): the coordinator assigns, heartbeats tell the rest.
+
+    joining      the heartbeat has epoch 0 and the whole subscription; the answer has the member's epoch
+    stable       heartbeats in that epoch; an answer may have another assignment
+    reconciling  the polling thread revokes what is not in it and takes what is new; the next heartbeat tells
+
+Partitions of other members stay where they are, and no member waits for another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+from uuid import UUID, uuid4
+
+from spark_klog.base.names import TopicPartition
+from spark_klog.client.answers import answer_error
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.assignment import Assignment, Troubles
+from spark_klog.client.consumer.group import ConsumerGroup, RebalanceListener
+from spark_klog.client.consumer.settings import ConsumerConfig
+from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.offsets import GroupMetadata
+from spark_klog.client.retry import pause_seconds
+from spark_klog.errors import (
+    ErrorCode,
+    KlogError,
+    MemberFenced,
+    ProtocolError,
+    Remedy,
+    UnsupportedVersionError,
+    is_retriable,
+)
+from spark_klog.protocol.apis import CONSUMER_GROUP_HEARTBEAT
+from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.groups import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
+
+_log = logging.getLogger(__name__)
+#: Partitions by topic id, as heartbeats name them.
+_Ids = frozenset[tuple[UUID, int]]
+_NO_IDS: _Ids = frozenset()
+#: Not a member: the polling thread has to learn of it before this one joins again.
+_OUTSIDE = -1
+_UNCHANGED_MS = -1
+_LOST = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
+#: Seconds until the next look for the names of topics that the coordinator has assigned.
+_NAME_SECONDS = 0.1
+#: Seconds that `stop` waits for the thread; a request in flight then ends by request.timeout.ms.
+_STOP_SECONDS = 5.0
+
+
+class _News(NamedTuple):
+    """What heartbeats have brought: the loss of membership, the last failure, the last assignment."""
+
+    is_lost: bool = False
+    failure: KlogError | None = None
+    assigned: _Ids | None = None
+
+
+class EpochHeartbeats:
+    """Heartbeats of one member, from `join` until it is lost or `stop`. Calls `on_news` when `take_news` has some."""
+
+    def __init__(self, config: ConsumerConfig, on_news: Callable[[], None]) -> None:
+        self._config, self._group, self._on_news = config, config.group_id or "", on_news
+        self.member_id = str(uuid4())
+        #: The member's epoch: `JOIN_EPOCH` while it joins, `_OUTSIDE` before that and after a loss.
+        self.epoch = _OUTSIDE
+        #: To enter and leave by itself: an interrupt may keep the lock of a `Condition` that is.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._news = _News()
+        self._topics: frozenset[str] = frozenset()
+        self._owned = _NO_IDS
+        #: What the coordinator knows by an answered heartbeat; None: tell all again.
+        self._told: tuple[frozenset[str], _Ids] | None = None
+        #: When the program has polled last: max.poll.interval.ms begins then.
+        self.polled_at = time.monotonic()
+        self._next_at = 0.0
+        #: Whether a coordinator may know the member.
+        self.may_be_known = False
+        #: Whether the last heartbeat failed.
+        self.is_failing = False
+        self._is_stopping = False
+        self._thread: threading.Thread | None = None
+        self.cluster = Cluster(config.client)
+
+    # ----- for the polling thread
+
+    def join(self, topics: frozenset[str]) -> None:
+        """Join, owning nothing."""
+        with self._lock:
+            self._topics, self._owned, self._told = topics, _NO_IDS, None
+            self.epoch, self._news = JOIN_EPOCH, _News()
+            self.polled_at = time.monotonic()
+            self._beat_now()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
+            self._thread.start()
+
+    def subscribe(self, topics: frozenset[str]) -> None:
+        with self._lock:
+            self._topics = topics
+            self._beat_now()
+
+    def own(self, owned: _Ids) -> None:
+        """Tell the coordinator what the member owns from now on."""
+        with self._lock:
+            self._owned = owned
+            if self._told is None or self._told[1] != owned:
+                self._beat_now()
+
+    def forget(self) -> None:
+        """Send no heartbeats until `join`."""
+        with self._lock:
+            self.epoch, self._news = _OUTSIDE, _News()
+            self._changed.notify_all()
+
+    def take_news(self) -> _News:
+        with self._lock:
+            news, self._news = self._news, _News()
+            return news
+
+    def stop(self, deadline: float) -> None:
+        """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
+        with self._lock:
+            self._is_stopping = True
+            self._changed.notify_all()
+        self.cluster.patience = 0.0
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
+
+    def leave(self, cluster: Cluster) -> None:
+        """Send the last heartbeat, of a static member one for a while; raises what `Cluster.request` raises."""
+        epoch = LEAVE_EPOCH if self._config.group_instance_id is None else STATIC_LEAVE_EPOCH
+        request = {"group_id": self._group, "member_id": self.member_id, "member_epoch": epoch}
+        request["instance_id"] = self._config.group_instance_id
+        cluster.request(find_coordinator(cluster, self._group), CONSUMER_GROUP_HEARTBEAT, request)
+        self.may_be_known = False
+
+    # ----- the thread
+
+    def _beat_now(self) -> None:
+        self._next_at = 0.0
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        node: int | None = None
+        attempts = 0
+        with self.cluster as cluster:
+            while (request := self._due()) is not None:
+                if request["member_epoch"] in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+                    self._give_up(cluster)
+                    continue
+                try:
+                    with cluster.within(self._config.client.request_timeout_ms):
+                        node = find_coordinator(cluster, self._group) if node is None else node
+                        self.may_be_known = True
+                        answer = cluster.request(node, CONSUMER_GROUP_HEARTBEAT, request)
+                    self._answered(request, answer)
+                    attempts = 0
+                except KlogError as error:
+                    node, attempts = None, attempts + 1
+                    self._failed(request, error, pause_seconds(self._config.client, attempts))
+
+    def _due(self) -> Message | None:
+        """Wait until a heartbeat is due and return it; None to stop."""
+        longest = self._config.max_poll_interval_ms / 1000
+        with self._lock:
+            while not self._is_stopping:
+                now = time.monotonic()
+                if self.epoch == _OUTSIDE:
+                    self._changed.wait()
+                elif now >= self.polled_at + longest:
+                    return {"member_epoch": LEAVE_EPOCH}
+                elif now < self._next_at:
+                    self._changed.wait(min(self._next_at, self.polled_at + longest) - now)
+                else:
+                    self._next_at = math.inf  # until the answer, unless something changes meanwhile
+                    return self._request()
+            return None
+
+    def _request(self) -> Message:
+        config, told = self._config, self._told
+        is_full = told is None or self.epoch == JOIN_EPOCH
+        topics = None if told is not None and told[0] == self._topics else sorted(self._topics)
+        owned = None if told is not None and told[1] == self._owned else _topic_partitions(self._owned)
+        return {
+            "group_id": self._group,
+            "member_id": self.member_id,
+            "member_epoch": self.epoch,
+            "instance_id": config.group_instance_id,
+            "rack_id": config.client_rack or None if is_full else None,
+            "rebalance_timeout_ms": config.max_poll_interval_ms if is_full else _UNCHANGED_MS,
+            "subscribed_topic_names": topics,
+            "server_assignor": config.group_remote_assignor if is_full else None,
+            "topic_partitions": owned,
+        }
+
+    def _answered(self, request: Message, answer: Message) -> None:
+        """Take over what the coordinator has answered; raises its error."""
+        code = answer["error_code"]
+        if code:
+            raise self._error(answer)
+        with self._lock:
+            if self.epoch != request["member_epoch"]:
+                return  # the polling thread has begun anew
+            self.epoch = answer["member_epoch"]
+            self.is_failing = False
+            before = self._told or (frozenset(), _NO_IDS)
+            topics, owned = request["subscribed_topic_names"], request["topic_partitions"]
+            self._told = (
+                before[0] if topics is None else frozenset(topics),
+                before[1] if owned is None else _ids(owned),
+            )
+            self._next_at = min(self._next_at, time.monotonic() + answer["heartbeat_interval_ms"] / 1000)
+            if answer["assignment"] is None:
+                return
+            self._news = self._news._replace(assigned=_ids(answer["assignment"]["topic_partitions"]))
+        self._on_news()
+
+    def _error(self, answer: Message) -> KlogError:
+        code, config = answer["error_code"], self._config
+        what = f"heartbeat of group {self._group}"
+        if code == ErrorCode.FENCED_INSTANCE_ID:
+            return MemberFenced(
+                f"another member of group {self._group} has group.instance.id={config.group_instance_id}: "
+                f"close one of the two"
+            )
+        if code == ErrorCode.UNRELEASED_INSTANCE_ID:
+            advice = f"a member with group.instance.id={config.group_instance_id} has not left, or not yet timed out"
+            return ProtocolError(code, what, Remedy.RETRY, advice)
+        if code == ErrorCode.GROUP_ID_NOT_FOUND:
+            advice = "the group has members of the classic protocol: set group.protocol=classic, or close them first"
+            return ProtocolError(code, what, advice=advice)
+        error = answer_error(CONSUMER_GROUP_HEARTBEAT, code, what)
+        return ProtocolError(error.code, what, error.remedy, answer["error_message"] or error.advice)
+
+    def _failed(self, request: Message, error: KlogError, pause: float) -> None:
+        code = error.code if isinstance(error, ProtocolError) else None
+        with self._lock:
+            if self.epoch != request["member_epoch"]:
+                return
+            self._told, self.is_failing = None, True
+            if code in _LOST:
+                _log.info("member %s of group %s: %s", self.member_id, self._group, error)
+                self.epoch, self._news = _OUTSIDE, _News(is_lost=True)
+            elif is_retriable(error):
+                self._next_at = time.monotonic() + pause
+                self._news = self._news._replace(failure=error)
+            else:
+                if isinstance(error, UnsupportedVersionError):
+                    error = UnsupportedVersionError(f"{error}: set group.protocol=classic")
+                self.epoch, self._news = _OUTSIDE, _News(is_lost=True, failure=error)
+        self._on_news()
+
+    def _give_up(self, cluster: Cluster) -> None:
+        _log.warning(
+            "no poll for max.poll.interval.ms=%d: the consumer leaves group %s",
+            *(self._config.max_poll_interval_ms, self._group),
+        )
+        with self._lock:
+            self.epoch, self._news = _OUTSIDE, _News(is_lost=True)
+        try:
+            with cluster.within(self._config.client.request_timeout_ms):
+                self.leave(cluster)
+        except KlogError as error:
+            _log.info("leaving group %s: %s", self._group, error)
+        self._on_news()
+
+
+def _ids(rows: list[Message]) -> _Ids:
+    return frozenset((row["topic_id"], number) for row in rows for number in row["partitions"])
+
+
+def _topic_partitions(ids: _Ids) -> list[Message]:
+    numbers: dict[UUID, list[int]] = {}
+    for topic_id, number in sorted(ids):
+        numbers.setdefault(topic_id, []).append(number)
+    return [{"topic_id": topic_id, "partitions": some} for topic_id, some in numbers.items()]
+
+
+class ConsumerProtocolGroup(ConsumerGroup):
+    """A consumer's work in its group by the consumer protocol."""
+
+    def __init__(
+        self, config: ConsumerConfig, assignment: Assignment, on_news: Callable[[], None], troubles: Troubles
+    ) -> None:
+        super().__init__(config, assignment, on_news, troubles)
+        self._heartbeats = EpochHeartbeats(config, on_news)
+        #: The topics that the heartbeats tell.
+        self._told: frozenset[str] = frozenset()
+        #: The last assignment, until the consumer has it.
+        self._assigned: _Ids | None = None
+        #: The ids of the topics of assigned partitions.
+        self._topic_ids: dict[str, UUID] = {}
+
+    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None, listener: RebalanceListener) -> None:
+        """Read these topics, or those whose full names match; tells the coordinator with the next step."""
+        self._listener = listener
+        self._topics.subscribe(topics, pattern)
+
+    def look_at(self) -> float:
+        """When to call `step` if nothing arrives, a reading of `time.monotonic`."""
+        if not self.is_subscribed:
+            return self._commit_at
+        at = self._topics.look_at
+        if self._assigned is not None or self._heartbeats.epoch == _OUTSIDE:
+            at = min(at, self._retry_at)
+        return min(at, self._commit_at)
+
+    def _take_part(self) -> None:
+        now = self._heartbeats.polled_at = time.monotonic()
+        self._topics.look(now)
+        news = self._heartbeats.take_news()
+        if news.is_lost:
+            self._lose()
+        if news.assigned is not None:
+            self._assigned, self._retry_at = news.assigned, 0.0
+        if news.failure is not None:
+            raise news.failure
+        names = self._topics.names
+        if self._heartbeats.epoch == _OUTSIDE and now >= self._retry_at:
+            self._told = names
+            self._heartbeats.join(names)
+        elif names != self._told:
+            self._told = names
+            self._heartbeats.subscribe(names)
+        if self._assigned is not None and now >= self._retry_at:
+            self._reconcile(self._assigned, now)
+        if not self._heartbeats.is_failing:
+            self._attempts, self._failing_since = 0, math.inf
+
+    def _reconcile(self, assigned: _Ids, now: float) -> None:
+        """Revoke partitions that are not assigned, then take those that are."""
+        if not self._knows(assigned):
+            self.cluster.metadata(self._told or None)
+        names = {topic_id: name for name, topic_id in self.cluster.topic_ids.items()}
+        wanted = sorted((names[topic_id], number) for topic_id, number in assigned if topic_id in names)
+        if self._knows(assigned):
+            self._assigned = None
+        else:  # a new topic: other brokers may not know it yet
+            self._retry_at = now + _NAME_SECONDS
+        owned = {key for key in self._assignment.partitions if self._is_assigned(key, assigned)}
+        revoked = sorted(set(self._assignment.partitions) - owned)
+        if revoked:
+            self._revoke(revoked, is_lost=False)
+        self._topic_ids = {names[topic_id]: topic_id for topic_id, _ in assigned if topic_id in names}
+        self._assignment.set(wanted)
+        self._heartbeats.own(frozenset((self._topic_ids[topic], number) for topic, number in wanted))
+        _log.info(
+            "group %s: member %s has %d partitions in epoch %d",
+            *(self.name, self._heartbeats.member_id, len(wanted), self._heartbeats.epoch),
+        )
+        added = sorted(set(wanted) - owned)
+        if added or not (revoked or owned):
+            self._tell(self._listener.on_assigned, added)
+
+    def _knows(self, assigned: _Ids) -> bool:
+        return {topic_id for topic_id, _ in assigned} <= set(self.cluster.topic_ids.values())
+
+    def _is_assigned(self, key: TopicPartition, assigned: _Ids) -> bool:
+        topic_id = self._topic_ids.get(key[0])
+        return topic_id is not None and (topic_id, key[1]) in assigned
+
+    def _lose(self) -> None:
+        """Handle the loss of membership: other members may already read the partitions."""
+        self._assigned = None
+        self._retry_at = 0.0
+        owned = list(self._assignment.partitions)
+        if owned:
+            self._revoke(owned, is_lost=True)
+
+    def _give_up_membership(self) -> None:
+        self._heartbeats.forget()
+        self._lose()
+
+    def _as_member(self) -> GroupMetadata | None:
+        epoch = self._heartbeats.epoch
+        if epoch <= JOIN_EPOCH:
+            return None
+        return GroupMetadata(self.name, epoch, self._heartbeats.member_id, self._config.group_instance_id)
+
+    def _leave(self) -> None:
+        """Stop heartbeats, and leave the group; a static member does so for a while (KIP-345)."""
+        self._heartbeats.stop(self.cluster.deadline())
+        if self._heartbeats.may_be_known:
+            try:
+                self._heartbeats.leave(self.cluster)
+            except KlogError as error:
+                _log.info("leaving group %s: %s", self.name, error)
+        self._heartbeats.forget()
+
+    def close_sockets(self) -> None:
+        """Close this process' copies of the connections, and send nothing: for a forked process."""
+        self._heartbeats.cluster.close()
+        self.cluster.close()
