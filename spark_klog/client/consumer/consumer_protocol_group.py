@@ -81,7 +81,8 @@ class EpochHeartbeats:
         #: When the program has polled last: max.poll.interval.ms begins then.
         self.polled_at = time.monotonic()
         self._next_at = 0.0
-        #: Whether a coordinator may know the member.
+        #: Whether a coordinator may know the member. It fences one that joins though it is known, so that one leaves
+        #: before it joins again.
         self.may_be_known = False
         #: Whether the last heartbeat failed.
         self.is_failing = False
@@ -159,6 +160,8 @@ class EpochHeartbeats:
                 try:
                     with cluster.within(self._config.client.request_timeout_ms):
                         node = find_coordinator(cluster, self._group) if node is None else node
+                        if self.may_be_known and request["member_epoch"] == JOIN_EPOCH:
+                            self.leave(cluster)
                         self.may_be_known = True
                         answer = cluster.request(node, CONSUMER_GROUP_HEARTBEAT, request)
                     self._answered(request, answer)
@@ -246,7 +249,9 @@ class EpochHeartbeats:
             if self.epoch != request["member_epoch"]:
                 return
             self._told, self.is_failing = None, True
-            if code in _LOST:
+            was_deleted = code == ErrorCode.GROUP_ID_NOT_FOUND and request["member_epoch"] > JOIN_EPOCH
+            if code in _LOST or was_deleted:
+                self.may_be_known = code == ErrorCode.FENCED_MEMBER_EPOCH
                 _log.info("member %s of group %s: %s", self.member_id, self._group, error)
                 self.epoch, self._news = _OUTSIDE, _News(is_lost=True)
             elif is_retriable(error):
