@@ -181,7 +181,7 @@ class _DecoderSource(_Source):
         self.end_run()
         with self.block(f"if {marker} == 1:"):
             self.add(f"{name} = {self.struct(kind)}")
-        with self.block(f"elif {marker} == -1:"):
+        with self.block(f"elif {marker} in (-1, 0):"):  # Kafka writes 0 if it is a tagged field
             self.add(f"{name} = None")
         with self.block("else:"):
             self.add(f"raise DecodeError(f'{what} begins with {{{marker}}}, which is neither null nor present')")

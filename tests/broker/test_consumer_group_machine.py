@@ -15,16 +15,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from spark_klog.broker.groups.consumer_group import ConsumerGroup, Heartbeat
 from spark_klog.broker.groups.consumer_groups import ConsumerGroups
 from spark_klog.broker.groups.consumer_records import decode_consumer_key, encode_changes, encode_removal, load_record
+from spark_klog.broker.groups.group import Join
 from spark_klog.broker.groups.membership import Membership, Partitions, partitions_of
 from spark_klog.broker.groups.topic_pattern import TopicPattern
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.errors import ErrorCode
+from spark_klog.protocol.tables.groups import decode_assignment
 
 SESSION, REBALANCE = 45.0, 10.0
 OK = ErrorCode.NONE
 UNKNOWN, FENCED, STALE = ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.STALE_MEMBER_EPOCH
 UNRELEASED, FENCED_INSTANCE = ErrorCode.UNRELEASED_INSTANCE_ID, ErrorCode.FENCED_INSTANCE_ID
 GONE = ErrorCode.COORDINATOR_NOT_AVAILABLE
+REBALANCES, STALE_GENERATION = ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION
 
 
 def topics_of(**counts: int) -> dict[str, Topic]:
@@ -68,10 +71,10 @@ class Talk:
             *(regex, assignor, frozenset() if joins else owned),
         )
 
-        def matching(regex: str) -> frozenset[str]:
-            return frozenset(filter(TopicPattern(regex).matches, self.topics))
+        return self.group.heartbeat(beat, self.topics, self.matching, self.now)
 
-        return self.group.heartbeat(beat, self.topics, matching, self.now)
+    def matching(self, regex: str) -> frozenset[str]:
+        return frozenset(filter(TopicPattern(regex).matches, self.topics))
 
     def sleep(self, seconds: float) -> None:
         until = self.now + seconds
@@ -128,9 +131,47 @@ class Client:
         return sorted(number for _, number in self.owned)
 
 
+@dataclass
+class Classic(Client):
+    """A member of the classic protocol: told to, it joins again, having given up all (eager) or nothing at first."""
+
+    is_eager: bool = True
+    must_join: bool = True
+
+    def beat(self, *, says_owned: bool = True) -> ErrorCode:
+        group, now = self.talk.group, self.talk.now
+        if not self.must_join:
+            code = group.heartbeat_classic(self.member_id, self.instance, self.epoch, now)
+            if code not in (REBALANCES, STALE_GENERATION):
+                return code
+        self.must_join = True
+        if self.is_eager:
+            self.owned = frozenset()
+        join = Join(
+            *(self.member_id if self.epoch else "", self.instance, "client", "/1.2.3.4"),
+            *(int(SESSION * 1000), int(REBALANCE * 1000), "consumer", (("range", b""),), False, True),
+        )
+        answer = group.join_classic(join, self.owned, self.topics, self.talk.topics, self.talk.matching, now)
+        if answer["error_code"]:
+            return ErrorCode(answer["error_code"])
+        assert (answer["leader"], answer["members"], answer["protocol_name"]) == ("", [], "range")
+        self.member_id, self.epoch = answer["member_id"], answer["generation_id"]
+        answer = group.sync_classic(self.member_id, self.instance, self.epoch, ("consumer", "range"), now)
+        assert answer["error_code"] == OK
+        names = decode_assignment(answer["assignment"])
+        ids = {name: topic.topic_id for name, topic in self.talk.topics.items()}
+        before = self.owned
+        self.owned = frozenset((ids[name], number) for name, some in names.items() for number in some)
+        self.must_join = bool(before - self.owned)
+        return OK
+
+    def leave(self, epoch: int = -1) -> ErrorCode:
+        return self.talk.group.leave_classic(self.member_id, self.instance, self.talk.now)
+
+
 def settle(*clients: Client) -> None:
     """Let all send heartbeats until nothing changes."""
-    for _ in range(10):
+    for _ in range(15):
         before = [(client.epoch, client.owned) for client in clients]
         assert [client.beat() for client in clients] == [OK] * len(clients)
         if before == [(client.epoch, client.owned) for client in clients]:
@@ -230,6 +271,62 @@ def test_static_members_come_back_to_what_they_had() -> None:
     assert b.numbers == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_members_of_the_classic_protocol(is_eager: bool) -> None:
+    talk = Talk(t=4)
+    a, b = Client(talk, "a"), Classic(talk, "", is_eager=is_eager)
+    settle(a)
+    assert (b.beat(), b.numbers, talk.group.state) == (OK, [], "Reconciling")
+    group = talk.group
+    assert group.heartbeat_classic(b.member_id, None, b.epoch, talk.now) == OK  # a has given up nothing yet
+    assert [a.beat(), a.beat()] == [OK, OK]
+    assert group.heartbeat_classic(b.member_id, None, b.epoch, talk.now) == REBALANCES
+    settle(a, b)
+    assert (len(a.numbers), len(b.numbers), talk.group.state) == (2, 2, "Stable")
+    assert [group.may_commit(b.member_id, epoch) for epoch in (b.epoch, b.epoch - 1)] == [OK, STALE_GENERATION]
+    assert group.heartbeat_classic(b.member_id, None, b.epoch - 1, talk.now) == STALE_GENERATION
+    assert group.heartbeat_classic("x", None, b.epoch, talk.now) == UNKNOWN
+    assert group.heartbeat_classic("a", None, a.epoch, talk.now) == UNKNOWN
+    assert talk.beat(b.member_id, 0, "t")["error_code"] == UNKNOWN
+    other = Join("", None, "c", "/1.2.3.4", 9000, 9000, "consumer", (("sticky", b""),), False, True)
+    refused = group.join_classic(other, frozenset(), ("t",), talk.topics, talk.matching, talk.now)
+    assert refused["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert talk.loaded().members == group.membership.members
+    # told to join again, b has the time of a rebalance for it
+    c = Client(talk, "c")
+    assert (c.beat(), group.heartbeat_classic(b.member_id, None, b.epoch, talk.now)) == (OK, REBALANCES)
+    for _ in range(int(REBALANCE) + 1):
+        talk.sleep(1)
+        for client in (a, c):
+            client.beat()
+        group.heartbeat_classic(b.member_id, None, b.epoch, talk.now)
+    assert list(group.membership.members) == ["a", "c"]
+    assert group.classic_protocol is None
+
+
+def test_ids_of_the_classic_protocol() -> None:
+    talk = Talk(t=1)
+    Client(talk, "a").beat()
+    join = Join("", None, "c", "/1.2.3.4", 9000, 9000, "consumer", (("range", b""),), True, True)
+
+    def joined(join: Join) -> dict[str, Any]:
+        return talk.group.join_classic(join, frozenset(), ("t",), talk.topics, talk.matching, talk.now)
+
+    asked = joined(join)
+    assert asked["error_code"] == ErrorCode.MEMBER_ID_REQUIRED
+    assert joined(join._replace(member_id="x"))["error_code"] == UNKNOWN
+    assert joined(join._replace(member_id=asked["member_id"]))["error_code"] == OK
+    assert talk.group.leave_classic(asked["member_id"], None, talk.now) == OK
+    late = joined(join)["member_id"]
+    talk.sleep(10)
+    assert joined(join._replace(member_id=late))["error_code"] == UNKNOWN
+    static = joined(join._replace(instance_id="i"))["member_id"]
+    again = joined(join._replace(instance_id="i"))["member_id"]
+    assert again != static
+    assert talk.group.heartbeat_classic(static, "i", 1, talk.now) == FENCED_INSTANCE
+    assert talk.group.leave_classic("", "i", talk.now) == OK
+
+
 def test_subscriptions_topics_and_patterns_that_change() -> None:
     talk = Talk(t=2, u=2)
     a = Client(talk, "a")
@@ -304,7 +401,7 @@ def test_groups_are_loaded_and_removed() -> None:
         stored.extend(encode())
         return OK
 
-    groups = ConsumerGroups(store, 5000, 45_000, 100)
+    groups = ConsumerGroups(store, lambda group: False, 5000, 45_000, 100)
     for data, value in talk.log.items():
         key = decode_consumer_key(int.from_bytes(data[:2], "big"), data)
         assert key is not None
@@ -345,6 +442,19 @@ class Members(RuleBasedStateMachine):
             if code == OK:
                 self.clients.append(client)
 
+    @rule(
+        topics=st.sampled_from([("t",), ("u",), ("t", "u")]),
+        instance=st.sampled_from([None, None, "i0", "i2"]),
+        is_eager=st.booleans(),
+    )
+    def one_of_the_classic_protocol_comes(self, topics: tuple[str, ...], instance: str | None, is_eager: bool) -> None:
+        if len(self.clients) < 6:
+            client = Classic(self.talk, "", topics, instance, is_eager=is_eager)
+            for other in [each for each in self.clients if instance and each.instance == instance]:
+                self.clients.remove(other)  # it is fenced
+            assert client.beat() == OK
+            self.clients.append(client)
+
     @precondition(lambda self: self.clients)
     @rule(data=st.data(), says_owned=st.booleans())
     def beats(self, data: st.DataObject, says_owned: bool) -> None:
@@ -361,7 +471,7 @@ class Members(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(self.clients))
         epoch, owned = client.epoch, client.owned
         code = client.beat()
-        if code == OK:
+        if code == OK and not isinstance(client, Classic):
             kept = owned & client.owned  # what it was to give up, it may have
             client.epoch, client.owned = epoch, owned
             again = client.beat()
@@ -440,9 +550,13 @@ class Members(RuleBasedStateMachine):
                 code = client.beat()
                 if code in (FENCED, UNKNOWN):  # it has given up nothing for too long
                     client.epoch, client.owned = 0, frozenset()
+                    if isinstance(client, Classic):
+                        client.must_join = True
                     code = client.beat()
                 assert code == OK
         if left:
+            if self.talk.group.classic_protocol is not None:  # such a group is one of the classic protocol
+                left.append(Client(self.talk, "last"))
             settle(*left)
             assert self.talk.group.state == "Stable"
             topics = self.talk.topics

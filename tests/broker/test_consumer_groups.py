@@ -175,31 +175,86 @@ def test_a_group_lives_on_after_a_kill_of_the_broker(server_dir: Path) -> None:
         group.close()
 
 
-def test_groups_of_the_two_protocols_do_not_mix(broker: KlogBroker, topic: str, group: Group) -> None:
-    """A group without members changes its protocol; one with members keeps it."""
-    classic = group.add(topic, group_protocol="classic")
-    group.poll_until(lambda: len(classic.assignment()) == 6)
-    join = {"group_id": group.name, "member_id": "m", "member_epoch": 0, "rebalance_timeout_ms": 1000}
-    join |= {"subscribed_topic_names": [topic], "topic_partitions": []}
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_members_of_both_protocols(broker: KlogBroker, topic: str, group: Group, assignor: str) -> None:
+    """A group changes its protocol with the first and the last member of the consumer protocol."""
+    _produce(broker, topic, 60)
+
+    def kind() -> str:
+        with RawClient(broker.port) as raw:
+            groups = raw.request(apis.LIST_GROUPS, 5, {})["groups"]
+        return {each["group_id"]: each["group_type"] for each in groups}[group.name]
+
+    classic = {"group_protocol": "classic", "partition_assignment_strategy": assignor, "heartbeat_interval_ms": 300}
+    group.add(topic, **classic)
+    group.poll_until(lambda: group.is_shared(6) and len(group.values) == 60)
+    group.members[0].commit(asynchronous=False)
+    group.add(topic)
+    group.poll_until(lambda: group.is_shared(3, 3))
+    assert kind() == "consumer"
+    group.add(topic, **classic)
+    group.poll_until(lambda: group.is_shared(2, 2, 2))
+    for member in group.members:
+        offsets = [TopicPartition(topic, entry.partition, 10) for entry in member.assignment()]
+        member.commit(offsets=offsets, asynchronous=False)
+    group.members.pop(1).close()
+    group.poll_until(lambda: group.is_shared(3, 3))
+    group.poll_until(lambda: kind() == "classic")
+    assert len(group.values) == 60  # nothing is read again
+    group.add(topic)
+    group.poll_until(lambda: group.is_shared(2, 2, 2))
+    group.members.pop(0).close()
+    group.members.pop(0).close()
+    group.poll_until(lambda: group.is_shared(6))
+    assert kind() == "consumer"
+
+
+def test_a_mixed_group_lives_on_after_a_kill_of_the_broker(server_dir: Path) -> None:
+    with KlogBroker(server_dir) as broker:
+        _create(AdminClient({"bootstrap.servers": broker.bootstrap_servers}), "t", 6)
+        group = Group(broker, "g")
+        group.add("t", group_protocol="classic", heartbeat_interval_ms=300)
+        group.poll_until(lambda: group.is_shared(6))
+        group.add("t")
+        group.poll_until(lambda: group.is_shared(3, 3))
+        had = group.shares()
+        broker.kill()
+        broker.start()
+        _produce(broker, "t", 60)
+        group.poll_until(lambda: len(group.values) == 60)
+        assert group.shares() == had
+        group.members.pop().close()
+        broker.kill()
+        broker.start()
+        group.poll_until(lambda: group.is_shared(6))
+        group.close()
+
+
+def test_groups_that_do_not_mix(broker: KlogBroker, topic: str) -> None:
+    """Members that are no consumers, and those whose metadata does not decode."""
+    join = _VALID | {"group_id": topic, "subscribed_topic_names": [topic]}
+    classic = {
+        "group_id": topic,
+        "session_timeout_ms": 10_000,
+        "rebalance_timeout_ms": 10_000,
+        "protocol_type": "connect",
+        "protocols": [{"name": "range", "metadata": b""}],
+    }
     with RawClient(broker.port) as raw:
+        asked = raw.request(apis.JOIN_GROUP, 5, classic)
+        joined = raw.request(apis.JOIN_GROUP, 5, classic | {"member_id": asked["member_id"]})
+        member = {"group_id": topic, "member_id": joined["member_id"], "generation_id": joined["generation_id"]}
+        answer = raw.request(apis.CONSUMER_GROUP_HEARTBEAT, 1, join)
+        assert answer["error_code"] == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS  # it rebalances
+        assert raw.request(apis.SYNC_GROUP, 3, member)["error_code"] == ErrorCode.NONE
         answer = raw.request(apis.CONSUMER_GROUP_HEARTBEAT, 1, join)
         assert answer["error_code"] == ErrorCode.GROUP_ID_NOT_FOUND
-        group.close()
-        answer = raw.request(apis.CONSUMER_GROUP_HEARTBEAT, 1, join)
-        assert answer["error_code"] == ErrorCode.NONE
-        classic_join = {
-            "group_id": group.name,
-            "session_timeout_ms": 10_000,
-            "rebalance_timeout_ms": 10_000,
-            "protocol_type": "consumer",
-            "protocols": [{"name": "range", "metadata": b""}],
-        }
-        answer = raw.request(apis.JOIN_GROUP, 5, classic_join)
-        assert answer["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        leave = join | {"member_epoch": -1, "topic_partitions": None}
-        assert raw.request(apis.CONSUMER_GROUP_HEARTBEAT, 1, leave)["error_code"] == ErrorCode.NONE
-    group.add(topic, group_protocol="classic")
-    group.poll_until(lambda: group.is_shared(6))
+        leave = {"group_id": topic, "members": [{"member_id": joined["member_id"]}]}
+        assert raw.request(apis.LEAVE_GROUP, 3, leave)["error_code"] == ErrorCode.NONE
+        assert raw.request(apis.CONSUMER_GROUP_HEARTBEAT, 1, join)["error_code"] == ErrorCode.NONE
+        for other in ({}, {"protocol_type": "consumer"}):
+            answer = raw.request(apis.JOIN_GROUP, 5, classic | other)
+            assert answer["error_code"] == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
 
 _VALID = {"group_id": "bad", "member_id": "m", "member_epoch": 0, "rebalance_timeout_ms": 1000}

@@ -197,18 +197,39 @@ def test_offsets_in_a_transaction(server: Server) -> None:
     member.consumer.close()
 
 
-def test_groups_of_the_classic_protocol(server: Server) -> None:
-    topic = server.topic(2)
-    if server.version is not None:
-        pytest.skip("Kafka turns the group into one of both protocols")
-    classic = Member(server, topic, group_protocol="classic")
-    poll_until([classic], lambda: len(classic.owned()) == 2)
-    member = Member(server, topic)
-    with pytest.raises(ProtocolError, match=r"GROUP_ID_NOT_FOUND.*set group\.protocol=classic"):
-        poll_until([member], lambda: False)
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_members_of_both_protocols(server: Server, assignor: str) -> None:
+    """A group goes to the consumer protocol and back while its members read."""
+    topic = server.topic(6)
+    settings = {"partition_assignment_strategy": assignor, "heartbeat_interval_ms": 300}
+    classic = Member(server, topic, group_protocol="classic", **settings)
+    poll_until([classic], lambda: len(classic.owned()) == 6)
+    for partition in range(6):
+        server.send(topic, short(10, 10 * partition), partition)
+    members: list[Any] = [classic, Member(server, topic), Theirs(server, topic)]
+    poll_until(members, lambda: is_shared(members, 2, 2, 2))
+    poll_until(members, lambda: sum(len(member.values) for member in members) >= 60)
+    for member in members:
+        if isinstance(member, Member):
+            member.consumer.commit()
+    values = {value for member in members for value in member.values}
+    assert values == {b"%d" % number for number in range(60)}
+    for _ in range(2):
+        members.pop().consumer.close()
+    poll_until(members, lambda: is_shared(members, 6))
+    classic.consumer.commit()
     classic.consumer.close()
-    poll_until([member], lambda: len(member.owned()) == 2)
-    member.consumer.close()
+
+
+def test_a_group_of_others_than_consumers() -> None:
+    fault = Fault(ErrorAnswer("GROUP_ID_NOT_FOUND"), api="ConsumerGroupHeartbeat", count=1)
+    with EmbeddedCluster(faults=[fault]) as cluster:
+        server = Server(cluster.bootstrap_servers, None)
+        member = Member(server, server.topic(2))
+        with pytest.raises(ProtocolError, match=r"GROUP_ID_NOT_FOUND.*or group\.protocol=classic"):
+            poll_until([member], lambda: False)
+        poll_until([member], lambda: len(member.owned()) == 2)
+        member.consumer.close()
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH", "NOT_COORDINATOR"])

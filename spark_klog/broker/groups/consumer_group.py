@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid4
 
+from spark_klog.broker.groups.group import Join, refused_join, refused_sync
 from spark_klog.broker.groups.membership import (
     NO_PARTITIONS,
+    ClassicProtocols,
     ConsumerMember,
     Membership,
     MemberState,
@@ -27,7 +29,8 @@ from spark_klog.broker.groups.membership import (
 from spark_klog.broker.groups.server_assignors import SERVER_ASSIGNORS, AssignedMember
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.errors import ErrorCode
-from spark_klog.protocol.tables.groups import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
+from spark_klog.protocol.codec import encode_versioned
+from spark_klog.protocol.tables.groups import JOIN_EPOCH, LEAVE_EPOCH, MEMBER_ASSIGNMENT, STATIC_LEAVE_EPOCH
 
 _log = logging.getLogger(__name__)
 #: Seconds between heartbeats while members still have to give up or get partitions: they learn of it by these.
@@ -93,6 +96,8 @@ class ConsumerGroup:
         self._sessions: dict[str, float] = {}
         #: Until when members must have given up partitions, with the epoch in which they were to.
         self._revocations: dict[str, tuple[int, float]] = {}
+        #: Member ids handed out to members of the classic protocol but not yet used, with their deadlines.
+        self._named: dict[str, float] = {}
         #: The registry's topics for which the group's topics were looked up.
         self._seen: Mapping[str, Topic] | None = None
         #: Until when all members send heartbeats often, as the group has just changed.
@@ -120,28 +125,8 @@ class ConsumerGroup:
         subscription = _subscription(beat, member.subscription)
         if member.subscription != subscription:
             draft.put(replace(member, subscription=subscription))
-        old = member.subscription
-        is_changed = before is None or (old.topics, old.regex, old.assignor) != (
-            *(subscription.topics, subscription.regex, subscription.assignor),
-        )
-        if is_changed or topics is not self._seen:
-            found = _subscribed(draft, topics, matching)
-            is_changed |= found != draft.topics
-            draft.topics = found
-        draft.epoch += is_changed
-        if draft.epoch > draft.assignment_epoch:
-            _assign(draft, matching)
-        draft.reconcile(beat.member_id, beat.owned)
-        self._commit(draft)
-        self._seen = topics
-        if is_changed:
-            self._busy_until = now + self._heartbeat_ms / 1000
-            _log.info(
-                "group %s: epoch %d of %d members, by %s",
-                *(self.group_id, draft.epoch, len(draft.members), draft.assignor),
-            )
-        member = draft.members[beat.member_id]
-        self._hear_of(member, now)
+        is_changed = before is None or member.subscription.choice != subscription.choice
+        member = self._advance(draft, beat.member_id, beat.owned, topics, matching, now, is_changed=is_changed)
         # a member that owns something else has not got the last answer
         is_told = before is None or before.assigned != member.assigned or beat.epoch == JOIN_EPOCH or beat.is_full
         is_told |= beat.owned is not None and beat.owned != member.assigned
@@ -152,6 +137,38 @@ class ConsumerGroup:
             "heartbeat_interval_ms": self._interval_ms(now),
             "assignment": {"topic_partitions": topic_partitions(member.assigned)} if is_told else None,
         }
+
+    def _advance(
+        self,
+        draft: Membership,
+        member_id: str,
+        owned: Partitions | None,
+        topics: Mapping[str, Topic],
+        matching: Matching,
+        now: float,
+        *,
+        is_changed: bool,
+    ) -> ConsumerMember:
+        """Assign if the group or its topics have changed, take the member's next step, and write it all."""
+        if is_changed or topics is not self._seen:
+            there = _subscribed(draft, topics, matching)
+            is_changed |= there != draft.topics
+            draft.topics = there
+        draft.epoch += is_changed
+        if draft.epoch > draft.assignment_epoch:
+            _assign(draft, matching)
+        draft.reconcile(member_id, owned)
+        self._commit(draft)
+        self._seen = topics
+        if is_changed:
+            self._busy_until = now + self._heartbeat_ms / 1000
+            _log.info(
+                "group %s: epoch %d of %d members, by %s",
+                *(self.group_id, draft.epoch, len(draft.members), draft.assignor),
+            )
+        member = draft.members[member_id]
+        self._hear_of(member, now)
+        return member
 
     def _joining(self, beat: Heartbeat, draft: Membership) -> ConsumerMember | None:
         """Put the member that joins, or begins anew, into the draft; return it if it was there before.
@@ -172,6 +189,8 @@ class ConsumerGroup:
                 draft.targets[beat.member_id] = target
                 return draft.members[beat.member_id]
         before = draft.members.get(beat.member_id)
+        if before is not None and before.subscription.classic is not None:
+            raise _Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"member {beat.member_id} is of the classic protocol")
         if before is None:
             if len(draft.members) >= self._max_size:
                 raise _Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {self.group_id} has {self._max_size} members")
@@ -210,6 +229,175 @@ class ConsumerGroup:
             "heartbeat_interval_ms": 0,
         }
 
+    # ----- requests of members of the classic protocol
+
+    def join_classic(
+        self,
+        join: Join,
+        owned: Partitions,
+        names: tuple[str, ...],
+        topics: Mapping[str, Topic],
+        matching: Matching,
+        now: float,
+    ) -> dict[str, Any]:
+        """Handle JoinGroup, without waiting for others; `names` and `owned` are from the member's metadata."""
+        try:
+            return self._join_classic(join, owned, names, topics, matching, now)
+        except _Refused as refusal:
+            return refused_join(refusal.code, join.member_id)
+        finally:
+            self._set_wake()
+
+    def _join_classic(
+        self,
+        join: Join,
+        owned: Partitions,
+        names: tuple[str, ...],
+        topics: Mapping[str, Topic],
+        matching: Matching,
+        now: float,
+    ) -> dict[str, Any]:
+        if self.is_dead:
+            raise _Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "")
+        if not common_names([join.protocols, *self._classic_protocols(join.member_id)]):
+            raise _Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
+        draft = self.membership.copy()
+        member_id = join.member_id
+        static = None if join.instance_id is None else draft.static_member(join.instance_id)
+        if member_id:
+            if member_id not in self._named:
+                self._member(draft, member_id, join.instance_id)
+        elif static is not None:
+            member_id = f"{join.instance_id}-{uuid4()}"
+            target = draft.targets.get(static.member_id, NO_PARTITIONS)
+            draft.remove(static.member_id)
+            draft.put(
+                replace(static, member_id=member_id, epoch=JOIN_EPOCH, state=MemberState.STABLE, revoking=NO_PARTITIONS)
+            )
+            draft.targets[member_id] = target
+        elif join.instance_id is None and join.requires_id:
+            member_id = f"{join.client_id}-{uuid4()}"
+            self._named[member_id] = now + join.session_timeout_ms / 1000
+            return refused_join(ErrorCode.MEMBER_ID_REQUIRED, member_id)
+        else:
+            member_id = f"{join.instance_id or join.client_id}-{uuid4()}"
+        before = draft.members.get(member_id)
+        if before is None and len(draft.members) >= self._max_size:
+            raise _Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+        subscription = Subscription(
+            *(join.instance_id, None, join.client_id, join.client_host, tuple(sorted(set(names))), None),
+            *(join.rebalance_timeout_ms, None, ClassicProtocols(join.session_timeout_ms, join.protocols)),
+        )
+        is_changed = before is None or before.subscription.choice != subscription.choice
+        draft.put(replace(before or ConsumerMember(member_id, subscription), subscription=subscription))
+        member = self._advance(draft, member_id, owned, topics, matching, now, is_changed=is_changed)
+        self._named.pop(member_id, None)
+        self._revocations.pop(member_id, None)
+        return {
+            "error_code": ErrorCode.NONE,
+            "generation_id": member.epoch,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self._protocol(member),
+            "leader": "",
+            "member_id": member_id,
+            "members": [],
+            "skip_assignment": False,
+        }
+
+    def sync_classic(
+        self,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+        now: float,
+    ) -> dict[str, Any]:
+        """Handle SyncGroup: the answer has the member's partitions."""
+        try:
+            member = self._classic(member_id, instance_id, generation)
+            if protocol[0] not in (None, self.protocol_type) or protocol[1] not in (None, self._protocol(member)):
+                raise _Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
+            self._hear_of(member, now)
+            if self.membership.epoch > member.epoch and member.state is not MemberState.UNREVOKED:
+                raise _Refused(ErrorCode.REBALANCE_IN_PROGRESS, "")
+            names = {topic_id: name for name, (topic_id, _) in self.membership.topics.items()}
+            rows = [
+                {"topic": names[row["topic_id"]], "partitions": row["partitions"]}
+                for row in topic_partitions(member.assigned)
+                if row["topic_id"] in names
+            ]
+            assignment = encode_versioned(MEMBER_ASSIGNMENT, 0, {"assigned_partitions": rows})
+            name = {"protocol_type": self.protocol_type, "protocol_name": self._protocol(member)}
+            return {"error_code": ErrorCode.NONE, "assignment": assignment} | name
+        except _Refused as refusal:
+            return refused_sync(refusal.code)
+        finally:
+            self._set_wake()
+
+    def heartbeat_classic(self, member_id: str, instance_id: str | None, generation: int, now: float) -> ErrorCode:
+        """Handle Heartbeat: REBALANCE_IN_PROGRESS if the member is to join again, for which it has its time."""
+        try:
+            member = self._classic(member_id, instance_id, generation)
+        except _Refused as refusal:
+            return refusal.code
+        self._hear_of(member, now)
+        target = self.membership.targets.get(member_id, NO_PARTITIONS)
+        gets_more = any(partition not in self.membership.holders for partition in target - member.assigned)
+        must_join = self.membership.epoch > member.epoch or member.state is MemberState.UNREVOKED or gets_more
+        if must_join and member_id not in self._revocations:
+            until = now + max(0, member.subscription.rebalance_timeout_ms) / 1000
+            self._revocations[member_id] = member.epoch, until
+        self._set_wake()
+        return ErrorCode.REBALANCE_IN_PROGRESS if must_join else ErrorCode.NONE
+
+    def leave_classic(self, member_id: str, instance_id: str | None, now: float) -> ErrorCode:
+        """Handle LeaveGroup of one member; a static member may be named by its instance id alone."""
+        if self._named.pop(member_id, None) is not None:
+            return ErrorCode.NONE
+        try:
+            draft = self.membership.copy()
+            static = None if instance_id is None or member_id else draft.static_member(instance_id)
+            member = self._member(draft, member_id if static is None else static.member_id, instance_id)
+            self._remove(draft, [member.member_id], now)
+        except _Refused as refusal:
+            return refusal.code
+        finally:
+            self._set_wake()
+        return ErrorCode.NONE
+
+    def _classic(self, member_id: str, instance_id: str | None, generation: int) -> ConsumerMember:
+        if self.is_dead:
+            raise _Refused(ErrorCode.COORDINATOR_NOT_AVAILABLE, "")
+        member = self._member(self.membership, member_id, instance_id)
+        if member.subscription.classic is None:
+            raise _Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
+        if member.epoch != generation:
+            raise _Refused(ErrorCode.ILLEGAL_GENERATION, "")
+        return member
+
+    def _classic_protocols(self, without: str = "") -> list[tuple[tuple[str, bytes], ...]]:
+        return [
+            member.subscription.classic.protocols
+            for member in self.membership.members.values()
+            if member.subscription.classic is not None and member.member_id != without
+        ]
+
+    def _protocol(self, member: ConsumerMember) -> str:
+        """The first of the member's protocols that all members of the classic protocol have."""
+        assert member.subscription.classic is not None
+        common = common_names(self._classic_protocols())
+        return next(name for name, _ in member.subscription.classic.protocols if name in common)
+
+    @property
+    def classic_protocol(self) -> str | None:
+        """The protocol that members share if all are of the classic one; None if there is another or none."""
+        members = self.membership.members.values()
+        if not members or any(member.subscription.classic is None for member in members):
+            return None
+        return self._protocol(next(iter(members)))
+
+    # ----- offsets
+
     def may_commit(self, member_id: str, epoch: int) -> ErrorCode:
         """Return NONE if a member may commit in this epoch; a client without one commits to an empty group only."""
         if self.is_dead:
@@ -223,13 +411,15 @@ class ConsumerGroup:
         member = self.membership.members.get(member_id)
         if member is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE if epoch == member.epoch else ErrorCode.STALE_MEMBER_EPOCH
+        stale = ErrorCode.ILLEGAL_GENERATION if member.subscription.classic else ErrorCode.STALE_MEMBER_EPOCH
+        return ErrorCode.NONE if epoch == member.epoch else stale
 
     # ----- time
 
     def tick(self, now: float) -> None:
         """Remove members that sent no heartbeat, or did not give up partitions, in time."""
         gone = [member_id for member_id, until in self._sessions.items() if until <= now]
+        self._named = {member_id: until for member_id, until in self._named.items() if until > now}
         slow = [member_id for member_id, (_, until) in self._revocations.items() if until <= now]
         for member_id in gone:
             _log.info("member %s of group %s sent no heartbeat in time", member_id, self.group_id)
@@ -326,8 +516,12 @@ class ConsumerGroup:
             self._revocations.pop(member_id, None)
 
     def _hear_of(self, member: ConsumerMember, now: float) -> None:
-        self._sessions[member.member_id] = now + self._session
-        if member.state is not MemberState.UNREVOKED:
+        classic = member.subscription.classic
+        session = self._session if classic is None else classic.session_timeout_ms / 1000
+        self._sessions[member.member_id] = now + session
+        if classic is not None:
+            pass  # it gives up partitions when it joins again: see `heartbeat_classic`
+        elif member.state is not MemberState.UNREVOKED:
             self._revocations.pop(member.member_id, None)
         elif self._revocations.get(member.member_id, (_UNCHANGED,))[0] != member.epoch:
             until = now + max(0, member.subscription.rebalance_timeout_ms) / 1000
@@ -343,7 +537,7 @@ class ConsumerGroup:
     def _set_wake(self) -> None:
         if not self.is_dead:
             ends = (until for _, until in self._revocations.values())
-            self.wake_at = min((*self._sessions.values(), *ends), default=inf)
+            self.wake_at = min((*self._sessions.values(), *ends, *self._named.values()), default=inf)
 
 
 def _subscription(beat: Heartbeat, before: Subscription) -> Subscription:
@@ -360,6 +554,11 @@ def _subscription(beat: Heartbeat, before: Subscription) -> Subscription:
         else beat.rebalance_timeout_ms,
         assignor=before.assignor if beat.assignor is None else beat.assignor or None,
     )
+
+
+def common_names(protocols: list[tuple[tuple[str, bytes], ...]]) -> set[str]:
+    """The names of protocols that all of some members support."""
+    return set.intersection(*({name for name, _ in some} for some in protocols)) if protocols else set()
 
 
 def _topics_of(subscription: Subscription, matching: Matching) -> frozenset[str]:

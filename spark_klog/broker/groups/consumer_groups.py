@@ -20,11 +20,13 @@ from spark_klog.broker.groups.consumer_records import (
     encode_removal,
     load_record,
 )
+from spark_klog.broker.groups.group import Join, refused_join
 from spark_klog.broker.groups.membership import Membership
+from spark_klog.broker.groups.migration import read_subscription
 from spark_klog.broker.groups.topic_pattern import TopicPattern
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.registry import Topic
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.protocol.tables.groups import CONSUMER_GROUP_METADATA_KEY, JOIN_EPOCH
 
 #: The most regular expressions that are kept compiled.
@@ -59,17 +61,19 @@ class _Matches:
 class ConsumerGroups:
     """All groups of the consumer protocol. For one event loop.
 
-    `store` writes rows to the group's partition of __consumer_offsets.
+    `store` writes rows to the group's partition of __consumer_offsets. `make_classic` gets a group with members of the
+    classic protocol alone, and says whether it is one of that protocol now.
     """
 
     def __init__(
         self,
         store: Callable[[str, Callable[[], list[Row]]], ErrorCode],
+        make_classic: Callable[[ConsumerGroup], bool],
         heartbeat_ms: int,
         session_ms: int,
         max_size: int,
     ) -> None:
-        self._store = store
+        self._store, self._make_classic = store, make_classic
         self._heartbeat_ms, self._session_ms, self._max_size = heartbeat_ms, session_ms, max_size
         self._groups: dict[str, ConsumerGroup] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -150,16 +154,16 @@ class ConsumerGroups:
         return frozenset() if matches is None else frozenset(filter(allows, matches.names))
 
     async def resolved(
-        self, group_id: str, beat: Heartbeat, topics: Mapping[str, Topic], turns: Turns
+        self, group_id: str, regex: str | None, topics: Mapping[str, Topic], turns: Turns
     ) -> Mapping[str, Topic]:
-        """Resolve the regular expressions of the group and of the member; return the topics for `heartbeat`.
+        """Resolve the regular expressions of the group and of a member; return the topics for `heartbeat`.
 
         `ConfigError` if the member's regular expression is none.
         """
         resolved: set[str] = set()
-        while unresolved := self._regexes(group_id, beat) - resolved:
-            for regex in unresolved:
-                await self._resolve(regex, topics, turns)
+        while unresolved := self._regexes(group_id, regex) - resolved:
+            for each in unresolved:
+                await self._resolve(each, topics, turns)
             resolved |= unresolved
         return topics
 
@@ -177,12 +181,66 @@ class ConsumerGroups:
         if group.is_empty and not group.membership.epoch:  # the first member was refused
             self._groups.pop(group_id, None)
         else:
-            self._set_timer(group)
+            self._settle(group)
         return answer
 
-    def _regexes(self, group_id: str, beat: Heartbeat) -> set[str]:
+    def join_classic(
+        self, group_id: str, join: Join, topics: Mapping[str, Topic], allows: Callable[[str], bool]
+    ) -> dict[str, Any]:
+        """Answer JoinGroup of a member of the classic protocol."""
+        if self._is_stopped:
+            return refused_join(ErrorCode.COORDINATOR_NOT_AVAILABLE, join.member_id)
         group = self._groups.get(group_id)
-        return ({beat.regex} if beat.regex else set()) | (set() if group is None else group.regexes)
+        if group is None:  # it has changed its protocol meanwhile
+            return refused_join(ErrorCode.REBALANCE_IN_PROGRESS, join.member_id)
+        try:
+            if join.protocol_type != group.protocol_type or not join.protocols:
+                return refused_join(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, join.member_id)
+            names, owned = read_subscription(join.protocols[0][1], topics)
+        except DecodeError:
+            return refused_join(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, join.member_id)
+        matching: Matching = partial(self._matching, allows=allows)
+        answer = group.join_classic(join, owned, names, topics, matching, time.monotonic())
+        self._settle(group)
+        return answer
+
+    def sync_classic(
+        self,
+        group: ConsumerGroup,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+    ) -> dict[str, Any]:
+        """Answer SyncGroup of a member of the classic protocol."""
+        answer = group.sync_classic(member_id, instance_id, generation, protocol, time.monotonic())
+        self._settle(group)
+        return answer
+
+    def heartbeat_classic(
+        self, group: ConsumerGroup, member_id: str, instance_id: str | None, generation: int
+    ) -> ErrorCode:
+        """Answer Heartbeat of a member of the classic protocol."""
+        code = group.heartbeat_classic(member_id, instance_id, generation, time.monotonic())
+        self._settle(group)
+        return code
+
+    def leave_classic(self, group: ConsumerGroup, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Answer LeaveGroup of a member."""
+        code = group.leave_classic(member_id, instance_id, time.monotonic())
+        self._settle(group)
+        return code
+
+    def adopt(self, group_id: str, membership: Membership) -> None:
+        """Take over a group of the classic protocol, whose new records have been written."""
+        group = self._group(group_id)
+        group.membership = membership
+        group.restart(time.monotonic())
+        self._set_timer(group)
+
+    def _regexes(self, group_id: str, regex: str | None) -> set[str]:
+        group = self._groups.get(group_id)
+        return ({regex} if regex else set()) | (set() if group is None else group.regexes)
 
     def empty_since(self, group_id: str, now_ms: int) -> int:
         """When the group lost its last member (ms): `now_ms` if it has members, 0 if it never had any."""
@@ -198,13 +256,21 @@ class ConsumerGroups:
             return ErrorCode.NON_EMPTY_GROUP
         code = self._store(group_id, lambda: encode_removal(group_id, group.membership))
         if not code:
-            group.kill()
-            del self._groups[group_id]
-            self._emptied.pop(group_id, None)
-            timer = self._timers.pop(group_id, None)
-            if timer is not None:
-                timer.cancel()
+            self.forget(group_id)
         return code
+
+    def forget(self, group_id: str) -> None:
+        """Forget a group whose records have been removed."""
+        self._groups.pop(group_id).kill()
+        self._emptied.pop(group_id, None)
+        timer = self._timers.pop(group_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _settle(self, group: ConsumerGroup) -> None:
+        """Set the group's timer after a change; one without members of the consumer protocol leaves this class."""
+        if not group.is_dead and not (group.classic_protocol is not None and self._make_classic(group)):
+            self._set_timer(group)
 
     def _set_timer(self, group: ConsumerGroup) -> None:
         timer = self._timers.pop(group.group_id, None)
@@ -216,4 +282,4 @@ class ConsumerGroups:
 
     def _tick(self, group: ConsumerGroup) -> None:
         group.tick(time.monotonic())
-        self._set_timer(group)
+        self._settle(group)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from spark_klog.broker.groups.membership import (
     NO_PARTITIONS,
+    ClassicProtocols,
     ConsumerMember,
     Membership,
     MemberState,
@@ -126,6 +127,7 @@ def _target(target: Partitions) -> Message:
 
 
 def _subscription(subscription: Subscription) -> Message:
+    classic = subscription.classic
     return {
         "instance_id": subscription.instance_id,
         "rack_id": subscription.rack_id,
@@ -135,6 +137,12 @@ def _subscription(subscription: Subscription) -> Message:
         "subscribed_topic_regex": subscription.regex,
         "rebalance_timeout_ms": subscription.rebalance_timeout_ms,
         "server_assignor": subscription.assignor,
+        "classic_member_metadata": None
+        if classic is None
+        else {
+            "session_timeout_ms": classic.session_timeout_ms,
+            "supported_protocols": [{"name": name, "metadata": metadata} for name, metadata in classic.protocols],
+        },
     }
 
 
@@ -163,6 +171,7 @@ def load_record(membership: Membership, key: ConsumerGroupKey, data: bytes | Non
 
 
 def _decoded_subscription(value: Message) -> Subscription:
+    classic = value["classic_member_metadata"]
     return Subscription(
         instance_id=value["instance_id"],
         rack_id=value["rack_id"],
@@ -172,6 +181,12 @@ def _decoded_subscription(value: Message) -> Subscription:
         regex=value["subscribed_topic_regex"],
         rebalance_timeout_ms=value["rebalance_timeout_ms"],
         assignor=value["server_assignor"],
+        classic=None
+        if classic is None
+        else ClassicProtocols(
+            classic["session_timeout_ms"],
+            tuple((entry["name"], bytes(entry["metadata"])) for entry in classic["supported_protocols"]),
+        ),
     )
 
 

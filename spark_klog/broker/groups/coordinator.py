@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.coordinator import Coordinator
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, BackgroundTasks
+from spark_klog.broker.groups.consumer_group import ConsumerGroup
 from spark_klog.broker.groups.consumer_groups import ConsumerGroups
-from spark_klog.broker.groups.consumer_records import Row
+from spark_klog.broker.groups.consumer_records import Row, encode_changes, encode_removal
 from spark_klog.broker.groups.expiry import expire, forget_topics
-from spark_klog.broker.groups.group import Group, subscribed_topics
+from spark_klog.broker.groups.group import Group, Join, State, refused_join, subscribed_topics
 from spark_klog.broker.groups.groups import Groups
+from spark_klog.broker.groups.membership import Membership
+from spark_klog.broker.groups.migration import classic_message, membership_of
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
-from spark_klog.broker.groups.records import encode_group, encode_group_key
+from spark_klog.broker.groups.records import encode_group, encode_group_key, encode_stored_group
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
+from spark_klog.broker.metadata.registry import Topic
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
+
+_log = logging.getLogger(__name__)
 
 
 class GroupCoordinator(Coordinator):
@@ -32,6 +39,7 @@ class GroupCoordinator(Coordinator):
         self.groups = Groups(self._store, broker.config.group_initial_delay_ms, broker.config.group_max_size)
         self.consumer_groups = ConsumerGroups(
             self._store_rows,
+            self._make_classic,
             broker.config.consumer_heartbeat_ms,
             broker.config.consumer_session_ms,
             broker.config.consumer_max_size,
@@ -82,19 +90,91 @@ class GroupCoordinator(Coordinator):
         is_member = bool(member_id) or epoch >= 0
         return group.may_fetch(member_id or "", epoch) if group is not None and is_member else ErrorCode.NONE
 
-    def make_classic(self, group_id: str) -> ErrorCode:
-        """Let an empty consumer group become one of the classic protocol; INCONSISTENT_GROUP_PROTOCOL if not empty."""
-        code = self.consumer_groups.delete(group_id)
+    async def join(
+        self, group_id: str, join: Join, topics: Mapping[str, Topic], allows: Callable[[str], bool]
+    ) -> dict[str, Any]:
+        """Answer JoinGroup; an empty consumer group becomes one of the classic protocol."""
+        groups = self.consumer_groups
+        seen = await groups.resolved(group_id, None, topics, self._broker.turns)
+        code = groups.delete(group_id)
         if code == ErrorCode.NON_EMPTY_GROUP:
-            return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        return ErrorCode.NONE if code == ErrorCode.GROUP_ID_NOT_FOUND else code
+            return groups.join_classic(group_id, join, seen, allows)
+        if code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
+            return refused_join(code, join.member_id)
+        return await self.groups.join(group_id, join)
 
-    def make_consumer(self, group_id: str) -> ErrorCode:
-        """Let an empty group of the classic protocol become a consumer group; GROUP_ID_NOT_FOUND if not empty."""
-        code = self.groups.delete(group_id)
-        if code == ErrorCode.NON_EMPTY_GROUP:
+    async def sync(
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        generation: int,
+        protocol: tuple[str | None, str | None],
+        assignments: dict[str, bytes],
+    ) -> dict[str, Any]:
+        """Answer SyncGroup; a consumer group has no use for a leader's assignments."""
+        group = self.consumer_groups.get(group_id)
+        if group is not None:
+            return self.consumer_groups.sync_classic(group, member_id, instance_id, generation, protocol)
+        return await self.groups.sync(group_id, member_id, instance_id, generation, protocol, assignments)
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
+        """Answer Heartbeat."""
+        group = self.consumer_groups.get(group_id)
+        if group is not None:
+            return self.consumer_groups.heartbeat_classic(group, member_id, instance_id, generation)
+        return self.groups.heartbeat(group_id, member_id, instance_id, generation)
+
+    def leave(self, group_id: str, member_id: str, instance_id: str | None) -> ErrorCode:
+        """Answer LeaveGroup of one member."""
+        group = self.consumer_groups.get(group_id)
+        if group is not None:
+            return self.consumer_groups.leave_classic(group, member_id, instance_id)
+        return self.groups.leave(group_id, member_id, instance_id)
+
+    def make_consumer(self, group_id: str, topics: Mapping[str, Topic]) -> ErrorCode:
+        """Let a group of the classic protocol become a consumer group, with its members if they are consumers.
+
+        GROUP_ID_NOT_FOUND if they are not; COORDINATOR_LOAD_IN_PROGRESS, with which clients try again, while they
+        rebalance.
+        """
+        group = self.groups.get(group_id)
+        if group is None or group.state is State.EMPTY:
+            code = self.groups.delete(group_id)
+            return ErrorCode.NONE if code == ErrorCode.GROUP_ID_NOT_FOUND else code
+        if group.state is not State.STABLE:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        membership = membership_of(group, topics)
+        if membership is None:
             return ErrorCode.GROUP_ID_NOT_FOUND
-        return ErrorCode.NONE if code == ErrorCode.GROUP_ID_NOT_FOUND else code
+        code = self._store_rows(
+            group_id,
+            lambda: [(encode_group_key(group_id), None), *encode_changes(group_id, Membership(), membership)],
+        )
+        if not code:
+            _log.info("group %s is one of the consumer protocol now, with its classic members", group_id)
+            self.groups.forget(group_id)
+            self.consumer_groups.adopt(group_id, membership)
+        return code
+
+    def _make_classic(self, group: ConsumerGroup) -> bool:
+        """Let a consumer group with classic members alone become one of the classic protocol; whether it is now."""
+        group_id, stored = group.group_id, classic_message(group, system_ms())
+        # after a restart members are to join again, too: they are in an older generation then
+        later = stored | {"generation": stored["generation"] + 1}
+        code = self._store_rows(
+            group_id,
+            lambda: [
+                *encode_removal(group_id, group.membership),
+                (encode_group_key(group_id), encode_stored_group(later)),
+            ],
+        )
+        if not code:
+            _log.info("group %s is one of the classic protocol again", group_id)
+            self.consumer_groups.forget(group_id)
+            self.groups.load(group_id, stored)
+            self.groups.begin_again(group_id, "its last member of the consumer protocol has gone")
+        return not code
 
     def delete(self, group_id: str) -> ErrorCode:
         """Remove a group without members; NON_EMPTY_GROUP, or GROUP_ID_NOT_FOUND if nobody has joined it."""

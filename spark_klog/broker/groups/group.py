@@ -294,6 +294,11 @@ class Group:
             self._hear_of(member, now)
         self._taken()
 
+    def rebalance(self, now: float, reason: str) -> list[Reply]:
+        """Let all members join again."""
+        self._rebalance(now, reason)
+        return self._taken()
+
     def kill(self) -> None:
         self._go(State.DEAD)
 

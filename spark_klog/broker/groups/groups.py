@@ -180,13 +180,24 @@ class Groups:
             return ErrorCode.NON_EMPTY_GROUP
         code = self._store(group_id, None) if group.generation else ErrorCode.NONE
         if not code:
-            group.kill()
-            del self._groups[group_id]
-            self._emptied.pop(group_id, None)
-            timer = self._timers.pop(group_id, None)
-            if timer is not None:
-                timer.cancel()
+            self.forget(group_id)
         return code
+
+    def forget(self, group_id: str) -> None:
+        """Forget a group whose record has been removed; waiting clients join again."""
+        group = self._groups.pop(group_id)
+        self._emptied.pop(group_id, None)
+        timer = self._timers.pop(group_id, None)
+        if timer is not None:
+            timer.cancel()
+        _set_results(group.release(ErrorCode.REBALANCE_IN_PROGRESS))
+        group.kill()
+
+    def begin_again(self, group_id: str, reason: str) -> None:
+        """Let the members of a group that has been loaded join again."""
+        group, now = self._groups[group_id], time.monotonic()
+        group.restart(now)
+        self._deliver(group, group.rebalance(now, reason))
 
     def _deliver(self, group: Group, replies: list[Reply]) -> None:
         _set_results(replies)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from spark_klog.protocol.tables.groups import STATIC_LEAVE_EPOCH
@@ -32,9 +32,19 @@ class MemberState(IntEnum):
     UNRELEASED = 2
 
 
+class ClassicProtocols(NamedTuple):
+    """What a member of the classic protocol has told beside its subscription; `protocols` are (name, metadata)."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member has told of itself; times in ms. Without a preference `assignor` is None."""
+    """What a member has told of itself; times in ms. Without a preference `assignor` is None.
+
+    `classic` is None for a member of the consumer protocol.
+    """
 
     instance_id: str | None
     rack_id: str | None
@@ -44,6 +54,12 @@ class Subscription:
     regex: str | None
     rebalance_timeout_ms: int
     assignor: str | None
+    classic: ClassicProtocols | None = None
+
+    @property
+    def choice(self) -> tuple[object, ...]:
+        """What the assignment depends on."""
+        return self.topics, self.regex, self.assignor
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,11 @@ def encode_group(group: Group, now_ms: int) -> bytes:
             for member in group.members.values()
         ],
     }
+    return encode_stored_group(message)
+
+
+def encode_stored_group(message: Message) -> bytes:
+    """Encode the fields of a group's record (version 3)."""
     return encode_versioned(GROUP_METADATA_VALUE, _VALUE_VERSION, message)
 
 

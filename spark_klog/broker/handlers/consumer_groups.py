@@ -17,8 +17,8 @@ from spark_klog.protocol.tables.groups import JOIN_EPOCH, STATIC_LEAVE_EPOCH
 
 #: From this version on members choose their ids.
 _FIRST_WITH_OWN_ID = 1
-#: What a member of a consumer group is; 0 is one of the classic protocol.
-_CONSUMER_MEMBER = 1
+#: What a member of a consumer group is.
+_CLASSIC_MEMBER, _CONSUMER_MEMBER = 0, 1
 
 
 async def consumer_group_heartbeat(broker: Broker, request: Request, message: Message) -> Message:
@@ -52,12 +52,12 @@ async def consumer_group_heartbeat(broker: Broker, request: Request, message: Me
     )
     groups = broker.coordinator.consumer_groups
     try:
-        topics = await groups.resolved(group, beat, broker.registry.topics, broker.turns)
+        topics = await groups.resolved(group, regex, broker.registry.topics, broker.turns)
     except ConfigError as error:
         return refused_heartbeat(ErrorCode.INVALID_REGULAR_EXPRESSION, member_id, str(error))
-    code = broker.coordinator.make_consumer(group) if epoch == JOIN_EPOCH else ErrorCode.NONE
+    code = broker.coordinator.make_consumer(group, topics) if epoch == JOIN_EPOCH else ErrorCode.NONE
     if code:
-        return refused_heartbeat(code, member_id, f"group {group} has members of the classic protocol")
+        return refused_heartbeat(code, member_id, f"group {group} has other members than consumers, or rebalances")
     allows = partial(broker.authorizer.allows, request.session, SEE)
     answer = groups.heartbeat(group, beat, topics, allows)
     if not answer["error_code"] and (code := await broker.coordinator.flushed(group)):
@@ -140,7 +140,9 @@ async def _described(broker: Broker, request: Request, group: ConsumerGroup) -> 
             "assignment": _named(broker, member.assigned),
             "target_assignment": _named(broker, membership.targets.get(member.member_id, frozenset())),
         }
-        members.append(entry | ({"member_type": _CONSUMER_MEMBER} if request.version >= 1 else {}))
+        if request.version >= 1:
+            entry["member_type"] = _CONSUMER_MEMBER if subscription.classic is None else _CLASSIC_MEMBER
+        members.append(entry)
     return {
         "error_code": ErrorCode.NONE,
         "group_state": group.state,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import MAX_ID_LENGTH
 from spark_klog.broker.groups.expiry import forget_group, removal_error
 from spark_klog.broker.groups.group import CONSUMER, Join, State, refused_join, refused_sync
+from spark_klog.broker.security.authorizer import SEE
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import BatchTooLarge
 from spark_klog.protocol.codec import Message
@@ -124,7 +127,7 @@ async def leave_group(broker: Broker, request: Request, message: Message) -> Mes
     group = message["group_id"]
     code = await broker.coordinator.code(group)
     if request.version < _FIRST_WITH_MEMBERS:
-        code = code or broker.groups.leave(group, message["member_id"], None)
+        code = code or broker.coordinator.leave(group, message["member_id"], None)
         return {"error_code": code or await broker.coordinator.flushed(group)}
     if code:
         return {"error_code": code}
@@ -132,7 +135,7 @@ async def leave_group(broker: Broker, request: Request, message: Message) -> Mes
     for member in message["members"]:
         member_id, instance_id = member["member_id"], member["group_instance_id"]
         await broker.turns.take()
-        left = broker.groups.leave(group, member_id, instance_id)
+        left = broker.coordinator.leave(group, member_id, instance_id)
         members.append({"member_id": member_id, "group_instance_id": instance_id, "error_code": left})
     return {"error_code": await broker.coordinator.flushed(group), "members": members}
 
@@ -141,7 +144,7 @@ async def heartbeat(broker: Broker, request: Request, message: Message) -> Messa
     """Heartbeat v0-4: keep a member alive, and let it know if it must rejoin."""
     group, member_id, instance_id = message["group_id"], message["member_id"], message["group_instance_id"]
     code = await broker.coordinator.code(group, for_reading=True)
-    return {"error_code": code or broker.groups.heartbeat(group, member_id, instance_id, message["generation_id"])}
+    return {"error_code": code or broker.coordinator.heartbeat(group, member_id, instance_id, message["generation_id"])}
 
 
 async def sync_group(broker: Broker, request: Request, message: Message) -> Message:
@@ -149,7 +152,7 @@ async def sync_group(broker: Broker, request: Request, message: Message) -> Mess
     group = message["group_id"]
     if code := await broker.coordinator.code(group):
         return {"error_code": code}
-    answer = await broker.groups.sync(
+    answer = await broker.coordinator.sync(
         group,
         message["member_id"],
         message["group_instance_id"],
@@ -180,7 +183,7 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
     code = await broker.coordinator.code(group)
     if not code and not config.group_min_session_ms <= timeout <= config.group_max_session_ms:
         code = ErrorCode.INVALID_SESSION_TIMEOUT
-    code = code or _size_code(broker, message) or broker.coordinator.make_classic(group)
+    code = code or _size_code(broker, message)
     if code:
         return refused_join(code, message["member_id"])
     has_rebalance_timeout = request.version >= _FIRST_WITH_REBALANCE_TIMEOUT
@@ -196,7 +199,8 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
         requires_id=request.version >= _FIRST_WITH_IDS,
         can_skip=request.version >= _FIRST_SKIPPING,
     )
-    answer = await broker.groups.join(group, join)
+    allows = partial(broker.authorizer.allows, request.session, SEE)
+    answer = await broker.coordinator.join(group, join, broker.registry.topics, allows)
     code = await broker.coordinator.flushed(group)
     return refused_join(code, message["member_id"]) if code and not answer["error_code"] else answer
 

@@ -238,7 +238,9 @@ class EpochHeartbeats:
             advice = f"a member with group.instance.id={config.group_instance_id} has not left, or not yet timed out"
             return ProtocolError(code, what, Remedy.RETRY, advice)
         if code == ErrorCode.GROUP_ID_NOT_FOUND:
-            advice = "the group has members of the classic protocol: set group.protocol=classic, or close them first"
+            advice = (
+                "its members are of another kind: set another group.id or group.protocol=classic, or close them first"
+            )
             return ProtocolError(code, what, advice=advice)
         error = answer_error(CONSUMER_GROUP_HEARTBEAT, code, what)
         return ProtocolError(error.code, what, error.remedy, answer["error_message"] or error.advice)

@@ -408,6 +408,17 @@ CONSUMER_GROUP_MEMBER_VALUE = versioned(
     F("subscribed_topic_regex", STRING, nullable="0+", default=None),
     F("rebalance_timeout_ms", INT32, default=-1),
     F("server_assignor", STRING, nullable="0+", default=None),
+    # of a member of the classic protocol
+    F(
+        "classic_member_metadata",
+        struct(
+            F("session_timeout_ms", INT32),
+            structs("supported_protocols", F("name", STRING), F("metadata", BYTES)),
+        ),
+        nullable="0+",
+        default=None,
+        tag=0,
+    ),
     flexible=0,
 )
 
