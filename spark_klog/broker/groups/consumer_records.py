@@ -76,18 +76,19 @@ def encode_changes(group: str, before: Membership, after: Membership) -> list[Ro
     rows = list(_removals(group, before, after))
     for member_id, member in after.members.items():
         old = before.members.get(member_id)
-        if old is None or old.subscription != member.subscription:
+        if old is not member and (old is None or old.subscription != member.subscription):
             rows.append(_row(CONSUMER_GROUP_MEMBER_KEY, group, member_id, _subscription(member.subscription)))
     if before.epoch != after.epoch:
         rows.append(_row(CONSUMER_GROUP_METADATA_KEY, group, "", {"epoch": after.epoch}))
     for member_id, target in after.targets.items():
-        if before.targets.get(member_id) != target:
+        old_target = before.targets.get(member_id)
+        if old_target is not target and old_target != target:
             rows.append(_row(CONSUMER_GROUP_TARGET_MEMBER_KEY, group, member_id, _target(target)))
     if before.assignment_epoch != after.assignment_epoch:
         rows.append(_row(CONSUMER_GROUP_TARGET_KEY, group, "", {"assignment_epoch": after.assignment_epoch}))
     for member_id, member in after.members.items():
         old = before.members.get(member_id)
-        if old is None or _current(old) != _current(member):
+        if old is not member and (old is None or _current(old) != _current(member)):
             rows.append(_row(CONSUMER_GROUP_CURRENT_KEY, group, member_id, _encoded_current(member)))
     return rows
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -56,6 +57,10 @@ def assign_uniform(topics: Topics, members: Mapping[str, AssignedMember]) -> dic
 
     No member could get a partition of another one that has two more than it.
     """
+    if len({member.topics.intersection(topics) for member in members.values()}) == 1:
+        shares = _equal_shares(topics, members)
+        if shares is not None:
+            return shares
     subscribers = _subscribers(topics, members)
     names = {topic_id: name for name, (topic_id, _) in topics.items()}
     counts = dict(topics.values())
@@ -81,6 +86,31 @@ def assign_uniform(topics: Topics, members: Mapping[str, AssignedMember]) -> dic
                 heappush(loads, (load + 1, member_id))
     _balance(chosen, {topic_id: subscribers[name] for topic_id, name in names.items()})
     return {member_id: frozenset(partitions) for member_id, partitions in chosen.items()}
+
+
+def _equal_shares(topics: Topics, members: Mapping[str, AssignedMember]) -> dict[str, Partitions] | None:
+    """The shares of members that subscribe to the same topics, which are all; None if two had the same partition."""
+    subscribed = next(iter(members.values())).topics
+    every = {(topics[name][0], number) for name in topics.keys() & subscribed for number in range(topics[name][1])}
+    kept = {
+        name: member.target if member.target <= every else member.target & every for name, member in members.items()
+    }
+    left = every.difference(*kept.values())
+    if len(every) - len(left) != sum(map(len, kept.values())):
+        return None
+    least, extra = divmod(len(every), len(members))
+    shares = {}
+    for rank, name in enumerate(sorted(kept, key=lambda each: (-len(kept[each]), each))):
+        shares[name] = least + (rank < extra)
+        if len(kept[name]) > shares[name]:
+            ordered = sorted(kept[name])
+            kept[name] = frozenset(ordered[: shares[name]])
+            left.update(ordered[shares[name] :])
+    pool = iter(sorted(left))
+    for name, share in shares.items():
+        if len(kept[name]) < share:
+            kept[name] |= frozenset(islice(pool, share - len(kept[name])))
+    return kept
 
 
 def _balance(chosen: dict[str, set[Partition]], subscribers: Mapping[UUID, list[str]]) -> None:
