@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
 
 from spark_klog.broker.faults import ErrorAnswer, Fault
-from spark_klog.client import Producer
+from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ProtocolError
 from tests.support.broker import KlogBroker
@@ -125,6 +125,22 @@ def test_ours_and_librdkafkas_in_one_group(server: Server) -> None:
     members.pop().consumer.close()
     poll_until(members, lambda: is_shared(members, 6))
     members.pop().consumer.close()
+
+
+def test_our_admin_describes_the_group(server: Server) -> None:
+    topic = server.topic(4)
+    members = [Member(server, topic, client_id=name, group_remote_assignor="range") for name in ("a", "b")]
+    poll_until(members, lambda: is_shared(members, 2, 2))
+    with Admin({"bootstrap.servers": server.servers}) as admin:
+        described = admin.describe_group(f"g-{topic}")
+        assert (described.state, described.protocol_type, described.protocol) == ("Stable", "consumer", "range")
+        shown = {member.client_id: member.assignment for member in described.members}
+        assert shown == {name: {topic: sorted(member.owned())} for name, member in zip("ab", members, strict=True)}
+        for member in members:
+            member.consumer.close()
+        assert admin.describe_group(f"g-{topic}").state == "Empty"
+        admin.delete_group(f"g-{topic}")
+        assert admin.describe_group(f"g-{topic}").state == "Dead"
 
 
 def test_a_member_that_does_not_poll_loses_its_partitions(server: Server) -> None:

@@ -28,6 +28,7 @@ from spark_klog.errors import (
     UnsupportedVersionError,
 )
 from spark_klog.protocol.apis import (
+    CONSUMER_GROUP_DESCRIBE,
     DELETE_GROUPS,
     DELETE_RECORDS,
     DESCRIBE_GROUPS,
@@ -77,8 +78,8 @@ class GroupMember:
 class GroupDescription:
     """A group as its coordinator (a node id) describes it.
 
-    A group that does not exist or uses the protocol of KIP-848 has the state `DEAD`; coordinators since Kafka 4.0 give
-    a `reason`.
+    A group that does not exist has the state `DEAD`; coordinators since Kafka 4.0 give a `reason`. `protocol` is the
+    assignor: one of the members', or in a group of KIP-848 one of the coordinator's.
     """
 
     group: str
@@ -168,7 +169,10 @@ class GroupCalls(AdminCalls):
         return sorted(self._of_all_brokers(listed), key=lambda listing: listing.group)
 
     def describe_groups(self, groups: Iterable[str]) -> Outcomes[str, GroupDescription]:
-        """Describe groups; one that does not exist has the state `DEAD`. DescribeGroups, at the coordinators."""
+        """Describe groups; one that does not exist has the state `DEAD`.
+
+        DescribeGroups and ConsumerGroupDescribe, at the coordinators.
+        """
         names = names_of("groups", groups)
         return self._each(names, lambda rest: self._describe(self._at_coordinators, rest))
 
@@ -189,7 +193,32 @@ class GroupCalls(AdminCalls):
             # since version 6; earlier versions only set the state
             accepted=[ErrorCode.GROUP_ID_NOT_FOUND],
         )
-        return {name: _described(entry) for name, entry in answered.items()}
+        described = {name: _described(entry) for name, entry in answered.items()}
+        absent = [name for name, one in described.items() if isinstance(one, GroupDescription) and one.state == DEAD]
+        return described | (self._of_consumer_protocol(places, absent) if absent else {})
+
+    def _of_consumer_protocol(
+        self, places: Callable[[list[str]], Routes[str]], names: list[str]
+    ) -> dict[str, GroupDescription | KlogError]:
+        """Describe those of the groups that are of KIP-848: DescribeGroups does not know them."""
+        try:
+            answered = self._ask(
+                places,
+                CONSUMER_GROUP_DESCRIBE,
+                names,
+                lambda keys: {"group_ids": keys},
+                by_field("groups", "group_id"),
+                "group",
+                accepted=[ErrorCode.GROUP_ID_NOT_FOUND],
+            )
+        except UnsupportedVersionError:  # before Kafka 3.7
+            return {}
+        return {
+            name: entry if isinstance(entry, KlogError) else _of_epoch(entry)
+            for name, entry in answered.items()
+            if not isinstance(entry, UnsupportedVersionError)
+            and (isinstance(entry, KlogError) or not entry["error_code"])
+        }
 
     def delete_groups(self, groups: Iterable[str]) -> Outcomes[str, None]:
         """Delete groups without members, with their offsets. DeleteGroups (Kafka 1.1), at the coordinators.
@@ -355,6 +384,28 @@ def _described(entry: Message | KlogError) -> GroupDescription | KlogError:
         entry["answered_by"],
         members,
         entry["error_message"],
+    )
+
+
+def _of_epoch(entry: Message) -> GroupDescription:
+    """A group of KIP-848; its protocol is the coordinator's assignor."""
+    members = tuple(
+        GroupMember(
+            *(member["member_id"], member["instance_id"], member["client_id"], member["client_host"]),
+            {row["topic_name"]: sorted(row["partitions"]) for row in member["assignment"]["topic_partitions"]},
+        )
+        for member in entry["members"]
+    )
+    return GroupDescription(
+        *(
+            entry["group_id"],
+            entry["group_state"],
+            _CONSUMER,
+            entry["assignor_name"],
+            entry["answered_by"],
+            members,
+            None,
+        )
     )
 
 
