@@ -288,6 +288,16 @@ def test_requests_that_are_refused(broker: KlogBroker, changes: dict[str, Any], 
         assert described["error_code"] == ErrorCode.GROUP_ID_NOT_FOUND
 
 
+def test_version_0_gives_members_their_ids(broker: KlogBroker, topic: str) -> None:
+    with RawClient(broker.port) as raw:
+        beat = _VALID | {"group_id": topic, "member_id": "", "subscribed_topic_names": [topic]}
+        joined = raw.request(apis.CONSUMER_GROUP_HEARTBEAT, 0, beat)
+        assert (joined["error_code"], joined["member_epoch"]) == (ErrorCode.NONE, 1)
+        (described,) = raw.request(apis.CONSUMER_GROUP_DESCRIBE, 0, {"group_ids": [topic]})["groups"]
+        assert [member["member_id"] for member in described["members"]] == [joined["member_id"]]
+        assert (described["group_state"], described["assignor_name"]) == ("Stable", "uniform")
+
+
 def test_offsets_are_fenced_by_the_members_epoch(broker: KlogBroker, topic: str) -> None:
     with RawClient(broker.port) as raw:
         beat = _VALID | {"group_id": topic, "subscribed_topic_names": [topic]}

@@ -199,6 +199,20 @@ def test_patterns_assignors_and_later_topics(server: Server) -> None:
         member.consumer.close()
 
 
+def test_a_member_begins_anew_after_an_interrupt(server: Server) -> None:
+    """The coordinator still knows it, and Kafka fences a member that joins twice."""
+    topic = server.topic(2)
+    member = Member(server, topic)
+    poll_until([member], lambda: len(member.owned()) == 2)
+    assert member.consumer._group is not None
+    member.consumer._group.mend()
+    assert member.consumer.assignment() == []
+    poll_until([member], lambda: len(member.owned()) == 2)
+    assert [call for call, _ in member.heard.calls] == ["assigned", "lost", "assigned"]
+    member.consumer.commit({(topic, 0): 0})
+    member.consumer.close()
+
+
 def test_offsets_in_a_transaction(server: Server) -> None:
     topic = server.topic(1)
     server.send(topic, short(5))

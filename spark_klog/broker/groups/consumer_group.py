@@ -359,6 +359,7 @@ class ConsumerGroup:
             static = None if instance_id is None or member_id else draft.static_member(instance_id)
             member = self._member(draft, member_id if static is None else static.member_id, instance_id)
             self._remove(draft, [member.member_id], now)
+            _log.info("member %s has left group %s", member.member_id, self.group_id)
         except _Refused as refusal:
             return refusal.code
         finally:

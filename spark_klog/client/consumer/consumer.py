@@ -166,6 +166,7 @@ class Consumer:
 
     With `group.id` a consumer can `subscribe`. It joins the group within `poll`, and a background thread sends
     heartbeats (`session.timeout.ms`, `heartbeat.interval.ms`) unless `poll` is not called for `max.poll.interval.ms`.
+    With `group.protocol=consumer` the coordinator assigns the partitions (KIP-848), and a rebalance stops nobody.
     With `enable.auto.commit`, positions are committed by `poll` every `auto.commit.interval.ms`, before a rebalance,
     and by `close`: records that `poll` has returned count as processed.
     """
