@@ -188,6 +188,7 @@ def test_one_member_has_all_and_others_get_theirs_when_given_up() -> None:
     assert talk.group.state == "Reconciling"
     owned = a.owned
     assert (a.beat(), a.epoch, len(a.numbers)) == (OK, 1, 2)  # it is to give up two, in its epoch
+    assert (a.beat(says_owned=False), a.epoch) == (OK, 1)  # it does not say that it has
     assert (b.beat(), b.numbers) == (OK, [])
     a.owned, kept = owned, a.owned
     assert (a.beat(), a.epoch) == (OK, 1)  # not done
