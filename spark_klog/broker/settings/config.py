@@ -165,7 +165,7 @@ BROKER_SETTINGS = settings_of(BrokerConfig)
 
 def has_no_use(name: str) -> bool:
     """Whether a setting of Kafka's brokers has no use here."""
-    return name in _WITHOUT_USE or name.startswith(_FEATURES)
+    return name in _WITHOUT_USE or (name.startswith(_FEATURES) and name not in BROKER_SETTINGS)
 
 
 def shown(name: str, value: str) -> str:
