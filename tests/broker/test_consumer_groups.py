@@ -157,6 +157,7 @@ def test_a_static_member_comes_back_to_its_partitions(topic: str, group: Group) 
     assert group.shares() == had
 
 
+@pytest.mark.test_all("kill")
 def test_a_group_lives_on_after_a_kill_of_the_broker(server_dir: Path) -> None:
     with KlogBroker(server_dir) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
@@ -175,7 +176,7 @@ def test_a_group_lives_on_after_a_kill_of_the_broker(server_dir: Path) -> None:
         group.close()
 
 
-@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize("assignor", ["range", pytest.param("cooperative-sticky", marks=pytest.mark.test_all("again"))])
 def test_members_of_both_protocols(broker: KlogBroker, topic: str, group: Group, assignor: str) -> None:
     """A group changes its protocol with the first and the last member of the consumer protocol."""
     _produce(broker, topic, 60)
