@@ -18,6 +18,7 @@ from spark_klog.protocol.apis import (
     FETCH,
     INIT_PRODUCER_ID,
     METADATA,
+    OFFSET_COMMIT,
     PRODUCE,
     TXN_OFFSET_COMMIT,
 )
@@ -37,6 +38,8 @@ _BY_API: dict[int, dict[ErrorCode, Remedy]] = {
     # the controller answers: a topic that it does not know does not exist
     DELETE_TOPICS.key: {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Remedy.FAIL},
     CREATE_PARTITIONS.key: {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: Remedy.FAIL},
+    # the answer to a heartbeat, with the member's new epoch, is on its way (KIP-848)
+    OFFSET_COMMIT.key: {ErrorCode.STALE_MEMBER_EPOCH: Remedy.RETRY},
     # the controller has tried: a replica that is down is down for long
     ELECT_LEADERS.key: {
         ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE: Remedy.FAIL,
@@ -66,6 +69,7 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
         "message.timestamp.after.max.ms (message.timestamp.difference.max.ms before Kafka 3.6) do not allow the "
         "records' times: raise them, or leave the times out (in Spark drop the column timestamp)",
     },
+    OFFSET_COMMIT.key: {ErrorCode.STALE_MEMBER_EPOCH: "the member is in a new epoch, which its next heartbeat tells"},
     DELETE_GROUPS.key: {
         ErrorCode.NON_EMPTY_GROUP: "the group has members, stop them first; klog groups describe names them",
     },

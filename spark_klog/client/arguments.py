@@ -123,10 +123,11 @@ def offsets_of(call: str, offsets: Any) -> dict[TopicPartition, Committed]:
     return result
 
 
-def topics_of(topics: Any) -> tuple[Collection[str], re.Pattern[str] | None]:
+def topics_of(topics: Any, *, is_text_kept: bool) -> tuple[Collection[str], re.Pattern[str] | str | None]:
     """The names and the pattern of a subscription; text that begins with ^ is a pattern, as in librdkafka.
 
-    As there, such a pattern selects topics whose names begin with a match; a compiled pattern has to match all of it.
+    Such a pattern selects topics whose names begin with a match; a compiled pattern has to match all of it. With
+    `is_text_kept` the result is not compiled, but text that matches whole names, for a broker that resolves it.
     """
     if isinstance(topics, re.Pattern):
         if not isinstance(topics.pattern, str):
@@ -142,10 +143,15 @@ def topics_of(topics: Any) -> tuple[Collection[str], re.Pattern[str] | None]:
     if not wanted:
         raise ConfigError("subscribe: the list of topics is empty; call unsubscribe to leave the group")
     patterns = [topic for topic in wanted if isinstance(topic, str) and topic.startswith("^")]
+    names = [_topic("subscribe", topic) for topic in wanted if topic not in patterns]
+    whole = "|".join(f"(?:{text}).*" for text in patterns)
+    if not patterns:
+        return names, None
+    if is_text_kept:
+        return names, whole
     for text in patterns:
         topic_pattern(f"subscribe: {text!r}", text)
-    names = [_topic("subscribe", topic) for topic in wanted if topic not in patterns]
-    return names, re.compile("|".join(f"(?:{text}).*" for text in patterns)) if patterns else None
+    return names, re.compile(whole)
 
 
 def _topic(call: str, topic: Any) -> str:

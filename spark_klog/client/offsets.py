@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 _FIRST_OF_ALL = 2
 #: The first version of OffsetFetch that takes several groups.
 _FIRST_OF_GROUPS = 8
+#: Errors of a reader that is not a member in this epoch.
+_REFUSED_READER = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.STALE_MEMBER_EPOCH)
 _T = TypeVar("_T")
 
 
@@ -272,12 +274,24 @@ class GroupOffsets:
 
     With `is_stable`, `fetch` waits while an open transaction has offsets of the partitions (KIP-447, Kafka 2.5): they
     would otherwise be read again although the transaction is then committed.
+
+    `reader` gives the member of KIP-848 that reads them, None for others. The coordinator refuses one that is not in
+    this epoch (from OffsetFetch 9 on), as the last owner of a partition may not have committed yet: `on_refused` is
+    called, and the error can be retried.
     """
 
-    def __init__(self, cluster: Cluster, group: str, *, is_stable: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        *,
+        is_stable: bool = False,
+        reader: Callable[[], GroupMetadata | None] = lambda: None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
         self._cluster = cluster
         self.group = group
-        self._is_stable = is_stable
+        self._is_stable, self._reader, self._on_refused = is_stable, reader, on_refused
         self._coordinators = Coordinators(cluster)
 
     def commit(self, offsets: Mapping[TopicPartition, int | Committed], *, skips_deleted: bool = False) -> None:
@@ -335,9 +349,19 @@ class GroupOffsets:
         stable = {"require_stable": self._is_stable}
         if version < _FIRST_OF_GROUPS:
             return self._committed(self._cluster.request(node, OFFSET_FETCH, request | stable), partitions)
+        member = self._reader()
+        if member is not None:
+            request |= {"member_id": member.member, "member_epoch": member.generation}
         answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request], **stable})
         groups = by_key(OFFSET_FETCH, answer, ((item["group_id"], item) for item in answer["groups"]), [self.group])
-        return self._committed(groups[self.group] | {"throttle_time_ms": answer["throttle_time_ms"]}, partitions)
+        found = groups[self.group]
+        if member is not None and found["error_code"] in _REFUSED_READER:
+            self._on_refused()
+            what = f"offsets of group {self.group} for its member in epoch {member.generation}"
+            raise ProtocolError(
+                found["error_code"], what, Remedy.RETRY, "its next heartbeat tells its epoch or its loss"
+            )
+        return self._committed(found | {"throttle_time_ms": answer["throttle_time_ms"]}, partitions)
 
     def _committed(
         self, answer: Message, partitions: Collection[TopicPartition] | None

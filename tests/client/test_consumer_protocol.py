@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer as ConfluentConsumer
 
 from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.client import Admin, Producer
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.coordinator import find_coordinator
+from spark_klog.client.offsets import GroupOffsets
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import CommitFailed, ProtocolError
+from spark_klog.errors import CommitFailed, ErrorCode, ProtocolError
+from spark_klog.protocol.apis import CONSUMER_GROUP_DESCRIBE
 from tests.support.broker import KlogBroker
-from tests.support.consumers import SECONDS, Heard, Server, short
+from tests.support.consumer_protocol import Member, Theirs, evict, is_shared, poll_until
+from tests.support.consumers import SECONDS, Server, short
 from tests.support.shared_kafka import SharedKafkas
 
 _KAFKA = {
@@ -35,55 +42,6 @@ def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafka
     settings = ("--set", "group.consumer.heartbeat.interval.ms=300", "--set", "group.consumer.session.timeout.ms=6000")
     with KlogBroker(module_server_dir, *settings) as broker:
         yield Server(broker.bootstrap_servers, None)
-
-
-class Member:
-    """Our consumer as a member of the topic's group, with the values it has read."""
-
-    def __init__(self, server: Server, topic: str | re.Pattern[str], name: str = "", **settings: Any) -> None:
-        given: dict[str, Any] = {"group_protocol": "consumer", "auto_offset_reset": "earliest"}
-        self.consumer = server.consumer(**(given | {"group_id": f"g-{name or topic}"} | settings))
-        self.heard = Heard()
-        self.consumer.subscribe([topic] if isinstance(topic, str) else topic, self.heard)
-        self.values: list[bytes | None] = []
-
-    def poll(self) -> None:
-        self.values += [record.value for record in self.consumer.poll(0.02)]
-
-    def owned(self) -> set[int]:
-        return {partition for _, partition in self.consumer.assignment()}
-
-
-class Theirs:
-    """librdkafka's."""
-
-    def __init__(self, server: Server, topic: str) -> None:
-        settings = {"bootstrap.servers": server.servers, "group.id": f"g-{topic}", "group.protocol": "consumer"}
-        self.consumer = ConfluentConsumer(settings | {"auto.offset.reset": "earliest"})
-        self.consumer.subscribe([topic])
-        self.values: list[bytes | None] = []
-
-    def poll(self) -> None:
-        message = self.consumer.poll(0.02)
-        if message is not None:
-            assert message.error() is None
-            self.values.append(message.value())
-
-    def owned(self) -> set[int]:
-        return {entry.partition for entry in self.consumer.assignment()}
-
-
-def poll_until(members: list[Any], condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, [member.owned() for member in members]
-        for member in members:
-            member.poll()
-
-
-def is_shared(members: list[Any], *counts: int) -> bool:
-    owned = [member.owned() for member in members]
-    return sorted(map(len, owned)) == sorted(counts) and set().union(*owned) == set(range(sum(counts)))
 
 
 def test_members_share_commit_and_leave(server: Server) -> None:
@@ -197,6 +155,100 @@ def test_patterns_assignors_and_later_topics(server: Server) -> None:
     poll_until(members, lambda: is_shared(members, 1, 1))
     for member in members:
         member.consumer.close()
+
+
+def test_text_with_a_caret_is_resolved_by_the_coordinator(server: Server) -> None:
+    """With the meaning that it has in the classic protocol: the beginning of names."""
+    topic = server.topic(2)
+    with Admin({"bootstrap.servers": server.servers}) as admin:
+        admin.create_topic(f"{topic}-a", 1)
+        other = server.topic(1)
+        member = Member(server, f"^{topic}", topic)
+        member.consumer.subscribe([f"^{topic}", other], member.heard)
+        theirs = {(topic, 0), (topic, 1), (f"{topic}-a", 0), (other, 0)}
+        poll_until([member], lambda: set(member.consumer.assignment()) == theirs)
+        assert _subscription(server, f"g-{topic}") == ([other], f"(?:^{topic}).*")
+        if server.version is None:  # Kafka looks for new topics at most every 10 s
+            admin.create_topic(f"{topic}-b", 1)
+            server.send(f"{topic}-b", short(1))
+            poll_until([member], lambda: member.values == [b"0"])
+        member.consumer.subscribe([topic], member.heard)
+        poll_until([member], lambda: set(member.consumer.assignment()) == {(topic, 0), (topic, 1)})
+        assert _subscription(server, f"g-{topic}") == ([topic], "")
+        member.consumer.close()
+
+
+def test_ours_and_librdkafkas_subscribe_by_text(server: Server) -> None:
+    topic = server.topic(4)
+    members: list[Any] = [Member(server, f"^{topic}$", topic), Theirs(server, topic, f"^{topic}.*")]
+    poll_until(members, lambda: is_shared(members, 2, 2))
+    for member in members:
+        member.consumer.close()
+
+
+def _subscription(server: Server, group: str) -> tuple[list[str], str]:
+    with Cluster.connect({"bootstrap.servers": server.servers}) as cluster:
+        request = {"group_ids": [group], "include_authorized_operations": False}
+        answer = cluster.request(find_coordinator(cluster, group), CONSUMER_GROUP_DESCRIBE, request)
+        (member,) = answer["groups"][0]["members"]
+        return member["subscribed_topic_names"], member["subscribed_topic_regex"] or ""
+
+
+def test_a_regular_expression_that_is_not_re2s(server: Server) -> None:
+    topic = server.topic(2)
+    member = Member(server, f"^{topic}(?=-)", topic)
+    for _ in range(2):
+        with pytest.raises(
+            ProtocolError, match=r"INVALID_REGULAR_EXPRESSION.*RE2's syntax; for Python's subscribe with a"
+        ):
+            poll_until([member], lambda: False)
+    member.consumer.subscribe(re.compile(f"{topic}(?!-).*"), member.heard)
+    poll_until([member], lambda: len(member.owned()) == 2)
+    member.consumer.subscribe([f"^{topic}(?=-)"], member.heard)  # while it is a member
+    with pytest.raises(ProtocolError, match="INVALID_REGULAR_EXPRESSION"):
+        poll_until([member], lambda: False)
+    assert member.consumer.assignment() == []
+    member.consumer.subscribe([topic], member.heard)
+    poll_until([member], lambda: len(member.owned()) == 2)
+    member.consumer.close()
+
+
+def test_offsets_are_read_in_the_members_epoch(server: Server) -> None:
+    topic = server.topic(1)
+    member = Member(server, topic, enable_auto_commit=False)
+    poll_until([member], lambda: len(member.owned()) == 1)
+    member.consumer.commit({(topic, 0): 7})
+    known = member.consumer.group_metadata()
+    with Cluster.connect({"bootstrap.servers": server.servers}) as cluster:
+        stored = GroupOffsets(cluster, known.group, reader=lambda: known)
+        assert stored.committed([(topic, 0)])[topic, 0].offset == 7
+        for other, code in (
+            (replace(known, generation=known.generation + 1), ErrorCode.STALE_MEMBER_EPOCH),
+            (replace(known, member="another"), ErrorCode.UNKNOWN_MEMBER_ID),
+        ):
+            stored = GroupOffsets(cluster, known.group, reader=partial(copy, other))
+            with pytest.raises(ProtocolError) as raised:
+                stored.committed_now([(topic, 0)])
+            assert (raised.value.code, raised.value.retriable) == (code, True)
+    member.consumer.close()
+
+
+def test_a_member_that_was_removed_learns_of_it_by_a_commit(server: Server) -> None:
+    topic = server.topic(1)
+    member = Member(server, topic, enable_auto_commit=False)
+    poll_until([member], lambda: len(member.owned()) == 1)
+    evict(server, member.consumer.group_metadata())
+    with pytest.raises(CommitFailed, match=r"UNKNOWN_MEMBER_ID|not a member of group"):
+        member.consumer.commit({(topic, 0): 1})
+    poll_until([member], lambda: [call for call, _ in member.heard.calls] == ["assigned", "lost", "assigned"])
+    member.consumer.commit({(topic, 0): 1})
+    evict(server, member.consumer.group_metadata())
+    with Admin({"bootstrap.servers": server.servers}) as admin:
+        admin.delete_group(f"g-{topic}")
+    with pytest.raises(CommitFailed):
+        member.consumer.commit({(topic, 0): 1})
+    poll_until([member], lambda: len(member.heard.calls) == 5 and len(member.owned()) == 1)
+    member.consumer.close()
 
 
 def test_a_member_begins_anew_after_an_interrupt(server: Server) -> None:

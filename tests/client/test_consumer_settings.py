@@ -31,7 +31,15 @@ from tests.support.scripted_broker import ScriptedCluster
         ({"group.protocol": "share"}, "group.protocol=share: set classic or consumer"),
         (
             {"group.protocol": "consumer", "session.timeout.ms": 9000},
-            "session.timeout.ms has no effect with",
+            "session.timeout.ms has no effect .*the broker's group.consumer.session.timeout.ms is",
+        ),
+        (
+            {"group.protocol": "consumer", "heartbeat.interval.ms": 9000},
+            "heartbeat.interval.ms has no effect .*the broker's group.consumer.heartbeat.interval.ms is",
+        ),
+        (
+            {"group.protocol": "CONSUMER", "partition.assignment.strategy": "range"},
+            "partition.assignment.strategy has no effect .*set group.remote.assignor or leave both out",
         ),
         ({"group.remote.assignor": "range"}, "group.remote.assignor has no effect with group.protocol=classic"),
         ({"isolation.level": "serializable"}, "set read_uncommitted or read_committed"),

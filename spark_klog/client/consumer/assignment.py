@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE, _LAST_PAUSE = 5.0, 300.0
 #: Seconds without the failure after which the next one is a new one.
 _FORGET = 30.0
-#: Errors that pass within moments when a leader or coordinator moves.
+#: Errors that pass within moments when a leader or coordinator moves, or a member's next heartbeat is answered.
 _PASSING = frozenset(
     {
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -40,6 +40,8 @@ _PASSING = frozenset(
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
         ErrorCode.UNKNOWN_TOPIC_ID,
         ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.STALE_MEMBER_EPOCH,
+        ErrorCode.UNKNOWN_MEMBER_ID,
     }
 )
 #: Seconds that these last before there is a warning.

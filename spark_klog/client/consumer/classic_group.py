@@ -47,14 +47,6 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import decode_assignment
 
 _log = logging.getLogger(__name__)
-#: Seconds that closing may take, as in Kafka.
-CLOSE_SECONDS = 30.0
-#: What limits the requests of a close, for messages.
-_CLOSE_LIMIT = "the timeout of close, at most request.timeout.ms"
-#: Seconds without an answer of any broker after which a close gives up: time to connect again after a break.
-_PATIENCE = 1.0
-#: Seconds until the next lookup if subscribed topics do not exist, or if no broker answered.
-_MISSING_SECONDS = 1.0
 _CONSUMER = "consumer"
 #: Errors after which a member joins again with a new id, or in the next generation.
 _NEW_ID = (ErrorCode.UNKNOWN_MEMBER_ID,)
@@ -232,7 +224,8 @@ class ClassicGroup(ConsumerGroup):
         self._wants_rejoin = False
         self._has_prepared = False
         self._connection: Connection | None = None
-        #: The JoinGroup and SyncGroup under way, and what they wait for.
+        #: The JoinGroup and SyncGroup under way, and what they wait for. They are no `PendingRequest`, which interrupts
+        #: leave in order: these steps also change the membership, and call the listener.
         self._joining: Steps[None] | None = None
         self._wait = Wait(None, math.inf)
         self._protocol = ""
@@ -242,8 +235,10 @@ class ClassicGroup(ConsumerGroup):
         """The connection whose events let a JoinGroup or SyncGroup go on, if any."""
         return self._wait.connection if self._joining is not None else None
 
-    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None, listener: RebalanceListener) -> None:
-        """Read these topics, or those whose full names match; joins again with the next step."""
+    def subscribe(
+        self, topics: Collection[str], pattern: re.Pattern[str] | str | None, listener: RebalanceListener
+    ) -> None:
+        """Read these topics, and those whose full names match; joins again with the next step."""
         self._listener = listener
         self._topics.subscribe(topics, pattern)
         self._wants_rejoin = True

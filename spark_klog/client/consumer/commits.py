@@ -22,7 +22,6 @@ from spark_klog.errors import (
     KlogError,
     MemberFenced,
     ProtocolError,
-    Remedy,
     RequestTimedOut,
 )
 from spark_klog.protocol.apis import OFFSET_COMMIT
@@ -31,7 +30,15 @@ from spark_klog.protocol.codec import Message
 _log = logging.getLogger(__name__)
 Offsets = Mapping[TopicPartition, Committed]
 OnCommit = Callable[[Offsets, "KlogError | None"], None]
-_REBALANCED = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
+#: Errors of a member that is not in the group's generation any more; the last one if its group was deleted.
+_REBALANCED = (
+    ErrorCode.UNKNOWN_MEMBER_ID,
+    ErrorCode.ILLEGAL_GENERATION,
+    ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.GROUP_ID_NOT_FOUND,
+)
+#: Errors of a member of KIP-848 whose next heartbeat tells its epoch, or its loss.
+_UNKNOWN = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.GROUP_ID_NOT_FOUND)
 #: The most commits in flight; a further one waits for the oldest.
 _MOST = 100
 
@@ -49,11 +56,18 @@ class Commits:
     """Commits at a group's coordinator. Only the consumer's thread uses `cluster`.
 
     `committer` gives the member that commits, None for a consumer that has not subscribed; it raises `CommitFailed` if
-    this one may not commit now.
+    this one may not commit now. `on_refused` is called if the coordinator does not know the member in its epoch.
     """
 
-    def __init__(self, cluster: Cluster, config: ConsumerConfig, committer: Callable[[], GroupMetadata | None]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: ConsumerConfig,
+        committer: Callable[[], GroupMetadata | None],
+        on_refused: Callable[[], None],
+    ) -> None:
         self._cluster, self._config, self._committer = cluster, config, committer
+        self._on_refused = on_refused
         self._group = config.group_id or ""
         self._coordinators = Coordinators(cluster)
         self._under_way: deque[_UnderWay] = deque()
@@ -166,9 +180,9 @@ class Commits:
     def _refused(self, answer: Message, offsets: Offsets, *, is_member: bool) -> dict[TopicPartition, ProtocolError]:
         """The errors of single partitions; raises those of the member."""
         failures = commit_errors(answer, offsets, self._group, is_member=is_member)
-        for key, failure in failures.items():
-            if failure.code == ErrorCode.STALE_MEMBER_EPOCH:  # the answer with the new epoch is on its way
-                failures[key] = ProtocolError(failure.code, failure.what, Remedy.RETRY, "the member is in a new epoch")
+        if is_member and any(failure.code in _UNKNOWN for failure in failures.values()):
+            self._on_refused()
+        for failure in failures.values():
             if failure.code in _REBALANCED and not is_member:
                 raise CommitFailed(str(failure))
             if failure.code in _REBALANCED:

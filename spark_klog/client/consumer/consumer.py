@@ -32,7 +32,7 @@ from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, Re
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import Positions
-from spark_klog.client.consumer.settings import CLASSIC, consumer_config
+from spark_klog.client.consumer.settings import CLASSIC, CONSUMER, consumer_config
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.forks import Maker
 from spark_klog.client.net.waiting import Waker
@@ -222,7 +222,9 @@ class Consumer:
         """Read topics as a member of the group `group.id`, joined within `poll`; replaces the last subscription.
 
         A pattern selects all topics whose full name matches, including later ones, but no internal topics. Text that
-        begins with ^ is a pattern too, for the beginning of names (as in librdkafka); lists may contain some.
+        begins with ^ is a pattern too, for the beginning of names; lists may contain some. With
+        group.protocol=consumer the coordinator resolves such text, in RE2's syntax: `poll` raises `ProtocolError`
+        INVALID_REGULAR_EXPRESSION for what is not.
         A warning names topics that do not exist; they are read as soon as they do.
         `partition.assignment.strategy` says how the members share partitions. Reading begins at the committed offsets,
         or else as auto.offset.reset says.
@@ -231,7 +233,7 @@ class Consumer:
             group = self._in_group()
             if self._assignment.partitions and not group.is_subscribed:
                 raise ConfigError("partitions are assigned to this consumer: call assign([]) before subscribe")
-            names, pattern = topics_of(topics)
+            names, pattern = topics_of(topics, is_text_kept=self._config.group_protocol == CONSUMER)
             if listener is not None and not isinstance(listener, RebalanceListener):
                 raise TypeError(f"subscribe: listener must be a RebalanceListener, not {type(listener).__name__}")
             group.subscribe(names, pattern, listener or RebalanceListener())

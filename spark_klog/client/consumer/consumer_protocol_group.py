@@ -48,10 +48,23 @@ _NO_IDS: _Ids = frozenset()
 _OUTSIDE = -1
 _UNCHANGED_MS = -1
 _LOST = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_MEMBER_EPOCH)
+#: The first version of ConsumerGroupHeartbeat with a regular expression.
+_FIRST_WITH_REGEX = 1
+_REGEX_ADVICE = (
+    "the coordinator resolves text that begins with ^, in RE2's syntax; for Python's subscribe with a compiled pattern "
+    "(re.compile)"
+)
 #: Seconds until the next look for the names of topics that the coordinator has assigned.
 _NAME_SECONDS = 0.1
 #: Seconds that `stop` waits for the thread; a request in flight then ends by request.timeout.ms.
 _STOP_SECONDS = 5.0
+
+
+class Subscription(NamedTuple):
+    """What a member subscribes to: topics, and a regular expression that the coordinator resolves ("": none)."""
+
+    topics: frozenset[str] = frozenset()
+    regex: str = ""
 
 
 class _News(NamedTuple):
@@ -74,10 +87,10 @@ class EpochHeartbeats:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._news = _News()
-        self._topics: frozenset[str] = frozenset()
+        self._subscription = Subscription()
         self._owned = _NO_IDS
         #: What the coordinator knows by an answered heartbeat; None: tell all again.
-        self._told: tuple[frozenset[str], _Ids] | None = None
+        self._told: tuple[Subscription, _Ids] | None = None
         #: When the program has polled last: max.poll.interval.ms begins then.
         self.polled_at = time.monotonic()
         self._next_at = 0.0
@@ -92,10 +105,10 @@ class EpochHeartbeats:
 
     # ----- for the polling thread
 
-    def join(self, topics: frozenset[str]) -> None:
+    def join(self, subscription: Subscription) -> None:
         """Join, owning nothing."""
         with self._lock:
-            self._topics, self._owned, self._told = topics, _NO_IDS, None
+            self._subscription, self._owned, self._told = subscription, _NO_IDS, None
             self.epoch, self._news = JOIN_EPOCH, _News()
             self.polled_at = time.monotonic()
             self._beat_now()
@@ -103,9 +116,14 @@ class EpochHeartbeats:
             self._thread = threading.Thread(target=self._run, name="klog-heartbeats", daemon=True)
             self._thread.start()
 
-    def subscribe(self, topics: frozenset[str]) -> None:
+    def subscribe(self, subscription: Subscription) -> None:
         with self._lock:
-            self._topics = topics
+            self._subscription = subscription
+            self._beat_now()
+
+    def hurry(self) -> None:
+        """Send the next heartbeat at once."""
+        with self._lock:
             self._beat_now()
 
     def own(self, owned: _Ids) -> None:
@@ -160,6 +178,7 @@ class EpochHeartbeats:
                 try:
                     with cluster.within(self._config.client.request_timeout_ms):
                         node = find_coordinator(cluster, self._group) if node is None else node
+                        self._check_version(cluster.version_of(node, CONSUMER_GROUP_HEARTBEAT), request)
                         if self.may_be_known and request["member_epoch"] == JOIN_EPOCH:
                             self.leave(cluster)
                         self.may_be_known = True
@@ -190,7 +209,12 @@ class EpochHeartbeats:
     def _request(self) -> Message:
         config, told = self._config, self._told
         is_full = told is None or self.epoch == JOIN_EPOCH
-        topics = None if told is not None and told[0] == self._topics else sorted(self._topics)
+        topics: list[str] | None = sorted(self._subscription.topics)
+        regex: str | None = self._subscription.regex  # "" takes back one told before
+        if not regex and self.epoch == JOIN_EPOCH:
+            regex = None
+        if told is not None and told[0] == self._subscription:
+            topics = regex = None
         owned = None if told is not None and told[1] == self._owned else _topic_partitions(self._owned)
         return {
             "group_id": self._group,
@@ -200,9 +224,16 @@ class EpochHeartbeats:
             "rack_id": config.client_rack or None if is_full else None,
             "rebalance_timeout_ms": config.max_poll_interval_ms if is_full else _UNCHANGED_MS,
             "subscribed_topic_names": topics,
+            "subscribed_topic_regex": regex,
             "server_assignor": config.group_remote_assignor if is_full else None,
             "topic_partitions": owned,
         }
+
+    def _check_version(self, version: int, request: Message) -> None:
+        if request["subscribed_topic_regex"] and version < _FIRST_WITH_REGEX:
+            raise UnsupportedVersionError(
+                f"the coordinator of group {self._group} resolves no regular expressions, as Kafka does from 4.0 on"
+            )
 
     def _answered(self, request: Message, answer: Message) -> None:
         """Take over what the coordinator has answered; raises its error."""
@@ -214,12 +245,13 @@ class EpochHeartbeats:
                 return  # the polling thread has begun anew
             self.epoch = answer["member_epoch"]
             self.is_failing = False
-            before = self._told or (frozenset(), _NO_IDS)
-            topics, owned = request["subscribed_topic_names"], request["topic_partitions"]
-            self._told = (
-                before[0] if topics is None else frozenset(topics),
-                before[1] if owned is None else _ids(owned),
-            )
+            subscription, owned = self._told or (Subscription(), _NO_IDS)
+            if request["subscribed_topic_names"] is not None:
+                topics, regex = frozenset(request["subscribed_topic_names"]), request["subscribed_topic_regex"]
+                subscription = Subscription(topics, regex or "")
+            if request["topic_partitions"] is not None:
+                owned = _ids(request["topic_partitions"])
+            self._told = subscription, owned
             self._next_at = min(self._next_at, time.monotonic() + answer["heartbeat_interval_ms"] / 1000)
             if answer["assignment"] is None:
                 return
@@ -243,6 +275,9 @@ class EpochHeartbeats:
             )
             return ProtocolError(code, what, advice=advice)
         error = answer_error(CONSUMER_GROUP_HEARTBEAT, code, what)
+        if code == ErrorCode.INVALID_REGULAR_EXPRESSION:
+            reason = answer["error_message"] or repr(self._subscription.regex)
+            return ProtocolError(code, what, advice=f"{reason}: {_REGEX_ADVICE}")
         return ProtocolError(error.code, what, error.remedy, answer["error_message"] or error.advice)
 
     def _failed(self, request: Message, error: KlogError, pause: float) -> None:
@@ -299,15 +334,17 @@ class ConsumerProtocolGroup(ConsumerGroup):
     ) -> None:
         super().__init__(config, assignment, on_news, troubles)
         self._heartbeats = EpochHeartbeats(config, on_news)
-        #: The topics that the heartbeats tell.
-        self._told: frozenset[str] = frozenset()
+        #: What the heartbeats tell.
+        self._told = Subscription()
         #: The last assignment, until the consumer has it.
         self._assigned: _Ids | None = None
         #: The ids of the topics of assigned partitions.
         self._topic_ids: dict[str, UUID] = {}
 
-    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None, listener: RebalanceListener) -> None:
-        """Read these topics, or those whose full names match; tells the coordinator with the next step."""
+    def subscribe(
+        self, topics: Collection[str], pattern: re.Pattern[str] | str | None, listener: RebalanceListener
+    ) -> None:
+        """Read these topics, and those whose full names match; tells the coordinator with the next step."""
         self._listener = listener
         self._topics.subscribe(topics, pattern)
 
@@ -330,13 +367,13 @@ class ConsumerProtocolGroup(ConsumerGroup):
             self._assigned, self._retry_at = news.assigned, 0.0
         if news.failure is not None:
             raise news.failure
-        names = self._topics.names
+        subscription = Subscription(self._topics.names, self._topics.regex)
         if self._heartbeats.epoch == _OUTSIDE and now >= self._retry_at:
-            self._told = names
-            self._heartbeats.join(names)
-        elif names != self._told:
-            self._told = names
-            self._heartbeats.subscribe(names)
+            self._told = subscription
+            self._heartbeats.join(subscription)
+        elif subscription != self._told:
+            self._told = subscription
+            self._heartbeats.subscribe(subscription)
         if self._assigned is not None and now >= self._retry_at:
             self._reconcile(self._assigned, now)
         if not self._heartbeats.is_failing:
@@ -345,7 +382,7 @@ class ConsumerProtocolGroup(ConsumerGroup):
     def _reconcile(self, assigned: _Ids, now: float) -> None:
         """Revoke partitions that are not assigned, then take those that are."""
         if not self._knows(assigned):
-            self.cluster.metadata(self._told or None)
+            self.cluster.metadata(None if self._told.regex else self._told.topics or None)
         names = {topic_id: name for name, topic_id in self.cluster.topic_ids.items()}
         wanted = sorted((names[topic_id], number) for topic_id, number in assigned if topic_id in names)
         if self._knows(assigned):
@@ -391,6 +428,12 @@ class ConsumerProtocolGroup(ConsumerGroup):
         if epoch <= JOIN_EPOCH:
             return None
         return GroupMetadata(self.name, epoch, self._heartbeats.member_id, self._config.group_instance_id)
+
+    def _reader(self) -> GroupMetadata | None:
+        return self._as_member()  # None after a loss: the next step gives up what begins at these offsets
+
+    def _suspect(self) -> None:
+        self._heartbeats.hurry()
 
     def _leave(self) -> None:
         """Stop heartbeats, and leave the group; a static member does so for a while (KIP-345)."""

@@ -43,7 +43,8 @@ class RebalanceListener:
     """Callbacks for rebalances; subclass it. The polling thread calls all methods, within `poll`.
 
     They may call `commit`, `seek`, `position` and so on of the consumer, but neither `poll` nor `close`. `on_revoked`
-    is also called within `close` and `unsubscribe`. What a method raises, these calls raise when their work is done.
+    (or `on_lost`) is also called within `close` and `unsubscribe`. What a method raises, these calls raise when their
+    work is done.
     """
 
     def on_assigned(self, partitions: list[TopicPartition]) -> None:
@@ -69,8 +70,10 @@ class ConsumerGroup(ABC):
         self._config, self.name = config, config.group_id or ""
         self._assignment, self._troubles, self._on_news = assignment, troubles, on_news
         self.cluster = Cluster(config.client)
-        self._stored = GroupOffsets(self.cluster, self.name, is_stable=True)
-        self.commits = Commits(self.cluster, config, self._committer)
+        self._stored = GroupOffsets(
+            self.cluster, self.name, is_stable=True, reader=self._reader, on_refused=self._suspect
+        )
+        self.commits = Commits(self.cluster, config, self._committer, self._suspect)
         self._topics = SubscribedTopics(self.cluster, config)
         self._listener = RebalanceListener()
         #: What the listener has raised: `step` raises it when the rebalance is done.
@@ -88,8 +91,13 @@ class ConsumerGroup(ABC):
         return None
 
     @abstractmethod
-    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None, listener: RebalanceListener) -> None:
-        """Read these topics, or those whose full names match; takes effect with the next step."""
+    def subscribe(
+        self, topics: Collection[str], pattern: re.Pattern[str] | str | None, listener: RebalanceListener
+    ) -> None:
+        """Read these topics, and those whose full names match; takes effect with the next step.
+
+        Text is a pattern in RE2's syntax, for a coordinator that resolves it.
+        """
 
     @abstractmethod
     def look_at(self) -> float:
@@ -102,6 +110,14 @@ class ConsumerGroup(ABC):
     @abstractmethod
     def _as_member(self) -> GroupMetadata | None:
         """This member in its generation or epoch; None outside of the group."""
+
+    def _reader(self) -> GroupMetadata | None:
+        """The member in whose epoch committed offsets are read, if the protocol has epochs."""
+        return None
+
+    def _suspect(self) -> None:
+        """Find out soon whether this is still a member: the coordinator has refused it a commit or offsets."""
+        return
 
     @abstractmethod
     def _give_up_membership(self) -> None:
@@ -256,7 +272,9 @@ class ConsumerGroup(ABC):
                         if commits:
                             self._auto_commit(None)
                         if self.is_subscribed and self._assignment.partitions:
-                            self._listener.on_revoked(list(self._assignment.partitions))
+                            is_lost = self._as_member() is None
+                            call = self._listener.on_lost if is_lost else self._listener.on_revoked
+                            call(list(self._assignment.partitions))
                     finally:  # even if the listener raises: a member that stays keeps its partitions from the others
                         if self.is_subscribed:
                             self._leave()

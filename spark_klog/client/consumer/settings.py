@@ -93,9 +93,13 @@ def _assignors(text: str) -> tuple[str, ...]:
 RESET = Kind("reset", _reset)
 CLASSIC, CONSUMER = "classic", "consumer"
 _PROTOCOL = choice("protocol", {CLASSIC: CLASSIC, CONSUMER: CONSUMER}, any_case=True)
-#: Settings that only members of one protocol have.
-_OF_CLASSIC = ("partition.assignment.strategy", "session.timeout.ms", "heartbeat.interval.ms")
-_OF_CONSUMER = ("group.remote.assignor",)
+#: Settings that only members of one protocol have, with what to do instead. Java's client and librdkafka refuse them.
+_OF_CLASSIC = {
+    "partition.assignment.strategy": "the coordinator assigns, set group.remote.assignor or leave both out",
+    "session.timeout.ms": "leave it out, the broker's group.consumer.session.timeout.ms is the timeout",
+    "heartbeat.interval.ms": "leave it out, the broker's group.consumer.heartbeat.interval.ms is the interval",
+}
+_OF_CONSUMER = {"group.remote.assignor": "the members assign, set partition.assignment.strategy or leave both out"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,8 @@ def consumer_config(settings: Mapping[str, Any]) -> ConsumerConfig:
         _log.warning("settings without effect on a consumer: %s", ", ".join(ignored))
     of_other = _OF_CONSUMER if config.group_protocol == CLASSIC else _OF_CLASSIC
     if foreign := [name for name in of_other if name in settings]:
-        raise ConfigError(f"{foreign[0]} has no effect with group.protocol={config.group_protocol}: leave it out")
+        advice = of_other[foreign[0]]
+        raise ConfigError(f"{foreign[0]} has no effect with group.protocol={config.group_protocol}: {advice}")
     if config.heartbeat_interval_ms >= config.session_timeout_ms:
         raise ConfigError(
             f"heartbeat.interval.ms={config.heartbeat_interval_ms} must be less than "

@@ -21,6 +21,8 @@ _MISSING_SECONDS = 1.0
 class SubscribedTopics:
     """The subscription of one group member: topics, a pattern, or both. It is false if there is neither.
 
+    A pattern is compiled, and resolved here, or the text of a regular expression, which the coordinator resolves.
+
     `look` raises what `Cluster.metadata` raises, and `ProtocolError` for a topic that the member may not read.
     """
 
@@ -28,6 +30,8 @@ class SubscribedTopics:
         self._cluster, self._config = cluster, config
         self._topics: frozenset[str] = frozenset()
         self._pattern: re.Pattern[str] | None = None
+        #: The regular expression that the coordinator resolves; "" if there is none.
+        self.regex = ""
         #: When `look` does its next lookup, a reading of `time.monotonic`.
         self.look_at = -math.inf
         #: Partition counts of the topics in the last lookup; 0: the topic does not exist.
@@ -38,16 +42,17 @@ class SubscribedTopics:
         self._missing: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self._topics) or self._pattern is not None
+        return bool(self._topics) or self._pattern is not None or bool(self.regex)
 
     @property
     def names(self) -> frozenset[str]:
         """The names that the member subscribes to at the coordinator."""
         return self._topics if self._pattern is None else frozenset(self._counts)
 
-    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None) -> None:
+    def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | str | None) -> None:
         """Replace the subscription; the next `look` looks the topics up."""
-        self._topics, self._pattern = frozenset(topics), pattern
+        self._topics = frozenset(topics)
+        self._pattern, self.regex = (None, pattern) if isinstance(pattern, str) else (pattern, "")
         self._counts = {}
         self.look_at = -math.inf
         self._missing = []
@@ -58,6 +63,9 @@ class SubscribedTopics:
         The leader joins again if a topic has new partitions, a member with a pattern if other topics match.
         """
         if now < self.look_at:
+            return False
+        if not self._topics and self._pattern is None:
+            self.look_at = math.inf
             return False
         age = self._config.client.metadata_max_age_ms / 1000
         self.look_at = now + min(age, _MISSING_SECONDS)  # unless all is found
