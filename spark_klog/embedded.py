@@ -50,6 +50,15 @@ _ZOOKEEPER_MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
 _REFUSAL = "klog: "
 
 
+#: What differs from a single broker: tests and examples write old timestamps, and wait for rebalances.
+_SETTINGS = {
+    "log.retention.ms": "-1",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.consumer.heartbeat.interval.ms": "100",
+    "group.consumer.session.timeout.ms": "10000",
+}
+
+
 class ClusterStartError(KlogError):
     """A process of the cluster did not start; the message has the reason or the end of its log."""
 
@@ -119,8 +128,10 @@ class EmbeddedCluster:
     new nor a cluster's directory, or can't be written; `LogDirLocked` if a cluster runs on it.
 
     `settings` are broker settings by Kafka's names. Unlike a single broker, the cluster keeps records for ever
-    (log.retention.ms=-1), because tests and examples often write old timestamps. `log_format` of the brokers' logs is
-    "text" or "json". `ClusterStartError` names the process that did not start.
+    (log.retention.ms=-1), because tests and examples often write old timestamps, and groups rebalance quickly: they do
+    not wait for more members (group.initial.rebalance.delay.ms=0), and members of KIP-848 send heartbeats every 100 ms
+    and time out after 10 s (group.consumer.heartbeat.interval.ms, group.consumer.session.timeout.ms). `log_format` of
+    the brokers' logs is "text" or "json". `ClusterStartError` names the process that did not start.
 
     `faults` (see `spark_klog.broker.faults`) apply from the first request on. If it is not None (it may be empty),
     `inject` and `clear_faults` change them, and return when every broker has applied the change. A restarted broker
@@ -152,7 +163,7 @@ class EmbeddedCluster:
         self._maker = Maker("cluster", KlogError)
         self._with_zookeeper = zookeeper
         self._given_dir = Path(data_dir) if data_dir is not None else None
-        self._settings = {"log.retention.ms": "-1", "group.initial.rebalance.delay.ms": "0"} | (settings or {})
+        self._settings = _SETTINGS | (settings or {})
         self._log_format = log_format
         self._brokers: dict[int, ChildProcess] = {}
         #: HOST:PORT of each started broker.
