@@ -21,6 +21,7 @@ import confluent_kafka
 import pytest
 
 from spark_klog.cli.records import places
+from spark_klog.client import Consumer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import OffsetSpec
 from spark_klog.embedded import EmbeddedCluster
@@ -218,6 +219,26 @@ def test_a_group_goes_on_where_it_stopped(servers: str, topic: str, tmp_path: Pa
     file = tmp_path / "consumer.properties"
     file.write_text("group.id=printers\nauto.offset.reset=latest\n")
     assert len(klog("consume", servers, topic, "--command-config", str(file)).splitlines()) == 20
+
+
+def test_a_member_of_the_consumer_protocol_waits_for_its_share() -> None:
+    """Another member has all partitions at first, and has to give one up."""
+    with EmbeddedCluster() as cluster:
+        servers = cluster.bootstrap_servers
+        make_topic(servers, "t", 2)
+        write(servers, "t", numbered(20))
+        settings = {"bootstrap.servers": servers, "group.id": "printers", "group.protocol": "consumer"}
+        with Consumer({**settings, "enable.auto.commit": False}) as other:
+            other.subscribe(["t"])
+            while len(other.assignment()) < 2:
+                other.poll(0.05)
+            program = command("consume", servers, "t", "--group", "printers", "--set", "group.protocol=consumer")
+            with subprocess.Popen(program, stdout=subprocess.PIPE) as running:
+                while running.poll() is None:
+                    other.poll(0.05)
+                assert running.stdout is not None
+                assert len(running.stdout.read().splitlines()) == 10
+            assert running.returncode == 0
 
 
 def test_produce_lines(servers: str, topic: str) -> None:

@@ -262,7 +262,8 @@ class _Group:
         follow: bool,
         as_arrow: bool,
     ) -> None:
-        self._admin, self._names, self._follows, self._as_arrow = admin, names, follow, as_arrow
+        self._admin, self._group, self._names = admin, group, names
+        self._follows, self._as_arrow = follow, as_arrow
         self.settings: dict[str, Any] = {**settings, "group.id": group}
         if begin is not None:
             self.settings["auto.offset.reset"] = begin
@@ -281,7 +282,8 @@ class _Group:
             return False
         mine = consumer.assignment()
         if not mine:
-            if not self._joining.has_joined:
+            # with group.protocol=consumer the others may still have to give some up
+            if not self._joining.has_joined or self._admin.describe_group(self._group).state != "Stable":
                 return False
             click.echo("klog: the group's other members have all partitions", err=True)
             return True
