@@ -349,18 +349,15 @@ class GroupOffsets:
         stable = {"require_stable": self._is_stable}
         if version < _FIRST_OF_GROUPS:
             return self._committed(self._cluster.request(node, OFFSET_FETCH, request | stable), partitions)
-        member = self._reader()
-        if member is not None:
+        if (member := self._reader()) is not None:
             request |= {"member_id": member.member, "member_epoch": member.generation}
         answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request], **stable})
         groups = by_key(OFFSET_FETCH, answer, ((item["group_id"], item) for item in answer["groups"]), [self.group])
         found = groups[self.group]
-        if member is not None and found["error_code"] in _REFUSED_READER:
+        if found["error_code"] in _REFUSED_READER:
             self._on_refused()
-            what = f"offsets of group {self.group} for its member in epoch {member.generation}"
-            raise ProtocolError(
-                found["error_code"], what, Remedy.RETRY, "its next heartbeat tells its epoch or its loss"
-            )
+            advice = "the member's next heartbeat tells its epoch or its loss"
+            raise ProtocolError(found["error_code"], f"offsets of group {self.group}", Remedy.RETRY, advice)
         return self._committed(found | {"throttle_time_ms": answer["throttle_time_ms"]}, partitions)
 
     def _committed(

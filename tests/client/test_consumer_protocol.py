@@ -16,6 +16,7 @@ import pytest
 from spark_klog.broker.faults import ErrorAnswer, Fault
 from spark_klog.client import Admin, Producer
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
 from spark_klog.client.coordinator import find_coordinator
 from spark_klog.client.offsets import GroupOffsets
 from spark_klog.embedded import EmbeddedCluster
@@ -249,6 +250,26 @@ def test_a_member_that_was_removed_learns_of_it_by_a_commit(server: Server) -> N
         member.consumer.commit({(topic, 0): 1})
     poll_until([member], lambda: len(member.heard.calls) == 5 and len(member.owned()) == 1)
     member.consumer.close()
+
+
+def test_a_partition_that_was_assigned_and_taken_back_before_a_poll(server: Server) -> None:
+    """The member owns what it did before, and has to say so: the coordinator waits for it."""
+    topic = server.topic(2)
+    members = [Member(server, topic), Member(server, topic)]
+    poll_until(members, lambda: is_shared(members, 1, 1))
+    busy = members[0].consumer._group
+    assert isinstance(busy, ConsumerProtocolGroup)
+
+    def await_assignment(count: int) -> None:
+        poll_until(members[1:], lambda: len(busy._heartbeats._news.assigned or ()) == count)
+
+    members.pop().consumer.close()
+    await_assignment(2)
+    members.append(Member(server, topic))
+    await_assignment(1)
+    poll_until(members, lambda: is_shared(members, 1, 1))
+    for member in members:
+        member.consumer.close()
 
 
 def test_a_member_begins_anew_after_an_interrupt(server: Server) -> None:

@@ -18,9 +18,12 @@ import pytest
 from spark_klog.base.names import TopicPartition
 from spark_klog.broker.faults import Delay, Drop, ErrorAnswer, Fault
 from spark_klog.client import Admin, Consumer, Producer, RebalanceListener
+from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer import consumer_protocol_group
 from spark_klog.client.consumer.consumer_protocol_group import EpochHeartbeats
+from spark_klog.client.consumer.settings import consumer_config
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import CommitFailed, KlogError, ProtocolError
+from spark_klog.errors import CommitFailed, ErrorCode, KlogError, ProtocolError
 from tests.support.consumer_protocol import Member, evict, poll_until
 from tests.support.consumers import SECONDS, Server, short
 
@@ -104,6 +107,20 @@ def test_a_member_that_was_removed_looks_for_it_at_once(server: Server, hurried:
     poll_until([member], lambda: len(member.values) == 14)  # again from the committed offset
     assert [call for call, _ in member.heard.calls] == ["assigned", "lost", "assigned"]
     member.consumer.close()
+
+
+def test_a_leave_that_is_refused_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that joins again has to have left: Kafka fences one that joins twice."""
+    config = consumer_config({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "group.protocol": "consumer"})
+    heartbeats, codes = EpochHeartbeats(config, lambda: None), [ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.NOT_COORDINATOR]
+    monkeypatch.setattr(consumer_protocol_group, "find_coordinator", lambda *_: 0)
+    monkeypatch.setattr(Cluster, "request", lambda *_: {"error_code": codes.pop()})
+    heartbeats.may_be_known = True
+    with pytest.raises(ProtocolError, match="leaving group g: NOT_COORDINATOR"):
+        heartbeats.leave(heartbeats.cluster)
+    assert heartbeats.may_be_known
+    heartbeats.leave(heartbeats.cluster)
+    assert not heartbeats.may_be_known
 
 
 def test_the_end_of_a_member_that_has_lost_its_partitions(cluster: EmbeddedCluster, server: Server) -> None:

@@ -89,8 +89,8 @@ class EpochHeartbeats:
         self._news = _News()
         self._subscription = Subscription()
         self._owned = _NO_IDS
-        #: What the coordinator knows by an answered heartbeat; None: tell all again.
-        self._told: tuple[Subscription, _Ids] | None = None
+        #: What the coordinator knows by an answered heartbeat; None: tell all again, or what the member owns.
+        self._told: tuple[Subscription, _Ids | None] | None = None
         #: When the program has polled last: max.poll.interval.ms begins then.
         self.polled_at = time.monotonic()
         self._next_at = 0.0
@@ -126,10 +126,16 @@ class EpochHeartbeats:
         with self._lock:
             self._beat_now()
 
-    def own(self, owned: _Ids) -> None:
-        """Tell the coordinator what the member owns from now on."""
+    def own(self, owned: _Ids, *, is_all: bool) -> None:
+        """Tell the coordinator what the member owns from now on; `is_all` if these are all that it was assigned.
+
+        Then the coordinator is told even what it was told before: if it has assigned more meanwhile, and has taken that
+        back, it waits for this before it gives the partitions to others.
+        """
         with self._lock:
             self._owned = owned
+            if self._told is not None and is_all:
+                self._told = self._told[0], None
             if self._told is None or self._told[1] != owned:
                 self._beat_now()
 
@@ -154,11 +160,17 @@ class EpochHeartbeats:
             self._thread.join(max(0.0, min(_STOP_SECONDS, deadline - time.monotonic())))
 
     def leave(self, cluster: Cluster) -> None:
-        """Send the last heartbeat, of a static member one for a while; raises what `Cluster.request` raises."""
+        """Send the last heartbeat, of a static member one for a while.
+
+        Raises what `Cluster.request` raises, and `ProtocolError` if the member may still be in the group.
+        """
         epoch = LEAVE_EPOCH if self._config.group_instance_id is None else STATIC_LEAVE_EPOCH
         request = {"group_id": self._group, "member_id": self.member_id, "member_epoch": epoch}
         request["instance_id"] = self._config.group_instance_id
-        cluster.request(find_coordinator(cluster, self._group), CONSUMER_GROUP_HEARTBEAT, request)
+        answer = cluster.request(find_coordinator(cluster, self._group), CONSUMER_GROUP_HEARTBEAT, request)
+        error = answer_error(CONSUMER_GROUP_HEARTBEAT, answer["error_code"], f"leaving group {self._group}")
+        if error.retriable:
+            raise error
         self.may_be_known = False
 
     # ----- the thread
@@ -245,7 +257,7 @@ class EpochHeartbeats:
                 return  # the polling thread has begun anew
             self.epoch = answer["member_epoch"]
             self.is_failing = False
-            subscription, owned = self._told or (Subscription(), _NO_IDS)
+            subscription, owned = self._told or (Subscription(), None)
             if request["subscribed_topic_names"] is not None:
                 topics, regex = frozenset(request["subscribed_topic_names"]), request["subscribed_topic_regex"]
                 subscription = Subscription(topics, regex or "")
@@ -395,7 +407,8 @@ class ConsumerProtocolGroup(ConsumerGroup):
             self._revoke(revoked, is_lost=False)
         self._topic_ids = {names[topic_id]: topic_id for topic_id, _ in assigned if topic_id in names}
         self._assignment.set(wanted)
-        self._heartbeats.own(frozenset((self._topic_ids[topic], number) for topic, number in wanted))
+        mine = frozenset((self._topic_ids[topic], number) for topic, number in wanted)
+        self._heartbeats.own(mine, is_all=self._assigned is None)
         _log.info(
             "group %s: member %s has %d partitions in epoch %d",
             *(self.name, self._heartbeats.member_id, len(wanted), self._heartbeats.epoch),
