@@ -123,6 +123,28 @@ def test_a_leave_that_is_refused_is_sent_again(monkeypatch: pytest.MonkeyPatch) 
     assert not heartbeats.may_be_known
 
 
+def test_a_loss_within_a_step_is_told_before_the_member_joins_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would go on with positions of partitions that others may have read, and commit them in its new epoch."""
+    topic = _committed(server, 3)
+    member = Member(server, topic, enable_auto_commit=False)
+    poll_until([member], lambda: len(member.values) == 7)
+    take_news, losses = EpochHeartbeats.take_news, [consumer_protocol_group._News(is_lost=True)]
+
+    def then_lose(heartbeats: EpochHeartbeats) -> Any:
+        news = take_news(heartbeats)
+        if losses:  # as if the thread had just heard of it
+            with heartbeats._lock:
+                heartbeats.epoch, heartbeats._news = consumer_protocol_group._OUTSIDE, losses.pop()
+        return news
+
+    monkeypatch.setattr(EpochHeartbeats, "take_news", then_lose)
+    poll_until([member], lambda: len(member.values) == 14)
+    assert [call for call, _ in member.heard.calls] == ["assigned", "lost", "assigned"]
+    member.consumer.close()
+
+
 def test_the_end_of_a_member_that_has_lost_its_partitions(cluster: EmbeddedCluster, server: Server) -> None:
     """Its listener is not told to commit, and the offsets stay."""
     topic = _committed(server, 3)

@@ -73,6 +73,8 @@ class _News(NamedTuple):
     is_lost: bool = False
     failure: KlogError | None = None
     assigned: _Ids | None = None
+    #: Whether the member is outside of the group, and no loss of it is still to be told.
+    is_outside: bool = False
 
 
 class EpochHeartbeats:
@@ -148,7 +150,7 @@ class EpochHeartbeats:
     def take_news(self) -> _News:
         with self._lock:
             news, self._news = self._news, _News()
-            return news
+            return news._replace(is_outside=self.epoch == _OUTSIDE)
 
     def stop(self, deadline: float) -> None:
         """Stop the thread; wait for it to the deadline, a reading of `time.monotonic`, at most 5 s."""
@@ -380,7 +382,7 @@ class ConsumerProtocolGroup(ConsumerGroup):
         if news.failure is not None:
             raise news.failure
         subscription = Subscription(self._topics.names, self._topics.regex)
-        if self._heartbeats.epoch == _OUTSIDE and now >= self._retry_at:
+        if news.is_outside and now >= self._retry_at:
             self._told = subscription
             self._heartbeats.join(subscription)
         elif subscription != self._told:
