@@ -458,8 +458,11 @@ def _zstd_decompress(data: Buffer, limit: int) -> Buffer:
         for frame in zstd_frames(memoryview(data)):
             if frame.claimed is not None and frame.claimed >= output.room:
                 raise output.too_large()
+            room = output.room
             if frame.most:
                 library.add(frame, output)
+            if frame.claimed not in (None, room - output.room):
+                raise DecodeError(f"zstd data are damaged: a frame has {room - output.room} of {frame.claimed} bytes")
     except library.error as error:
         raise DecodeError(f"zstd data are damaged: {error}") from None
     return output.result

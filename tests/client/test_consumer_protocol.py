@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -352,3 +352,19 @@ def test_errors_of_heartbeats(code: str) -> None:
         assert [call for call, _ in member.heard.calls] == calls
         member.consumer.commit({(topic, 0): 0})
         member.consumer.close()
+
+
+def test_a_leave_is_sent_again() -> None:
+    """A coordinator that is loading must not keep the member, and its partitions, until its session has timed out."""
+    with EmbeddedCluster(faults=[]) as cluster:
+        server = Server(cluster.bootstrap_servers, None)
+        topic = server.topic(2)
+        member = Member(server, topic)
+        poll_until([member], lambda: len(member.owned()) == 2)
+        cast("ConsumerProtocolGroup", member.consumer._group)._heartbeats.stop(time.monotonic() + SECONDS)
+        fault = Fault(ErrorAnswer("COORDINATOR_LOAD_IN_PROGRESS"), api="ConsumerGroupHeartbeat", count=2)
+        cluster.inject(fault)
+        member.consumer.close()
+        assert cluster.faults_fired()[fault] == 2
+        with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+            assert admin.describe_groups([f"g-{topic}"])[f"g-{topic}"].members == ()

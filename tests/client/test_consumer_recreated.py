@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
 from spark_klog.client import Admin, Consumer, Producer
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
+from spark_klog.client.consumer.group import RebalanceListener
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import TopicRecreated
 from tests.support.topics import make_topic
@@ -89,3 +91,44 @@ def test_without_a_reset_it_is_an_error(cluster: EmbeddedCluster, topic: str) ->
         assert failure.value.topic_id != failure.value.former_id
         consumer.seek(topic, 0, 20)
         assert _values(consumer, 30) == new[20:]
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_does_not_continue_in_the_new_topic(
+    cluster: EmbeddedCluster, topic: str, protocol: str, commits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program works for a while between two polls; the member hears of the new topic before it polls again."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    old = _send(servers, topic, "old", 10)
+    settings = {"bootstrap.servers": servers, "auto.offset.reset": "earliest", "group.id": f"group-{topic}"}
+    settings |= {"group.protocol": protocol, "enable.auto.commit": str(commits).lower()}
+    heard: list[tuple[str, Any]] = []
+
+    class _Listener(RebalanceListener):
+        def on_revoked(self, partitions: list[tuple[str, int]]) -> None:
+            heard.append(("revoked", partitions))
+            consumer.commit()
+
+        def on_lost(self, partitions: list[tuple[str, int]]) -> None:
+            heard.append(("lost", partitions))
+
+    with Consumer(settings) as consumer:
+        consumer.subscribe([topic], _Listener())
+        assert _values(consumer, 10) == old
+        new = _create_again(servers, topic)
+        if protocol == "consumer":
+            _wait_until_nothing_is_assigned(consumer)
+        assert _values(consumer, 50) == new
+        assert "deleted and created again" in caplog.text
+        assert heard == ([("lost", [(topic, 0)])] if protocol == "consumer" else [])
+
+
+def _wait_until_nothing_is_assigned(consumer: Consumer) -> None:
+    """Until a heartbeat has brought an empty assignment: a member first gives up the partitions of the former topic."""
+    group = cast("ConsumerProtocolGroup", consumer._group)
+    deadline = time.monotonic() + _SECONDS
+    while group._heartbeats._news.assigned != frozenset():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

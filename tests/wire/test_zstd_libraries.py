@@ -67,6 +67,19 @@ def test_frames_and_limits(name: str, data: bytes) -> None:
 
 
 @pytest.mark.usefixtures("_library")
+def test_a_frame_that_claims_more_than_it_has() -> None:
+    """libzstd's stream reader does not check the claim of a frame whose last block is empty."""
+
+    def block(size: int, kind: int, *, is_last: bool = False) -> bytes:
+        return (size << 3 | kind << 1 | is_last).to_bytes(3, "little")
+
+    head = b"\x28\xb5\x2f\xfd\xa0" + (131072).to_bytes(4, "little")
+    compressed = block(2, 2) + b"\x00\x00"  # no literals, no sequences
+    with pytest.raises(DecodeError):
+        ZSTD.decompress(head + block(6, 0) + b"abcdef" + compressed + block(0, 0, is_last=True), MB)
+
+
+@pytest.mark.usefixtures("_library")
 def test_threads_do_not_disturb_each_other() -> None:
     def work(index: int) -> bool:
         data = SAMPLE * (index + 1)

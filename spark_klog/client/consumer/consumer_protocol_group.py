@@ -15,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -397,20 +398,20 @@ class ConsumerProtocolGroup(ConsumerGroup):
         """Revoke partitions that are not assigned, then take those that are."""
         if not self._knows(assigned):
             self.cluster.metadata(None if self._told.regex else self._told.topics or None)
-        names = {topic_id: name for name, topic_id in self.cluster.topic_ids.items()}
-        wanted = sorted((names[topic_id], number) for topic_id, number in assigned if topic_id in names)
-        if self._knows(assigned):
+        names = {topic_id: name for ids in (self._topic_ids, self.cluster.topic_ids) for name, topic_id in ids.items()}
+        taken = frozenset((topic_id, number) for topic_id, number in assigned if topic_id in names)
+        wanted = sorted({(names[topic_id], number) for topic_id, number in taken})
+        owned = {key for key in self._assignment.partitions if (self._topic_ids.get(key[0]), key[1]) in assigned}
+        revoked = sorted(set(self._assignment.partitions) - owned)
+        if revoked:
+            self._revoke_in_topics(revoked, assigned)
+        if taken == assigned:
             self._assigned = None
         else:  # a new topic: other brokers may not know it yet
             self._retry_at = now + _NAME_SECONDS
-        owned = {key for key in self._assignment.partitions if self._is_assigned(key, assigned)}
-        revoked = sorted(set(self._assignment.partitions) - owned)
-        if revoked:
-            self._revoke(revoked, is_lost=False)
-        self._topic_ids = {names[topic_id]: topic_id for topic_id, _ in assigned if topic_id in names}
+        self._topic_ids = {names[topic_id]: topic_id for topic_id, _ in taken}
         self._assignment.set(wanted)
-        mine = frozenset((self._topic_ids[topic], number) for topic, number in wanted)
-        self._heartbeats.own(mine, is_all=self._assigned is None)
+        self._heartbeats.own(taken, is_all=self._assigned is None)
         _log.info(
             "group %s: member %s has %d partitions in epoch %d",
             *(self.name, self._heartbeats.member_id, len(wanted), self._heartbeats.epoch),
@@ -422,9 +423,20 @@ class ConsumerProtocolGroup(ConsumerGroup):
     def _knows(self, assigned: _Ids) -> bool:
         return {topic_id for topic_id, _ in assigned} <= set(self.cluster.topic_ids.values())
 
-    def _is_assigned(self, key: TopicPartition, assigned: _Ids) -> bool:
-        topic_id = self._topic_ids.get(key[0])
-        return topic_id is not None and (topic_id, key[1]) in assigned
+    def _revoke_in_topics(self, revoked: list[TopicPartition], assigned: _Ids) -> None:
+        """Give up partitions; those of topics that have been created again are lost.
+
+        Offsets are committed by the name of a topic: they would count in the new one.
+        """
+        kept = {topic_id for topic_id, _ in assigned}
+        if gone := {topic for topic, _ in revoked if self._topic_ids.get(topic) not in kept}:
+            self.cluster.metadata(gone)
+        again = {topic for topic in gone if self.cluster.topic_ids.get(topic) != self._topic_ids.get(topic)}
+        if lost := [key for key in revoked if key[0] in again]:
+            _log.warning("%s: deleted and created again; going on as auto.offset.reset says", ", ".join(sorted(again)))
+            self._revoke(lost, is_lost=True)
+        if given_up := [key for key in revoked if key not in lost]:
+            self._revoke(given_up, is_lost=False)
 
     def _lose(self) -> None:
         """Handle the loss of membership: other members may already read the partitions."""
@@ -455,7 +467,8 @@ class ConsumerProtocolGroup(ConsumerGroup):
         self._heartbeats.stop(self.cluster.deadline())
         if self._heartbeats.may_be_known:
             try:
-                self._heartbeats.leave(self.cluster)
+                leave = partial(self._heartbeats.leave, self.cluster)
+                self.cluster.attempt(leave, self._config.default_api_timeout_ms, "default.api.timeout.ms")
             except KlogError as error:
                 _log.info("leaving group %s: %s", self.name, error)
         self._heartbeats.forget()

@@ -182,11 +182,11 @@ class ConsumerGroup(ABC):
         self.commits.give_up(CallInterrupted("an interrupt has ended the call that waits for the commit"))
 
     def consumed(self, keys: Collection[TopicPartition] | None = None) -> dict[TopicPartition, Committed]:
-        """The positions of these partitions, or of all, to commit."""
+        """The positions of these partitions, or of all, to commit; not those in former topics of the same name."""
         return {
             item.key: Committed(item.position, item.epoch)
             for item in self._assignment.partitions.values()
-            if item.position is not None and (keys is None or item.key in keys)
+            if item.position is not None and not item.is_recreated and (keys is None or item.key in keys)
         }
 
     def metadata(self) -> GroupMetadata:
