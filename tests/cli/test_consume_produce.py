@@ -221,18 +221,19 @@ def test_a_group_goes_on_where_it_stopped(servers: str, topic: str, tmp_path: Pa
     assert len(klog("consume", servers, topic, "--command-config", str(file)).splitlines()) == 20
 
 
-def test_a_member_of_the_consumer_protocol_waits_for_its_share() -> None:
+@pytest.mark.parametrize("setting", ["group.protocol=consumer", "partition.assignment.strategy=cooperative-sticky"])
+def test_a_member_waits_for_its_share(setting: str) -> None:
     """Another member has all partitions at first, and has to give one up."""
     with EmbeddedCluster() as cluster:
         servers = cluster.bootstrap_servers
         make_topic(servers, "t", 2)
         write(servers, "t", numbered(20))
-        settings = {"bootstrap.servers": servers, "group.id": "printers", "group.protocol": "consumer"}
+        settings = {"bootstrap.servers": servers, "group.id": "printers", **dict([setting.split("=")])}
         with Consumer({**settings, "enable.auto.commit": False}) as other:
             other.subscribe(["t"])
             while len(other.assignment()) < 2:
                 other.poll(0.05)
-            program = command("consume", servers, "t", "--group", "printers", "--set", "group.protocol=consumer")
+            program = command("consume", servers, "t", "--group", "printers", "--set", setting)
             with subprocess.Popen(program, stdout=subprocess.PIPE) as running:
                 while running.poll() is None:
                     other.poll(0.05)

@@ -282,14 +282,25 @@ class _Group:
             return False
         mine = consumer.assignment()
         if not mine:
-            # with group.protocol=consumer the others may still have to give some up
-            if not self._joining.has_joined or self._admin.describe_group(self._group).state != "Stable":
+            if not self._joining.has_joined or not self._is_shared():
                 return False
             click.echo("klog: the group's other members have all partitions", err=True)
             return True
         if new := [key for key in mine if key not in self._ends]:
             self._ends |= list_offsets(self._admin.cluster, dict.fromkeys(new, LATEST))
         return all(consumer.position(*key) >= self._ends[key] for key in mine)
+
+    def _is_shared(self) -> bool:
+        """Whether members have all partitions, and none has to give one up, of which this one may get some."""
+        described = self._admin.describe_group(self._group)
+        assigned = {
+            (topic, number)
+            for member in described.members
+            for topic, numbers in (member.assignment or {}).items()
+            for number in numbers
+        }
+        partitions = partitions_of(self._admin.cluster, dict.fromkeys(self._names))
+        return described.state == "Stable" and assigned.issuperset(partitions)
 
 
 def _poll(consumer: Consumer, as_arrow: bool) -> _Batch:
