@@ -28,7 +28,7 @@ _ARGUMENTS = {
     "--members": _IN_GROUP,
     "--offsets": _IN_GROUP,
     "--state": "klog groups list and klog groups describe show states",
-    "--type": "klog groups list shows the protocol types of groups",
+    "--type": "klog groups list and klog groups describe show the types of groups",
     "--verbose": "klog groups describe GROUP shows what each member reads",
     "--timeout": "use --command-config FILE, with request.timeout.ms=MS in the file",
     "--delete-offsets": "use Admin.delete_group_offsets of spark_klog.client",

@@ -71,6 +71,7 @@ def group_json(group: GroupDescription) -> dict[str, Any]:
     return {
         "group": group.group,
         "state": group.state,
+        "type": group.group_type,
         "protocolType": group.protocol_type,
         "protocol": group.protocol,
         "coordinator": group.coordinator,

@@ -152,6 +152,7 @@ def groups(admin: Admin) -> list[dict[str, Any]]:
         {
             "group": one.listed.group,
             "state": one.listed.state,
+            "type": one.listed.group_type,
             "protocolType": one.listed.protocol_type,
             "coordinator": one.listed.coordinator,
             "members": None if one.described is None else len(one.described.members),

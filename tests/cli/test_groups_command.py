@@ -81,8 +81,15 @@ def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Pat
     servers = ("--bootstrap-server", place.servers)
     listed = {line["group"]: line for line in klog_lines("groups", "list", *servers)}
     node = reader.list_topics(timeout=10).orig_broker_id
-    assert listed["idle"] == {"group": "idle", "state": "Empty", "protocolType": "", "coordinator": node}
-    assert listed[group] == {"group": group, "state": "Stable", "protocolType": "consumer", "coordinator": node}
+    assert listed["idle"] == {
+        "group": "idle",
+        "state": "Empty",
+        "type": "classic",
+        "protocolType": "",
+        "coordinator": node,
+    }
+    expected = {"group": group, "state": "Stable", "type": "classic", "protocolType": "consumer", "coordinator": node}
+    assert listed[group] == expected
 
     others = ("--zookeeper", f"{place.connect}/klog", "--offsets-path", str(tmp_path))
     (described,) = klog_lines("groups", "describe", group, *servers, *others)
@@ -109,7 +116,7 @@ def test_a_group(place: Place, topic: str, zookeeper: KazooClient, tmp_path: Pat
     assert seen_by_kafka(place.servers, group) == {(topic, 0): (4, 10, 6), (topic, 1): (3, 3, 0)}
 
     shown = klog("groups", "describe", group, *servers, *others).stdout.splitlines()
-    assert shown[0] == f"{group}  Stable  consumer  range  coordinator {node}"
+    assert shown[0] == f"{group}  Stable  classic group  consumer  range  coordinator {node}"
     assert shown[2].split() == [reader.memberid(), "-", "reader-1", "/127.0.0.1", f"{topic}:0,1"]
     stores = [column for name in ("kafka", "zookeeper", "files") for column in (name, "lag", "lost", "time")]
     assert shown[3].split() == ["topic", "partition", "member", "latest", *stores]

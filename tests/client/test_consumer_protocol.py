@@ -93,6 +93,8 @@ def test_our_admin_describes_the_group(server: Server) -> None:
     with Admin({"bootstrap.servers": server.servers}) as admin:
         described = admin.describe_group(f"g-{topic}")
         assert (described.state, described.protocol_type, described.protocol) == ("Stable", "consumer", "range")
+        (listed,) = (one for one in admin.list_groups() if one.group == f"g-{topic}")
+        assert listed.group_type == described.group_type == "consumer"
         shown = {member.client_id: member.assignment for member in described.members}
         assert shown == {name: {topic: sorted(member.owned())} for name, member in zip("ab", members, strict=True)}
         for member in members:

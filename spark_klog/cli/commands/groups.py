@@ -68,8 +68,12 @@ def list_(cluster: ChosenCluster, as_json: bool) -> None:
     """List all groups, including those that only have offsets."""
     with cluster.connect() as admin:
         found = admin.list_groups()
-    fields = {"group": "group", "state": "state", "type": "protocolType", "coordinator": "coordinator"}
-    values = ((one.group, one.state, one.protocol_type or ("" if as_json else None), one.coordinator) for one in found)
+    fields = {"group": "group", "state": "state", "type": "type", "protocol type": "protocolType"}
+    fields["coordinator"] = "coordinator"
+    none = "" if as_json else None
+    values = (
+        (one.group, one.state, one.group_type or none, one.protocol_type or none, one.coordinator) for one in found
+    )
     print_lines(as_json, [dict(zip(fields.values(), each, strict=True)) for each in values], fields)
 
 
@@ -150,8 +154,9 @@ def describe(group: str, stores: Sequence[str], cluster: ChosenCluster, as_json:
     if as_json:
         click.echo(json.dumps(group_json(described) | {"partitions": lines}))
         return
-    parts = group, described.state, described.protocol_type, described.protocol, f"coordinator {described.coordinator}"
-    click.echo(escaped("  ".join(filter(None, parts))))
+    kind = described.group_type and f"{described.group_type} group"
+    parts = group, described.state, kind, described.protocol_type, described.protocol
+    click.echo(escaped("  ".join((*filter(None, parts), f"coordinator {described.coordinator}"))))
     if described.members:
         names = ("member", "instance", "client", "host", "assignment")
         print_table(

@@ -42,7 +42,10 @@ from spark_klog.protocol.codec import Message
 from spark_klog.protocol.tables.groups import decode_assignment
 from spark_klog.protocol.tables.records import EARLIEST, LATEST, MAX_TIMESTAMP
 
+#: The protocol type of groups of consumers, by either protocol.
 _CONSUMER = "consumer"
+#: Types of groups, by protocol.
+CLASSIC, CONSUMER = "classic", "consumer"
 #: The state of a group that does not exist.
 DEAD = "Dead"
 OffsetTime = Literal["earliest", "latest", "max-timestamp"] | int
@@ -55,12 +58,16 @@ _TO_END = -1
 
 @dataclass(frozen=True)
 class GroupListing:
-    """A group in a list; `coordinator` is a node id, `protocol_type` is "" if the group has only offsets."""
+    """A group in a list; `coordinator` is a node id, `protocol_type` is "" if the group has only offsets.
+
+    `group_type`: "classic" or "consumer" (KIP-848), in Kafka also others; "" before Kafka 3.8 (ListGroups 5).
+    """
 
     group: str
     state: str
     protocol_type: str
     coordinator: int
+    group_type: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ class GroupDescription:
     """A group as its coordinator (a node id) describes it.
 
     A group that does not exist has the state `DEAD`; coordinators since Kafka 4.0 give a `reason`. `protocol` is the
-    assignor: one of the members', or in a group of KIP-848 one of the coordinator's.
+    assignor: one of the members', or in a group of KIP-848 one of the coordinator's. `group_type`: `CLASSIC`,
+    `CONSUMER` (KIP-848), or "" if it does not exist.
     """
 
     group: str
@@ -89,6 +97,7 @@ class GroupDescription:
     coordinator: int
     members: tuple[GroupMember, ...]
     reason: str | None
+    group_type: str
 
 
 @dataclass(frozen=True)
@@ -161,7 +170,11 @@ class GroupCalls(AdminCalls):
             states = {key: found.state for key, found in Outcomes(described).check().items()}
             return [
                 GroupListing(
-                    entry["group_id"], entry["group_state"] or states[entry["group_id"]], entry["protocol_type"], node
+                    entry["group_id"],
+                    entry["group_state"] or states[entry["group_id"]],
+                    entry["protocol_type"],
+                    node,
+                    entry["group_type"].lower(),
                 )
                 for entry in entries
             ]
@@ -384,6 +397,7 @@ def _described(entry: Message | KlogError) -> GroupDescription | KlogError:
         entry["answered_by"],
         members,
         entry["error_message"],
+        "" if entry["group_state"] == DEAD else CLASSIC,
     )
 
 
@@ -405,6 +419,7 @@ def _of_epoch(entry: Message) -> GroupDescription:
             entry["answered_by"],
             members,
             None,
+            CONSUMER,
         )
     )
 

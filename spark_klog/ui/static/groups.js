@@ -14,7 +14,8 @@ export async function groupsView(until, query) {
     list.replaceChildren(table(`${number(rows.length)} of ${number(found.length)} groups`, [
       { title: "Group", cell: (row) => link(row.group, "group", row.group) },
       { title: "State", cell: (row) => row.state },
-      { title: "Type", cell: (row) => row.protocolType || "–" },
+      { title: "Type", cell: (row) => row.type || "–" },
+      { title: "Protocol type", cell: (row) => row.protocolType || "–" },
       { title: "Members", number: true, cell: (row) => number(row.members) },
       { title: "Lag", number: true, cell: (row) => number(row.lag) },
       { title: "Coordinator", number: true, cell: (row) => row.coordinator },
