@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Literal
+from typing import IO, Final, Literal
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
@@ -25,18 +25,27 @@ from confluent_kafka.cimpl import NewTopic  # the stubs of .admin do not export 
 from .maven import resolve
 
 HOST = "127.0.0.1"
-Version = Literal["0.10.2.2", "3.9.1", "4.1.0"]
+#: The newest fix of each of 4.2 to 4.4; all others have tests of their own, or are what older tests were written with.
+Version = Literal["0.10.2.2", "3.9.1", "4.1.0", "4.2.2", "4.3.1", "4.4.0"]
+#: What quick tests use, where one version tells enough.
+NEWEST: Final = "4.4.0"
+#: Versions with KRaft and without ZooKeeper.
+KRAFT: tuple[Version, ...] = ("4.1.0", "4.2.2", "4.3.1", "4.4.0")
+#: Versions between the oldest with KRaft and the newest, for a small set of tests.
+BETWEEN: tuple[Version, ...] = ("4.2.2", "4.3.1")
+
+
+def _of_kraft(version: Version) -> tuple[str, ...]:
+    # Unlike the others, these include no logger.
+    logger = "org.slf4j:slf4j-simple:1.7.36"
+    return f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}", logger
+
 
 _ARTIFACTS: dict[Version, tuple[str, ...]] = {
     # Java 9 and later do not include javax.xml.bind.
     "0.10.2.2": ("org.apache.kafka:kafka_2.11:0.10.2.2", "javax.xml.bind:jaxb-api:2.3.1"),
     "3.9.1": ("org.apache.kafka:kafka_2.13:3.9.1", "org.apache.kafka:kafka-tools:3.9.1"),
-    # Unlike the others, 4.1.0 includes no logger.
-    "4.1.0": (
-        "org.apache.kafka:kafka_2.13:4.1.0",
-        "org.apache.kafka:kafka-tools:4.1.0",
-        "org.slf4j:slf4j-simple:1.7.36",
-    ),
+    **{version: _of_kraft(version) for version in KRAFT},
 }
 #: Whether to test with all versions; CI tests only the most important one.
 ALL_VERSIONS = os.environ.get("SPARK_KLOG_KAFKAS") == "all"
@@ -271,7 +280,7 @@ def _pyspark_jars() -> Path:
 
 
 class Kafka(_JavaServer):
-    """A broker: 4.1.0 with KRaft, the others with a ZooKeeper of their own.
+    """A broker: 4.1.0 and later with KRaft, the others with a ZooKeeper of their own.
 
     0.10.2.2 stores magic 1, and magic 0 in topics with the config `message.format.version=0.9.0`.
     """
@@ -304,7 +313,7 @@ class Kafka(_JavaServer):
         more = "".join(f",{name}://{HOST}:{port}" for name, port in self.ports.items())
         protocols = "".join(f",{name}:{protocol}" for name, protocol in (listeners or {}).items())
         controller: dict[str, object]
-        if version == "4.1.0":
+        if version in KRAFT:
             controller_address = f"{HOST}:{free_port()}"
             controller = {
                 "node.id": self.broker_id,
@@ -469,7 +478,7 @@ class Kafka(_JavaServer):
 
     def _logging_options(self) -> list[str]:
         """Log only warnings and errors, so that the tail of the log shows the cause of a failed start."""
-        if self.version == "4.1.0":
+        if self.version in KRAFT:
             return ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
         config = _write_properties(
             self.work_dir / "log4j.properties",
