@@ -25,7 +25,7 @@ class Remedy(Enum):
 
 
 class ErrorCode(IntEnum):
-    """The protocol's error codes (protocol guide, chapter "Error Codes", and the Kafka 4.1 table)."""
+    """The protocol's error codes (protocol guide, chapter "Error Codes", and the Kafka 4.4 table)."""
 
     _value_: int
     #: What a client does about it: RETRY or REFRESH for those that are retriable by the guide, all others are final.
@@ -159,6 +159,7 @@ class ErrorCode(IntEnum):
     INVALID_REGISTRATION = 119
     TRANSACTION_ABORTABLE = 120
     INVALID_REGULAR_EXPRESSION = 128
+    REBOOTSTRAP_REQUIRED = 129
 
 
 class KlogError(Exception):

@@ -23,7 +23,7 @@ from struct import Struct as Packing, error as StructError
 from typing import Any
 from uuid import UUID
 
-from spark_klog.errors import DecodeError, EncodeError
+from spark_klog.errors import DecodeError, EncodeError, ErrorCode
 from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type, Versioned
 from spark_klog.wire.primitives import (
     MAX_STRING,
@@ -41,6 +41,7 @@ Decode = Callable[[Reader], Any]
 Encode = Callable[[Writer, Any], None]
 
 _API_VERSIONS_KEY = 18
+_UNSUPPORTED_VERSION = int(ErrorCode.UNSUPPORTED_VERSION).to_bytes(2, "big")
 #: Text for people, and its longest form in characters.
 _ERROR_MESSAGE, _MESSAGE_LENGTH = "error_message", 1000
 _FORMATS = {
@@ -519,9 +520,14 @@ def encode_response(api: Api, version: int, correlation_id: int, message: Messag
 
 
 def decode_response(api: Api, version: int, data: Buffer) -> tuple[int, Message]:
-    """Decode a frame: (correlation id, message). `DecodeError` if it is malformed or bytes are left over."""
+    """Decode a frame: (correlation id, message). `DecodeError` if it is malformed or bytes are left over.
+
+    A broker that does not know the version of an ApiVersions request answers in version 0 (KIP-511).
+    """
     reader = Reader(data)
     correlation_id = reader.int32()
+    if api.key == _API_VERSIONS_KEY and data[reader.position : reader.position + 2] == _UNSUPPORTED_VERSION:
+        version = 0
     flexible = version >= api.flexible
     if flexible and api.key != _API_VERSIONS_KEY:
         reader.skip_tags()

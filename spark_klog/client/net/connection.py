@@ -33,9 +33,20 @@ from spark_klog.errors import (
     TlsError,
     UnsupportedVersionError,
 )
-from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN, API_VERSIONS, FETCH, PRODUCE, SASL_AUTHENTICATE
+from spark_klog.protocol.apis import (
+    ADD_PARTITIONS_TO_TXN,
+    API_VERSIONS,
+    FETCH,
+    OFFSET_COMMIT,
+    OFFSET_FETCH,
+    PRODUCE,
+    SASL_AUTHENTICATE,
+    TXN_OFFSET_COMMIT,
+)
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.groups import OFFSETS_WITH_TOPIC_IDS
+from spark_klog.protocol.tables.transactions import FIRST_OF_TRANSACTIONS_2
 from spark_klog.wire.primitives import SIZE, Buffer, frame_size
 
 _log = logging.getLogger(__name__)
@@ -45,8 +56,16 @@ _RECEIVE_BUFFER = 4 * 1024 * 1024
 _MOST_BUFFERS = min(1024, os.sysconf("SC_IOV_MAX"))
 #: Stands for the correlation id of a bare SASL token, which has none.
 _BARE = -1
-#: The last versions used: later ones need topic ids, which only some fetches have, or are for brokers only.
-_LAST = {PRODUCE.key: 12, FETCH.key: 12, ADD_PARTITIONS_TO_TXN.key: 3}
+#: The last versions used unless a caller asks for a later one: those need topic ids, which are not always known, or are
+#: for brokers, or for clients of version 2 of transactions.
+_LAST = {
+    PRODUCE.key: 12,
+    FETCH.key: 12,
+    OFFSET_COMMIT.key: OFFSETS_WITH_TOPIC_IDS - 1,
+    OFFSET_FETCH.key: OFFSETS_WITH_TOPIC_IDS - 1,
+    ADD_PARTITIONS_TO_TXN.key: 3,
+    TXN_OFFSET_COMMIT.key: FIRST_OF_TRANSACTIONS_2 - 1,
+}
 #: The first version of Apache Kafka that has each API, from the KIPs that introduced them, for messages about brokers
 #: that lack it; APIs that Kafka 0.10.1 has are left out.
 _SINCE = {

@@ -59,7 +59,10 @@ FIND_COORDINATOR = api(10, "FindCoordinator", "0-6", flexible=3)(
     ),
 )
 
-OFFSET_COMMIT = api(8, "OffsetCommit", "0-9", flexible=8)(
+#: The first versions of OffsetCommit and OffsetFetch that name topics by their ids, and only so (KIP-848).
+OFFSETS_WITH_TOPIC_IDS = 10
+
+OFFSET_COMMIT = api(8, "OffsetCommit", "0-10", flexible=8)(
     struct(
         F("group_id", STRING),
         F("generation_id_or_member_epoch", INT32, "1+", default=-1),
@@ -68,7 +71,8 @@ OFFSET_COMMIT = api(8, "OffsetCommit", "0-9", flexible=8)(
         F("retention_time_ms", INT64, "2-4", default=-1),
         structs(
             "topics",
-            F("name", STRING),
+            F("name", STRING, "0-9"),
+            F("topic_id", UUID, "10+"),
             structs(
                 "partitions",
                 F("partition_index", INT32),
@@ -83,7 +87,8 @@ OFFSET_COMMIT = api(8, "OffsetCommit", "0-9", flexible=8)(
         F("throttle_time_ms", INT32, "3+"),
         structs(
             "topics",
-            F("name", STRING),
+            F("name", STRING, "0-9"),
+            F("topic_id", UUID, "10+"),
             structs("partitions", F("partition_index", INT32), F("error_code", INT16)),
         ),
     ),
@@ -97,7 +102,7 @@ _FETCHED_PARTITION = (
     F("error_code", INT16),
 )
 
-OFFSET_FETCH = api(9, "OffsetFetch", "0-9", flexible=6)(
+OFFSET_FETCH = api(9, "OffsetFetch", "0-10", flexible=6)(
     struct(
         F("group_id", STRING, "0-7"),
         # null asks for all of the group's offsets
@@ -107,7 +112,13 @@ OFFSET_FETCH = api(9, "OffsetFetch", "0-9", flexible=6)(
             F("group_id", STRING),
             F("member_id", STRING, "9+", nullable="9+", default=None),
             F("member_epoch", INT32, "9+", default=-1),
-            structs("topics", F("name", STRING), F("partition_indexes", array(INT32)), nullable="8+"),
+            structs(
+                "topics",
+                F("name", STRING, "8-9"),
+                F("topic_id", UUID, "10+"),
+                F("partition_indexes", array(INT32)),
+                nullable="8+",
+            ),
             versions="8+",
         ),
         F("require_stable", BOOLEAN, "7+"),
@@ -119,7 +130,12 @@ OFFSET_FETCH = api(9, "OffsetFetch", "0-9", flexible=6)(
         structs(
             "groups",
             F("group_id", STRING),
-            structs("topics", F("name", STRING), structs("partitions", *_FETCHED_PARTITION)),
+            structs(
+                "topics",
+                F("name", STRING, "8-9"),
+                F("topic_id", UUID, "10+"),
+                structs("partitions", *_FETCHED_PARTITION),
+            ),
             F("error_code", INT16),
             versions="8+",
         ),

@@ -44,10 +44,16 @@ def node_endpoints(versions: str) -> Field:
     )
 
 
-API_VERSIONS = api(18, "ApiVersions", "0-4", flexible=3)(
+#: The first version of ApiVersions that says whom the client wants to reach: cluster and node, both or neither
+#: (KIP-1242). A broker that is another one answers REBOOTSTRAP_REQUIRED.
+WITH_IDENTITY = 5
+
+API_VERSIONS = api(18, "ApiVersions", "0-5", flexible=3)(
     struct(
         F("client_software_name", STRING, "3+"),
         F("client_software_version", STRING, "3+"),
+        F("cluster_id", STRING, "5+", nullable="5+", default=None),
+        F("node_id", INT32, "5+", default=-1),
     ),
     struct(
         F("error_code", INT16),

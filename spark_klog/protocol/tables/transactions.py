@@ -16,6 +16,7 @@ from spark_klog.protocol.schema import (
     INT32,
     INT64,
     STRING,
+    UUID,
     F,
     api,
     array,
@@ -126,7 +127,13 @@ WRITE_TXN_MARKERS = api(27, "WriteTxnMarkers", "1-1", flexible=1)(
     ),
 )
 
-TXN_OFFSET_COMMIT = api(28, "TxnOffsetCommit", "0-4", flexible=3)(
+#: The first TxnOffsetCommit that adds the group to the transaction itself (KIP-890): only for clients of version 2 of
+#: transactions, which bump the epoch with each.
+FIRST_OF_TRANSACTIONS_2 = 5
+#: The first TxnOffsetCommit that names topics by their ids, and only so (KIP-1319).
+TXN_OFFSETS_WITH_TOPIC_IDS = 6
+
+TXN_OFFSET_COMMIT = api(28, "TxnOffsetCommit", "0-6", flexible=3)(
     struct(
         F("transactional_id", STRING),
         F("group_id", STRING),
@@ -137,7 +144,8 @@ TXN_OFFSET_COMMIT = api(28, "TxnOffsetCommit", "0-4", flexible=3)(
         F("group_instance_id", STRING, "3+", nullable="3+", default=None),
         structs(
             "topics",
-            F("name", STRING),
+            F("name", STRING, "0-5"),
+            F("topic_id", UUID, "6+"),
             structs(
                 "partitions",
                 F("partition_index", INT32),
@@ -150,7 +158,10 @@ TXN_OFFSET_COMMIT = api(28, "TxnOffsetCommit", "0-4", flexible=3)(
     struct(
         F("throttle_time_ms", INT32),
         structs(
-            "topics", F("name", STRING), structs("partitions", F("partition_index", INT32), F("error_code", INT16))
+            "topics",
+            F("name", STRING, "0-5"),
+            F("topic_id", UUID, "6+"),
+            structs("partitions", F("partition_index", INT32), F("error_code", INT16)),
         ),
     ),
 )
