@@ -39,6 +39,7 @@ SETTINGS = {
     "max.poll.interval.ms": "Time without a poll after which the member leaves its group.",
     "max.poll.records": "Most records that `poll` returns.",
     "max.request.size": "Largest request, and so the largest record.",
+    "metadata.cluster.check.enable": "Whether brokers (Kafka 4.4) refuse connections for another broker (KIP-1242).",
     "metadata.max.age.ms": "Age at which the client asks for metadata again.",
     "partition.assignment.strategy": "A list of `range`, `roundrobin`, `sticky`, `cooperative-sticky`. "
     "Default `range,cooperative-sticky`.",

@@ -13,7 +13,7 @@ from uuid import UUID
 from spark_klog.base.names import PLAINTEXT, TopicPartition
 from spark_klog.client.answers import answer_error, check_code
 from spark_klog.client.forks import Maker
-from spark_klog.client.net.connection import Connection
+from spark_klog.client.net.connection import BrokerIdentity, Connection
 from spark_klog.client.requests import Steps, answered, opened, paused, run, run_each, unsent
 from spark_klog.client.retry import Retry
 from spark_klog.client.settings import ClientConfig, client_config
@@ -28,9 +28,10 @@ from spark_klog.errors import (
     Remedy,
     RequestTimedOut,
 )
-from spark_klog.protocol.apis import METADATA
+from spark_klog.protocol.apis import API_VERSIONS, METADATA
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
+from spark_klog.protocol.tables.metadata import WITH_IDENTITY
 
 _log = logging.getLogger(__name__)
 #: A cluster never reached before: fail after this many rounds in which all brokers closed the connection during the
@@ -87,6 +88,8 @@ class Cluster:
         #: When brokers stopped answering, a reading of `time.monotonic`; None while one answers.
         self._unreached_since: float | None = None
         self.controller_id = -1
+        #: Whether there were metadata before.
+        self._is_known = False
         #: From the last metadata; None from brokers before 0.10.1.
         self.cluster_id: str | None = None
         #: Topic ids from metadata, by name; brokers before 2.8 have none.
@@ -124,11 +127,11 @@ class Cluster:
         if there is None or not there.is_usable():
             if there is not None and there.was_open:
                 self._reached.add(key[:2])
-            source = self._source(key[:2])
+            source, expected = self._source(key[:2]), self._expected(key[:2])
             until = self.deadline() if deadline is None else deadline
-            there = Connection(key[0], key[1], self.config, until, wait=False, source=source)
+            there = Connection(key[0], key[1], self.config, until, wait=False, source=source, expected=expected)
             self._connections[key] = there
-            there.is_proven = bool(self._brokers)
+            there.is_proven = self._is_known
         elif there.must_renew:
             there.renew(self.deadline() if deadline is None else deadline)
         return there
@@ -143,6 +146,21 @@ class Cluster:
             return ""
         host, port = self._described_by
         return f"the address of broker {node} as {host}:{port} advertises it, check advertised.listeners"
+
+    def _expected(self, address: tuple[str, int]) -> BrokerIdentity | None:
+        """The broker that an address belongs to; None if several share it, or if no broker has ever checked that."""
+        there = [node for node, its in self._brokers.items() if its == address]
+        if len(there) != 1 or self.cluster_id is None or not self.config.cluster_check:
+            return None
+        checks = any(connection.speaks(API_VERSIONS, WITH_IDENTITY) for connection in self._connections.values())
+        return BrokerIdentity(self.cluster_id, there[0]) if checks else None
+
+    def _rebootstrap(self, why: str) -> None:
+        """Forget the brokers, and ask bootstrap.servers for them: addresses lead elsewhere than they did."""
+        _log.warning("asking bootstrap.servers for the brokers of the cluster: %s", why)
+        self.close()
+        self._brokers.clear()
+        self.forget_leaders()
 
     def address(self, node: int) -> tuple[str, int]:
         """A broker's host and port in the last metadata; `ConnectionFailed` if it is not there."""
@@ -263,13 +281,17 @@ class Cluster:
             answer = yield from self.asking_any(
                 METADATA, lambda version: self.metadata_message(version, topics, create), bounds, is_retried=is_retried
             )
-            check_code(METADATA, answer["error_code"], "metadata")
-            if answer["brokers"]:
-                return self.learn(answer, topics)
-            # a broker that has just started knows none yet; perhaps another one does
+            if answer["error_code"] == ErrorCode.REBOOTSTRAP_REQUIRED:  # KIP-1102
+                failure = ConnectionFailed("the broker that was asked for metadata wants bootstrap.servers to be asked")
+                self._rebootstrap(str(failure))
+            else:
+                check_code(METADATA, answer["error_code"], "metadata")
+                if answer["brokers"]:
+                    return self.learn(answer, topics)
+                # a broker that has just started knows none yet; perhaps another one does
+                failure = ConnectionFailed("a broker answers, but its metadata lists no brokers")
             if self._described_by is not None:
                 self._silent.add(self._described_by)
-            failure = ConnectionFailed("a broker answers, but its metadata lists no brokers")
             yield from paused(time.monotonic() + retry.seconds(failure))
 
     @staticmethod
@@ -292,7 +314,9 @@ class Cluster:
         for key in self._connections.keys() - needed:
             self._connections.pop(key).close()
         self.controller_id = answer["controller_id"]
-        self.cluster_id = answer["cluster_id"]
+        if self._is_known and self.cluster_id != answer["cluster_id"]:
+            _log.warning("the brokers are of cluster %s now, before of %s", answer["cluster_id"], self.cluster_id)
+        self._is_known, self.cluster_id = True, answer["cluster_id"]
         for topic in answer["topics"]:
             if not topic["error_code"] and topic["topic_id"].int:
                 self.topic_ids[topic["name"]] = topic["topic_id"]
@@ -312,6 +336,10 @@ class Cluster:
 
         Brokers that did not answer their last request come after all others.
         """
+        for connection in self._connections.values():
+            if connection.is_misrouted:
+                self._rebootstrap(f"{connection.address} leads to another broker")
+                break
         connected = [key[:2] for key in self._connections if key[2] is None]
         addresses = [*connected, *self._brokers.values(), *self.config.bootstrap_servers]
         return sorted(dict.fromkeys(addresses), key=self._silent.__contains__)
@@ -332,7 +360,7 @@ class Cluster:
         """
         bounds = self.bounds(outer=outer)
         # a cluster that was reached before may come back; otherwise the address is probably wrong
-        patience = math.inf if self._brokers else time.monotonic() + self.config.connect_timeout_ms / 1000
+        patience = math.inf if self._is_known else time.monotonic() + self.config.connect_timeout_ms / 1000
         retry = Retry(self.config, *bounds, patience)
         rounds = 0
         while True:
@@ -360,13 +388,13 @@ class Cluster:
                         interrupted += error.is_by_broker or self.config.security.protocol != PLAINTEXT
                 except DecodeError as error:  # not a broker; the next address may be one
                     stranger = error
-            if stranger is not None and not failures and not self._brokers:
+            if stranger is not None and not failures and not self._is_known:
                 raise stranger
             rounds += interrupted == len(candidates)
-            if rounds == _INTERRUPTED_ROUNDS and not self._brokers:
+            if rounds == _INTERRUPTED_ROUNDS and not self._is_known:
                 raise HandshakeInterrupted("; ".join(failures))
             failure: KlogError = ConnectionFailed("; ".join(failures))
-            if stranger is not None and not (failures and self._brokers):  # brokers that were reached may come back
+            if stranger is not None and not (failures and self._is_known):  # brokers that were reached may come back
                 failure = stranger
             self._unreached_since = self._unreached_since or time.monotonic()
             if self._has_no_patience() or is_retried:

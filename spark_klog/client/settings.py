@@ -181,6 +181,8 @@ class ClientConfig:
     #: How often a batch is sent again; nearly without end, as delivery.timeout.ms bounds it.
     retries: int = setting("retries", INT32_MAX, INT)
     metadata_max_age_ms: int = setting("metadata.max.age.ms", 300_000, POSITIVE_LONG)
+    #: Whether brokers check that they are the ones that the client wants to reach (KIP-1242).
+    cluster_check: bool = setting("metadata.cluster.check.enable", True, BOOLEAN)
     max_block_ms: int = setting("max.block.ms", 60_000, POSITIVE_LONG)
     transactional_id: str | None = setting("transactional.id", None, TEXT)
     transaction_timeout_ms: int = setting("transaction.timeout.ms", 60_000, POSITIVE_INT)

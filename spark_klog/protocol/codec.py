@@ -26,6 +26,7 @@ from uuid import UUID
 from spark_klog.errors import DecodeError, EncodeError, ErrorCode
 from spark_klog.protocol.schema import Api, Array, Field, Primitive, Struct, Type, Versioned
 from spark_klog.wire.primitives import (
+    MAX_ELEMENTS,
     MAX_STRING,
     TAG_BYTES,
     AllowanceExceeded,
@@ -190,7 +191,7 @@ class _DecoderSource(_Source):
 
     def array(self, kind: Primitive | Struct, what: str, nullable: bool) -> str:
         count, name = self.length("i"), self.variable()
-        with self.block(f"if 0 <= {count} <= end - at:"):
+        with self.block(f"if 0 <= {count} <= end - at and {count} <= {MAX_ELEMENTS}:"):
             self.add(f"allowance -= {count} * {_decoded_bytes(kind)}")
             with self.block("if allowance < 0:"):
                 self.add("raise exceeded(at)")
@@ -246,7 +247,8 @@ class _DecoderSource(_Source):
 
 
 def _too_many(count: int, at: int, end: int) -> DecodeError:
-    return DecodeError(f"array of {count} elements at position {at}, {end - at} bytes are left")
+    allowed = f", and at most {MAX_ELEMENTS} elements are allowed" if count > MAX_ELEMENTS else ""
+    return DecodeError(f"array of {count} elements at position {at}, {end - at} bytes are left{allowed}")
 
 
 def _exceeded(at: int) -> AllowanceExceeded:
@@ -256,7 +258,7 @@ def _exceeded(at: int) -> AllowanceExceeded:
 def _read_tags(reader: Reader, known: dict[int, tuple[str, Decode]]) -> Message:
     """Read tagged fields; those that are not `known` are skipped."""
     fields: Message = {}
-    for _ in range(reader.uvarint()):
+    for _ in range(reader.tag_count()):
         reader.spend(TAG_BYTES)
         tag = reader.uvarint()
         body = reader.take(reader.uvarint())
@@ -385,6 +387,8 @@ class _EncoderSource(_Source):
         size = self.variable()
         with self.unless_null(name, path, nullable, f"{name}, {size} = (), -1"):
             self.add(f"{size} = len({name})")
+            with self.block(f"if {size} > {MAX_ELEMENTS}:"):
+                self.add(f"raise too_long({path!r}, {size})")
         self.length("i", size, path)
         element = self.variable()
         with self.block(f"for {element} in {name}:"):
@@ -429,6 +433,10 @@ def _unfit(paths: tuple[str, ...], forms: tuple[str, ...], values: tuple[Any, ..
     raise AssertionError(paths)
 
 
+def _too_long(path: str, size: int) -> EncodeError:
+    return EncodeError(f"{path}: {size} elements, a request or response can have {MAX_ELEMENTS} of a kind")
+
+
 def _wrong_text(path: str, text: str) -> EncodeError:
     try:
         utf8(text)
@@ -457,6 +465,7 @@ _ENCODER_NAMES = {
     "StructError": StructError,
     "append_uvarint": append_uvarint,
     "cut": _cut,
+    "too_long": _too_long,
     "unfit": _unfit,
     "write_tags": _write_tags,
     "wrong_text": _wrong_text,

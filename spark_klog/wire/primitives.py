@@ -25,6 +25,8 @@ _INT16, _INT32 = Struct(">h"), Struct(">i")
 Buffer = bytes | bytearray | memoryview
 #: Bytes of a reader's allowance that a tagged field costs; it mostly takes time.
 TAG_BYTES = 240
+#: The most elements of an array, and tagged fields of a structure, as in Kafka 4.4 (MessageUtil): it refuses more.
+MAX_ELEMENTS, MAX_TAGS = 1_000_000, 10_000
 #: Bytes of the longest STRING in either form, as in Kafka (Short.MAX_VALUE).
 MAX_STRING = 0x7FFF
 SIZE = Struct(">i")
@@ -126,9 +128,19 @@ class Reader:
         size = self.int16()
         return None if size == -1 else self.text(size)
 
+    def tag_count(self) -> int:
+        """The number of tagged fields that follow."""
+        count = self.uvarint()
+        if count > min(self.remaining, MAX_TAGS):
+            raise DecodeError(
+                f"{count} tagged fields before position {self.position}, {self.remaining} bytes are left, and at most "
+                f"{MAX_TAGS} fields are allowed"
+            )
+        return count
+
     def skip_tags(self) -> None:
         """Skip tagged fields (KIP-482)."""
-        for _ in range(self.uvarint()):
+        for _ in range(self.tag_count()):
             self.spend(TAG_BYTES)
             self.uvarint()
             self.take(self.uvarint())

@@ -198,8 +198,34 @@ def test_unknown_tagged_fields_are_skipped() -> None:
     decode_request_header(reader)
     assert decode_request(API_VERSIONS, 3, reader) == (
         None,
-        {"client_software_name": "klog", "client_software_version": "1"},
+        {"client_software_name": "klog", "client_software_version": "1", "cluster_id": None, "node_id": -1},
     )
+
+
+def test_more_elements_or_tagged_fields_than_kafka_reads_are_refused() -> None:
+    """MessageUtil of Kafka 4.4: 1,000,000 elements of an array, 10,000 tagged fields of a structure."""
+    made = api(99, "Flags", "0-1", flexible=1)(struct(F("flags", array(BOOLEAN))), struct())
+    most = {"flags": [True] * 1_000_000}
+    data = encode_request(made, 0, 7, None, most).to_bytes()
+    assert _request(made, data) == most
+    with pytest.raises(EncodeError, match="Flags v0 request: flags: 1000001 elements"):
+        encode_request(made, 0, 7, None, {"flags": [True] * 1_000_001})
+    longer = data[:-1_000_004] + (1_000_001).to_bytes(4, "big") + bytes(1_000_001)
+    with pytest.raises(DecodeError, match=r"array of 1000001 elements .* at most 1000000"):
+        _request(made, longer)
+    start = bytes.fromhex("0063 0001 00000007 ffff 00 01")  # no tagged fields in the header, no flags
+    fields = b"".join(bytes((0x80 | number & 0x7F, number >> 7, 0)) for number in range(128, 10_128))
+    assert _request(made, start + bytes.fromhex("904e") + fields) == {"flags": []}
+    with pytest.raises(DecodeError, match="10001 tagged fields"):
+        _request(made, start + bytes.fromhex("914e") + fields + bytes(30))
+    with pytest.raises(DecodeError, match=r"5 tagged fields .* 4 bytes are left"):
+        _request(made, start + bytes.fromhex("05 01000200"))
+
+
+def _request(made: Api, data: bytes) -> Message:
+    reader = Reader(data)
+    _, version, _ = decode_request_header(reader)
+    return decode_request(made, version, reader)[1]
 
 
 def test_reading_gives_fields_of_other_versions_by_their_defaults() -> None:

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from spark_klog import __version__
 from spark_klog.base.interrupts import between_steps
 from spark_klog.client.answers import check_code
 from spark_klog.client.net.dial import Dial
@@ -26,6 +27,7 @@ from spark_klog.client.settings import ClientConfig
 from spark_klog.errors import (
     ConnectionFailed,
     DecodeError,
+    ErrorCode,
     FrameTooLarge,
     HandshakeInterrupted,
     KlogError,
@@ -46,6 +48,7 @@ from spark_klog.protocol.apis import (
 from spark_klog.protocol.codec import Message, decode_response, encode_request
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import OFFSETS_WITH_TOPIC_IDS
+from spark_klog.protocol.tables.metadata import WITH_IDENTITY
 from spark_klog.protocol.tables.transactions import FIRST_OF_TRANSACTIONS_2
 from spark_klog.wire.primitives import SIZE, Buffer, frame_size
 
@@ -82,8 +85,17 @@ _SINCE = {
     74: "3.7",
     75: "3.8",
 }
+#: What the client calls itself (KIP-511).
+_SOFTWARE = "spark-klog"
 #: How a TLS record of type alert begins: 21, and the major version 3.
 _ALERT = b"\x15\x03"
+
+
+class BrokerIdentity(NamedTuple):
+    """A broker by its cluster and node id, as metadata name it (KIP-1242)."""
+
+    cluster_id: str
+    node_id: int
 
 
 class FrameStream:
@@ -218,9 +230,14 @@ class Connection:
         *,
         wait: bool = True,
         source: str = "",
+        expected: BrokerIdentity | None = None,
     ) -> None:
-        """`source`: see `Dial`."""
+        """`source`: see `Dial`. `expected`: the broker at the address, which brokers of Kafka 4.4 and later check."""
         self.address = f"{host}:{port}"
+        #: None once it was checked, or can't be.
+        self._expected = expected
+        #: Whether another broker than the expected one answers here, or one of another cluster.
+        self.is_misrouted = False
         self._config = config
         self.closed = False
         #: `is_proven`: a broker has answered with these settings, so that no error hints at them.
@@ -272,7 +289,8 @@ class Connection:
                 if connected is None:
                     return False
                 self._transport = self._stream = FrameStream(connected, self._config.response_max_bytes)
-                self._negotiation = self._transmit(API_VERSIONS, {}, 0)
+                # before SASL a broker answers without the check
+                self._negotiation = self._ask_versions(identifies=self._sasl is None)
             while self._negotiation is not None:
                 if self.poll(self._negotiation):
                     self._next_of_negotiation(self._negotiation, self._open_until)
@@ -284,26 +302,59 @@ class Connection:
             self.close()
             self._fail(error)
 
+    def _ask_versions(self, *, identifies: bool) -> Handle:
+        """Send ApiVersions, with the expected broker if `identifies`."""
+        if self._expected is None or not identifies:
+            return self._transmit(API_VERSIONS, {}, 0)
+        request = {
+            "client_software_name": _SOFTWARE,
+            "client_software_version": __version__,
+            "cluster_id": self._expected.cluster_id,
+            "node_id": self._expected.node_id,
+        }
+        return self._transmit(API_VERSIONS, request, WITH_IDENTITY)
+
     def _next_of_negotiation(self, handle: Handle, deadline: float) -> None:
         """Process the response to ApiVersions or a SASL request. The connection is open after the last one."""
         answer = self.receive(handle, deadline)
         following = None
         if handle.api is API_VERSIONS:
+            is_first = not self._versions
+            if handle.version == WITH_IDENTITY and not self._is_expected(answer["error_code"]):
+                self._negotiation = self._ask_versions(identifies=False)
+                return
             check_code(API_VERSIONS, answer["error_code"], f"ApiVersions at {self.address}")
             self._versions = {
                 entry["api_key"]: (entry["min_version"], entry["max_version"]) for entry in answer["api_keys"]
             }
             if not self._versions:
                 raise UnsupportedVersionError(f"broker {self.address} lists no API in its ApiVersions response")
-            if self._sasl is not None:
+            if self._sasl is not None and is_first:
                 following = self._sasl.begin(deadline)
         else:
             assert self._sasl is not None
             following = self._sasl.next(handle.api, answer, time.monotonic())
-        if following is None:
-            self._is_open, self._negotiation = True, None
-        else:
+        if following is not None:
             self._authenticate(*following)
+        elif self._expected is not None and self.speaks(API_VERSIONS, WITH_IDENTITY):
+            self._negotiation = self._ask_versions(identifies=True)
+        else:
+            self._is_open, self._negotiation = True, None
+
+    def _is_expected(self, code: int) -> bool:
+        """Whether the broker has checked that it is the expected one; False from brokers before Kafka 4.4.
+
+        `ConnectionFailed` if it is another one.
+        """
+        expected, self._expected = self._expected, None
+        if code == ErrorCode.REBOOTSTRAP_REQUIRED:
+            assert expected is not None
+            self.is_misrouted = True
+            raise ConnectionFailed(
+                f"{self.address} leads to another broker than {expected.node_id} of cluster {expected.cluster_id}: "
+                "looking the brokers up again at bootstrap.servers"
+            )
+        return code != ErrorCode.UNSUPPORTED_VERSION
 
     def _authenticate(self, api: Api, message: Message) -> None:
         assert self._sasl is not None
