@@ -20,7 +20,7 @@ from spark_klog.broker.settings.config import BROKER_SETTINGS, PLACES, broker_co
 from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS
 from spark_klog.errors import ConfigError
 from tests.support.broker import refusal
-from tests.support.kafka import HOST, Version, free_port, kafka_libs
+from tests.support.kafka import HOST, NEWEST, Version, free_port, kafka_libs
 from tests.support.tools import kcat
 
 #: The settings of the files that Kafka ships, without their comments.
@@ -173,6 +173,7 @@ def test_options_win_over_settings_and_these_over_the_file(tmp_path: Path) -> No
             "authorizer.class.name=kafka.Any",
             "setting authorizer.class.name=kafka.Any: authorizer classes are not supported",
         ),
+        ("config.providers=file", "setting config.providers=file: values are not looked up by providers"),
         ("metrics.listen=9100\nlog.dir=/a", "setting metrics.listen: '9100' is not HOST:PORT"),
     ],
 )
@@ -196,7 +197,8 @@ def test_a_secret_is_in_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "version",
     [
-        "4.1.0",
+        NEWEST,
+        pytest.param("4.1.0", marks=pytest.mark.test_all("version")),
         pytest.param("3.9.1", marks=pytest.mark.test_all("version")),
         pytest.param("0.10.2.2", marks=pytest.mark.test_all("version")),
     ],
@@ -210,7 +212,7 @@ def test_every_setting_that_kafka_knows_is_known(version: Version) -> None:
     assert len(known) > 100
     unknown = set()
     assert not any(map(has_no_use, [*PLACES, *BROKER_SETTINGS, *BROKER_LOG_SETTINGS, *SECURITY_SETTINGS]))
-    for name in known - PLACES - {"authorizer.class.name"}:
+    for name in known - PLACES - {"authorizer.class.name", "config.providers"}:
         try:
             if not has_no_use(name):
                 broker_settings({name: "1"})

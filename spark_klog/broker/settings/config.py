@@ -39,20 +39,21 @@ PLACES = words(
 #: Names, or prefixes of names, that are rejected: ignoring them would open what the configuration closes.
 _REFUSED = {
     "authorizer.class.name": "authorizer classes are not supported: use the rules of klog.users.file",
+    "config.providers": "values are not looked up by providers: write the values themselves",
     "listener.name.": "settings of a single listener are not supported: they apply to all listeners",
 }
 _number = partial(number, malformed="a number", outside="{} or more")
 #: "int" are Kafka's 32-bit numbers.
 _INT, _NATURAL_INT, _LONG = _number("int", 1), _number("int", 0), _number("long", 1)
-#: Names in KafkaConfig of 0.10.2, 3.9 and 4.1 that have no use here. A configuration written for Kafka must start this
-#: broker, too: they are accepted, and one line of the log lists them. First, how the names begin of features that this
-#: broker does not have; a name that begins so need not be one of Kafka's.
+#: Names in KafkaConfig of 0.10.2, 3.9, 4.1 and 4.4 that have no use here. A configuration written for Kafka must start
+#: this broker, too: they are accepted, and one line of the log lists them. First, how the names begin of features that
+#: this broker does not have; a name that begins so need not be one of Kafka's.
 _FEATURES = tuple(
     words(
         """
-        alter. compression. controlled. controller.quorum. delegation. group.consumer. group.coordinator. group.share.
-        group.streams. log.cleaner.io. metadata. password. quota. remote. replica. sasl.kerberos. sasl.login.
-        sasl.oauthbearer. share. zookeeper.ssl.
+        alter. compression. controlled. controller.quorum. delegation. errors.deadletterqueue. group.consumer.
+        group.coordinator. group.share. group.streams. log.cleaner.io. log.remote. metadata. password. quota. remote.
+        replica. sasl.kerberos. sasl.login. sasl.oauthbearer. share. zookeeper.ssl.
         """
     )
 )
@@ -62,6 +63,8 @@ _WITHOUT_USE = words(
     advertised.port auto.include.jmx.reporter auto.leader.rebalance.enable background.threads
     broker.heartbeat.interval.ms broker.id.generation.enable broker.rack broker.session.timeout.ms
     client.quota.callback.class connections.max.reauth.ms control.plane.listener.name controller.quota.window.num
+    cordoned.log.dirs follower.fetch.last.tiered.offset.enable follower.replication.throttled.rate
+    leader.replication.throttled.rate max.decompressed.message.bytes
     controller.quota.window.size.seconds controller.socket.timeout.ms create.topic.policy.class.name
     default.replication.factor delete.records.purgatory.purge.interval.requests delete.topic.enable
     early.start.listeners eligible.leader.replicas.enable fetch.purgatory.purge.interval.requests
