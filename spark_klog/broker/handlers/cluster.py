@@ -21,6 +21,7 @@ from spark_klog.broker.security.authorizer import SEE, WRITE
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.apis import BY_KEY
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.metadata import WITH_IDENTITY
 
 _UNKNOWN_EPOCH = -1
 _log = logging.getLogger(__name__)
@@ -249,7 +250,16 @@ def describe_cluster(broker: Broker, request: Request, message: Message) -> Mess
 
 
 def api_versions(broker: Broker, request: Request, message: Message) -> Message:
-    """ApiVersions v0-4 (KIP-35): the APIs and versions that this broker serves, from the protocol tables."""
+    """ApiVersions v0-5 (KIP-35): the APIs and versions that this broker serves, from the protocol tables.
+
+    Version 5 may name the cluster and the broker that the client wants (KIP-1242): if this is another one, the client
+    gets REBOOTSTRAP_REQUIRED and looks up its addresses again.
+    """
+    if request.version >= WITH_IDENTITY and message["cluster_id"] is not None:
+        wanted = message["cluster_id"], message["node_id"]
+        if wanted != (broker.cluster_id, broker.config.broker_id):
+            _log.debug("%s looks for broker %d of cluster %s", request.peer, message["node_id"], wanted[0][:100])
+            return {"error_code": ErrorCode.REBOOTSTRAP_REQUIRED, "api_keys": []}
     keys = [
         {"api_key": api.key, "min_version": api.versions.first, "max_version": api.versions.last}
         for api in BY_KEY.values()

@@ -70,6 +70,8 @@ class Client(ABC):
     has_groups: ClassVar[bool] = True
     #: Whether a member that leaves commits what it has read without `commit`.
     commits_when_leaving: ClassVar[bool] = False
+    #: Whether it also has the consumer protocol of groups (KIP-848).
+    has_consumer_protocol: ClassVar[bool] = False
     #: Whether it can write null header values; otherwise it writes empty ones.
     has_null_headers: ClassVar[bool] = True
 
@@ -98,6 +100,10 @@ class Client(ABC):
     def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
         """Join a group; the member reads from the beginning if nothing is committed."""
         raise NotImplementedError(f"{self.name} joins no groups")
+
+    def consumer_member(self, topic: str, group: str) -> Member:
+        """As `member`, by the consumer protocol (KIP-848), whose session timeout the broker has."""
+        raise NotImplementedError(f"{self.name} has no consumer protocol")
 
     def close(self) -> None:  # noqa: B027 - most have nothing to end
         """Close its connections and processes."""

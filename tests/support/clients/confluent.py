@@ -15,6 +15,7 @@ from tests.support.topics import learn_topic
 
 class Confluent(Client):
     name = "confluent-kafka"
+    has_consumer_protocol = True
     settings: ClassVar[Mapping[str, str]] = {}
 
     def create(self, topic: str, partitions: int) -> None:
@@ -62,9 +63,15 @@ class Confluent(Client):
         return found.offset
 
     def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
-        settings = {"enable.auto.commit": False, "auto.offset.reset": "earliest", "heartbeat.interval.ms": 200}
-        settings["session.timeout.ms"] = session_ms
-        return _Member(Consumer(self._configured(**{"group.id": group, **settings})), topic)
+        times = {"heartbeat.interval.ms": 200, "session.timeout.ms": session_ms}
+        return _Member(self._group_consumer(group, **times), topic)
+
+    def consumer_member(self, topic: str, group: str) -> Member:
+        return _Member(self._group_consumer(group, **{"group.protocol": "consumer"}), topic)
+
+    def _group_consumer(self, group: str, **settings: object) -> Consumer:
+        common = {"group.id": group, "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        return Consumer(self._configured(**common, **settings))
 
     def _consumer(self) -> Consumer:
         return Consumer(self._configured(**{"group.id": "unused", "enable.auto.commit": False, "check.crcs": True}))
@@ -100,6 +107,7 @@ class _Member(Member):
 class _Old(Confluent):
     """librdkafka without ApiVersions, which writes and reads magic 0."""
 
+    has_consumer_protocol = False
     codecs = ("none", "gzip", "snappy")  # librdkafka's lz4 needs a newer broker
     magic = 0
     has_admin = False

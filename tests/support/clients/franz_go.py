@@ -13,6 +13,7 @@ from tests.support.registries import download, program
 
 class FranzGo(ProcessClient):
     name = "franz-go"
+    has_consumer_protocol = True
 
     def command(self) -> tuple[list[str], Mapping[str, str]]:
         go = program(("go",), "golang-go")

@@ -1,4 +1,4 @@
-"""Apache Kafka's Java clients of three versions: one program; its class `Features` has the differences."""
+"""Apache Kafka's Java clients of four versions: one program; its class `Features` has the differences."""
 
 from __future__ import annotations
 
@@ -51,3 +51,10 @@ class Java39(_Java):
 class Java41(_Java):
     name = "Java 4.1.0"
     version = "4.1.0"
+    has_consumer_protocol = True
+
+
+class Java44(_Java):
+    name = "Java 4.4.0"
+    version = "4.4.0"
+    has_consumer_protocol = True

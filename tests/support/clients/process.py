@@ -7,6 +7,7 @@ A command is a line of words; the answer is a line that begins with `ok` or `err
     consume TOPIC COUNT PARTITION:OFFSET...     ok PARTITION,OFFSET,RECORD...
     offset-at TOPIC PARTITION TIMESTAMP         ok OFFSET
     join TOPIC GROUP SESSION_MS [ASSIGNOR]      ok    (one member per process; only Java takes ASSIGNOR)
+    join TOPIC GROUP consumer                   ok    (the member uses the consumer protocol)
     poll MILLISECONDS                           ok PARTITION... | PARTITION,OFFSET...    (owned, received)
     commit                                      ok [refused REASON]
     leave                                       ok
@@ -58,9 +59,12 @@ class ProcessClient(Client):
         (offset,) = self.ask("offset-at", topic, str(partition), str(timestamp))
         return int(offset)
 
-    def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> Member:
+    def member(self, topic: str, group: str, session_ms: int = SESSION_MS) -> ProcessMember:
         """Make a member in a process of its own."""
-        return _Member(type(self)(self.servers), topic, group, session_ms)
+        return ProcessMember(type(self)(self.servers), topic, group, str(session_ms))
+
+    def consumer_member(self, topic: str, group: str) -> ProcessMember:
+        return ProcessMember(type(self)(self.servers), topic, group, "consumer")
 
     def kill(self) -> None:
         """Send SIGKILL."""
@@ -109,10 +113,17 @@ class ProcessClient(Client):
         return self._process
 
 
-class _Member(Member):
-    def __init__(self, client: ProcessClient, topic: str, group: str, session_ms: int) -> None:
+class ProcessMember(Member):
+    """The group member of a process."""
+
+    def __init__(self, client: ProcessClient, topic: str, group: str, session: str) -> None:
         self._client = client
-        client.ask("join", topic, group, str(session_ms))
+        client.ask("join", topic, group, session)
+
+    def kill(self) -> None:
+        """Send SIGKILL to the process."""
+        self._client.kill()
+        self._client.close()
 
     def poll(self, seconds: float) -> tuple[set[int], list[tuple[int, int]]]:
         has, _, came = " ".join(self._client.ask("poll", str(int(seconds * 1000)))).partition("|")

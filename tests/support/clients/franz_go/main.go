@@ -169,7 +169,7 @@ type member struct {
 var joined = &member{has: map[int32]bool{}}
 
 func (m *member) join(servers kgo.Opt, topic, group, sessionMs string) (err error) {
-	session, err := strconv.Atoi(sessionMs)
+	protocol, err := protocolOptions(sessionMs)
 	if err != nil {
 		return err
 	}
@@ -186,19 +186,31 @@ func (m *member) join(servers kgo.Opt, topic, group, sessionMs string) (err erro
 			}
 		}
 	}
-	m.client, err = kgo.NewClient(
+	m.client, err = kgo.NewClient(append(
+		protocol,
 		servers,
 		kgo.ConsumerGroup(group),
 		kgo.ConsumeTopics(topic),
 		kgo.DisableAutoCommit(),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
-		kgo.HeartbeatInterval(200*time.Millisecond),
-		kgo.SessionTimeout(time.Duration(session)*time.Millisecond),
 		kgo.OnPartitionsAssigned(change(true)),
 		kgo.OnPartitionsRevoked(change(false)),
 		kgo.OnPartitionsLost(change(false)),
-	)
+	)...)
 	return err
+}
+
+// protocolOptions has the consumer protocol with the assignor "uniform", or the classic protocol with a timeout in ms.
+func protocolOptions(session string) ([]kgo.Opt, error) {
+	if session == "consumer" {
+		consents := context.WithValue(context.Background(), "opt_in_kafka_next_gen_balancer_beta", true)
+		return []kgo.Opt{kgo.WithContext(consents), kgo.Balancers(kgo.StickyBalancer())}, nil
+	}
+	milliseconds, err := strconv.Atoi(session)
+	return []kgo.Opt{
+		kgo.HeartbeatInterval(200 * time.Millisecond),
+		kgo.SessionTimeout(time.Duration(milliseconds) * time.Millisecond),
+	}, err
 }
 
 func (m *member) poll(milliseconds string) ([]string, error) {

@@ -155,8 +155,12 @@ public final class Driver {
         settings.put("group.id", group);
         settings.put("enable.auto.commit", "false");
         settings.put("auto.offset.reset", "earliest");
-        settings.put("heartbeat.interval.ms", "200");
-        settings.put("session.timeout.ms", sessionMs);
+        if (sessionMs.equals("consumer")) {
+            settings.put("group.protocol", "consumer");
+        } else {
+            settings.put("heartbeat.interval.ms", "200");
+            settings.put("session.timeout.ms", sessionMs);
+        }
         settings.put("fetch.max.wait.ms", "50");
         member = new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
         member.subscribe(Collections.singletonList(topic));
