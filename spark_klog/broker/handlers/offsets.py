@@ -20,6 +20,8 @@ from spark_klog.log.partition_log import BatchTooLarge, PartitionLog
 from spark_klog.log.producer_state import ProducerRefused
 from spark_klog.protocol.apis import TXN_OFFSET_COMMIT
 from spark_klog.protocol.codec import Message
+from spark_klog.protocol.tables.groups import OFFSETS_WITH_TOPIC_IDS
+from spark_klog.protocol.tables.transactions import FIRST_OF_TRANSACTIONS_2, TXN_OFFSETS_WITH_TOPIC_IDS
 
 _log = logging.getLogger(__name__)
 
@@ -75,11 +77,11 @@ async def offset_delete(broker: Broker, request: Request, message: Message) -> M
 
 
 async def offset_fetch(broker: Broker, request: Request, message: Message) -> Message:
-    """OffsetFetch v0-9: committed offsets, -1 if there is none; null topics (v2) request all offsets of a group.
+    """OffsetFetch v0-10: committed offsets, -1 if there is none; null topics (v2) request all offsets of a group.
 
     With `require_stable` (v7, KIP-447), a pending transactional commit gets UNSTABLE_OFFSET_COMMIT: the client must
     wait. Version 0 reads from the shared directories. From version 9 on members name their epoch (KIP-848), so that
-    one that has lost its partitions does not read their offsets too early.
+    one that has lost its partitions does not read their offsets too early. Version 10 has ids of topics.
     """
     if request.version == _DIRECTORIES and broker.config.directories is not None:
         return {"topics": await _of_directories(broker, request, message["group_id"], message["topics"])}
@@ -140,6 +142,7 @@ async def _group(
             return _entry(partition, None, ErrorCode.UNSTABLE_OFFSET_COMMIT)
         return _entry(partition, broker.offsets.fetch(group, topic, partition), ErrorCode.NONE)
 
+    by_id = request.version >= OFFSETS_WITH_TOPIC_IDS
     log = await broker.coordinator.log_of(group, for_reading=True)
     code = log if isinstance(log, ErrorCode) else broker.coordinator.may_fetch(group, *member)
     if code:
@@ -150,12 +153,20 @@ async def _group(
             await broker.turns.take()
             if broker.authorizer.allows(request.session, SEE, topic):
                 found.setdefault(topic, []).append(found_for(topic, partition))
-        answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
+        ids = {topic: known.topic_id for topic in found if (known := broker.registry.topics.get(topic)) is not None}
+        answer = [
+            {"name": topic, "topic_id": ids.get(topic), "partitions": partitions}
+            for topic, partitions in found.items()
+            if topic in ids or not by_id  # offsets of a topic that was deleted
+        ]
     else:
         answer = []
         answered: set[tuple[str, int]] = set()
         for entry in topics:
             await broker.turns.take()
+            if by_id and not await _resolve(broker, entry):
+                answer.append(_refused(entry, ErrorCode.UNKNOWN_TOPIC_ID))
+                continue
             name = entry["name"]
             if code := broker.authorizer.refusal(request.session, SEE, name):
                 answer.append(_refused(entry, code))
@@ -166,12 +177,25 @@ async def _group(
                 if (name, index) not in answered:  # an offset's metadata may be long: return it once
                     answered.add((name, index))
                     partitions.append(found_for(name, index))
-            answer.append({"name": name, "partitions": partitions})
+            answer.append(_named(entry, partitions))
     return {"group_id": group, "topics": answer, "error_code": ErrorCode.NONE}
 
 
+async def _resolve(broker: Broker, topic: dict[str, Any]) -> bool:
+    """Give an entry of a request that has an id its topic's name; False if no topic has the id."""
+    known = await broker.topic_by_id(topic["topic_id"])
+    if known is not None:
+        topic["name"] = known.name
+    return known is not None
+
+
+def _named(entry: dict[str, Any], partitions: list[Message]) -> Message:
+    """An entry of the response for one of the request: its version has the name or the id."""
+    return {"name": entry["name"], "topic_id": entry.get("topic_id"), "partitions": partitions}
+
+
 def _refused(entry: dict[str, Any], code: ErrorCode) -> Message:
-    return {"name": entry["name"], "partitions": [_entry(index, None, code) for index in entry["partition_indexes"]]}
+    return _named(entry, [_entry(index, None, code) for index in entry["partition_indexes"]])
 
 
 def _entry(partition: int, committed: Committed | None, code: ErrorCode) -> Message:
@@ -185,11 +209,15 @@ def _entry(partition: int, committed: Committed | None, code: ErrorCode) -> Mess
 
 
 class _CheckedOffsets(NamedTuple):
-    """Preliminary error codes by partition, offsets to commit, and the ids of their topics."""
+    """Preliminary error codes by partition, offsets to commit, and the ids of their topics.
+
+    `missing` is the error of a topic that does not exist.
+    """
 
     codes: _Codes
     offsets: _Offsets
     topics: dict[str, UUID]
+    missing: ErrorCode
 
     def refuse_deleted(self, broker: Broker) -> bool:
         """Refuse the offsets of topics that were deleted since the check; return whether there are any."""
@@ -198,12 +226,12 @@ class _CheckedOffsets(NamedTuple):
             del self.topics[name]
         for key in [key for key in self.offsets if key[0] in gone]:
             del self.offsets[key]
-            self.codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            self.codes[key] = self.missing
         return bool(gone)
 
 
-async def _check_offsets(broker: Broker, request: Request, message: Message) -> _CheckedOffsets:
-    """Check which of the offsets of a request may be committed.
+async def _check_offsets(broker: Broker, request: Request, message: Message, *, by_id: bool) -> _CheckedOffsets:
+    """Check which of the offsets of a request may be committed; with `by_id` it has its topics' ids.
 
     Other requests are served meanwhile, so the caller checks afterwards whether the client may commit at all, and just
     before the append whether a topic was deleted.
@@ -211,23 +239,29 @@ async def _check_offsets(broker: Broker, request: Request, message: Message) -> 
     codes: _Codes = {}
     offsets: _Offsets = {}
     topics: dict[str, UUID] = {}
+    missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     for topic in message["topics"]:
         await broker.turns.take()
+        if by_id and not await _resolve(broker, topic):
+            continue  # `_commit_response` has UNKNOWN_TOPIC_ID for it
         for entry in topic["partitions"]:
             await broker.turns.take()
             key = topic["name"], entry["partition_index"]
             metadata = entry["committed_metadata"] or ""
             codes[key] = ErrorCode.NONE
+            found = broker.registry.topics.get(topic["name"])
             if refusal := broker.authorizer.refusal(request.session, READ, topic["name"]):
                 codes[key] = refusal
-            elif (found := broker.registry.topics.get(topic["name"])) is None or key[1] not in found.assignment:
+            elif found is None or (by_id and found.topic_id != topic["topic_id"]):
+                codes[key] = missing
+            elif key[1] not in found.assignment:
                 codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif len(metadata.encode()) > broker.config.offset_metadata_max_bytes:
                 codes[key] = ErrorCode.OFFSET_METADATA_TOO_LARGE
             else:
                 topics.setdefault(topic["name"], found.topic_id)
                 offsets[key] = entry["committed_offset"], entry["committed_leader_epoch"], metadata
-    return _CheckedOffsets(codes, offsets, topics)
+    return _CheckedOffsets(codes, offsets, topics, missing)
 
 
 async def _encode_commits(
@@ -273,32 +307,37 @@ async def _commit_to_directories(broker: Broker, group: str, offsets: _Offsets) 
 
 
 def _commit_response(message: Message, codes: _Codes) -> Message:
-    """The response: an error code for each partition of the request."""
+    """The response: an error code for each partition of the request, UNKNOWN_TOPIC_ID where its topic has no name."""
+
+    def code(topic: str, partition: int) -> ErrorCode:
+        return codes[topic, partition] if topic else ErrorCode.UNKNOWN_TOPIC_ID
+
     return {
         "topics": [
-            {
-                "name": topic["name"],
-                "partitions": [
+            _named(
+                topic,
+                [
                     {
                         "partition_index": entry["partition_index"],
-                        "error_code": codes[topic["name"], entry["partition_index"]],
+                        "error_code": code(topic["name"], entry["partition_index"]),
                     }
                     for entry in topic["partitions"]
                 ],
-            }
+            )
             for topic in message["topics"]
         ]
     }
 
 
 async def offset_commit(broker: Broker, request: Request, message: Message) -> Message:
-    """OffsetCommit v0-9: commit offsets to __consumer_offsets; version 0 commits to the shared directories.
+    """OffsetCommit v0-10: commit offsets to __consumer_offsets; version 0 commits to the shared directories.
 
     Members commit within their generation; a client without a group membership may commit only if the group is empty.
+    Version 10 has ids of topics.
     """
     group = message["group_id"]
-    checked = await _check_offsets(broker, request, message)
-    codes, offsets, _ = checked
+    checked = await _check_offsets(broker, request, message, by_id=request.version >= OFFSETS_WITH_TOPIC_IDS)
+    codes, offsets = checked.codes, checked.offsets
     while True:
         commits = await _encode_commits(group, offsets, message["retention_time_ms"])
         log = await broker.coordinator.log_of(group)
@@ -320,18 +359,26 @@ async def offset_commit(broker: Broker, request: Request, message: Message) -> M
 
 
 async def txn_offset_commit(broker: Broker, request: Request, message: Message) -> Message:
-    """TxnOffsetCommit v0-4: offsets that take effect if the transaction commits; from v3 on of a member (KIP-447)."""
+    """TxnOffsetCommit v0-6: offsets that take effect if the transaction commits; from v3 on of a member (KIP-447).
+
+    From v5 on the group need not be in the transaction before (KIP-890); v6 has ids of topics (KIP-1319).
+    """
     group = message["group_id"]
+    added = group if request.version >= FIRST_OF_TRANSACTIONS_2 else None
     producer = ProducerIdAndEpoch(message["producer_id"], message["producer_epoch"])
-    checked = await _check_offsets(broker, request, message)
-    codes, offsets, _ = checked
+    checked = await _check_offsets(broker, request, message, by_id=request.version >= TXN_OFFSETS_WITH_TOPIC_IDS)
+    codes, offsets = checked.codes, checked.offsets
+    if added is not None and not offsets:  # nothing to begin a transaction for
+        return _commit_response(message, codes)
     while True:
         commits = await _encode_commits(group, offsets, producer=(producer.producer_id, producer.epoch))
         log = await broker.coordinator.log_of(group)
         if not group:
             log = ErrorCode.INVALID_GROUP_ID
         if not isinstance(log, ErrorCode):
-            verification = await broker.verifier.verify(message["transactional_id"], producer, log, of_offsets=True)
+            verification = await broker.verifier.verify(
+                message["transactional_id"], producer, log, of_offsets=True, added_group=added
+            )
             await broker.flushes.make_early_room(log)
         if not checked.refuse_deleted(broker):  # no await between these checks and the append
             break

@@ -1,7 +1,8 @@
 """Transaction errors by version of the client, and verification of transactional batches.
 
 `as_known` replaces errors that older clients do not know: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE),
-KAFKA-7296 (COORDINATOR_LOAD_IN_PROGRESS is fatal for producers older than 2.0).
+KIP-1319 (STALE_MEMBER_EPOCH is fatal for producers older than 4.4), KAFKA-7296 (COORDINATOR_LOAD_IN_PROGRESS for those
+older than 2.0).
 
 `TransactionVerifier` (KIP-890): the leader of a partition asks the transaction's coordinator about a batch.
 """
@@ -18,7 +19,8 @@ from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import DirectoryError, ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol import apis
-from spark_klog.protocol.apis import ADD_PARTITIONS_TO_TXN
+from spark_klog.protocol.apis import ADD_OFFSETS_TO_TXN, ADD_PARTITIONS_TO_TXN
+from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _FENCED = ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH
 _ABORTABLE = ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE
+_STALE = ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.ILLEGAL_GENERATION
 _LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE
 #: By API and error: the first version that knows the error, and its replacement in earlier versions.
 _FIRST: dict[tuple[int, ErrorCode], tuple[int, ErrorCode]] = {
@@ -39,11 +42,14 @@ _FIRST: dict[tuple[int, ErrorCode], tuple[int, ErrorCode]] = {
         (_ABORTABLE, apis.ADD_PARTITIONS_TO_TXN, 5),
         (_ABORTABLE, apis.TXN_OFFSET_COMMIT, 4),
         (_LOADING, apis.TXN_OFFSET_COMMIT, 2),
+        (_STALE, apis.TXN_OFFSET_COMMIT, 6),
     )
 }
 _log = logging.getLogger(__name__)
 #: First version of AddPartitionsToTxn that brokers send each other.
 _BATCHED = 4
+#: The version of AddOffsetsToTxn that brokers send each other.
+_ADD_OFFSETS = 4
 #: Errors after which a broker that verifies a transaction must ask again.
 _PASSING = frozenset(
     {
@@ -97,9 +103,15 @@ class TransactionVerifier:
         self._coordinator = coordinator
 
     async def verify(
-        self, transactional_id: str, producer: ProducerIdAndEpoch, log: PartitionLog, *, of_offsets: bool = False
+        self,
+        transactional_id: str,
+        producer: ProducerIdAndEpoch,
+        log: PartitionLog,
+        *,
+        of_offsets: bool = False,
+        added_group: str | None = None,
     ) -> Verification:
-        """Check that a batch belongs to an ongoing transaction.
+        """Check that a batch belongs to an ongoing transaction; with `added_group` add the group to it, or begin it.
 
         Only the first batch of a transaction in a log is verified. `as_known` replaces TRANSACTION_ABORTABLE for
         clients that do not know it.
@@ -109,24 +121,31 @@ class TransactionVerifier:
         known = log.producers.producers.get(producer.producer_id)
         if known is not None and known.epoch == producer.epoch and known.is_in_transaction:
             return found
-        found.code = await self._ask(transactional_id, producer, key)
+        found.code = await self._ask(transactional_id, producer, key, added_group)
         return found
 
-    async def _ask(self, transactional_id: str, producer: ProducerIdAndEpoch, key: TopicPartition) -> ErrorCode:
+    async def _ask(
+        self, transactional_id: str, producer: ProducerIdAndEpoch, key: TopicPartition, added_group: str | None
+    ) -> ErrorCode:
         try:
             node, _ = await self._coordinator.find(transactional_id)
         except DirectoryError:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if node == self._broker.config.broker_id:
+            if added_group is not None:
+                return await self._coordinator.add(transactional_id, producer, frozenset({key}))
             return await self._coordinator.verify(transactional_id, producer, key)
-        entry = {
+        who = {
             "transactional_id": transactional_id,
             "producer_id": producer.producer_id,
             "producer_epoch": producer.epoch,
-            "verify_only": True,
-            "topics": [{"name": key[0], "partitions": [key[1]]}],
         }
         try:
+            if added_group is not None:
+                request: Message = who | {"group_id": added_group}
+                answer = await ask(self._broker.registry, node, ADD_OFFSETS_TO_TXN, _ADD_OFFSETS, request)
+                return ErrorCode(answer["error_code"])
+            entry = who | {"verify_only": True, "topics": [{"name": key[0], "partitions": [key[1]]}]}
             request = {"transactions": [entry]}
             answer = await ask(self._broker.registry, node, ADD_PARTITIONS_TO_TXN, _BATCHED, request)
         except UNANSWERED as error:
