@@ -29,7 +29,7 @@ from kafka.structs import TopicPartition
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.support.java_tools import JavaTools
-from tests.support.kafka import HOST, Version
+from tests.support.kafka import HOST, NEWEST, Version
 
 TOPICS, CONFIGS = "org.apache.kafka.tools.TopicCommand", "kafka.admin.ConfigCommand"
 DELETE_RECORDS, LOG_DIRS = "org.apache.kafka.tools.DeleteRecordsCommand", "org.apache.kafka.tools.LogDirsCommand"
@@ -51,7 +51,10 @@ def python_admin(cluster: EmbeddedCluster) -> Iterator[kafka_python.KafkaAdminCl
         yield admin
 
 
-@pytest.fixture(scope="module", params=["4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
+@pytest.fixture(
+    scope="module",
+    params=[NEWEST, *(pytest.param(old, marks=pytest.mark.test_all("version")) for old in ("4.1.0", "3.9.1"))],
+)
 def tools(request: pytest.FixtureRequest) -> Iterator[JavaTools]:
     version: Version = request.param
     with JavaTools(version) as running:

@@ -43,7 +43,7 @@ from spark_klog.protocol.apis import (
 from tests.support.broker import KlogBroker
 from tests.support.certificates import Certificates
 from tests.support.java_tools import JavaTools
-from tests.support.kafka import Kafka
+from tests.support.kafka import NEWEST, Kafka
 from tests.support.kafka_python_wire import KafkaPythonWire, Message
 from tests.support.raw_client import RawClient
 from tests.support.secure_broker import PASSWORDS, SecureBroker, add_user
@@ -479,7 +479,7 @@ def test_java_tools(broker: SecureBroker, tmp_path: Path) -> None:
     file = tmp_path / "client.properties"
     file.write_text(broker.java("SASL_PLAINTEXT", "SCRAM-SHA-256"))
     way = ("--bootstrap-server", broker.servers("SASL_PLAINTEXT"), "--command-config", str(file))
-    with JavaTools("4.1.0") as tools:
+    with JavaTools(NEWEST) as tools:
         users = ("--entity-type", "users", "--entity-name", "dave")
         secret = "SCRAM-SHA-512=[iterations=8192,password=daves]"
         code, told = tools.run("kafka.admin.ConfigCommand", *way, "--alter", *users, "--add-config", secret)

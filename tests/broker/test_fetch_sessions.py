@@ -23,7 +23,7 @@ from spark_klog.wire.primitives import Reader
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.clients.client import Record
-from tests.support.clients.java import Java39, Java41
+from tests.support.clients.java import Java39, Java44
 from tests.support.kafka import HOST, free_port
 from tests.support.raw_client import RawClient
 
@@ -407,8 +407,8 @@ def relay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Relay]:
     between.close()
 
 
-@pytest.mark.parametrize("client_class", [Java41, pytest.param(Java39, marks=pytest.mark.test_all("version"))])
-def test_java_consumers_use_sessions(relay: Relay, topic: str, client_class: type[Java39] | type[Java41]) -> None:
+@pytest.mark.parametrize("client_class", [Java44, pytest.param(Java39, marks=pytest.mark.test_all("version"))])
+def test_java_consumers_use_sessions(relay: Relay, topic: str, client_class: type[Java39] | type[Java44]) -> None:
     relay.fetches.clear()
     client = client_class(f"{HOST}:{relay.port}")
     try:

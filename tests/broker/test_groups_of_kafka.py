@@ -22,14 +22,16 @@ from tests.support.broker import KlogBroker
 from tests.support.commits import commit_offsets
 from tests.support.dump import dump_files
 from tests.support.java_tools import JavaTools
-from tests.support.kafka import Kafka, Version
+from tests.support.kafka import NEWEST, Kafka, Version
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.peer
 
 _TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 PARTITIONS = 3
-both = pytest.mark.parametrize("version", ["4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
+each = pytest.mark.parametrize(
+    "version", [NEWEST, *(pytest.param(old, marks=pytest.mark.test_all("version")) for old in ("4.1.0", "3.9.1"))]
+)
 
 
 def _member(servers: str, group: str, **more: object) -> Consumer:
@@ -100,7 +102,7 @@ def test_kafka_reads_an_expiry_time(tmp_path: Path) -> None:
     ((_, _, committed),) = offsets.all("g")
     log.flush()
     log.close()
-    output = dump_files("4.1.0", list(log.directory.glob("*.log")), "--offsets-decoder")
+    output = dump_files(NEWEST, list(log.directory.glob("*.log")), "--offsets-decoder")
     value = json.loads(re.search(r"payload: (\{.*\})", output)[1])  # type: ignore[index]
     assert value == {
         "version": "1",
@@ -113,7 +115,7 @@ def test_kafka_reads_an_expiry_time(tmp_path: Path) -> None:
     }
 
 
-@both
+@each
 def test_the_tool_lists_describes_resets_and_deletes(broker: KlogBroker, version: Version) -> None:
     with JavaTools(version) as tools:
         _check_tool(broker, Tool(tools, broker.bootstrap_servers))
@@ -190,7 +192,7 @@ def test_kafkas_tool_reads_our_records(broker: KlogBroker) -> None:
     member, member_id = _killed_with_a_group(broker)
     member.close()
     folder = broker.data_dir / "__consumer_offsets-0"
-    output = dump_files("4.1.0", sorted(folder.glob("*.log")), "--offsets-decoder")
+    output = dump_files(NEWEST, sorted(folder.glob("*.log")), "--offsets-decoder")
     found = re.findall(r"key: (\{.*?\}\}) payload: (.*)$", output, re.MULTILINE)
     records = [(json.loads(key), None if value == "<DELETE>" else json.loads(value)["data"]) for key, value in found]
     (group,) = (value for key, value in records if key == {"type": "2", "data": {"group": "g"}})
@@ -238,7 +240,7 @@ def test_a_kafka_with_our_folders_finds_the_group_and_its_offsets(broker: KlogBr
 
 
 @pytest.mark.test_all("long")
-@both
+@each
 def test_we_go_on_with_a_group_of_kafka(server_dir: Path, version: Version) -> None:
     """Kafka dies, and we serve its folders at its address: a member does not notice."""
     with Kafka(version, server_dir / "kafka") as kafka:

@@ -29,7 +29,7 @@ from spark_klog.trees.memory import MemoryTree
 from spark_klog.trees.paths import Endpoint
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.certificates import KEY_PASSWORD, Certificates, make_certificates, trusting
-from tests.support.kafka import HOST, free_port, kafka_libs
+from tests.support.kafka import HOST, NEWEST, free_port, kafka_libs
 from tests.support.raw_client import CLIENT_ID, RawClient
 from tests.support.secure_broker import PASSWORDS, SecureBroker, add_user
 from tests.support.tools import ToolFailed, kcat
@@ -106,7 +106,7 @@ def test_kafka_python(broker: SecureBroker, topic: str, protocol: str, mechanism
 def test_java_tools(broker: SecureBroker, topic: str, tmp_path: Path, protocol: str, mechanism: str | None) -> None:
     settings = tmp_path / "client.properties"
     settings.write_text(broker.java(protocol, mechanism))
-    java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-cp", f"{kafka_libs('4.1.0')}/*"]
+    java = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-cp", f"{kafka_libs(NEWEST)}/*"]
     wanted = ["--num-records", "500", "--record-size", "100", "--throughput", "-1", "--producer.config", str(settings)]
     command = [*java, "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, *wanted]
     command += ["--producer-props", f"bootstrap.servers={broker.servers(protocol)}"]

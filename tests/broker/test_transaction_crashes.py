@@ -25,7 +25,7 @@ from spark_klog.records.kernels.reference import append_record
 from tests.support.broker import KlogBroker
 from tests.support.dump import dump_files
 from tests.support.java_tools import JavaTools
-from tests.support.kafka import Kafka
+from tests.support.kafka import NEWEST, Kafka
 from tests.support.raw_client import RawClient
 from tests.support.transactional.confluent import ConfluentClient
 from tests.support.transactional.java import JavaClient, JavaError
@@ -272,7 +272,7 @@ def _soon(servers: str, topic: str, partitions: dict[int, int], count: int) -> l
 def test_kafkas_tool_finds_and_aborts_transactions(broker: KlogBroker, topic: str) -> None:
     """TransactionsCommand: list, describe-producers, and abort of one that hangs."""
     _create(broker.bootstrap_servers, topic)
-    with JavaTools("4.1.0") as tools, ConfluentClient(broker.bootstrap_servers) as client:
+    with JavaTools(NEWEST) as tools, ConfluentClient(broker.bootstrap_servers) as client:
 
         def tool(*arguments: str) -> list[list[str]]:
             words = ("--bootstrap-server", broker.bootstrap_servers, *arguments)

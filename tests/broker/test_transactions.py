@@ -18,7 +18,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol import apis
 from spark_klog.protocol.codec import decode_response, encode_request
-from tests.support.kafka import Version
+from tests.support.kafka import NEWEST, Version
 from tests.support.producer_batches import batch
 from tests.support.raw_client import RawClient
 from tests.support.transactional.confluent import ConfluentClient
@@ -32,7 +32,7 @@ SETTINGS = {
     "transaction.max.timeout.ms": "60000",
 }
 #: The version of the Java client that also reads what the others write.
-JAVA: Version = "4.1.0"
+JAVA: Version = NEWEST
 FENCED = "ProducerFenced|newer producer|_FENCED|fenced by a newer"
 
 
@@ -57,7 +57,12 @@ def _open(kind: str, servers: str, log: Path) -> AbstractContextManager[Client]:
 
 
 @pytest.fixture(
-    scope="module", params=["confluent", JAVA, pytest.param("3.9.1", marks=pytest.mark.test_all("version"))]
+    scope="module",
+    params=[
+        "confluent",
+        JAVA,
+        *(pytest.param(old, marks=pytest.mark.test_all("version")) for old in ("4.1.0", "3.9.1")),
+    ],
 )
 def client(
     request: pytest.FixtureRequest, cluster: EmbeddedCluster, java: JavaClient, module_server_dir: Path

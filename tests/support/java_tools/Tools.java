@@ -4,10 +4,10 @@ import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.io.PrintStream;
 import java.lang.reflect.InvocationTargetException;
+import java.lang.reflect.Proxy;
 import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.Base64;
-import org.apache.kafka.common.utils.Exit;
 
 /** Runs main methods in one JVM: a line is a class and its arguments, the answer is the exit code and the output. */
 public final class Tools {
@@ -36,12 +36,7 @@ public final class Tools {
                 "UTF-8");
         System.setOut(told);
         System.setErr(told);
-        Exit.Procedure end = (code, message) -> {
-            exitCode = exitCode == null ? Integer.valueOf(code) : exitCode;
-            throw new Ended();
-        };
-        Exit.setExitProcedure(end);
-        Exit.setHaltProcedure(end);
+        catchExits();
         BufferedReader requests = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = requests.readLine(); line != null; line = requests.readLine()) {
             String[] words = line.split("\t");
@@ -55,9 +50,36 @@ public final class Tools {
         Runtime.getRuntime().halt(0);
     }
 
+    /** By reflection: Kafka 4.4 has the class in another package than earlier versions. */
+    private static void catchExits() throws Exception {
+        Class<?> exit;
+        try {
+            exit = Class.forName("org.apache.kafka.common.utils.Exit");
+        } catch (ClassNotFoundException error) {
+            exit = Class.forName("org.apache.kafka.common.utils.internals.Exit");
+        }
+        Class<?> procedure = Class.forName(exit.getName() + "$Procedure");
+        Class<?>[] interfaces = {procedure};
+        Object end = Proxy.newProxyInstance(procedure.getClassLoader(), interfaces, (proxy, method, arguments) -> {
+            exitCode = exitCode == null ? (Integer) arguments[0] : exitCode;
+            throw new Ended();
+        });
+        exit.getMethod("setExitProcedure", procedure).invoke(null, end);
+        exit.getMethod("setHaltProcedure", procedure).invoke(null, end);
+    }
+
+    /** Kafka 4.4 has those of kafka.tools and kafka.admin in another package. */
+    private static Class<?> tool(String name) throws ClassNotFoundException {
+        try {
+            return Class.forName(name);
+        } catch (ClassNotFoundException error) {
+            return Class.forName("org.apache.kafka.tools." + name.substring(name.lastIndexOf('.') + 1));
+        }
+    }
+
     private static int run(String name, String[] arguments) throws Exception {
         try {
-            Class.forName(name).getMethod("main", String[].class).invoke(null, (Object) arguments);
+            tool(name).getMethod("main", String[].class).invoke(null, (Object) arguments);
             return 0;
         } catch (InvocationTargetException error) {
             if (error.getCause() instanceof Ended) {
