@@ -129,11 +129,30 @@ def _offsets_at(
     return found, failed
 
 
-def partition_entries(answer: Message) -> Iterator[tuple[TopicPartition, Message]]:
-    """The entries of a response about offsets, by topic and partition."""
+def partition_entries(answer: Message, requested: Iterable[Message] = ()) -> Iterator[tuple[TopicPartition, Message]]:
+    """The entries of a response about offsets, by topic and partition.
+
+    `requested` are the topics of the request, if the response may name them by their ids.
+    """
+    names = {topic["topic_id"]: topic["name"] for topic in requested if "topic_id" in topic}
     for topic in answer["topics"]:
+        name = topic["name"] or names.get(topic.get("topic_id"), f"the id {topic.get('topic_id')}")
         for entry in topic["partitions"]:
-            yield (topic["name"], entry["partition_index"]), entry
+            yield (name, entry["partition_index"]), entry
+
+
+def with_topic_ids(topics: list[Message], cluster: Cluster) -> list[Message]:
+    """The topics of a request, with their ids if all of them are known: brokers that take ids then get no names."""
+    ids = cluster.topic_ids
+    if not all(topic["name"] in ids for topic in topics):
+        return topics
+    return [{**topic, "topic_id": ids[topic["name"]]} for topic in topics]
+
+
+def forget_unknown_id(cluster: Cluster, topic: str, code: int) -> None:
+    """After UNKNOWN_TOPIC_ID the topic is named, until metadata have its id again: perhaps it was created anew."""
+    if code == ErrorCode.UNKNOWN_TOPIC_ID:
+        cluster.topic_ids.pop(topic, None)
 
 
 def by_topic(entries: Iterable[tuple[TopicPartition, _T]]) -> dict[str, list[_T]]:
@@ -177,12 +196,19 @@ def topics_to_commit(offsets: Mapping[TopicPartition, Committed]) -> list[Messag
 
 
 def commit_errors(
-    answer: Message, partitions: Collection[TopicPartition], group: str, *, is_member: bool = False
+    cluster: Cluster,
+    answer: Message,
+    requested: Message,
+    partitions: Collection[TopicPartition],
+    *,
+    is_member: bool = False,
 ) -> dict[TopicPartition, ProtocolError]:
     """The errors in the response to OffsetCommit, by partition; `is_member` if a member of the group has asked."""
     failures = {}
-    for key, entry in by_key(OFFSET_COMMIT, answer, partition_entries(answer), partitions).items():
+    group, entries = requested["group_id"], partition_entries(answer, requested["topics"])
+    for key, entry in by_key(OFFSET_COMMIT, answer, entries, partitions).items():
         if code := entry["error_code"]:
+            forget_unknown_id(cluster, key[0], code)
             what = f"commit of {key[0]}-{key[1]} for group {group}"
             is_foreign = code == ErrorCode.UNKNOWN_MEMBER_ID and not is_member
             failures[key] = (
@@ -309,9 +335,10 @@ class GroupOffsets:
 
     def commit_once(self, offsets: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, ProtocolError]:
         """Like `commit`, but without retries; returns the errors of partitions that were refused."""
-        request = {"group_id": self.group, "topics": topics_to_commit(offsets)}
-        answer = self._cluster.request(self._coordinators.node(self.group), OFFSET_COMMIT, request)
-        return commit_errors(answer, offsets, self.group)
+        node = self._coordinators.node(self.group)
+        request = {"group_id": self.group, "topics": with_topic_ids(topics_to_commit(offsets), self._cluster)}
+        answer = self._cluster.request(node, OFFSET_COMMIT, request)
+        return commit_errors(self._cluster, answer, request, offsets)
 
     def fetch(self, partitions: Collection[TopicPartition] | None = None) -> dict[TopicPartition, int]:
         """Committed offsets of the given partitions that have one, or (since Kafka 0.10.2) of all that have one."""
@@ -340,15 +367,17 @@ class GroupOffsets:
     def _ask(
         self, partitions: Collection[TopicPartition] | None
     ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
-        requested = topic_numbers(partitions or (), numbers="partition_indexes")
+        topics = None if partitions is None else topic_numbers(partitions, numbers="partition_indexes")
         node = self._coordinators.node(self.group)
         version = self._cluster.version_of(node, OFFSET_FETCH)
         if partitions is None and version < _FIRST_OF_ALL:
             raise UnsupportedVersionError(f"broker {node} does not tell all offsets of a group")
-        request: Message = {"group_id": self.group, "topics": None if partitions is None else requested}
+        request: Message = {"group_id": self.group, "topics": topics}
         stable = {"require_stable": self._is_stable}
         if version < _FIRST_OF_GROUPS:
             return self._committed(self._cluster.request(node, OFFSET_FETCH, request | stable), partitions)
+        if topics is not None:
+            request["topics"] = topics = with_topic_ids(topics, self._cluster)
         if (member := self._reader()) is not None:
             request |= {"member_id": member.member, "member_epoch": member.generation}
         answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request], **stable})
@@ -358,15 +387,15 @@ class GroupOffsets:
             self._on_refused()
             advice = "the member's next heartbeat tells its epoch or its loss"
             raise ProtocolError(found["error_code"], f"offsets of group {self.group}", Remedy.RETRY, advice)
-        return self._committed(found | {"throttle_time_ms": answer["throttle_time_ms"]}, partitions)
+        return self._committed(found | {"throttle_time_ms": answer["throttle_time_ms"]}, partitions, topics or ())
 
     def _committed(
-        self, answer: Message, partitions: Collection[TopicPartition] | None
+        self, answer: Message, partitions: Collection[TopicPartition] | None, requested: Iterable[Message] = ()
     ) -> tuple[dict[TopicPartition, Committed], dict[TopicPartition, ProtocolError]]:
         """The offsets in a group's part of a response, and the errors of partitions."""
         what = f"offsets of group {self.group}"
         check_code(OFFSET_FETCH, answer["error_code"], what)
-        entries = list(partition_entries(answer))
+        entries = list(partition_entries(answer, requested))
         wanted = {key for key, _ in entries} if partitions is None else partitions
         found, failed = {}, {}
         for key, entry in by_key(OFFSET_FETCH, answer, entries, wanted).items():
@@ -374,6 +403,7 @@ class GroupOffsets:
             if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 continue  # brokers before 0.9 respond so if there is no offset
             if code:
+                forget_unknown_id(self._cluster, key[0], code)
                 failed[key] = answer_error(OFFSET_FETCH, code, what)
             elif entry["committed_offset"] >= 0:
                 epoch, metadata = entry["committed_leader_epoch"], entry["metadata"] or ""

@@ -19,7 +19,7 @@ from spark_klog.client.consumer.settings import RESET, ConsumerConfig, consumer_
 from spark_klog.client.settings import LIBRDKAFKAS, ClientConfig, client_config
 from spark_klog.errors import ConfigError
 from tests.support import kafka_defaults
-from tests.support.kafka import Version
+from tests.support.kafka import NEWEST, Version
 from tests.support.tools import kcat_path
 
 SERVERS = {"bootstrap.servers": "h:1"}
@@ -116,7 +116,7 @@ def test_every_setting_is_known_or_refused_by_name(client: str) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("version", ["3.9.1", "4.1.0"])
+@pytest.mark.parametrize("version", ["3.9.1", NEWEST])
 @pytest.mark.parametrize("client", ["consumer", "producer"])
 def test_all_are_known(version: Version, client: str) -> None:
     names = kafka_defaults.settings(version, client).keys()

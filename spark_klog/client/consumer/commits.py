@@ -15,7 +15,14 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.settings import ConsumerConfig
 from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.net.connection import Connection, Handle
-from spark_klog.client.offsets import Committed, GroupMetadata, Uncommitted, commit_errors, topics_to_commit
+from spark_klog.client.offsets import (
+    Committed,
+    GroupMetadata,
+    Uncommitted,
+    commit_errors,
+    topics_to_commit,
+    with_topic_ids,
+)
 from spark_klog.errors import (
     CommitFailed,
     ErrorCode,
@@ -46,6 +53,7 @@ _MOST = 100
 class _UnderWay(NamedTuple):
     connection: Connection
     handle: Handle
+    request: Message
     offsets: Offsets
     is_member: bool
     until: float
@@ -90,8 +98,9 @@ class Commits:
             member = self._committer()  # its epoch may have changed meanwhile
             with self._coordinators.forgotten_on_error():
                 node = self._coordinators.node(self._group)
-                answer = self._cluster.request(node, OFFSET_COMMIT, self._request(left.offsets, member))
-                left.answered(self._refused(answer, left.offsets, is_member=member is not None))
+                request = self._request(left.offsets, member)
+                answer = self._cluster.request(node, OFFSET_COMMIT, request)
+                left.answered(self._refused(answer, request, left.offsets, is_member=member is not None))
 
         self._cluster.attempt(ask, self._config.default_api_timeout_ms, "default.api.timeout.ms")
 
@@ -110,7 +119,7 @@ class Commits:
             self._tell(offsets, error, on_done)
             return
         until = time.monotonic() + self._config.client.request_timeout_ms / 1000
-        self._under_way.append(_UnderWay(connection, handle, offsets, member is not None, until, on_done))
+        self._under_way.append(_UnderWay(connection, handle, request, offsets, member is not None, until, on_done))
 
     def finish(self) -> None:
         """Wait for the commits in flight, each up to request.timeout.ms from its begin."""
@@ -145,7 +154,7 @@ class Commits:
         failure: KlogError | None = None
         try:
             answer = first.connection.receive(first.handle, min(first.until, deadline))
-            if refused := self._refused(answer, first.offsets, is_member=first.is_member):
+            if refused := self._refused(answer, first.request, first.offsets, is_member=first.is_member):
                 raise worst(list(refused.values()))
         except KlogError as error:
             failure = error
@@ -168,7 +177,8 @@ class Commits:
             _log.warning("offsets of group %s were not committed: %s", self._group, failure)
 
     def _request(self, offsets: Offsets, member: GroupMetadata | None) -> Message:
-        request: Message = {"group_id": self._group, "topics": topics_to_commit(offsets)}
+        topics = with_topic_ids(topics_to_commit(offsets), self._cluster)
+        request: Message = {"group_id": self._group, "topics": topics}
         if member is not None:
             request |= {
                 "generation_id_or_member_epoch": member.generation,
@@ -177,9 +187,11 @@ class Commits:
             }
         return request
 
-    def _refused(self, answer: Message, offsets: Offsets, *, is_member: bool) -> dict[TopicPartition, ProtocolError]:
+    def _refused(
+        self, answer: Message, request: Message, offsets: Offsets, *, is_member: bool
+    ) -> dict[TopicPartition, ProtocolError]:
         """The errors of single partitions; raises those of the member."""
-        failures = commit_errors(answer, offsets, self._group, is_member=is_member)
+        failures = commit_errors(self._cluster, answer, request, offsets, is_member=is_member)
         if is_member and any(failure.code in _UNKNOWN for failure in failures.values()):
             self._on_refused()
         for failure in failures.values():
