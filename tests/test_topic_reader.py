@@ -35,6 +35,7 @@ from spark_klog.errors import (
     StartAfterEnd,
 )
 from tests.support.faults import error, silent, sound
+from tests.support.kafka import NEWEST
 from tests.support.scripted_broker import ScriptedCluster
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
@@ -141,7 +142,7 @@ def test_where_a_read_begins_and_ends(
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("version", ["4.1.0", pytest.param("0.10.2.2", marks=pytest.mark.test_all("version"))])
+@pytest.mark.parametrize("version", [NEWEST, pytest.param("0.10.2.2", marks=pytest.mark.test_all("version"))])
 def test_topics_of_kafka(version: str, server_dir: Path, shared_kafkas: SharedKafkas, topic: str) -> None:
     with serving(version, server_dir, shared_kafkas) as servers:
         make_topic(servers, topic, 2)

@@ -24,7 +24,7 @@ from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.compaction_logs import dumped_with_holes
 from tests.support.dump import dump_files
-from tests.support.kafka import Kafka, Version
+from tests.support.kafka import NEWEST, Kafka, Version
 from tests.support.loop_broker import running, send
 from tests.support.raw_client import RawClient
 from tests.support.tools import kcat
@@ -105,7 +105,7 @@ def test_retention_by_size_deletes_segments_and_their_files(server_dir: Path) ->
 @pytest.mark.peer
 @pytest.mark.parametrize("codec", [pytest.param("none", marks=pytest.mark.test_all("codec")), "lz4"])
 def test_compaction_and_what_kafkas_tools_make_of_it(server_dir: Path, codec: str) -> None:
-    _compacted(server_dir, codec, ["4.1.0"])
+    _compacted(server_dir, codec, [NEWEST])
 
 
 @pytest.mark.peer

@@ -18,7 +18,7 @@ from spark_klog.errors import (
     RecordTooLarge,
     UnsupportedVersionError,
 )
-from tests.support.kafka import HOST, free_port
+from tests.support.kafka import HOST, NEWEST, free_port
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.shared_tree import create_topic
@@ -147,7 +147,7 @@ def test_multifetch(place: tuple[str, str]) -> None:
 @pytest.mark.peer
 def test_kafka_4(shared_kafkas: SharedKafkas) -> None:
     """Kafka 4 has no Fetch before version 4 and no ListOffsets 0."""
-    servers = shared_kafkas.get("4.1.0").bootstrap_servers
+    servers = shared_kafkas.get(NEWEST).bootstrap_servers
     create_topic(servers, _T, 1)
     wait_until(lambda: _is_there(servers, _T, 0))
     producer = Producer({"bootstrap.servers": servers, "acks": "all", "log_level": 0})

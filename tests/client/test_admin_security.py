@@ -21,7 +21,7 @@ from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, SaslError, 
 from tests.support.admins import error_code
 from tests.support.certificates import make_certificates
 from tests.support.consumers import SECONDS, Server, running
-from tests.support.kafka import versions
+from tests.support.kafka import NEWEST, versions
 from tests.support.secure_broker import SecureBroker
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.waiting import wait_until
@@ -30,12 +30,12 @@ from tests.support.waiting import wait_until
 _SUPER_USERS = {"super.users": "User:ANONYMOUS"}
 _AUTHORIZERS = {
     "3.9.1": "kafka.security.authorizer.AclAuthorizer",
-    "4.1.0": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    NEWEST: "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
 }
 #: They need a Kafka of their own.
 _AGAIN = [
     pytest.param(name, marks=[pytest.mark.peer, pytest.mark.test_all("again")])
-    for name in versions("4.1.0", "0.10.2.2", "3.9.1")
+    for name in versions(NEWEST, "0.10.2.2", "3.9.1")
 ]
 
 

@@ -25,7 +25,7 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import AbortedTransactions
 from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
-from tests.support.kafka import Kafka
+from tests.support.kafka import NEWEST, OTHERS_OF_KRAFT, Kafka
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic, delete_topic, list_topics
 from tests.support.waiting import wait_until
@@ -57,8 +57,11 @@ class Server:
 
 
 _REAL = [
-    pytest.param("4.1.0", marks=pytest.mark.peer),
-    pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
+    pytest.param(NEWEST, marks=pytest.mark.peer),
+    *(
+        pytest.param(version, marks=[pytest.mark.peer, pytest.mark.test_all("version")])
+        for version in ("3.9.1", *OTHERS_OF_KRAFT)
+    ),
 ]
 #: Brokers that may be killed.
 may_be_killed = pytest.mark.parametrize(
@@ -67,7 +70,7 @@ may_be_killed = pytest.mark.parametrize(
         "klog",
         *(
             pytest.param((version,), marks=[pytest.mark.peer, pytest.mark.test_all("kill")])
-            for version in ("4.1.0", "3.9.1")
+            for version in (NEWEST, "3.9.1")
         ),
     ],
     indirect=True,

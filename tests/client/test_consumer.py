@@ -52,11 +52,11 @@ from tests.support.consumers import (
     running,
     short,
 )
-from tests.support.kafka import versions
+from tests.support.kafka import NEWEST, versions
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import create_topic
 
-_VERSIONS = versions("4.1.0", "0.10.2.2", "3.9.1")
+_VERSIONS = versions(NEWEST, "0.10.2.2", "3.9.1")
 #: Our broker, and for test-all Kafka's: for tests of groups, in which the members do the work.
 _AGAIN = [pytest.param(name, marks=[pytest.mark.peer, pytest.mark.test_all("again")]) for name in _VERSIONS]
 our_broker_first = pytest.mark.parametrize("server", ["klog", *_AGAIN], indirect=True)

@@ -25,6 +25,7 @@ from spark_klog.protocol.apis import CONSUMER_GROUP_DESCRIBE
 from tests.support.broker import KlogBroker
 from tests.support.consumer_protocol import Member, Theirs, evict, is_shared, poll_until
 from tests.support.consumers import SECONDS, Server, short
+from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 
 _KAFKA = {
@@ -35,7 +36,7 @@ _KAFKA = {
 }
 
 
-@pytest.fixture(scope="module", params=["klog", pytest.param("4.1.0", marks=pytest.mark.peer)])
+@pytest.fixture(scope="module", params=["klog", pytest.param(NEWEST, marks=pytest.mark.peer)])
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     if request.param != "klog":
         yield Server(shared_kafkas.get(request.param, _KAFKA).bootstrap_servers, request.param)

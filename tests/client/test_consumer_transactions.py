@@ -17,10 +17,10 @@ from spark_klog.client import Consumer, ConsumerRecord, GroupMetadata, Producer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import CommitFailed, ErrorCode, ProtocolError
 from tests.support.consumers import SECONDS, Server, next_offsets, running, short
-from tests.support.kafka import versions
+from tests.support.kafka import NEWEST, versions
 from tests.support.shared_kafka import SharedKafkas
 
-_VERSIONS = versions("4.1.0", "3.9.1")
+_VERSIONS = versions(NEWEST, "3.9.1")
 
 
 @pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])

@@ -13,6 +13,7 @@ import pytest
 from spark_klog.client import Committed, Consumer
 from spark_klog.errors import LogTruncated
 from tests.support.consumers import SECONDS, Server, running, short
+from tests.support.kafka import NEWEST
 from tests.support.scripted_broker import ScriptedCluster
 from tests.support.shared_kafka import SharedKafkas
 
@@ -104,7 +105,7 @@ def test_brokers_that_cannot_tell(brokers: ScriptedCluster) -> None:
         assert _values(consumer, 20) == _NEW
 
 
-@pytest.fixture(scope="module", params=["klog", pytest.param("4.1.0", marks=pytest.mark.peer)])
+@pytest.fixture(scope="module", params=["klog", pytest.param(NEWEST, marks=pytest.mark.peer)])
 def server(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[Server]:
     with running(request.param, module_server_dir / request.param, shared_kafkas) as there:
         yield there

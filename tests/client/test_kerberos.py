@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.kafka import HOST, Kafka, versions
+from tests.support.kafka import HOST, NEWEST, Kafka, versions
 from tests.support.kerberos import MODULE, REALM, Realm, gssapi_path, kerberos_kafka
 
 pytestmark = [pytest.mark.peer, pytest.mark.test_all("mechanism")]
@@ -66,7 +66,7 @@ class Peers(NamedTuple):
         return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module", params=versions("3.9.1", "4.1.0", "0.10.2.2"))
+@pytest.fixture(scope="module", params=versions("3.9.1", NEWEST, "0.10.2.2"))
 def peers(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[Peers]:
     library, folder = gssapi_path(), module_server_dir / request.param
     # 0.10.2.2 reads no PEM files

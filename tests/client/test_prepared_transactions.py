@@ -12,7 +12,7 @@ from spark_klog.client.admin.admin import Admin
 from spark_klog.client.producer.producer import Producer
 from spark_klog.client.producer.transactions import PreparedTransaction
 from spark_klog.errors import ErrorCode, InvalidTransactionState, ProtocolError
-from tests.support.kafka import versions
+from tests.support.kafka import NEWEST, versions
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
@@ -24,7 +24,7 @@ _GONE = {ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH}
 
 @pytest.fixture(
     scope="module",
-    params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("4.1.0", "3.9.1"))],
+    params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions(NEWEST, "3.9.1"))],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:

@@ -15,6 +15,7 @@ from kafka.partitioner.default import murmur2
 
 from spark_klog.client import Producer
 from spark_klog.errors import InvalidRecords, ProducerClosed
+from tests.support.kafka import NEWEST
 from tests.support.model_cluster import ModelCluster
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
@@ -24,7 +25,7 @@ _SECONDS = 60
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("4.1.0", marks=pytest.mark.peer)])
+@pytest.fixture(scope="module", params=["ours", pytest.param(NEWEST, marks=pytest.mark.peer)])
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address

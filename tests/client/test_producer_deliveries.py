@@ -32,6 +32,7 @@ from spark_klog.errors import (
 )
 from spark_klog.protocol.codec import Message
 from tests.spark.support import consume
+from tests.support.kafka import NEWEST
 from tests.support.model_cluster import Fate, ModelCluster
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
@@ -43,7 +44,7 @@ A, B = ("t", 0), ("t", 1)
 Told = tuple["KlogError | None", "RecordMetadata | None"]
 
 
-@pytest.fixture(scope="module", params=["ours", pytest.param("4.1.0", marks=pytest.mark.peer)])
+@pytest.fixture(scope="module", params=["ours", pytest.param(NEWEST, marks=pytest.mark.peer)])
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:
         yield address

@@ -26,7 +26,7 @@ from spark_klog.errors import (
     ProtocolError,
     RequestTimedOut,
 )
-from tests.support.kafka import versions
+from tests.support.kafka import NEWEST, versions
 from tests.support.servers import serving
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import make_topic
@@ -37,7 +37,7 @@ _SECONDS = 30
 
 @pytest.fixture(
     scope="module",
-    params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions("4.1.0", "3.9.1"))],
+    params=["ours", *(pytest.param(version, marks=pytest.mark.peer) for version in versions(NEWEST, "3.9.1"))],
 )
 def servers(request: pytest.FixtureRequest, module_server_dir: Path, shared_kafkas: SharedKafkas) -> Iterator[str]:
     with serving(request.param, module_server_dir, shared_kafkas) as address:

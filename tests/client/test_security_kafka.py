@@ -15,7 +15,7 @@ from spark_klog.client.fetch.ranges import fetch_range
 from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, SaslError, TlsError
 from tests.support.certificates import make_certificates
-from tests.support.kafka import HOST, free_port, versions
+from tests.support.kafka import HOST, NEWEST, free_port, versions
 from tests.support.kafka_python_wire import read_records
 from tests.support.secure_kafka import MECHANISMS, PASSWORD, SESSION_SECONDS, SecureKafka, secure_kafka
 from tests.support.tcp_proxy import TcpProxy
@@ -31,7 +31,7 @@ WAYS = [
 SOON = 8.0
 
 
-@pytest.fixture(scope="module", params=versions("4.1.0", "3.9.1"))
+@pytest.fixture(scope="module", params=versions(NEWEST, "3.9.1"))
 def kafka(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[SecureKafka]:
     with secure_kafka(request.param, module_server_dir / request.param) as running:
         yield running

@@ -23,6 +23,7 @@ from tests.log.faulty_files import Faults, FaultyFile, FaultyFiles, Killed
 from tests.log.faulty_logs import FOLDER, NOW, Clock, check_indexes, content
 from tests.support.batches import make_batch
 from tests.support.compaction_logs import dumped_with_holes
+from tests.support.kafka import NEWEST
 from tests.support.log_model import ABORT, COMMIT, CONTROL, TRANSACTIONAL, encoded, marker_pair
 
 BATCH = 130
@@ -54,7 +55,7 @@ def test_a_log_is_compacted_and_kafka_finds_nothing_wrong(tmp_path: Path) -> Non
     log.deleted_files.remove_due()
     log.close()
     assert not list((tmp_path / "t-0").glob("*.deleted"))
-    seen = {item.offset for item in dumped_with_holes("4.1.0", *sorted((tmp_path / "t-0").glob("*.log")))}
+    seen = {item.offset for item in dumped_with_holes(NEWEST, *sorted((tmp_path / "t-0").glob("*.log")))}
     assert seen == {offset for offset, _, _ in records(log)}
     # and again after a restart, with more records
     log = PartitionLog(tmp_path / "t-0", CONFIG, clean=True)

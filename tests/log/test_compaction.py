@@ -33,7 +33,7 @@ from tests.support.compaction_logs import (
     marker,
     survivors,
 )
-from tests.support.kafka import Version
+from tests.support.kafka import NEWEST, Version
 from tests.support.record_model import Row
 
 FORMATS = [
@@ -363,7 +363,7 @@ def test_what_was_read_and_written_is_counted() -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.parametrize("version", [pytest.param("3.9.1", marks=pytest.mark.test_all("version")), "4.1.0"])
+@pytest.mark.parametrize("version", [pytest.param("3.9.1", marks=pytest.mark.test_all("version")), NEWEST])
 def test_kafkas_dump_finds_nothing_wrong(version: Version, tmp_path: Path) -> None:
     """Checks cleaned segments of every format, one with transactions, tombstones and empty batches."""
     paths, expected = [], []

@@ -27,7 +27,7 @@ from spark_klog.records.formats.batch_v2 import BatchHeader, body
 from spark_klog.records.formats.message_set import inner_set
 from spark_klog.records.reading.reader import records_of
 from tests.support.compaction_logs import any_magic, survivors
-from tests.support.kafka import Kafka, Version
+from tests.support.kafka import NEWEST, Kafka, Version
 from tests.support.logs import searched
 from tests.support.record_model import Row
 from tests.support.shared_kafka import SharedKafkas
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.peer]
 
 SEGMENT_BYTES = 3000
 #: The config of topics; Kafka 4.1 has another one for sizes below a megabyte.
-SEGMENT_CONFIG: dict[Version, str] = {"3.9.1": "segment.bytes", "4.1.0": "internal.segment.bytes"}
+SEGMENT_CONFIG: dict[Version, str] = {"3.9.1": "segment.bytes", NEWEST: "internal.segment.bytes"}
 DAY = 86_400_000
 
 
@@ -235,7 +235,7 @@ def _expired(segments: Sequence[Segment], now: int) -> int:
 
 @pytest.mark.parametrize(
     ("version", "codecs"),
-    [("4.1.0", ["lz4"]), pytest.param("3.9.1", ["none", "lz4", "zstd"], marks=pytest.mark.test_all("version"))],
+    [(NEWEST, ["lz4"]), pytest.param("3.9.1", ["none", "lz4", "zstd"], marks=pytest.mark.test_all("version"))],
 )
 def test_transactions_and_tombstones(shared_kafkas: SharedKafkas, version: Version, codecs: list[str]) -> None:
     """Both cleaners agree over three rounds; delete.retention.ms passes between them.
@@ -295,7 +295,7 @@ def test_transactions_and_tombstones(shared_kafkas: SharedKafkas, version: Versi
     assert all(seen[name] > 0 for name in names), seen
 
 
-@pytest.mark.parametrize("version", ["4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
+@pytest.mark.parametrize("version", [NEWEST, pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
 def test_a_transaction_that_is_aborted_beyond_the_cleanable_part(
     shared_kafkas: SharedKafkas, server_dir: Path, version: Version
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from spark_klog.log.partition_log import LogConfig, PartitionLog
 from tests.support.batches import make_batch
 from tests.support.dump import dump_files
+from tests.support.kafka import NEWEST
 from tests.support.klog import klog
 
 TRANSACTIONS = Path(__file__).parent.parent / "data" / "kafka-3.9.1" / "logs" / "v2-transactions-0"
@@ -31,7 +32,7 @@ def _good(*paths: Path) -> list[dict[str, int]]:
 
 def _kafkas(*paths: Path) -> list[dict[str, int]]:
     """The fields that DumpLogSegments prints, one dict per line."""
-    lines = dump_files("4.1.0", list(paths)).splitlines()
+    lines = dump_files(NEWEST, list(paths)).splitlines()
     entries = [{name: int(value) for name, value in _FIELD.findall(line)} for line in lines]
     return [entry for entry in entries if entry]
 

@@ -16,7 +16,7 @@ from spark_klog.log.partition_log import PartitionLog
 from spark_klog.log.tools.verify import verify
 from tests.support.batches import make_batch, read_records
 from tests.support.dump import DumpComplaint, dump_files, dump_log, dumped_batches, dumped_records
-from tests.support.kafka import Version
+from tests.support.kafka import NEWEST, Version
 from tests.support.logs import searched
 from tests.support.shared_kafka import SharedKafkas
 
@@ -58,12 +58,12 @@ def test_dump_log_segments_finds_nothing_wrong(make_cluster: Callable[..., Embed
     folder = cluster.data_dir / "broker-0" / "dumped-0"
     logs, indexes, time_indexes = (sorted(folder.glob(f"*.{kind}")) for kind in ("log", "index", "timeindex"))
     assert len(logs) == len(indexes) == len(time_indexes) > 3
-    records = dumped_records(dump_log("4.1.0", *logs))
+    records = dumped_records(dump_log(NEWEST, *logs))
     assert [(record.offset, record.timestamp, record.key, record.value) for record in records] == expected
-    sane = dump_files("4.1.0", indexes, "--index-sanity-check")
+    sane = dump_files(NEWEST, indexes, "--index-sanity-check")
     # the index of a small last segment has no entry yet
     assert sane.count("passed sanity check") + sane.count(".index is empty") == len(indexes)
-    output = dump_files("4.1.0", [*indexes, *time_indexes])
+    output = dump_files(NEWEST, [*indexes, *time_indexes])
     assert len(re.findall(r"^offset: \d+ position: \d+", output, re.MULTILINE)) > 10
     assert len(re.findall(r"^timestamp: \d+ offset: \d+", output, re.MULTILINE)) > 10
 
@@ -79,11 +79,11 @@ def test_a_wrong_index_is_noticed(tmp_path: Path) -> None:
     data[3] += 1
     index.write_bytes(data)
     with pytest.raises(DumpComplaint, match="Mismatches"):
-        dump_files("4.1.0", [index])
+        dump_files(NEWEST, [index])
 
 
 @pytest.mark.parametrize(
-    "version", [*(pytest.param(v, marks=pytest.mark.test_all("version")) for v in ("0.10.2.2", "3.9.1")), "4.1.0"]
+    "version", [*(pytest.param(v, marks=pytest.mark.test_all("version")) for v in ("0.10.2.2", "3.9.1")), NEWEST]
 )
 def test_a_wrong_checksum_is_noticed(version: Version, tmp_path: Path) -> None:
     """The damaged checksum is that of a wrapper, which holds compressed messages."""
@@ -100,7 +100,7 @@ def test_a_wrong_checksum_is_noticed(version: Version, tmp_path: Path) -> None:
 
 def test_indexes_of_kafka_are_those_that_we_build(shared_kafkas: SharedKafkas, server_dir: Path) -> None:
     """From the .log files of Kafka alone we build the same index bytes, and find the same offsets by time."""
-    kafka = shared_kafkas.get("4.1.0")
+    kafka = shared_kafkas.get(NEWEST)
     kafka.create_topic("indexed", configs={"internal.segment.bytes": "12000", "index.interval.bytes": "500"})
     expected = _produce(kafka.bootstrap_servers, "indexed", 500, "none")
     theirs = kafka.log_dir / "indexed-0"

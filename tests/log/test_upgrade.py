@@ -20,7 +20,7 @@ from spark_klog.log.tools.upgrade import NotUpgraded, Upgraded, upgrade
 from tests.support.batches import read_records
 from tests.support.broker import KlogBroker
 from tests.support.dump import DumpedRecord, dump_files, dump_log, dumped_batches, dumped_records
-from tests.support.kafka import Kafka
+from tests.support.kafka import NEWEST, Kafka
 from tests.support.klog import klog
 from tests.support.log_07 import GZIP, SNAPPY, compressed, message, write_log
 
@@ -123,7 +123,7 @@ def test_dump_log_segments_reads_what_was_there(tmp_path: Path) -> None:
     upgrade(tmp_path / "old", tmp_path / "new")
     folder = tmp_path / "new" / "t-7"
     (log,) = folder.glob("*.log")
-    records = dumped_records(dump_log("4.1.0", log))
+    records = dumped_records(dump_log(NEWEST, log))
     assert records == [
         DumpedRecord(number, 2, "CreateTime", -1, None, payload.decode())
         for number, payload in enumerate(_payloads(olds))
@@ -134,11 +134,11 @@ def test_dump_log_segments_reads_what_was_there(tmp_path: Path) -> None:
         if codec == 0 and expected and expected[-1][1] == "none":
             expected.pop()
         expected.append((last, ("none", "gzip", "snappy")[codec]))
-    batches = dumped_batches(dump_log("4.1.0", log, deep=False))
+    batches = dumped_batches(dump_log(NEWEST, log, deep=False))
     assert [(batch.last_offset, batch.codec) for batch in batches] == expected
     index = log.with_suffix(".index")
-    assert "passed sanity check" in dump_files("4.1.0", [index], "--index-sanity-check")
-    dump_files("4.1.0", [index, log.with_suffix(".timeindex")])
+    assert "passed sanity check" in dump_files(NEWEST, [index], "--index-sanity-check")
+    dump_files(NEWEST, [index, log.with_suffix(".timeindex")])
 
 
 def _consume(

@@ -12,6 +12,7 @@ from spark_klog.client import Admin
 from spark_klog.embedded import EmbeddedCluster
 from tests.mirror.records import PARTITIONS, produce_all_shapes
 from tests.support.batches import walk
+from tests.support.kafka import NEWEST
 from tests.support.mirrors import mirror_once, read_partition, read_topic
 from tests.support.shared_kafka import SharedKafkas
 
@@ -48,7 +49,7 @@ def ours(cluster: EmbeddedCluster) -> EmbeddedCluster:
     ],
 )
 def test_from_kafka_to_ours_and_back(more: tuple[str, ...], shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
-    kafka = shared_kafkas.get("4.1.0")
+    kafka = shared_kafkas.get(NEWEST)
     topic = f"mirrored-{uuid.uuid4().hex[:8]}"
     with Admin({"bootstrap.servers": kafka.bootstrap_servers}) as admin:
         configs = {"retention.ms": "-1", "max.message.bytes": "2000000", "min.insync.replicas": "1"}
@@ -89,7 +90,7 @@ def test_from_kafka_to_ours_and_back(more: tuple[str, ...], shared_kafkas: Share
 
 
 def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
-    kafka = shared_kafkas.get("4.1.0")
+    kafka = shared_kafkas.get(NEWEST)
     topic = f"groups-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(topic, PARTITIONS)
     produce_all_shapes(kafka.bootstrap_servers, topic)
@@ -116,7 +117,7 @@ def test_groups(shared_kafkas: SharedKafkas, ours: EmbeddedCluster) -> None:
 
 @pytest.mark.test_all("version")
 def test_from_the_oldest_kafka_to_the_newest(shared_kafkas: SharedKafkas) -> None:
-    old, new = shared_kafkas.get("0.10.2.2"), shared_kafkas.get("4.1.0")
+    old, new = shared_kafkas.get("0.10.2.2"), shared_kafkas.get(NEWEST)
     topic = f"old-{uuid.uuid4().hex[:8]}"
     old.create_topic(topic, PARTITIONS)
     produce_all_shapes(old.bootstrap_servers, topic, is_old=True)

@@ -19,7 +19,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.support.consumers import running
-from tests.support.kafka import Version
+from tests.support.kafka import NEWEST, Version
 from tests.support.mirrors import SECONDS, mirror_once, read_topic, start_mirror, wait_for
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.topics import make_topic
@@ -31,7 +31,7 @@ _PARTITIONS = 3
 _LONGEST = 1.0
 Server = Version | Literal["klog"]
 _ALL = os.environ.get("SPARK_KLOG_KAFKAS") == "all"
-_MORE: list[tuple[Server, Server]] = [("3.9.1", "klog"), ("klog", "3.9.1"), ("0.10.2.2", "4.1.0")]
+_MORE: list[tuple[Server, Server]] = [("3.9.1", "klog"), ("klog", "3.9.1"), ("0.10.2.2", NEWEST)]
 _SIDES: list[tuple[Server, Server]] = [("klog", "klog"), *(_MORE if _ALL else [])]
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from spark_klog.client import Admin
 from tests.mirror.records import PARTITIONS, produce_all_shapes
+from tests.support.kafka import NEWEST
 from tests.support.mirror_maker import mirror_maker, mirror_maker_libs
 from tests.support.mirrors import Seen, mirror_once, read_topic
 from tests.support.shared_kafka import SharedKafkas
@@ -34,7 +35,7 @@ def _wait_for_topic(servers: str, topic: str, deadline: float) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_same_records_as_mirror_maker(shared_kafkas: SharedKafkas, server_dir: Path) -> None:
-    source, target = (shared_kafkas.get(version).bootstrap_servers for version in ("3.9.1", "4.1.0"))
+    source, target = (shared_kafkas.get(version).bootstrap_servers for version in ("3.9.1", NEWEST))
     topic, alias = f"both-{uuid.uuid4().hex[:8]}", f"mm{uuid.uuid4().hex[:6]}"
     with Admin({"bootstrap.servers": source}) as admin:
         # the records' timestamps are years old

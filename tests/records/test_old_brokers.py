@@ -23,7 +23,7 @@ from spark_klog.records.formats.message_set import build_message_set
 from spark_klog.wire.codecs import Codec, codec_by_name
 from tests.support.batches import read_records
 from tests.support.dump import DumpedRecord, dump_log, dumped_batches, dumped_records
-from tests.support.kafka import Kafka, Version
+from tests.support.kafka import NEWEST, Kafka, Version
 
 pytestmark = pytest.mark.peer
 OTHER = pytest.mark.test_all("version")
@@ -96,7 +96,7 @@ def _produce(servers: str, topic: str, codec: str) -> list[DumpedRecord]:
 
 
 @pytest.mark.test_all("version")  # test_vectors.py reads bytes that such a broker wrote
-@pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1", "4.1.0"])
+@pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1", NEWEST])
 def test_kafka_dumps_what_was_produced(old_logs: Logs, version: Version) -> None:
     paths = [path for path, _ in old_logs.values()]
     produced = [record for _, records in old_logs.values() for record in records]
@@ -243,7 +243,7 @@ def written_sets(module_server_dir: Path) -> Written:
     return written
 
 
-@pytest.mark.parametrize("version", [*(pytest.param(old, marks=OTHER) for old in ("0.10.2.2", "3.9.1")), "4.1.0"])
+@pytest.mark.parametrize("version", [*(pytest.param(old, marks=OTHER) for old in ("0.10.2.2", "3.9.1")), NEWEST])
 def test_kafka_dumps_the_message_sets_that_we_write(written_sets: Written, version: Version) -> None:
     assert dumped_records(dump_log(version, *written_sets.paths)) == _as_dumped(version, written_sets.dumped)
     batches = dumped_batches(dump_log(version, *written_sets.paths, deep=False))
@@ -272,7 +272,7 @@ def written_batches(module_server_dir: Path) -> Written:
     return written
 
 
-@pytest.mark.parametrize("version", [pytest.param("3.9.1", marks=OTHER), "4.1.0"])
+@pytest.mark.parametrize("version", [pytest.param("3.9.1", marks=OTHER), NEWEST])
 def test_kafka_dumps_the_batches_that_we_write(written_batches: Written, version: Version) -> None:
     output = dump_log(version, *written_batches.paths)
     assert dumped_records(output) == written_batches.dumped

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import make_certificates
-from tests.support.kafka import ALL_VERSIONS, HOST, Version, versions
+from tests.support.kafka import ALL_VERSIONS, HOST, NEWEST, Version, versions
 from tests.support.kerberos import LISTENERS, Realm, gssapi_path, kerberos_kafka
 
 from .security_program import VALUES, run
@@ -18,7 +18,7 @@ from .security_program import VALUES, run
 pytestmark = [pytest.mark.peer, pytest.mark.test_all("mechanism")]
 
 
-@pytest.mark.parametrize("version", versions("4.1.0", "3.9.1"))
+@pytest.mark.parametrize("version", versions(NEWEST, "3.9.1"))
 def test_write_read_and_stream(module_server_dir: Path, tmp_path: Path, version: Version) -> None:
     library, folder = gssapi_path(), module_server_dir / version
     certificates = make_certificates(tmp_path / "certificates")

@@ -23,6 +23,7 @@ from spark_klog.spark.options import source_options
 from spark_klog.spark.read.source import FilteringBatchQueryReader
 from spark_klog.spark.read.stream import RangePartition
 from spark_klog.spark.versions import LessThan
+from tests.support.kafka import NEWEST, OTHERS_OF_KRAFT
 from tests.support.shared_kafka import SharedKafkas
 
 from .conftest import SparkLog
@@ -48,7 +49,13 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 SECONDS = 60
 
 
-@pytest.fixture(scope="module", params=["4.1.0", pytest.param("3.9.1", marks=pytest.mark.test_all("version"))])
+@pytest.fixture(
+    scope="module",
+    params=[
+        NEWEST,
+        *(pytest.param(version, marks=pytest.mark.test_all("version")) for version in ("3.9.1", *OTHERS_OF_KRAFT)),
+    ],
+)
 def servers(request: pytest.FixtureRequest, shared_kafkas: SharedKafkas) -> str:
     """A broker of Apache Kafka."""
     return shared_kafkas.get(request.param).bootstrap_servers

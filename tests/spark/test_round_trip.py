@@ -13,6 +13,7 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_klog.embedded import EmbeddedCluster
+from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 
 from .support import create_topic, needs_admission_control, read
@@ -46,7 +47,7 @@ _COLUMNS = {
     params=[
         "ours",
         pytest.param(
-            "4.1.0",
+            NEWEST,
             marks=[pytest.mark.peer, pytest.mark.skipif("SPARK_KLOG_ROUND_TRIP" not in os.environ, reason="make soak")],
         ),
     ]

@@ -26,7 +26,7 @@ import pytest
 from pyspark.sql import SparkSession, functions as f
 
 from tests.support.certificates import make_certificates
-from tests.support.kafka import ALL_VERSIONS, HOST, free_port, versions
+from tests.support.kafka import ALL_VERSIONS, HOST, NEWEST, free_port, versions
 from tests.support.secure_broker import SecureBroker
 from tests.support.secure_kafka import MECHANISMS, PASSWORD, SecureKafka, secure_kafka
 from tests.support.tcp_proxy import TcpProxy
@@ -44,7 +44,7 @@ LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 soak = pytest.mark.skipif(not ALL_VERSIONS, reason="part of make soak")
 
 
-@pytest.fixture(scope="module", params=versions("4.1.0", "3.9.1"))
+@pytest.fixture(scope="module", params=versions(NEWEST, "3.9.1"))
 def kafka(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[SecureKafka]:
     with secure_kafka(request.param, module_server_dir / request.param) as running:
         yield running

@@ -11,10 +11,10 @@ from confluent_kafka.admin import AdminClient
 from spark_klog.client import Admin
 from spark_klog.errors import ErrorCode, ProtocolError
 from tests.support.consumers import Server, running
-from tests.support.kafka import versions
+from tests.support.kafka import NEWEST, versions
 from tests.support.shared_kafka import SharedKafkas
 
-_VERSIONS = versions("4.1.0", "0.10.2.2", "3.9.1")
+_VERSIONS = versions(NEWEST, "0.10.2.2", "3.9.1")
 
 
 @pytest.fixture(scope="module", params=["klog", *(pytest.param(name, marks=pytest.mark.peer) for name in _VERSIONS)])

@@ -31,8 +31,8 @@ Version = Literal["0.10.2.2", "3.9.1", "4.1.0", "4.2.2", "4.3.1", "4.4.0"]
 NEWEST: Final = "4.4.0"
 #: Versions with KRaft and without ZooKeeper.
 KRAFT: tuple[Version, ...] = ("4.1.0", "4.2.2", "4.3.1", "4.4.0")
-#: Versions between the oldest with KRaft and the newest, for a small set of tests.
-BETWEEN: tuple[Version, ...] = ("4.2.2", "4.3.1")
+#: Those of them that only a small set of tests uses.
+OTHERS_OF_KRAFT: tuple[Version, ...] = ("4.1.0", "4.2.2", "4.3.1")
 
 
 def _of_kraft(version: Version) -> tuple[str, ...]:

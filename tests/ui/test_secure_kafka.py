@@ -16,7 +16,7 @@ from selenium.webdriver.common.keys import Keys
 from spark_klog.client import Admin
 from spark_klog.client.admin.users import Acl
 from tests.support.certificates import Certificates, make_certificates
-from tests.support.kafka import HOST, Kafka, versions
+from tests.support.kafka import HOST, NEWEST, Kafka, versions
 from tests.support.klog import klog, klog_lines, klog_refusal
 from tests.support.secure_kafka import JAAS, add_scram_users, tls_properties
 from tests.ui.browser import Browser
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.peer
 PASSWORDS = {"alice": "alice's, secret=1", "reader": "reader-secret-2"}
 AUTHORIZERS = {
     "3.9.1": "kafka.security.authorizer.AclAuthorizer",
-    "4.1.0": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    NEWEST: "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
 }
 CLICKS, OTHER, GROUP = "clicks", "other", "readers"
 UNKNOWN = "\N{EN DASH}"
@@ -81,7 +81,7 @@ def fill(secure: SecureKafka) -> None:
     consumer.close()
 
 
-@pytest.fixture(scope="module", params=versions("4.1.0", "3.9.1"))
+@pytest.fixture(scope="module", params=versions(NEWEST, "3.9.1"))
 def secure(request: pytest.FixtureRequest, module_server_dir: Path) -> Iterator[SecureKafka]:
     folder = module_server_dir / request.param
     certificates = make_certificates(folder / "certificates")

@@ -29,6 +29,7 @@ from spark_klog.spark.write.decision_log import DecisionLog
 from spark_klog.spark.write.exactly_once import DecidedButAborted, Decision, Superseded, Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, NotDecided, claim, decide, settle
 from spark_klog.spark.write.producers import SinkProducer
+from tests.support.kafka import NEWEST
 from tests.support.shared_kafka import SharedKafkas
 from tests.support.transactional.readers import by_confluent
 from tests.support.waiting import wait_until
@@ -41,7 +42,7 @@ SHORT = {"transaction.timeout.ms": "5000"}
     scope="module",
     params=[
         "ours",
-        pytest.param("4.1.0", marks=pytest.mark.peer),
+        pytest.param(NEWEST, marks=pytest.mark.peer),
         pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
     ],
 )
@@ -177,7 +178,7 @@ def test_an_attempt_that_writes_after_its_abort(unverified: str, topic: str, tmp
     "servers",
     [
         "ours",
-        pytest.param("4.1.0", marks=pytest.mark.peer),
+        pytest.param(NEWEST, marks=pytest.mark.peer),
         pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
     ],
     indirect=True,
@@ -403,7 +404,7 @@ def test_transactions_that_time_out_before_the_decision(query: Query) -> None:
 #: Each waits for 5 s; what Kafka answers after a timeout, the test above shows.
 _OURS_FIRST = [
     "ours",
-    pytest.param("4.1.0", marks=[pytest.mark.peer, pytest.mark.test_all("again")]),
+    pytest.param(NEWEST, marks=[pytest.mark.peer, pytest.mark.test_all("again")]),
     pytest.param("3.9.1", marks=[pytest.mark.peer, pytest.mark.test_all("version")]),
 ]
 

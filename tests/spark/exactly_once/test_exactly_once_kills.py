@@ -23,7 +23,7 @@ from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import Running, kill, named
 from tests.spark.exactly_once.support import PARTITIONS, fill, once, read
 from tests.spark.support import create_topic
-from tests.support.kafka import Kafka
+from tests.support.kafka import NEWEST, Kafka
 from tests.support.waiting import wait_until
 
 from . import copy_program
@@ -79,7 +79,7 @@ class Brokers:
             marks=[pytest.mark.peer, pytest.mark.skipif("SPARK_KLOG_KILLS" not in os.environ, reason="make soak")],
         ),
         pytest.param(
-            "4.1.0",
+            NEWEST,
             marks=[pytest.mark.peer, pytest.mark.skipif("SPARK_KLOG_KILLS" not in os.environ, reason="make soak")],
         ),
     ]

@@ -12,7 +12,7 @@ from spark_klog.client.producer.producer import Producer
 from spark_klog.errors import ProtocolError
 from spark_klog.spark.write.exactly_once import Transaction
 from spark_klog.spark.write.exactly_once_driver import Claimed, claim, decide
-from tests.support.kafka import HOST, Kafka
+from tests.support.kafka import HOST, NEWEST, Kafka
 from tests.support.transactional.readers import by_confluent
 from tests.support.waiting import wait_until
 
@@ -31,7 +31,7 @@ PROPERTIES = {
 @pytest.mark.test_all("mechanism")
 def test_rules_by_prefix(module_server_dir: Path, tmp_path: Path) -> None:
     listeners = {"SASL_PLAINTEXT": "SASL_PLAINTEXT"}
-    with Kafka("4.1.0", module_server_dir / "acls", PROPERTIES, listeners=listeners) as kafka:
+    with Kafka(NEWEST, module_server_dir / "acls", PROPERTIES, listeners=listeners) as kafka:
         settings = {
             "bootstrap.servers": f"{HOST}:{kafka.ports['SASL_PLAINTEXT']}",
             "security.protocol": "SASL_PLAINTEXT",
