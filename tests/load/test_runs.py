@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from spark_klog.client import Producer as Writer
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.files.folder import LocalFolder
@@ -29,7 +30,9 @@ from spark_klog.load.tasks import task, time_limit
 from tests.load.conftest import CORRUPT, COUNT, EACH
 from tests.load.support import InProcess, by_duckdb, by_pyarrow, expected, run
 from tests.spark.support import Sent, create_topic, delete_records, produce, values, wait_for
+from tests.support.kafka import NEWEST
 from tests.support.klog import klog
+from tests.support.shared_kafka import SharedKafkas
 
 _HOUR_MS = 3_600_000
 _TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
@@ -67,6 +70,27 @@ def test_columns_and_values(cluster: EmbeddedCluster, topic: str, tmp_path: Path
         ("", {"base64": "/wA="}, _TIME + 2),
     ]
     assert records[0]["headers"] == [{"key": "a", "value": "1"}, {"key": "b", "value": None}]
+
+
+@pytest.mark.peer
+def test_from_kafka(shared_kafkas: SharedKafkas, topic: str, tmp_path: Path) -> None:
+    """Runs go on where the last one ended; what a transaction has aborted, and its markers, are not loaded."""
+    servers = shared_kafkas.get(NEWEST).bootstrap_servers
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(100, partitions=2))
+    run(servers, tmp_path, topic)
+    with Writer({"bootstrap.servers": servers, "transactional.id": topic}) as writer:
+        writer.init_transactions()
+        for is_committed in (False, True):
+            writer.begin_transaction()
+            for number in range(10):
+                writer.send(topic, b"%d" % number, partition=number % 2)
+            writer.flush()
+            (writer.commit_transaction if is_committed else writer.abort_transaction)()
+    asked = LoadOptions({"bootstrap.servers": servers, "isolation.level": "read_committed"}, [topic], str(tmp_path))
+    load(asked, InProcess())
+    kept = [*range(50), *range(56, 61)]  # five that were aborted and their marker, five that count
+    assert by_duckdb(tmp_path) == [(topic, partition, offset) for partition in range(2) for offset in kept]
 
 
 @pytest.mark.parametrize(
