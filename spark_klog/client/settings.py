@@ -369,6 +369,7 @@ def _hint(name: str, prefix: str) -> str:
     if question := nearest(name, _NAMES, min(_CLOSE, 1 - 1 / max(len(name), _SHORTEST))):
         return question.replace("mean ", f"mean {prefix}")
     beginning = [other for other in _NAMES if other.startswith(name)]
+    beginning = [other for other in beginning if other not in _WITHOUT_EFFECT] or beginning
     if len(beginning) == 1:
         return f"did you mean {prefix}{beginning[0]}?"
     return "remove it: Kafka's Java clients have no such setting"

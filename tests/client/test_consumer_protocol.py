@@ -1,4 +1,4 @@
-"""Our consumers with group.protocol=consumer (KIP-848), alone and with librdkafka's, at our broker and at Kafka 4.1."""
+"""Our consumers with group.protocol=consumer (KIP-848), alone and with librdkafka's, at our broker and at Kafka 4.4."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from tests.support.shared_kafka import SharedKafkas
 pytestmark = [pytest.mark.peer]
 
 SEGMENT_BYTES = 3000
-#: The config of topics; Kafka 4.1 has another one for sizes below a megabyte.
+#: The config of topics; Kafka 4 has another one for sizes below a megabyte.
 SEGMENT_CONFIG: dict[Version, str] = {"3.9.1": "segment.bytes", NEWEST: "internal.segment.bytes"}
 DAY = 86_400_000
 

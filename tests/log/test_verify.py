@@ -114,7 +114,7 @@ def _produce(servers: str, topic: str, version: Version) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.test_all("version")  # test_kafka_tools.py and test_compaction_kafka.py verify what Kafka 4.1.0 writes
+@pytest.mark.test_all("version")  # test_kafka_tools.py and test_compaction_kafka.py verify what Kafka 4.4.0 writes
 @pytest.mark.parametrize("version", ["0.10.2.2", "3.9.1"])
 def test_nothing_is_wrong_with_what_a_real_kafka_writes(version: Version, server_dir: Path) -> None:
     """While Kafka runs, and after a kill, zeros follow the entries of its newest indexes; a clean stop cuts them."""

@@ -5,7 +5,7 @@ The tests of each protocol and mechanism (s: make soak only):
     at                     Python                     Spark, local[2]            Spark, local-cluster
     our broker             test_tls_and_sasl.py:      test_security.py:          here, s: SSL with client certificates,
                            all that it has            SASL_SSL + SCRAM-512       SASL_SSL with each mechanism
-    Kafka 4.1.0, 3.9.1     test_security_kafka.py:    here: client certificates  here, s: all that Python is tested with
+    Kafka 4.4.0, 3.9.1     test_security_kafka.py:    here: client certificates  here, s: all that Python is tested with
     (one of the two: s)    SSL, client certificates,  and SASL_SSL + SCRAM-512;
                            SASL_PLAINTEXT, SASL_SSL   the others: s
                            with PLAIN, SCRAM-256,

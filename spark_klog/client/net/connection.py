@@ -69,8 +69,8 @@ _LAST = {
     ADD_PARTITIONS_TO_TXN.key: 3,
     TXN_OFFSET_COMMIT.key: FIRST_OF_TRANSACTIONS_2 - 1,
 }
-#: The last versions of requests whose topics all have an id.
-_LAST_BY_ID = {OFFSET_COMMIT.key: OFFSETS_WITH_TOPIC_IDS, OFFSET_FETCH.key: OFFSETS_WITH_TOPIC_IDS}
+#: The versions of requests whose topics all have an id.
+_BY_ID = {OFFSET_COMMIT.key: OFFSETS_WITH_TOPIC_IDS, OFFSET_FETCH.key: OFFSETS_WITH_TOPIC_IDS}
 #: The first version of Apache Kafka that has each API, from the KIPs that introduced them, for messages about brokers
 #: that lack it; APIs that Kafka 0.10.1 has are left out.
 _SINCE = {
@@ -394,17 +394,13 @@ class Connection:
             self.close()
             self._fail(error)
 
-    def version_of(self, api: Api, message: Message | None = None) -> int:
-        """The highest version that both sides support; `UnsupportedVersionError` if there is none.
-
-        With a message, versions that name topics by ids count if all topics have one.
-        """
+    def version_of(self, api: Api) -> int:
+        """The highest version that both sides support; `UnsupportedVersionError` if there is none."""
         if api.key not in self._versions:
             since = f", it needs Kafka {_SINCE[api.key]} or later" if api.key in _SINCE else ""
             raise UnsupportedVersionError(f"broker {self.address} does not support {api.name}{since}")
         first, last = self._versions[api.key]
-        is_by_id = message is not None and api.key in _LAST_BY_ID and _has_topic_ids(message)
-        version = min(last, (_LAST_BY_ID if is_by_id else _LAST).get(api.key, api.versions.last))
+        version = min(last, _LAST.get(api.key, api.versions.last))
         if version < max(first, api.versions.first):
             raise UnsupportedVersionError(
                 f"broker {self.address} supports {api.name} {first}-{last}, "
@@ -443,7 +439,9 @@ class Connection:
             if self.closed:
                 raise self._lost()
             if version is None:
-                version = self.version_of(api, message)
+                version = _BY_ID.get(api.key)
+                if version is None or not (_has_topic_ids(message) and self.speaks(api, version)):
+                    version = self.version_of(api)
             if self.throttled_until:
                 self._await_quota(self._default_deadline() if deadline is None else deadline)
             return self._transmit(api, message, version, answered=answered)

@@ -275,7 +275,7 @@ def _ended(query: Query, one: Transaction, *, commits: bool) -> str:
 
 
 def test_ends_that_are_repeated(query: Query) -> None:
-    """Only a transaction's own producer id and epoch can end it, also with transaction.version 2 (Kafka 4.1.0)."""
+    """Only a transaction's own producer id and epoch can end it, also with transaction.version 2 (Kafka 4.4.0)."""
     claimed = query.claim()
     first = query.task(claimed, 0, b"a")
     assert [_ended(query, first, commits=True) for _ in range(3)] == ["", "", ""]
