@@ -12,7 +12,9 @@ import pytest
 
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.fetch.ranges import fetch_range
+from spark_klog.client.net.connection import BrokerIdentity, Connection
 from spark_klog.client.producer.producer import Producer
+from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, SaslError, TlsError
 from tests.support.certificates import make_certificates
 from tests.support.kafka import HOST, NEWEST, free_port, versions
@@ -66,6 +68,22 @@ def _refused(settings: dict[str, str], kind: type[KlogError]) -> str:
 @pytest.mark.parametrize(("listener", "mechanism"), WAYS)
 def test_every_way(kafka: SecureKafka, listener: str, mechanism: str | None) -> None:
     _round_trip(kafka.client(listener, mechanism), f"way-{listener}-{mechanism}")
+
+
+@pytest.mark.parametrize(("listener", "mechanism"), [("SSL", None), ("SASL_PLAINTEXT", "SCRAM-SHA-512")])
+def test_a_connection_for_another_broker(kafka: SecureKafka, listener: str, mechanism: str | None) -> None:
+    """With SASL the broker checks it after the authentication only (KIP-1242)."""
+    if kafka.kafka.version != NEWEST:
+        pytest.skip("brokers before Kafka 4.4 do not check it")
+    settings = kafka.client(listener, mechanism)
+    port, config = int(kafka.servers(listener).rpartition(":")[2]), client_config(settings)
+    with Cluster.connect(settings) as cluster:
+        assert cluster.cluster_id is not None
+        right = BrokerIdentity(cluster.cluster_id, kafka.kafka.broker_id)
+        cluster.connection(kafka.kafka.broker_id)
+    Connection(HOST, port, config, expected=right).close()
+    with pytest.raises(ConnectionFailed, match="leads to another broker than 9 of cluster"):
+        Connection(HOST, port, config, expected=right._replace(node_id=9))
 
 
 def test_a_client_without_a_certificate(kafka: SecureKafka) -> None:
