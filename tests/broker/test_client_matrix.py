@@ -24,7 +24,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.protocol import apis
 from tests.support.clients import ALL, CODECS, Client, Record, Seen, as_magic
 from tests.support.clients.confluent import ConfluentAs090
-from tests.support.clients.java import Java0102, Java39
+from tests.support.clients.java import Java0102, Java39, Java41
 from tests.support.clients.kafka_python import KafkaPython
 from tests.support.clients.kcat import Kcat
 from tests.support.clients.process import ProcessClient
@@ -142,6 +142,7 @@ def _stored(servers: str, topic: str, partition: int) -> list[Stored]:
 @pytest.fixture(scope="module")
 def cluster(module_server_dir: object) -> Iterator[EmbeddedCluster]:
     settings = {"num.partitions": str(PARTITIONS), "group.initial.rebalance.delay.ms": "0"}
+    settings["group.consumer.heartbeat.interval.ms"] = "200"
     with EmbeddedCluster(data_dir=f"{module_server_dir}/cluster", settings=settings) as made:
         yield made
 
@@ -156,7 +157,7 @@ def matrix(cluster: EmbeddedCluster) -> Iterator[Matrix]:
 def _row(*kinds: type[Client], marks: Sequence[pytest.MarkDecorator] = ()) -> object:
     """A case for these clients, marked `peer` if one runs in a process of its own: those do not come from PyPI."""
     marks = [*marks, *([pytest.mark.peer] if any(issubclass(kind, ProcessClient) for kind in kinds) else [])]
-    marks += [pytest.mark.test_all("version")] if {Java0102, Java39} & {*kinds} else []
+    marks += [pytest.mark.test_all("version")] if {Java0102, Java39, Java41} & {*kinds} else []
     return pytest.param(*kinds, marks=marks, id="-".join(map(_name, kinds)))
 
 
@@ -233,8 +234,9 @@ def _consumed(
 class Share:
     """Two members of a group, and the partitions and records that each has."""
 
-    def __init__(self, client: Client, topic: str) -> None:
-        self.members = [client.member(topic, topic), client.member(topic, topic)]
+    def __init__(self, client: Client, topic: str, protocol: str) -> None:
+        join = client.member if protocol == "classic" else client.consumer_member
+        self.members = [join(topic, topic), join(topic, topic)]
         self.has: list[set[int]] = [set(), set()]
         self.seen: list[list[tuple[int, int]]] = [[], []]
 
@@ -273,7 +275,18 @@ _SLOW_IN_GROUPS = {Kcat, KafkaPython, ConfluentAs090}
 )
 def test_two_of_a_group_share_a_topic(matrix: Matrix, kind: type[Client]) -> None:
     """If one leaves, the other one goes on from its committed offsets."""
-    client, topic = matrix.client(kind), f"group-of-{kind.__name__}"
+    _check_sharing(matrix, kind, "classic")
+
+
+@pytest.mark.test_all("client")  # test_consumer_group_clients.py has them together
+@pytest.mark.parametrize("kind", [_row(kind) for kind in ALL if kind.has_consumer_protocol])
+def test_two_of_a_consumer_group_share_a_topic(matrix: Matrix, kind: type[Client]) -> None:
+    """The same by the consumer protocol (KIP-848)."""
+    _check_sharing(matrix, kind, "consumer")
+
+
+def _check_sharing(matrix: Matrix, kind: type[Client], protocol: str) -> None:
+    client, topic = matrix.client(kind), f"{protocol}-group-of-{kind.__name__}"
     admin = AdminClient({"bootstrap.servers": matrix.servers})
     admin.create_topics([NewTopic(topic, 4, 1)])[topic].result(30)
     producer = Producer({"bootstrap.servers": matrix.servers})
@@ -284,7 +297,7 @@ def test_two_of_a_group_share_a_topic(matrix: Matrix, kind: type[Client]) -> Non
         assert producer.flush(30) == 0
 
     produce()
-    share = Share(client, topic)
+    share = Share(client, topic, protocol)
     # some clients read before the other one has joined; records that they have not committed come again
     share.wait(lambda: all(len(has) == 2 for has in share.has) and not set.intersection(*share.has), 0, 1)
     share.wait(lambda: {line for seen in share.seen for line in seen} == _lines(range(4), 0, 10), 0, 1)
