@@ -26,6 +26,7 @@ from spark_klog.broker.security.authorizer import Authorizer
 from spark_klog.broker.security.session import Session
 from spark_klog.broker.security.users import Users
 from spark_klog.broker.settings.config import BrokerConfig
+from spark_klog.broker.settings.group_settings import check_group_settings
 from spark_klog.broker.settings.log_settings import topic_settings
 from spark_klog.broker.transactions.coordinator import (
     PRODUCER_IDS,
@@ -34,8 +35,9 @@ from spark_klog.broker.transactions.coordinator import (
     claim_in_tree,
 )
 from spark_klog.broker.transactions.verification import TransactionVerifier
-from spark_klog.errors import DirectoryError, ErrorCode
+from spark_klog.errors import DecodeError, DirectoryError, ErrorCode
 from spark_klog.log.directory import LogDirectory
+from spark_klog.log.file_system import FileSystem
 from spark_klog.log.layout import check_alone
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import FETCH
@@ -49,6 +51,8 @@ _log = logging.getLogger(__name__)
 #: The client did not send a leader epoch.
 ANY_EPOCH = -1
 _DELETION_POLL_SECONDS = 0.01
+#: The file with the settings of groups, in the data directory of a standalone broker.
+_GROUP_SETTINGS = "group-settings"
 #: How long requests wait for a broker that registers again, and how often they look.
 _RENEWAL_SECONDS, _RENEWAL_POLL_SECONDS = 5.0, 0.02
 
@@ -117,6 +121,7 @@ class Broker:
     def start(self, endpoints: Sequence[Endpoint]) -> None:
         """Join the cluster with these addresses; blocks during the requests to the tree."""
         if self.config.directories is None:
+            self._restore_group_settings()
             register_logs(self.logs, self.registry)
         self.registry.registration.register(endpoints)
         self.follower.start()
@@ -323,6 +328,39 @@ class Broker:
             return settings
 
         self.registry.alter_settings(name, checked, validate_only=validate_only)
+
+    async def alter_group_settings(self, group: str, alter: Alter, *, validate_only: bool = False) -> None:
+        """Replace a group's own settings by `alter` of them; the other brokers follow the tree.
+
+        With `validate_only` nothing is changed. Raises `ConfigError`, and `DirectoryError` if they can't be stored.
+        """
+
+        def checked(before: Mapping[str, str]) -> Mapping[str, str]:
+            settings = alter(before)
+            check_group_settings(self.config, settings)
+            return settings
+
+        change = partial(
+            self.registry.alter_group_settings, group, checked, self._keep_group_settings, validate_only=validate_only
+        )
+        await self._changes.finish(self.follower.change_in_tree(change))
+
+    def _keep_group_settings(self, payload: bytes) -> None:
+        """Store all groups' settings, which a standalone broker has in no tree that lasts."""
+        if self.config.directories is None:
+            try:
+                FileSystem().replace(self.config.data_dir / _GROUP_SETTINGS, payload)
+            except OSError as error:
+                raise DirectoryError(f"settings of groups can't be stored: {error}") from error
+
+    def _restore_group_settings(self) -> None:
+        path = self.config.data_dir / _GROUP_SETTINGS
+        try:
+            self.registry.restore_group_settings(FileSystem().read(path))
+        except FileNotFoundError:
+            pass
+        except (OSError, DecodeError) as error:
+            _log.error("settings of groups are lost: %s: %s", path, error)
 
     async def delete_topic(self, name: str, topic_id: UUID | None = None) -> None:
         """Delete a topic and its logs here; the other brokers follow the tree, see `deletion`.

@@ -151,6 +151,11 @@ class RegistryFollower:
         await self.update_logs()
         return topic
 
+    async def change_in_tree(self, work: Callable[[], None]) -> None:
+        """Change what no log depends on, in a thread."""
+        async with self._tree_lock:
+            await self._in_tree(work)
+
     async def delete_topic(self, name: str, topic_id: UUID | None) -> bool:
         """Drop a topic's logs, and then delete it in the tree; False if it is not known here.
 

@@ -11,6 +11,7 @@
     /admin/delete_topics/T                       asks for the topic's deletion: empty, as tools write it, or
                                                  {"version":1,"topic_id":"...","dropped":[N,...]}
     /config/topics/T                             {"version":1,"config":{...}}
+    /config/groups                               {"version":1,"groups":{GROUP:{...}}} (only klog's brokers use it)
     /config/changes/config_change_NNNNNNNNNN     created by tools after a change of a node of /config
     /consumers/G/offsets/T/P                     the offset in ASCII decimal
     /consumers/G/ids/C                           a running consumer of the group (ephemeral)
@@ -44,6 +45,8 @@ PRODUCER_IDS_PATH = "/latest_producer_id_block"
 CONTROLLER_EPOCH_PATH = "/controller_epoch"
 DELETE_TOPICS_PATH = "/admin/delete_topics"
 TOPIC_CONFIGS_PATH = "/config/topics"
+CONFIGS_PATH = "/config"
+GROUP_CONFIGS_PATH = "/config/groups"
 CONFIG_CHANGES_PATH = "/config/changes"
 #: Nodes that tools expect to exist; Kafka creates them when its first broker starts.
 COMMON_PATHS = (
@@ -219,6 +222,20 @@ def parse_topic_config(payload: bytes, path: str = "/config/topics/[topic]") -> 
     if not isinstance(config, dict) or not all(isinstance(value, str) for value in config.values()):
         raise _malformed(path, "no object `config` of strings", payload)
     return config
+
+
+def group_configs_payload(groups: Mapping[str, Mapping[str, str]]) -> bytes:
+    return _json({"version": 1, "groups": {name: dict(sorted(groups[name].items())) for name in sorted(groups)}})
+
+
+def parse_group_configs(payload: bytes, path: str = GROUP_CONFIGS_PATH) -> dict[str, dict[str, str]]:
+    groups = _fields(payload, path).get("groups")
+    if not isinstance(groups, dict) or not all(
+        isinstance(config, dict) and all(isinstance(value, str) for value in config.values())
+        for config in groups.values()
+    ):
+        raise _malformed(path, "no object `groups` of objects of strings", payload)
+    return groups
 
 
 def delete_topic_path(topic: str) -> str:

@@ -19,6 +19,7 @@ from spark_klog.broker.groups.group import Join
 from spark_klog.broker.groups.membership import Membership, Partitions, partitions_of
 from spark_klog.broker.groups.topic_pattern import TopicPattern
 from spark_klog.broker.metadata.registry import Topic
+from spark_klog.broker.settings.group_settings import GroupTimes
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.tables.groups import decode_assignment
 
@@ -42,7 +43,7 @@ class Talk:
     """A group with its clock, its topics, and what a log of its records would have."""
 
     def __init__(self, max_size: int = 100, **counts: int) -> None:
-        self.group = ConsumerGroup("g", self._store, 5000, int(SESSION * 1000), max_size)
+        self.group = ConsumerGroup("g", self._store, GroupTimes(5000, int(SESSION * 1000)), max_size)
         self.topics = topics_of(**counts)
         self.now = 100.0
         self.store_code = OK
@@ -402,7 +403,7 @@ def test_groups_are_loaded_and_removed() -> None:
         stored.extend(encode())
         return OK
 
-    groups = ConsumerGroups(store, lambda group: False, 5000, 45_000, 100)
+    groups = ConsumerGroups(store, lambda group: False, lambda group: GroupTimes(5000, 45_000), 100)
     for data, value in talk.log.items():
         key = decode_consumer_key(int.from_bytes(data[:2], "big"), data)
         assert key is not None

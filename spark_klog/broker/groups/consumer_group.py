@@ -28,6 +28,7 @@ from spark_klog.broker.groups.membership import (
 )
 from spark_klog.broker.groups.server_assignors import SERVER_ASSIGNORS, AssignedMember
 from spark_klog.broker.metadata.registry import Topic
+from spark_klog.broker.settings.group_settings import GroupTimes
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import encode_versioned
 from spark_klog.protocol.tables.groups import JOIN_EPOCH, LEAVE_EPOCH, MEMBER_ASSIGNMENT, STATIC_LEAVE_EPOCH
@@ -81,9 +82,8 @@ class ConsumerGroup:
         self,
         group_id: str,
         store: Callable[[ConsumerGroup, Membership, Membership], ErrorCode],
-        heartbeat_ms: int = 5000,
-        session_ms: int = 45_000,
-        max_size: int = 1 << 31,
+        times: GroupTimes,
+        max_size: int,
     ) -> None:
         self.group_id = group_id
         self.membership = Membership()
@@ -91,7 +91,9 @@ class ConsumerGroup:
         #: When the caller must call `tick`.
         self.wake_at = inf
         self._store = store
-        self._heartbeat_ms, self._session, self._max_size = heartbeat_ms, session_ms / 1000, max_size
+        #: Of members of the consumer protocol; may change.
+        self.times = times
+        self._max_size = max_size
         #: When each member's session ends.
         self._sessions: dict[str, float] = {}
         #: Until when members must have given up partitions, with the epoch in which they were to.
@@ -161,7 +163,7 @@ class ConsumerGroup:
         self._commit(draft)
         self._seen = topics
         if is_changed:
-            self._busy_until = now + self._heartbeat_ms / 1000
+            self._busy_until = now + self.times.heartbeat_ms / 1000
             _log.info(
                 "group %s: epoch %d of %d members, by %s",
                 *(self.group_id, draft.epoch, len(draft.members), draft.assignor),
@@ -511,15 +513,15 @@ class ConsumerGroup:
             draft.epoch += 1
             self._commit(draft)
             self._seen = None
-            self._busy_until = now + self._heartbeat_ms / 1000
+            self._busy_until = now + self.times.heartbeat_ms / 1000
         for member_id in member_ids:
             self._sessions.pop(member_id, None)
             self._revocations.pop(member_id, None)
 
     def _hear_of(self, member: ConsumerMember, now: float) -> None:
         classic = member.subscription.classic
-        session = self._session if classic is None else classic.session_timeout_ms / 1000
-        self._sessions[member.member_id] = now + session
+        session_ms = self.times.session_ms if classic is None else classic.session_timeout_ms
+        self._sessions[member.member_id] = now + session_ms / 1000
         if classic is not None:
             pass  # it gives up partitions when it joins again: see `heartbeat_classic`
         elif member.state is not MemberState.UNREVOKED:
@@ -533,7 +535,8 @@ class ConsumerGroup:
 
     def _interval_ms(self, now: float) -> int:
         is_busy = now < self._busy_until or self.state != "Stable"
-        return min(self._heartbeat_ms, int(_BUSY_SECONDS * 1000)) if is_busy else self._heartbeat_ms
+        interval_ms = self.times.heartbeat_ms
+        return min(interval_ms, int(_BUSY_SECONDS * 1000)) if is_busy else interval_ms
 
     def _set_wake(self) -> None:
         if not self.is_dead:

@@ -26,6 +26,7 @@ from spark_klog.broker.groups.migration import read_subscription
 from spark_klog.broker.groups.topic_pattern import TopicPattern
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.registry import Topic
+from spark_klog.broker.settings.group_settings import GroupTimes
 from spark_klog.errors import DecodeError, ErrorCode
 from spark_klog.protocol.tables.groups import CONSUMER_GROUP_METADATA_KEY, JOIN_EPOCH
 
@@ -62,19 +63,18 @@ class ConsumerGroups:
     """All groups of the consumer protocol. For one event loop.
 
     `store` writes rows to the group's partition of __consumer_offsets. `make_classic` gets a group with members of the
-    classic protocol alone, and says whether it is one of that protocol now.
+    classic protocol alone, and says whether it is one of that protocol now. `times_of` has a group's times.
     """
 
     def __init__(
         self,
         store: Callable[[str, Callable[[], list[Row]]], ErrorCode],
         make_classic: Callable[[ConsumerGroup], bool],
-        heartbeat_ms: int,
-        session_ms: int,
+        times_of: Callable[[str], GroupTimes],
         max_size: int,
     ) -> None:
         self._store, self._make_classic = store, make_classic
-        self._heartbeat_ms, self._session_ms, self._max_size = heartbeat_ms, session_ms, max_size
+        self._times_of, self._max_size = times_of, max_size
         self._groups: dict[str, ConsumerGroup] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         #: When each group was last written (ms): for an empty group, when it lost its last member.
@@ -124,7 +124,7 @@ class ConsumerGroups:
     def _group(self, group_id: str) -> ConsumerGroup:
         group = self._groups.get(group_id)
         if group is None:
-            group = ConsumerGroup(group_id, self._write, self._heartbeat_ms, self._session_ms, self._max_size)
+            group = ConsumerGroup(group_id, self._write, self._times_of(group_id), self._max_size)
             self._groups[group_id] = group
         return group
 
@@ -176,6 +176,7 @@ class ConsumerGroups:
         if group_id not in self._groups and beat.epoch != JOIN_EPOCH:
             return refused_heartbeat(ErrorCode.UNKNOWN_MEMBER_ID, beat.member_id, f"there is no group {group_id}")
         group = self._group(group_id)
+        group.times = self._times_of(group_id)
         matching: Matching = partial(self._matching, allows=allows)
         answer = group.heartbeat(beat, topics, matching, time.monotonic())
         if group.is_empty and not group.membership.epoch:  # the first member was refused

@@ -21,6 +21,7 @@ from spark_klog.broker.groups.offset_manager import OffsetManager, Since
 from spark_klog.broker.groups.records import encode_group, encode_group_key, encode_stored_group
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
 from spark_klog.broker.metadata.registry import Topic
+from spark_klog.broker.settings.group_settings import group_times
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
 
@@ -40,8 +41,7 @@ class GroupCoordinator(Coordinator):
         self.consumer_groups = ConsumerGroups(
             self._store_rows,
             self._make_classic,
-            broker.config.consumer_heartbeat_ms,
-            broker.config.consumer_session_ms,
+            lambda group: group_times(broker.config, broker.registry.group_settings.get(group, {})),
             broker.config.consumer_max_size,
         )
         self.offsets = OffsetManager(self.groups.load, self.consumer_groups.load)

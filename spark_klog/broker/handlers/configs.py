@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spark_klog.broker.broker import Broker, Request
-from spark_klog.broker.event_loop import distinct, repeated
+from spark_klog.broker.event_loop import MAX_ID_LENGTH, distinct, repeated
 from spark_klog.broker.handlers.topics import NAMED_TWICE
 from spark_klog.broker.metadata.nodes import UnknownTopic, refusal
 from spark_klog.broker.security.authorizer import SEE
-from spark_klog.broker.settings.described_settings import broker_entries, topic_entries
+from spark_klog.broker.settings.described_settings import broker_entries, group_entries, topic_entries
 from spark_klog.broker.settings.log_settings import is_list, setting_texts
 from spark_klog.errors import ConfigError, DirectoryError, ErrorCode
 from spark_klog.protocol.codec import Message
@@ -75,7 +75,7 @@ def list_config_resources(broker: Broker, request: Request, message: Message) ->
     """ListConfigResources v0-1 (KIP-1142): resources that DescribeConfigs supports; version 0 lists client metrics
     only.
 
-    Client metrics (KIP-714) and groups (KIP-848) have no settings here, so none are listed.
+    Groups (KIP-848) are those with settings of their own; client metrics (KIP-714) have none here.
     """
     if not broker.authorizer.is_admin(request.session):
         return {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "config_resources": []}
@@ -87,7 +87,7 @@ def list_config_resources(broker: Broker, request: Request, message: Message) ->
         BROKER: brokers,
         BROKER_LOGGER: brokers,
         CLIENT_METRICS: [],
-        GROUP: [],
+        GROUP: sorted(broker.registry.group_settings),
     }
     types = list(dict.fromkeys(message["resource_types"])) or list(names)
     if not set(types) <= names.keys():
@@ -97,7 +97,7 @@ def list_config_resources(broker: Broker, request: Request, message: Message) ->
 
 
 async def describe_configs(broker: Broker, request: Request, message: Message) -> Message:
-    """DescribeConfigs v0-4: settings of topics and of this broker, and the levels of its loggers (KIP-412)."""
+    """DescribeConfigs v0-4: settings of topics, groups and this broker, and the levels of its loggers (KIP-412)."""
     resources = distinct(message["resources"], lambda entry: (entry["resource_type"], entry["resource_name"]))
     return {"results": [await _describe(broker, request, message, resource) for resource in resources]}
 
@@ -114,8 +114,10 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
             return result | {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": f"no topic {name}"}
         entries = topic_entries(broker.config, topic)
     elif not broker.authorizer.is_admin(request.session):
-        reason = "only admins describe brokers"
-        return result | {"error_code": ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "error_message": reason}
+        code = _REFUSALS.get(kind, ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        return result | {"error_code": code, "error_message": "only admins describe brokers and groups"}
+    elif kind == GROUP and name:
+        entries = group_entries(broker.config, broker.registry.group_settings.get(name, {}))
     elif kind == BROKER and name == str(broker.config.broker_id):
         entries = broker_entries(broker.config)
     elif kind == BROKER and not name:
@@ -124,7 +126,7 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
         of_all = {"read_only": False, "config_source": LOGGER_SOURCE, "synonyms": [], "documentation": None}
         entries = [{"name": logger, "value": level} | of_all for logger, level in levels().items()]
     else:
-        reason = f"only topics, broker {broker.config.broker_id} and its loggers can be described here"
+        reason = f"only topics, groups, broker {broker.config.broker_id} and its loggers can be described here"
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     wanted = None if names is None else set(names)
     chosen = [entry for entry in entries if wanted is None or entry["name"] in wanted]
@@ -139,7 +141,7 @@ async def _describe(broker: Broker, request: Request, message: Message, resource
 
 
 async def alter_configs(broker: Broker, request: Request, message: Message) -> Message:
-    """AlterConfigs v0-2 (replaces all of a topic's own settings) and IncrementalAlterConfigs v0-1 (some, KIP-339).
+    """AlterConfigs v0-2 (replaces all of a topic's or group's settings), IncrementalAlterConfigs v0-1 (some, KIP-339).
 
     Settings of brokers can only be changed by a restart; changed levels of its loggers last until the next one
     (KIP-412).
@@ -202,8 +204,9 @@ async def _alter(broker: Broker, message: Message, resource: dict[str, Any], cha
     deletes_only = all(entry.get("config_operation", SET) == DELETE for entry in resource["configs"])
     if resource["resource_type"] == BROKER and deletes_only:
         return result | {"error_code": ErrorCode.NONE}  # Kafka's reassignment tool does so: there is nothing to delete
-    if resource["resource_type"] != TOPIC:
-        reason = "only settings of topics can be altered; to change a broker's, restart it"
+    name, is_group = resource["resource_name"], resource["resource_type"] == GROUP
+    if resource["resource_type"] != TOPIC and not (is_group and 0 < len(name) <= MAX_ID_LENGTH):
+        reason = "only settings of topics and groups can be altered; to change a broker's, restart it"
         return result | {"error_code": ErrorCode.INVALID_REQUEST, "error_message": reason}
     names = [entry["name"] for entry in resource["configs"]]
     if len(set(names)) < len(names):
@@ -214,13 +217,11 @@ async def _alter(broker: Broker, message: Message, resource: dict[str, Any], cha
                 "error_code": ErrorCode.INVALID_REQUEST,
                 "error_message": f"setting {entry['name']} has no value",
             }
-    name = resource["resource_name"]
     try:
-        if await broker.topic(name) is None:
+        if not is_group and await broker.topic(name) is None:
             raise UnknownTopic(f"there is no topic {name}")
-        await broker.alter_topic_settings(
-            name, lambda before: changed(before, resource["configs"]), validate_only=message["validate_only"]
-        )
+        alter = broker.alter_group_settings if is_group else broker.alter_topic_settings
+        await alter(name, lambda before: changed(before, resource["configs"]), validate_only=message["validate_only"])
     except (ConfigError, DirectoryError) as error:
         return result | refusal(error)
     return result | {"error_code": ErrorCode.NONE}

@@ -38,6 +38,8 @@ _NONE = DeletionRequest(None, frozenset())
 Alter = Callable[[Mapping[str, str]], Mapping[str, str]]
 NO_LEADER = -1
 MAX_PARTITIONS = 10_000
+#: Bytes of all groups' settings: ZooKeeper's nodes hold a megabyte.
+_MOST_GROUP_SETTINGS = 512 * 1024
 
 
 class Deletions:
@@ -245,6 +247,8 @@ class Registry:
         self.empty: list[str] = []
         #: Id of the broker that is registered as the controller.
         self.controller: int | None = None
+        #: By group: its own settings.
+        self.group_settings: Mapping[str, Mapping[str, str]] = {}
         self._cluster_id: str | None = None
         self._lease = tree.lease()
         #: The session in which this broker was registered before it read the topics.
@@ -269,6 +273,7 @@ class Registry:
         self._tree.watch(paths.BROKER_TOPICS_PATH, changed, values=True)
         self._tree.watch(paths.TOPIC_CONFIGS_PATH, changed, values=True)
         self._tree.watch(paths.CONFIG_CHANGES_PATH, changed)
+        self._tree.watch(paths.CONFIGS_PATH, changed, values=True)  # those of groups
         self._tree.watch(paths.DELETE_TOPICS_PATH, changed, values=True)
 
     def refresh(self) -> None:
@@ -296,6 +301,7 @@ class Registry:
         self.controller = (
             self._decoder.decode(paths.parse_controller, controller, paths.CONTROLLER_PATH) if controller else None
         )
+        self.group_settings = self._read_group_settings()[1]
         # Before the topics: a request is removed after its topic's node, so a broker that has just registered, and was
         # not waited for, sees the request or no topic.
         self.deletions.read()
@@ -520,6 +526,41 @@ class Registry:
                 break
         _log.info("topic %s now has the settings %s", name, dict(settings))
         self.refresh()
+
+    def _read_group_settings(self) -> tuple[bytes | None, dict[str, Mapping[str, str]]]:
+        """The node's value, and what it means; a value that does not decode changes nothing."""
+        path = paths.GROUP_CONFIGS_PATH
+        value = self._tree.get(path)
+        known = self._decoder.decode(paths.parse_group_configs, value, path) if value else {}
+        return value, dict(self.group_settings if known is None else known)
+
+    def alter_group_settings(
+        self, group: str, alter: Alter, keep: Callable[[bytes], None], *, validate_only: bool = False
+    ) -> None:
+        """Replace a group's own settings by `alter` of those in the tree; the group need not exist.
+
+        `keep` gets the new value of the node before the tree does. Raises what these raise, and `ConfigError` if there
+        are too many groups with settings.
+        """
+        while True:
+            value, known = self._read_group_settings()
+            settings = alter(known.get(group, {}))
+            groups = {name: own for name, own in (known | {group: settings}).items() if own}
+            payload = paths.group_configs_payload(groups)
+            if len(payload) > _MOST_GROUP_SETTINGS:
+                raise ConfigError("too many groups have settings of their own: delete those of groups that are gone")
+            if validate_only:
+                return
+            keep(payload)
+            if replace_node(self._tree, paths.GROUP_CONFIGS_PATH, value, payload):
+                break
+        _log.info("group %s now has the settings %s", group, dict(settings))
+        self.group_settings = groups
+
+    def restore_group_settings(self, payload: bytes) -> None:
+        """Take over what `keep` of `alter_group_settings` has kept; `DecodeError`."""
+        self.group_settings = paths.parse_group_configs(payload)
+        self._tree.put(paths.GROUP_CONFIGS_PATH, payload)
 
     def begin_deletion(self, name: str, topic_id: UUID | None = None) -> bool:
         """Ask for a topic's deletion, and forget the topic; False if its nodes are gone already.

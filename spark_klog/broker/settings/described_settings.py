@@ -5,6 +5,7 @@ A setting's synonyms are the places that are searched for its value: the topic, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from spark_klog.base.names import PLAINTEXT
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.broker.security.config import Listener
 from spark_klog.broker.settings.config import BROKER_SETTINGS, BrokerConfig, broker_setting_values
+from spark_klog.broker.settings.group_settings import GROUP_SETTINGS
 from spark_klog.broker.settings.log_settings import (
     BROKER_LOG_SETTINGS,
     TOPIC_SETTINGS,
@@ -21,7 +23,7 @@ from spark_klog.broker.settings.log_settings import (
 )
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol.codec import Message
-from spark_klog.protocol.tables.configs import BROKER_SOURCE, DEFAULT_SOURCE, TOPIC_SOURCE
+from spark_klog.protocol.tables.configs import BROKER_SOURCE, DEFAULT_SOURCE, GROUP_SOURCE, TOPIC_SOURCE
 
 _OF_TOPICS = {
     "cleanup.policy": "How old segments are cleaned up: delete, compact, or both.",
@@ -130,6 +132,7 @@ _TYPE_OF = {
     **{name: _TYPES[item.metadata["kind"].name] for name, item in (BROKER_SETTINGS | TOPIC_SETTINGS).items()},
     **{name: _TYPES[kind.name] for name, (_, kind) in BROKER_LOG_SETTINGS.items()},
     "broker.id": _INT,
+    **dict.fromkeys(GROUP_SETTINGS, _INT),
     "follower.replication.throttled.replicas": _LIST,
     "leader.replication.throttled.replicas": _LIST,
     "message.downconversion.enable": _BOOLEAN,
@@ -155,6 +158,19 @@ def topic_entries(config: BrokerConfig, topic: Topic) -> list[Message]:
         if (at_broker := broker_name(name)) is not None:
             synonyms += _synonyms(at_broker, of_broker[name], defaults[name])
         entries.append(_entry(name, text, synonyms, read_only=False))
+    return entries
+
+
+def group_entries(config: BrokerConfig, own: Mapping[str, str]) -> list[Message]:
+    """All settings of a group: its own, else the broker's."""
+    bare = broker_setting_values(BrokerConfig(config.host, config.port, config.data_dir))
+    of_broker = broker_setting_values(config)
+    entries = []
+    for name, at_broker in GROUP_SETTINGS.items():
+        synonyms = _synonyms(at_broker, _text(of_broker[at_broker]), _text(bare[at_broker]))
+        if name in own:
+            synonyms.insert(0, _synonym(name, own[name], GROUP_SOURCE))
+        entries.append(_entry(name, synonyms[0]["value"], synonyms, read_only=False))
     return entries
 
 

@@ -25,7 +25,7 @@ from spark_klog.protocol.schema import (
 #: Resource types.
 TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP = 2, 4, 8, 16, 32
 #: Sources of a value.
-TOPIC_SOURCE, BROKER_SOURCE, DEFAULT_SOURCE, LOGGER_SOURCE = 1, 4, 5, 6
+TOPIC_SOURCE, BROKER_SOURCE, DEFAULT_SOURCE, LOGGER_SOURCE, GROUP_SOURCE = 1, 4, 5, 6, 8
 #: Operations.
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
