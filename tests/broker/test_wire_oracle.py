@@ -40,11 +40,14 @@ NONE, OFFSET_OUT_OF_RANGE, UNKNOWN_PARTITION, INVALID_PARTITIONS, INVALID_CONFIG
 INVALID_REPLICATION_FACTOR, UNKNOWN_EPOCH, UNKNOWN_TOPIC_ID = 38, 75, 100
 ILLEGAL_GENERATION, INVALID_GROUP_ID, UNKNOWN_MEMBER, NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND = 22, 24, 25, 68, 69
 MEMBER_ID_REQUIRED = 79
+#: Versions of Kafka 4.4 that kafka-python does not know: test_misrouted_connections.py, test_offsets_by_topic_id.py.
+UNKNOWN_VERSIONS = {("ApiVersions", 5), ("TxnOffsetCommit", 6)}
 CASES = [
     (api.name, version)
     for api in apis.BY_KEY.values()
     if api.name not in ELSEWHERE
     for version in range(api.versions.first, api.versions.last + 1)
+    if (api.name, version) not in UNKNOWN_VERSIONS
 ]
 
 
@@ -241,22 +244,24 @@ def _commit(asked: Asked, version: int, offset: int) -> list[tuple[int, int]]:
         }
         for index in (0, 9)
     ]
+    which: Message = {"topic_id": asked.topic_id} if version >= 10 else {"name": asked.topic}
     request = {
         "group_id": asked.topic,
         "generation_id_or_member_epoch": -1,
         "member_id": "",
         "group_instance_id": None,
         "retention_time_ms": -1,
-        "topics": [{"name": asked.topic, "partitions": partitions}],
+        "topics": [which | {"partitions": partitions}],
     }
     answer = asked.ask("OffsetCommit", version, request)
     (topic,) = answer["topics"]
-    assert topic["name"] == asked.topic
+    _has(topic, **which)
     return [(entry["partition_index"], entry["error_code"]) for entry in topic["partitions"]]
 
 
 def _fetched(asked: Asked, version: int) -> list[Message]:
-    topics = [{"name": asked.topic, "partition_indexes": [0, 9]}]
+    which: Message = {"topic_id": asked.topic_id} if version >= 10 else {"name": asked.topic}
+    topics = [which | {"partition_indexes": [0, 9]}]
     group = {"group_id": asked.topic, "member_id": None, "member_epoch": -1, "topics": topics}
     request = {"group_id": asked.topic, "topics": topics, "require_stable": False, "groups": [group]}
     answer = asked.ask("OffsetFetch", version, request)
@@ -265,7 +270,7 @@ def _fetched(asked: Asked, version: int) -> list[Message]:
         assert answer["group_id"] == asked.topic
     assert answer.get("error_code", NONE) == NONE
     (topic,) = answer["topics"]
-    assert topic["name"] == asked.topic
+    _has(topic, **which)
     found: list[Message] = topic["partitions"]
     return found
 
@@ -300,10 +305,10 @@ def _api_versions(asked: Asked, version: int) -> None:
     answer = asked.ask("ApiVersions", version, request)
     assert answer["error_code"] == NONE
     told = {entry["api_key"]: (entry["min_version"], entry["max_version"]) for entry in answer["api_keys"]}
-    assert (told[1], told[18]) == ((0, 17), (0, 4))
+    assert (told[1], told[18]) == ((0, 17), (0, 5))
     named = {key: apis.BY_KEY[key].name for key in told}
     served = {(named[key], number) for key, (first, last) in told.items() for number in range(first, last + 1)}
-    assert {name for name, _ in served - set(CASES)} == ELSEWHERE
+    assert {name for name, _ in served - set(CASES) - UNKNOWN_VERSIONS} == ELSEWHERE
     assert set(CASES) <= served
 
 

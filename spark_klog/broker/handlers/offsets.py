@@ -153,12 +153,15 @@ async def _group(
             await broker.turns.take()
             if broker.authorizer.allows(request.session, SEE, topic):
                 found.setdefault(topic, []).append(found_for(topic, partition))
-        ids = {topic: known.topic_id for topic in found if (known := broker.registry.topics.get(topic)) is not None}
-        answer = [
-            {"name": topic, "topic_id": ids.get(topic), "partitions": partitions}
-            for topic, partitions in found.items()
-            if topic in ids or not by_id  # offsets of a topic that was deleted
-        ]
+        if by_id:  # offsets of a topic that was deleted have no id
+            known = broker.registry.topics
+            answer = [
+                {"topic_id": known[topic].topic_id, "partitions": partitions}
+                for topic, partitions in found.items()
+                if topic in known
+            ]
+        else:
+            answer = [{"name": topic, "partitions": partitions} for topic, partitions in found.items()]
     else:
         answer = []
         answered: set[tuple[str, int]] = set()
@@ -191,7 +194,8 @@ async def _resolve(broker: Broker, topic: dict[str, Any]) -> bool:
 
 def _named(entry: dict[str, Any], partitions: list[Message]) -> Message:
     """An entry of the response for one of the request: its version has the name or the id."""
-    return {"name": entry["name"], "topic_id": entry.get("topic_id"), "partitions": partitions}
+    topic = {name: entry[name] for name in ("name", "topic_id") if name in entry}
+    return topic | {"partitions": partitions}
 
 
 def _refused(entry: dict[str, Any], code: ErrorCode) -> Message:
