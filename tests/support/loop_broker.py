@@ -127,7 +127,7 @@ async def commit_in_transaction(
         "generation_id": -1,
         **_to_commit(topics, offset, "g"),
     }
-    return _codes(await offsets.txn_offset_commit(broker, client_request(), message))
+    return _codes(await offsets.txn_offset_commit(broker, client_request(4), message))
 
 
 def offsets_of(offsets: OffsetManager) -> dict[str, int]:
