@@ -201,15 +201,22 @@ def test_one_member_has_all_and_others_get_theirs_when_given_up() -> None:
 
 def test_commits_and_fetches_are_fenced_by_the_epoch() -> None:
     talk = Talk(t=2)
-    assert talk.group.may_commit("", -1) == OK
+    assert talk.group.may_commit("", -1, frozenset) == OK
     a, b = Client(talk, "a"), Client(talk, "b")
     settle(a)
     b.beat()
     group = talk.group
-    assert [group.may_commit("a", epoch) for epoch in (1, 0, 2, -1)] == [OK, STALE, STALE, STALE]
-    assert (group.may_commit("x", 1), group.may_commit("", -1)) == (UNKNOWN, UNKNOWN)
+    before = a.owned
+    assert [group.may_commit("a", epoch, lambda: before) for epoch in (1, 0, 2, -1)] == [OK, STALE, STALE, STALE]
+    assert (group.may_commit("x", 1, frozenset), group.may_commit("", -1, frozenset)) == (UNKNOWN, UNKNOWN)
     settle(a, b)
-    assert [group.may_commit("a", epoch) for epoch in (1, 2)] == [STALE, OK]
+    assert [group.may_commit("a", epoch, frozenset) for epoch in (1, 2)] == [STALE, OK]
+    # in an earlier epoch: what it has had since, not what it has got or lost in between (KIP-1251)
+    (kept,), (lost,) = a.owned, before - a.owned
+    assert [group.may_commit("a", epoch, lambda: frozenset({kept})) for epoch in (0, 1, 2, 3)] == [STALE, OK, OK, STALE]
+    for others in ({lost}, {kept, lost}):
+        assert group.may_commit("a", 1, lambda others=others: frozenset(others)) == STALE  # type: ignore[misc]
+    assert group.may_commit("b", 1, lambda: b.owned) == STALE  # got in epoch 2
     assert [group.may_fetch("a", epoch) for epoch in (1, 2)] == [STALE, OK]
 
 
@@ -285,7 +292,10 @@ def test_members_of_the_classic_protocol(is_eager: bool) -> None:
     assert group.heartbeat_classic(b.member_id, None, b.epoch, talk.now) == REBALANCES
     settle(a, b)
     assert (len(a.numbers), len(b.numbers), talk.group.state) == (2, 2, "Stable")
-    assert [group.may_commit(b.member_id, epoch) for epoch in (b.epoch, b.epoch - 1)] == [OK, STALE_GENERATION]
+    assert [group.may_commit(b.member_id, epoch, lambda: b.owned) for epoch in (b.epoch, b.epoch - 1)] == [
+        OK,
+        STALE_GENERATION,
+    ]
     assert group.heartbeat_classic(b.member_id, None, b.epoch - 1, talk.now) == STALE_GENERATION
     assert group.heartbeat_classic("x", None, b.epoch, talk.now) == UNKNOWN
     assert group.heartbeat_classic("a", None, a.epoch, talk.now) == UNKNOWN

@@ -401,11 +401,19 @@ class ConsumerGroup:
 
     # ----- offsets
 
-    def may_commit(self, member_id: str, epoch: int) -> ErrorCode:
-        """Return NONE if a member may commit in this epoch; a client without one commits to an empty group only."""
+    def may_commit(self, member_id: str, epoch: int, partitions: Callable[[], Partitions]) -> ErrorCode:
+        """Return NONE if a member may commit in this epoch; a client without one commits to an empty group only.
+
+        An earlier epoch of a member will do for partitions that it has had since (KIP-1251): it has not got the answer
+        with its new epoch yet.
+        """
         if self.is_dead:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         if epoch < 0 and not self.membership.members:
+            return ErrorCode.NONE
+        member = self.membership.members.get(member_id)
+        is_earlier = member is not None and member.subscription.classic is None and epoch < member.epoch
+        if member is not None and is_earlier and member.had(partitions(), epoch):
             return ErrorCode.NONE
         return self.may_fetch(member_id, epoch)
 

@@ -15,7 +15,7 @@ from spark_klog.broker.groups.consumer_records import Row, encode_changes, encod
 from spark_klog.broker.groups.expiry import expire, forget_topics
 from spark_klog.broker.groups.group import Group, Join, State, refused_join, subscribed_topics
 from spark_klog.broker.groups.groups import Groups
-from spark_klog.broker.groups.membership import Membership
+from spark_klog.broker.groups.membership import Membership, Partitions
 from spark_klog.broker.groups.migration import classic_message, membership_of
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
 from spark_klog.broker.groups.records import encode_group, encode_group_key, encode_stored_group
@@ -73,16 +73,23 @@ class GroupCoordinator(Coordinator):
         self.consumer_groups.stop()
 
     def may_commit(
-        self, group_id: str, member_id: str, instance_id: str | None, epoch: int, *, in_transaction: bool = False
+        self,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        epoch: int,
+        partitions: Callable[[], Partitions],
+        *,
+        in_transaction: bool = False,
     ) -> ErrorCode:
-        """Return NONE if OffsetCommit (`in_transaction`: TxnOffsetCommit) is allowed, else the error.
+        """Return NONE if OffsetCommit (`in_transaction`: TxnOffsetCommit) of partitions is allowed, else the error.
 
         `epoch` is the member's epoch, or the generation of a group of the classic protocol.
         """
         group = self.consumer_groups.get(group_id)
         if group is None:
             return self.groups.may_commit(group_id, member_id, instance_id, epoch, in_transaction=in_transaction)
-        return group.may_commit(member_id, epoch)
+        return group.may_commit(member_id, epoch, partitions)
 
     def may_fetch(self, group_id: str, member_id: str | None, epoch: int) -> ErrorCode:
         """Return NONE if OffsetFetch is allowed: of anybody, but of a member only in its epoch."""

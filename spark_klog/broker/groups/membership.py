@@ -10,7 +10,7 @@ what others have given up:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -73,11 +73,18 @@ class ConsumerMember:
     state: MemberState = MemberState.STABLE
     assigned: Partitions = NO_PARTITIONS
     revoking: Partitions = NO_PARTITIONS
+    #: The member's epochs in which it got partitions that it holds, so far as they are known (KIP-1251).
+    since: Mapping[Partition, int] = field(default_factory=dict, compare=False)
 
     @property
     def held(self) -> Partitions:
         """Partitions that no other member may get."""
         return self.assigned | self.revoking
+
+    def had(self, partitions: Partitions, epoch: int) -> bool:
+        """Whether the member has had these partitions since an earlier epoch of its, without a break."""
+        held = self.held
+        return bool(partitions) and all(one in held and self.since.get(one, self.epoch) <= epoch for one in partitions)
 
     @property
     def has_left(self) -> bool:
@@ -121,7 +128,15 @@ class ConsumerMember:
         previous = self.previous_epoch if epoch == self.epoch else self.epoch
         if (epoch, state, assigned, revoking) == (self.epoch, self.state, self.assigned, self.revoking):
             return self
-        return replace(self, epoch=epoch, previous_epoch=previous, state=state, assigned=assigned, revoking=revoking)
+        held = self.held
+        since = {
+            one: self.since.get(one, self.epoch) if one in held else epoch
+            for parts in (assigned, revoking)
+            for one in parts
+        }
+        return replace(
+            self, epoch=epoch, previous_epoch=previous, state=state, assigned=assigned, revoking=revoking, since=since
+        )
 
 
 @dataclass(slots=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import distinct
 from spark_klog.broker.groups.expiry import removal_error
+from spark_klog.broker.groups.membership import Partitions
 from spark_klog.broker.groups.offset_manager import DEFAULT_RETENTION, Commit, EncodedCommits, encoded_commits
 from spark_klog.broker.groups.records import Committed
 from spark_klog.broker.security.authorizer import READ, SEE
@@ -223,6 +225,10 @@ class _CheckedOffsets(NamedTuple):
     topics: dict[str, UUID]
     missing: ErrorCode
 
+    def partitions(self) -> Partitions:
+        """The partitions of the offsets to commit."""
+        return frozenset((self.topics[name], index) for name, index in self.offsets)
+
     def refuse_deleted(self, broker: Broker) -> bool:
         """Refuse the offsets of topics that were deleted since the check; return whether there are any."""
         gone = {name for name, topic_id in self.topics.items() if broker.follower.current_id(name) != topic_id}
@@ -350,7 +356,8 @@ async def offset_commit(broker: Broker, request: Request, message: Message) -> M
     failure = log if isinstance(log, ErrorCode) else _not_served(broker, log)
     if not failure:  # an empty group id may commit, as before KIP-289
         failure = broker.coordinator.may_commit(
-            group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]
+            *(group, message["member_id"], message["group_instance_id"], message["generation_id_or_member_epoch"]),
+            checked.partitions,
         )
     if failure:
         codes = dict.fromkeys(codes, failure)
@@ -388,7 +395,7 @@ async def txn_offset_commit(broker: Broker, request: Request, message: Message) 
             break
     if isinstance(log, ErrorCode):
         failure = log
-    elif not (failure := _not_served(broker, log) or _membership(broker, message)):
+    elif not (failure := _not_served(broker, log) or _membership(broker, message, checked.partitions)):
         failure, reason = verification.outcome()
         if failure:
             _log.warning("%s (%s): %s", request.client_id, request.peer, reason)
@@ -399,9 +406,11 @@ async def txn_offset_commit(broker: Broker, request: Request, message: Message) 
     return _commit_response(message, codes)
 
 
-def _membership(broker: Broker, message: Message) -> ErrorCode:
+def _membership(broker: Broker, message: Message, partitions: Callable[[], Partitions]) -> ErrorCode:
     """NONE if the member may commit; a producer without a member id may always, as before KIP-447."""
     generation, member_id, instance_id = message["generation_id"], message["member_id"], message["group_instance_id"]
     if generation == _NO_MEMBER and not member_id and instance_id is None:
         return ErrorCode.NONE
-    return broker.coordinator.may_commit(message["group_id"], member_id, instance_id, generation, in_transaction=True)
+    return broker.coordinator.may_commit(
+        *(message["group_id"], member_id, instance_id, generation), partitions, in_transaction=True
+    )

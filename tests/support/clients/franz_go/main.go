@@ -203,8 +203,7 @@ func (m *member) join(servers kgo.Opt, topic, group, sessionMs string) (err erro
 // protocolOptions has the consumer protocol with the assignor "uniform", or the classic protocol with a timeout in ms.
 func protocolOptions(session string) ([]kgo.Opt, error) {
 	if session == "consumer" {
-		consents := context.WithValue(context.Background(), "opt_in_kafka_next_gen_balancer_beta", true)
-		return []kgo.Opt{kgo.WithContext(consents), kgo.Balancers(kgo.StickyBalancer())}, nil
+		return []kgo.Opt{kgo.ServerSideBalancer(), kgo.Balancers(kgo.StickyBalancer())}, nil
 	}
 	milliseconds, err := strconv.Atoi(session)
 	return []kgo.Opt{
