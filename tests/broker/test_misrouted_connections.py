@@ -118,6 +118,7 @@ def _port(broker: KlogBroker) -> int:
     return int(broker.ready_line.rsplit(":", 1)[1])
 
 
+@pytest.mark.test_all("client")
 @pytest.mark.peer
 def test_a_java_consumer_comes_to_another_cluster(server_dir: Path, topic: str) -> None:
     """The address of its broker becomes that of another cluster: it is told, and goes on there."""
