@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from tests.support.broker import KlogBroker
-from tests.support.kafka import Kafka
+from tests.support.kafka import NEWEST, Kafka, Version
 from tests.support.transactional.copier import Copier
 from tests.support.transactional.readers import by_confluent
 
@@ -127,15 +127,21 @@ def _kill_on_the_way(broker: KlogBroker, copiers: list[Copier], source: Input, v
             broker.start()
 
 
-@pytest.mark.parametrize("by_group", [False, True], ids=["partitions", "group"])
-def test_copies_come_once_whatever_is_killed(broker: KlogBroker, server_dir: Path, by_group: bool) -> None:
+@pytest.mark.parametrize(
+    ("by_group", "version"),
+    [(False, NEWEST), (True, NEWEST), (True, "3.9.1")],
+    ids=["partitions", "group", "group-of-3.9.1"],
+)
+def test_copies_come_once_whatever_is_killed(
+    broker: KlogBroker, server_dir: Path, by_group: bool, version: Version
+) -> None:
     """Consumers read each record once and in order, also one that reads all the time; aborted ones lie in between.
 
     A copier has a partition of its own, or those that its group assigns, and then fences their previous owner
     (KIP-447). The group misses a killed member after ten seconds, so only `make soak` kills members.
     """
     servers = broker.bootstrap_servers
-    kafka = Kafka("3.9.1", server_dir / "kafka")
+    kafka = Kafka(version, server_dir / "kafka")
     source = Input(servers)
     source.add(_AT_ONCE)
     common = ["--broker-list", servers, "--input-topic", "in", "--output-topic", "out", "--consumer-group", _GROUP]
