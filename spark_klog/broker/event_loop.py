@@ -30,7 +30,7 @@ _FULL = 2
 MAX_ID_LENGTH = 1024
 #: A round of the loop takes some 0.03 ms; who waits behind fifty others waits for as many turns.
 _TURN_SECONDS = 0.001
-#: A task that has not taken turns for so long begins one at once.
+#: A task that has not taken turns for so long begins one at once, unless it has worked all the time.
 _REST_SECONDS = 0.02
 #: Of the long requests that are answered in one round of the loop without a turn of their own.
 _LONG_BYTES = 256 * 1024
@@ -84,20 +84,31 @@ class Turns:
     """Shares the event loop's time: handlers call `take` once for each element of a request.
 
     A task that has used up its turn waits in a queue, from which one goes on in each round of the loop. A task that has
-    rested begins one at once. So whoever has little to do hardly waits, however many have much to do.
+    rested begins one at once: the loop has run since its last turn began. So whoever has little to do hardly waits,
+    however many have much to do.
     """
 
     def __init__(self) -> None:
-        #: When the turn of the current task ends; each task has its own value.
-        self._ends: ContextVar[float] = ContextVar("ends", default=0.0)
+        #: When the turn of the current task ends, and the round in which it began; each task has its own value.
+        self._turn: ContextVar[tuple[float, int]] = ContextVar("turn", default=(0.0, -1))
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_due = False
+        #: Rounds of the loop in which turns have begun.
+        self._rounds = 0
+        self._counts_round = False
         #: Bytes of the long requests that this round of the loop has answered.
         self._long_bytes = 0
 
     def begin(self) -> None:
         """Begin a turn: of work that is no task, or not yet."""
-        self._ends.set(perf_counter() + _TURN_SECONDS)
+        self._turn.set((perf_counter() + _TURN_SECONDS, self._rounds))
+        if not self._counts_round:
+            self._counts_round = True
+            asyncio.get_running_loop().call_soon(self._count_round)
+
+    def _count_round(self) -> None:
+        self._counts_round = False
+        self._rounds += 1
 
     def has_room(self, size: int) -> bool:
         """Whether this round may answer a long request of so many bytes at once, too; counts it then."""
@@ -113,19 +124,20 @@ class Turns:
 
     def is_over(self) -> bool:
         """Whether `take` has something to do: asking costs less than a coroutine."""
-        return perf_counter() > self._ends.get()
+        return perf_counter() > self._turn.get()[0]
 
     async def take(self, *, before_long_step: bool = False) -> None:
         """Let others run if this task's turn has lasted long enough, or the next step takes a turn by itself."""
-        now, ends = perf_counter(), self._ends.get()
-        if now > ends + _REST_SECONDS and not before_long_step:
-            self._ends.set(now + _TURN_SECONDS)
-        elif now > ends or before_long_step:
+        now, (ends, began) = perf_counter(), self._turn.get()
+        if now <= ends and not before_long_step:
+            return
+        has_rested = now > ends + _REST_SECONDS and began != self._rounds
+        if before_long_step or not has_rested:
             waiter = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             self._call_soon()
             await waiter
-            self._ends.set(perf_counter() + _TURN_SECONDS)
+        self.begin()
 
     def _call_soon(self) -> None:
         if not self._is_due:

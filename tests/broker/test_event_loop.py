@@ -658,3 +658,39 @@ def test_one_of_those_with_much_to_do_goes_on_in_each_round(monkeypatch: pytest.
         assert max(number for _, number in steps[:20]) == 19  # each gets its turn
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("step_seconds", [0.005, 0.03])
+def test_a_task_that_has_worked_for_long_has_not_rested(step_seconds: float) -> None:
+    """However long its steps are: others run after each of them, or after the second one."""
+
+    async def run() -> None:
+        turns, steps_since, worst = event_loop.Turns(), 0, 0
+
+        async def work() -> None:
+            nonlocal steps_since, worst
+            for _ in range(10):
+                await turns.take()
+                time.sleep(step_seconds)  # work
+                steps_since += 1
+                worst = max(worst, steps_since)
+
+        worker = asyncio.create_task(work())
+        while not worker.done():
+            steps_since = 0
+            await asyncio.sleep(0)
+        assert worst == 1
+
+    asyncio.run(run())
+
+
+def test_a_task_that_has_rested_begins_a_turn_at_once() -> None:
+    async def run() -> None:
+        turns = event_loop.Turns()
+        await turns.take()
+        await asyncio.sleep(event_loop._TURN_SECONDS + event_loop._REST_SECONDS + 0.005)
+        taking = turns.take()
+        with pytest.raises(StopIteration):
+            taking.send(None)
+
+    asyncio.run(run())
