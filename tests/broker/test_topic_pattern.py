@@ -8,6 +8,7 @@ import time
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from spark_klog.broker.groups import topic_pattern
 from spark_klog.broker.groups.topic_pattern import TopicPattern
 from spark_klog.errors import ConfigError
 
@@ -64,6 +65,21 @@ def test_no_expression_takes_long(expression: str) -> None:
     assert time.process_time() - start < 5
 
 
+@pytest.mark.parametrize("expression", ["(.?){990}", "([ab]?[bc]?){400}", "(((((){1000}){1000}){1000}){1000}){1000}"])
+def test_no_step_takes_long_and_little_is_kept(expression: str) -> None:
+    pattern = TopicPattern(expression)
+    longest, kept = 0.0, 0
+    for number in range(20):
+        begin = time.process_time()
+        for _ in pattern.steps("abc" * 60 + str(number)):
+            longest, begin = max(longest, time.process_time() - begin), time.process_time()
+            kept = max(kept, sum(map(len, {*pattern._steps.values(), *(states for states, _ in pattern._steps)})))
+    assert longest < 0.1
+    assert kept <= topic_pattern._MAX_KEPT + 2 * topic_pattern._MAX_NODES
+    pattern.forget_steps()
+    assert pattern.matches("") == (expression[1] != "b")
+
+
 @pytest.mark.parametrize(
     ("expression", "reason"),
     [
@@ -77,6 +93,7 @@ def test_no_expression_takes_long(expression: str) -> None:
         ("a{2000}", "bad repetition"),
         ("a{3,2}", "bad repetition"),
         ("((a{100}){100}){100}", "too large"),
+        ("(((()a?){0,30}){0,30}){0,30}", "too large"),
         ("(" * 60 + ")" * 60, "more than 50 parentheses"),
         ("(?=a)", "can follow (?"),
         ("(?m)a", "only i and s"),

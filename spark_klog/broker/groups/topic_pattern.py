@@ -2,14 +2,16 @@
 
 Clients choose them, so matching takes time in proportion to the name, whatever the expression is: Python's `re` would
 take years for some. An expression becomes a nondeterministic automaton, whose sets of states are looked up in a table
-that grows with the names matched. There are no back-references, look-around and word boundaries (the first two are not
-in RE2 either), and no Unicode classes: names are ASCII.
+that grows with the names matched, up to a limit; characters that no part of the expression tells apart are one in it.
+There are no back-references, look-around and word boundaries (the first two are not in RE2 either), and no Unicode
+classes: names are ASCII.
 """
 
 from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from spark_klog.errors import ConfigError
@@ -35,8 +37,10 @@ _POSIX = {
     "xdigit": frozenset(string.hexdigits),
 }
 _MAX_LENGTH, _MAX_DEPTH, _MAX_NODES, _MAX_COUNT = 2048, 50, 2000, 1000
-#: Entries of the table of a pattern; beyond them it begins anew.
-_MAX_STEPS = 20_000
+#: Entries of the table of a pattern, and states in all its sets; beyond them it begins anew.
+_MAX_STEPS, _MAX_KEPT = 20_000, 50_000
+#: Parts that an expression has once its repetitions are written out; empty ones need no state.
+_MAX_PARTS = 20_000
 _COUNTS = re.compile(r"\{(\d{1,5})(,(\d{1,5})?)?\}")
 _GROUP = re.compile(r"\?(?:P?<\w+>|([imsU]*)(-[imsU]+)?(:|\)))")
 _HEX = re.compile(r"x(?:([0-9A-Fa-f]{2})|\{([0-9A-Fa-f]{1,6})\})")
@@ -248,30 +252,60 @@ class TopicPattern:
         self._takes: list[frozenset[str] | _Anchor | None] = []
         self._nexts: list[list[int]] = []
         self._final = -1
+        self._parts = 0
         parser = _Parser(text)
         node = parser.parse()
         self._fail = parser.fail
         self._final = self._state(None)
         start = self._add(node, self._final)
         self._start = self._closed({start}, is_start=True)
+        #: One character for all that the expression does not tell apart.
+        self._alike = _alike({taken for taken in self._takes if isinstance(taken, frozenset)})
         self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        #: The sets in the table, each once, and the number of states in them.
+        self._sets: dict[frozenset[int], frozenset[int]] = {}
+        self._kept = 0
 
     def matches(self, name: str) -> bool:
         """Whether the whole name matches."""
+        *_, matches = self.steps(name)
+        return bool(matches)
+
+    def steps(self, name: str) -> Iterator[bool | None]:
+        """Match a name with a pause (None) after each step that takes time; the last value says whether it matches."""
         states = self._start
         for character in name:
-            step = states, character
-            following = self._steps.get(step)
+            alike = self._alike.get(character, character)
+            following = self._steps.get((states, alike))
             if following is None:
-                if len(self._steps) >= _MAX_STEPS:
-                    self._steps.clear()
-                following = self._steps[step] = self._closed(
-                    {after for state in states if self._reads(state, character) for after in self._nexts[state]}
+                following = self._keep(
+                    states,
+                    alike,
+                    self._closed(
+                        {after for state in states if self._reads(state, alike) for after in self._nexts[state]}
+                    ),
                 )
+                yield None
             if not following:
-                return False
+                yield False
+                return
             states = following
-        return self._final in self._closed(set(states), is_start=not name, is_end=True)
+        yield self._final in self._closed(set(states), is_start=not name, is_end=True)
+
+    def forget_steps(self) -> None:
+        """Free the table, which may take 2 MB, until the next name."""
+        self._steps, self._sets, self._kept = {}, {}, 0
+
+    def _keep(self, states: frozenset[int], character: str, following: frozenset[int]) -> frozenset[int]:
+        """Note a step in the table."""
+        if len(self._steps) >= _MAX_STEPS or self._kept >= _MAX_KEPT:
+            self.forget_steps()
+        for each in (states, following):
+            if each not in self._sets:
+                self._sets[each] = each
+                self._kept += len(each)
+        self._steps[self._sets[states], character] = self._sets[following]
+        return self._sets[following]
 
     def _reads(self, state: int, character: str) -> bool:
         taken = self._takes[state]
@@ -298,6 +332,9 @@ class TopicPattern:
 
     def _add(self, node: _Node, after: int) -> int:
         """Add the states of a part that lead to the state `after`; return the first."""
+        self._parts += 1
+        if self._parts > _MAX_PARTS:
+            raise self._fail("it is too large")
         if isinstance(node, frozenset | _Anchor):
             return self._state(node, after)
         if isinstance(node, _Sequence):
@@ -314,5 +351,17 @@ class TopicPattern:
             for _ in range(node.most - node.least):
                 first = self._state(None, after, self._add(node.node, first))
         for _ in range(node.least):
-            first = self._add(node.node, first)
+            behind, first = first, self._add(node.node, first)
+            if first == behind:  # nothing, however often
+                break
         return first
+
+
+def _alike(sets: set[frozenset[str]]) -> dict[str, str]:
+    """For each character the first that is in the same ones of these sets."""
+    first: dict[tuple[bool, ...], str] = {}
+    ordered = list(sets)
+    return {
+        character: first.setdefault(tuple(character in each for each in ordered), character)
+        for character in sorted(_ALPHABET)
+    }
