@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 from uuid import UUID
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spark_klog.broker.groups.consumer_group import ConsumerGroup, Heartbeat
+from spark_klog.broker.event_loop import Turns
+from spark_klog.broker.groups.consumer_group import ConsumerGroup, Heartbeat, preferred_assignor
 from spark_klog.broker.groups.consumer_groups import ConsumerGroups
 from spark_klog.broker.groups.consumer_records import decode_consumer_key, encode_changes, encode_removal, load_record
 from spark_klog.broker.groups.group import Join
@@ -20,7 +22,7 @@ from spark_klog.broker.groups.membership import Membership, Partitions, partitio
 from spark_klog.broker.groups.topic_pattern import TopicPattern
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.broker.settings.group_settings import GroupTimes
-from spark_klog.errors import ErrorCode
+from spark_klog.errors import ConfigError, ErrorCode
 from spark_klog.protocol.tables.groups import decode_assignment
 
 SESSION, REBALANCE = 45.0, 10.0
@@ -76,6 +78,17 @@ class Talk:
 
     def matching(self, regex: str) -> frozenset[str]:
         return frozenset(filter(TopicPattern(regex).matches, self.topics))
+
+    @property
+    def names(self) -> dict[UUID, str]:
+        return {topic.topic_id: name for name, topic in self.topics.items()}
+
+    def restart(self) -> None:
+        """Begin anew with what the log has."""
+        max_size = self.group._max_size
+        self.group = ConsumerGroup("g", self._store, 5000, int(SESSION * 1000), max_size)
+        self.group.membership = self.group.stored = self.loaded()
+        self.group.restart(self.now)
 
     def sleep(self, seconds: float) -> None:
         until = self.now + seconds
@@ -157,12 +170,13 @@ class Classic(Client):
             return ErrorCode(answer["error_code"])
         assert (answer["leader"], answer["members"], answer["protocol_name"]) == ("", [], "range")
         self.member_id, self.epoch = answer["member_id"], answer["generation_id"]
-        answer = group.sync_classic(self.member_id, self.instance, self.epoch, ("consumer", "range"), now)
+        protocol, names = ("consumer", "range"), self.talk.names
+        answer = group.sync_classic(self.member_id, self.instance, self.epoch, protocol, names, now)
         assert answer["error_code"] == OK
-        names = decode_assignment(answer["assignment"])
+        assigned = decode_assignment(answer["assignment"])
         ids = {name: topic.topic_id for name, topic in self.talk.topics.items()}
         before = self.owned
-        self.owned = frozenset((ids[name], number) for name, some in names.items() for number in some)
+        self.owned = frozenset((ids[name], number) for name, some in assigned.items() for number in some)
         self.must_join = bool(before - self.owned)
         return OK
 
@@ -316,6 +330,46 @@ def test_members_of_the_classic_protocol(is_eager: bool) -> None:
     assert group.classic_protocol is None
 
 
+def test_a_static_member_changes_its_protocol() -> None:
+    """One of the classic protocol never leaves: who comes with its instance id has its place at once."""
+    talk = Talk(t=4)
+    a, b = Client(talk, "a"), Classic(talk, "", instance="i")
+    settle(a)
+    settle(a, b)
+    had = b.owned
+    upgraded = Client(talk, "b", instance="i")
+    assert (upgraded.beat(), upgraded.owned) == (OK, had)
+    group = talk.group
+    assert group.heartbeat_classic(b.member_id, "i", b.epoch, talk.now) == FENCED_INSTANCE
+    assert [each.subscription.classic for each in group.membership.members.values()] == [None, None]
+    assert Client(talk, "c", instance="i").beat() == UNRELEASED  # both are of the consumer protocol
+    back = Classic(talk, "", instance="i")
+    assert (back.beat(), back.owned) == (OK, had)
+    assert talk.beat("b", upgraded.epoch, instance="i")["error_code"] == FENCED_INSTANCE
+
+
+@pytest.mark.parametrize("is_eager", [True, False])
+def test_a_restart_begins_no_epoch(is_eager: bool) -> None:
+    """Nor does it take anything from a member of the classic protocol that asks for its assignment again."""
+    talk = Talk(t=4, u=2)
+    a, b = Client(talk, "a", (), options={"regex": "[tu]", "assignor": "range"}), Classic(talk, "", is_eager=is_eager)
+    settle(a)
+    settle(a, b)
+    epochs, owned = (a.epoch, b.epoch), b.owned
+    talk.restart()
+    group = talk.group
+    answer = group.sync_classic(b.member_id, None, b.epoch, (None, None), talk.names, talk.now)
+    assert {name: len(some) for name, some in decode_assignment(answer["assignment"]).items()} == {"t": len(owned)}
+    assert group.subscribed_topics() == {"t", "u"}
+    assert preferred_assignor(group.membership) == "range"
+    settle(a, b)
+    assert ((a.epoch, b.epoch), group.membership.epoch) == (epochs, epochs[0])
+    # of a log that names no topics, as those of Kafka 4.1 and later ones
+    group.membership.topics.clear()
+    answer = group.sync_classic(b.member_id, None, b.epoch, (None, None), talk.names, talk.now)
+    assert {name: len(some) for name, some in decode_assignment(answer["assignment"]).items()} == {"t": len(owned)}
+
+
 def test_ids_of_the_classic_protocol() -> None:
     talk = Talk(t=1)
     Client(talk, "a").beat()
@@ -362,7 +416,7 @@ def test_the_assignor_that_most_prefer() -> None:
     a = Client(talk, "a", ("t", "u"), options={"assignor": "range"})
     b = Client(talk, "b", ("t", "u"), options={"assignor": "range"})
     settle(a, b)
-    assert talk.group.membership.assignor == "range"
+    assert preferred_assignor(talk.group.membership) == "range"
     assert (a.numbers, b.numbers) == ([0, 0, 1, 1], [2, 2, 3, 3])
 
 
@@ -426,6 +480,76 @@ def test_groups_are_loaded_and_removed() -> None:
     assert {value for _, value in stored} == {None}
 
 
+def _beat(member_id: str, regex: str) -> Heartbeat:
+    return Heartbeat(member_id, 0, None, None, "c", "/1.2.3.4", 9000, None, regex, None, frozenset())
+
+
+def test_patterns_that_no_group_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of members are kept, however many; and the one of a member that waits meanwhile."""
+    monkeypatch.setattr("spark_klog.broker.groups.consumer_groups._FEW_PATTERNS", 10)
+
+    async def run() -> None:
+        groups = ConsumerGroups(lambda group_id, encode: OK, lambda group: False, 5000, 45_000, 1000)
+        turns, topics = Turns(), topics_of(a=1, b=1)
+
+        async def join(number: int) -> dict[str, Any]:
+            regex = f"a|x{number}"
+            await asyncio.sleep(0)
+            seen = await groups.resolved("g", regex, lambda: topics, turns)
+            return groups.heartbeat("g", _beat(str(number), regex), seen, lambda name: True)
+
+        for number in range(100):
+            await groups.resolved(f"other-{number}", f"b|y{number}", lambda: topics, turns)  # and never joins
+        answers = await asyncio.gather(*map(join, range(50)))
+        assert {answer["error_code"] for answer in answers} == {OK}
+        (group,) = groups
+        assert len(group.membership.members) == 50
+        assert {"a|x0", "a|x49"} <= groups._matches.keys()
+        assert len(groups._matches) <= 100
+        assert not groups._resolving
+        assert group.membership.topics.keys() == {"a"}
+        groups.stop()
+
+    asyncio.run(run())
+
+
+def test_another_members_pattern_that_can_not_be_read_matches_nothing() -> None:
+    async def run() -> None:
+        groups = ConsumerGroups(lambda group_id, encode: OK, lambda group: False, 5000, 45_000, 1000)
+        topics = topics_of(a=1)
+        seen = await groups.resolved("g", "a", lambda: topics, Turns())
+        groups.heartbeat("g", _beat("m", "a"), seen, lambda name: True)
+        (group,) = groups
+        member = group.membership.members["m"]
+        foreign = replace(member, member_id="n", subscription=replace(member.subscription, regex=r"\b"))
+        group.membership.put(replace(foreign, assigned=frozenset()))
+        seen = await groups.resolved("g", None, lambda: topics, Turns())
+        answer = groups.heartbeat("g", _beat("m", "a")._replace(epoch=1), seen, lambda name: True)
+        assert answer["error_code"] == OK
+        with pytest.raises(ConfigError, match="is not supported"):
+            await groups.resolved("g", r"\b", lambda: topics, Turns())
+        groups.stop()
+
+    asyncio.run(run())
+
+
+def test_a_heartbeat_sees_the_newest_topics() -> None:
+    """Also if they change while it resolves a pattern: it would take back what another one has assigned."""
+
+    async def run() -> None:
+        groups = ConsumerGroups(lambda group_id, encode: OK, lambda group: False, 5000, 45_000, 1000)
+        views = [topics_of(a=1), topics_of(a=1, b=1)]
+        calls = iter([views[0]])
+        seen = await groups.resolved("g", "[ab]", lambda: next(calls, views[1]), Turns())
+        assert seen is views[1]
+        groups.heartbeat("g", _beat("m", "[ab]"), seen, lambda name: True)
+        (group,) = groups
+        assert group.membership.topics.keys() == {"a", "b"}
+        groups.stop()
+
+    asyncio.run(run())
+
+
 # ----- members that act at random
 
 
@@ -449,9 +573,12 @@ class Members(RuleBasedStateMachine):
             options = {"assignor": assignor} | ({} if topics else {"regex": "[tu]"})
             client = Client(self.talk, next(self._ids), topics, instance, options)
             code = client.beat()
-            is_there = instance is not None and any(other.instance == instance for other in self.clients)
+            others = [other for other in self.clients if instance is not None and other.instance == instance]
+            is_there = any(not isinstance(other, Classic) for other in others)
             assert code in ((UNRELEASED, OK) if is_there else (OK,))
             if code == OK:
+                for other in others:
+                    self.clients.remove(other)  # it is fenced, or has left
                 self.clients.append(client)
 
     @rule(
@@ -522,6 +649,19 @@ class Members(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.talk.sleep(seconds)
 
+    @rule()
+    def the_coordinator_restarts(self) -> None:
+        """Between any two steps: members see no difference, and the next heartbeat changes no more than it would."""
+        before = self.talk.group
+        self.talk.restart()
+        after = self.talk.group
+        assert after.membership == before.membership
+        assert (after.state, after.subscribed_topics()) == (before.state, before.subscribed_topics())
+        assert preferred_assignor(after.membership) == preferred_assignor(before.membership)
+        assert [after.may_commit(each.member_id, each.epoch) for each in self.clients] == [
+            before.may_commit(each.member_id, each.epoch) for each in self.clients
+        ]
+
     @invariant()
     def no_partition_has_two_owners(self) -> None:
         members = self.talk.group.membership.members
@@ -546,7 +686,7 @@ class Members(RuleBasedStateMachine):
     @invariant()
     def the_log_has_it_all(self) -> None:
         loaded, known = self.talk.loaded(), self.talk.group.membership
-        assert (loaded.members, loaded.targets, loaded.epoch) == (known.members, known.targets, known.epoch)
+        assert loaded == known == self.talk.group.stored
 
     @invariant()
     def nobody_is_forgotten(self) -> None:

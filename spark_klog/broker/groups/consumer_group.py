@@ -24,14 +24,14 @@ from spark_klog.broker.groups.membership import (
     MemberState,
     Partitions,
     Subscription,
+    encode_assignment,
     topic_partitions,
 )
 from spark_klog.broker.groups.server_assignors import SERVER_ASSIGNORS, AssignedMember
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.broker.settings.group_settings import GroupTimes
 from spark_klog.errors import ErrorCode
-from spark_klog.protocol.codec import encode_versioned
-from spark_klog.protocol.tables.groups import JOIN_EPOCH, LEAVE_EPOCH, MEMBER_ASSIGNMENT, STATIC_LEAVE_EPOCH
+from spark_klog.protocol.tables.groups import JOIN_EPOCH, LEAVE_EPOCH, STATIC_LEAVE_EPOCH
 
 _log = logging.getLogger(__name__)
 #: Seconds between heartbeats while members still have to give up or get partitions: they learn of it by these.
@@ -87,6 +87,8 @@ class ConsumerGroup:
     ) -> None:
         self.group_id = group_id
         self.membership = Membership()
+        #: What the log has of the membership.
+        self.stored = self.membership
         self.is_dead = False
         #: When the caller must call `tick`.
         self.wake_at = inf
@@ -152,13 +154,14 @@ class ConsumerGroup:
         is_changed: bool,
     ) -> ConsumerMember:
         """Assign if the group or its topics have changed, take the member's next step, and write it all."""
+        names = _names_of(matching)
         if is_changed or topics is not self._seen:
-            there = _subscribed(draft, topics, matching)
+            there = _subscribed(draft, topics, names)
             is_changed |= there != draft.topics
             draft.topics = there
         draft.epoch += is_changed
         if draft.epoch > draft.assignment_epoch:
-            _assign(draft, matching)
+            _assign(draft, names)
         draft.reconcile(member_id, owned)
         self._commit(draft)
         self._seen = topics
@@ -166,7 +169,7 @@ class ConsumerGroup:
             self._busy_until = now + self.times.heartbeat_ms / 1000
             _log.info(
                 "group %s: epoch %d of %d members, by %s",
-                *(self.group_id, draft.epoch, len(draft.members), draft.assignor),
+                *(self.group_id, draft.epoch, len(draft.members), preferred_assignor(draft)),
             )
         member = draft.members[member_id]
         self._hear_of(member, now)
@@ -175,12 +178,14 @@ class ConsumerGroup:
     def _joining(self, beat: Heartbeat, draft: Membership) -> ConsumerMember | None:
         """Put the member that joins, or begins anew, into the draft; return it if it was there before.
 
-        It owns nothing: what it had is free, and is first of all its own again.
+        It owns nothing: what it had is free, and is first of all its own again. That holds for a member that is known,
+        too, which may have been fenced (as in Kafka 4.4; 4.1 fences it until its session ends). A static member
+        has the place of the one before it, if that has left or is of the classic protocol, which never leaves.
         """
         if beat.instance_id is not None:
             static = draft.static_member(beat.instance_id)
             if static is not None and static.member_id != beat.member_id:
-                if not static.has_left:
+                if not static.has_left and static.subscription.classic is None:
                     raise _Refused(
                         ErrorCode.UNRELEASED_INSTANCE_ID,
                         f"static member {beat.instance_id} is in the group as {static.member_id}: close that one",
@@ -312,9 +317,10 @@ class ConsumerGroup:
         instance_id: str | None,
         generation: int,
         protocol: tuple[str | None, str | None],
+        names: Mapping[UUID, str],
         now: float,
     ) -> dict[str, Any]:
-        """Handle SyncGroup: the answer has the member's partitions."""
+        """Handle SyncGroup: the answer has the member's partitions; `names` are the topics' by id."""
         try:
             member = self._classic(member_id, instance_id, generation)
             if protocol[0] not in (None, self.protocol_type) or protocol[1] not in (None, self._protocol(member)):
@@ -322,13 +328,7 @@ class ConsumerGroup:
             self._hear_of(member, now)
             if self.membership.epoch > member.epoch and member.state is not MemberState.UNREVOKED:
                 raise _Refused(ErrorCode.REBALANCE_IN_PROGRESS, "")
-            names = {topic_id: name for name, (topic_id, _) in self.membership.topics.items()}
-            rows = [
-                {"topic": names[row["topic_id"]], "partitions": row["partitions"]}
-                for row in topic_partitions(member.assigned)
-                if row["topic_id"] in names
-            ]
-            assignment = encode_versioned(MEMBER_ASSIGNMENT, 0, {"assigned_partitions": rows})
+            assignment = encode_assignment(member.assigned, names)
             name = {"protocol_type": self.protocol_type, "protocol_name": self._protocol(member)}
             return {"error_code": ErrorCode.NONE, "assignment": assignment} | name
         except _Refused as refusal:
@@ -508,10 +508,10 @@ class ConsumerGroup:
 
     def _commit(self, draft: Membership) -> None:
         """Write what has changed, then take it over."""
-        code = self._store(self, self.membership, draft) if draft != self.membership else ErrorCode.NONE
+        code = self._store(self, self.stored, draft) if draft != self.stored else ErrorCode.NONE
         if code:
             raise _Refused(code, f"a change of group {self.group_id} could not be written")
-        self.membership = draft
+        self.membership = self.stored = draft
 
     def _remove(self, draft: Membership, member_ids: list[str], now: float) -> None:
         """Remove members; the next heartbeat of another one assigns their partitions."""
@@ -573,31 +573,45 @@ def common_names(protocols: list[tuple[tuple[str, bytes], ...]]) -> set[str]:
     return set.intersection(*({name for name, _ in some} for some in protocols)) if protocols else set()
 
 
-def _topics_of(subscription: Subscription, matching: Matching) -> frozenset[str]:
-    return frozenset(subscription.topics) | (matching(subscription.regex) if subscription.regex else frozenset())
+def _names_of(matching: Matching) -> Callable[[Subscription], frozenset[str]]:
+    """Look up the names of a subscription's topics: once for all members that have the same."""
+    known: dict[tuple[tuple[str, ...], str | None], frozenset[str]] = {}
+
+    def names(subscription: Subscription) -> frozenset[str]:
+        key = subscription.topics, subscription.regex
+        if key not in known:
+            known[key] = frozenset(key[0]) | (matching(key[1]) if key[1] else frozenset())
+        return known[key]
+
+    return names
 
 
-def _subscribed(draft: Membership, topics: Mapping[str, Topic], matching: Matching) -> dict[str, tuple[UUID, int]]:
+def _subscribed(
+    draft: Membership, topics: Mapping[str, Topic], names_of: Callable[[Subscription], frozenset[str]]
+) -> dict[str, tuple[UUID, int]]:
     """The topics of all members that exist: id and number of partitions by name."""
-    names = {name for member in draft.members.values() for name in _topics_of(member.subscription, matching)}
+    names: frozenset[str] = frozenset().union(*{names_of(member.subscription) for member in draft.members.values()})
     return {name: (topics[name].topic_id, len(topics[name].assignment)) for name in sorted(names & topics.keys())}
 
 
-def _assign(draft: Membership, matching: Matching) -> None:
+def preferred_assignor(membership: Membership) -> str:
+    """The assignor that most members prefer; the default one if none prefers one."""
+    votes = Counter(member.subscription.assignor for member in membership.members.values())
+    known = [name for name in SERVER_ASSIGNORS if votes[name]]
+    return max(known, key=lambda name: (votes[name], name), default=next(iter(SERVER_ASSIGNORS)))
+
+
+def _assign(draft: Membership, names_of: Callable[[Subscription], frozenset[str]]) -> None:
     """Compute all targets anew, by the assignor that most members prefer."""
-    votes = Counter(member.subscription.assignor for member in draft.members.values())
-    del votes[None]
-    default = next(iter(SERVER_ASSIGNORS))
-    draft.assignor = max(votes, key=lambda name: (votes[name], name), default=default) or default
     members = {
         member.member_id: AssignedMember(
             member.subscription.instance_id,
-            _topics_of(member.subscription, matching),
+            names_of(member.subscription),
             draft.targets.get(member.member_id, NO_PARTITIONS),
         )
         for member in draft.members.values()
     }
-    targets = SERVER_ASSIGNORS[draft.assignor](draft.topics, members)
+    targets = SERVER_ASSIGNORS[preferred_assignor(draft)](draft.topics, members)
     # the same object if nothing changes, so that it is not written again
     draft.targets = {
         member_id: draft.targets[member_id] if draft.targets.get(member_id) == target else target

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache
 from math import inf
 from typing import Any
+from uuid import UUID
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.event_loop import Turns
@@ -27,36 +29,45 @@ from spark_klog.broker.groups.topic_pattern import TopicPattern
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.broker.settings.group_settings import GroupTimes
-from spark_klog.errors import DecodeError, ErrorCode
+from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.tables.groups import CONSUMER_GROUP_METADATA_KEY, JOIN_EPOCH
 
-#: The most regular expressions that are kept compiled.
-_MOST_PATTERNS = 1000
+_log = logging.getLogger(__name__)
+#: So many regular expressions are kept compiled before those that no group uses are looked for.
+_FEW_PATTERNS = 100
 
 
 class _Matches:
-    """The topics that match a regular expression; only new names are matched."""
+    """The topics that match a pattern; only new names are matched. None matches nothing."""
 
-    def __init__(self, regex: str) -> None:
-        self._pattern = TopicPattern(regex)
+    def __init__(self, pattern: TopicPattern | None) -> None:
+        self.pattern = pattern
         self._known: dict[str, bool] = {}
         self._seen: Mapping[str, Topic] | None = None
         self.names: frozenset[str] = frozenset()
 
+    def is_of(self, topics: Mapping[str, Topic]) -> bool:
+        """Whether `names` are of these topics."""
+        return topics is self._seen
+
     async def look(self, topics: Mapping[str, Topic], turns: Turns) -> None:
         """Match the names of these topics, without internal ones."""
-        if topics is self._seen:
-            return
         known = {}
-        for name in topics:
-            if name not in INTERNAL_TOPICS:
-                matches = self._known.get(name)
-                if matches is None:
-                    await turns.take()
-                    matches = self._pattern.matches(name)
-                known[name] = matches
+        if self.pattern is not None:
+            for name in topics:
+                if name not in INTERNAL_TOPICS:
+                    matches = self._known.get(name)
+                    known[name] = await _matches_in_turns(self.pattern, name, turns) if matches is None else matches
+            self.pattern.forget_steps()
         self._known, self._seen = known, topics
         self.names = frozenset(name for name, matches in known.items() if matches)
+
+
+async def _matches_in_turns(pattern: TopicPattern, name: str, turns: Turns) -> bool:
+    matches: bool | None = None
+    for matches in pattern.steps(name):  # noqa: B007 (the last value is used)
+        await turns.take()
+    return bool(matches)
 
 
 class ConsumerGroups:
@@ -79,7 +90,11 @@ class ConsumerGroups:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         #: When each group was last written (ms): for an empty group, when it lost its last member.
         self._emptied: dict[str, int] = {}
-        self._matches: OrderedDict[str, _Matches] = OrderedDict()
+        self._matches: dict[str, _Matches] = {}
+        #: Regular expressions that members are about to subscribe to, with how many.
+        self._resolving: Counter[str] = Counter()
+        #: The number of patterns at which those that nobody uses are forgotten.
+        self._most_patterns = _FEW_PATTERNS
         self._is_stopped = False
 
     def __iter__(self) -> Iterator[ConsumerGroup]:
@@ -93,7 +108,10 @@ class ConsumerGroups:
         if key.kind is CONSUMER_GROUP_METADATA_KEY and value is None:
             self._groups.pop(key.group, None)
         elif value is not None or key.group in self._groups:
-            load_record(self._group(key.group).membership, key, value)
+            group = self._groups.get(key.group)
+            if group is None:
+                group = self._groups[key.group] = self._new(key.group)
+            load_record(group.membership, key, value)
 
     def start(self) -> None:
         """Start the session timeouts, after all groups have been loaded."""
@@ -121,11 +139,11 @@ class ConsumerGroups:
             timer.cancel()
         self._timers.clear()
 
-    def _group(self, group_id: str) -> ConsumerGroup:
-        group = self._groups.get(group_id)
-        if group is None:
-            group = ConsumerGroup(group_id, self._write, self._times_of(group_id), self._max_size)
-            self._groups[group_id] = group
+    def _new(self, group_id: str, converted: Membership | None = None) -> ConsumerGroup:
+        group = ConsumerGroup(group_id, self._write, self._times_of(group_id), self._max_size)
+        if converted is not None:
+            group.membership = converted
+            group.restart(time.monotonic())
         return group
 
     def _write(self, group: ConsumerGroup, before: Membership, after: Membership) -> ErrorCode:
@@ -137,51 +155,79 @@ class ConsumerGroups:
             self._emptied[group.group_id] = system_ms()
         return code
 
-    async def _resolve(self, regex: str, topics: Mapping[str, Topic], turns: Turns) -> None:
-        """Match a regular expression against the topics' names; `ConfigError` if it is none."""
-        matches = self._matches.get(regex)
-        if matches is None:
-            matches = _Matches(regex)
-            while len(self._matches) >= _MOST_PATTERNS:
-                self._matches.popitem(last=False)
-            self._matches[regex] = matches
-        self._matches.move_to_end(regex)
-        await matches.look(topics, turns)
-
-    def _matching(self, regex: str, allows: Callable[[str], bool]) -> frozenset[str]:
-        """The allowed topics that match, of those of the last `_resolve`."""
-        matches = self._matches.get(regex)
-        return frozenset() if matches is None else frozenset(filter(allows, matches.names))
-
     async def resolved(
-        self, group_id: str, regex: str | None, topics: Mapping[str, Topic], turns: Turns
+        self, group_id: str, regex: str | None, topics_now: Callable[[], Mapping[str, Topic]], turns: Turns
     ) -> Mapping[str, Topic]:
         """Resolve the regular expressions of the group and of a member; return the topics for `heartbeat`.
 
-        `ConfigError` if the member's regular expression is none.
+        These are the newest ones, so that two heartbeats do not undo what each other has seen. `ConfigError` if the
+        member's regular expression is none; another's, from a log of Kafka's, then matches nothing.
         """
-        resolved: set[str] = set()
-        while unresolved := self._regexes(group_id, regex) - resolved:
-            for each in unresolved:
-                await self._resolve(each, topics, turns)
-            resolved |= unresolved
-        return topics
+        if regex and (regex not in self._matches or self._matches[regex].pattern is None):
+            self._keep(regex, TopicPattern(regex))
+        self._resolving[regex or ""] += 1
+        try:
+            while True:
+                topics = topics_now()
+                unresolved = [each for each in self._regexes(group_id, regex) if not self._pattern(each).is_of(topics)]
+                if not unresolved:
+                    return topics
+                for each in unresolved:
+                    await self._pattern(each).look(topics, turns)
+        finally:
+            self._resolving[regex or ""] -= 1
+            self._resolving += Counter()  # without those of nobody
+
+    def _pattern(self, regex: str) -> _Matches:
+        matches = self._matches.get(regex)
+        if matches is None:
+            try:
+                pattern: TopicPattern | None = TopicPattern(regex)
+            except ConfigError as error:
+                _log.warning("members subscribe to no topics by a regular expression: %s", error)
+                pattern = None
+            matches = self._keep(regex, pattern)
+        return matches
+
+    def _keep(self, regex: str, pattern: TopicPattern | None) -> _Matches:
+        if len(self._matches) >= self._most_patterns:
+            used = set(self._resolving).union(*(group.regexes for group in self._groups.values()))
+            self._matches = {each: matches for each, matches in self._matches.items() if each in used}
+            self._most_patterns = max(_FEW_PATTERNS, 2 * len(self._matches))
+        matches = self._matches[regex] = _Matches(pattern)
+        return matches
+
+    def _matching(self, allows: Callable[[str], bool]) -> Matching:
+        """Look up the allowed topics that match, of those that `resolved` has returned."""
+
+        @cache
+        def matching(regex: str) -> frozenset[str]:
+            return frozenset(filter(allows, self._matches[regex].names))
+
+        return matching
 
     def heartbeat(
-        self, group_id: str, beat: Heartbeat, topics: Mapping[str, Topic], allows: Callable[[str], bool]
+        self,
+        group_id: str,
+        beat: Heartbeat,
+        topics: Mapping[str, Topic],
+        allows: Callable[[str], bool],
+        converted: Membership | None = None,
     ) -> dict[str, Any]:
-        """Answer ConsumerGroupHeartbeat; `allows` says whether the client may see a topic."""
+        """Answer ConsumerGroupHeartbeat; `allows` says whether the client may see a topic.
+
+        `converted` is a group of the classic protocol as one of this class: it becomes one if its new member is not
+        refused.
+        """
         if self._is_stopped:
             return refused_heartbeat(ErrorCode.COORDINATOR_NOT_AVAILABLE, beat.member_id, "the broker stops")
         if group_id not in self._groups and beat.epoch != JOIN_EPOCH:
             return refused_heartbeat(ErrorCode.UNKNOWN_MEMBER_ID, beat.member_id, f"there is no group {group_id}")
-        group = self._group(group_id)
+        group = self._groups.get(group_id) or self._new(group_id, converted)
         group.times = self._times_of(group_id)
-        matching: Matching = partial(self._matching, allows=allows)
-        answer = group.heartbeat(beat, topics, matching, time.monotonic())
-        if group.is_empty and not group.membership.epoch:  # the first member was refused
-            self._groups.pop(group_id, None)
-        else:
+        answer = group.heartbeat(beat, topics, self._matching(allows), time.monotonic())
+        if group_id in self._groups or not answer["error_code"]:  # else the first member was refused
+            self._groups[group_id] = group
             self._settle(group)
         return answer
 
@@ -200,8 +246,7 @@ class ConsumerGroups:
             names, owned = read_subscription(join.protocols[0][1], topics)
         except DecodeError:
             return refused_join(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, join.member_id)
-        matching: Matching = partial(self._matching, allows=allows)
-        answer = group.join_classic(join, owned, names, topics, matching, time.monotonic())
+        answer = group.join_classic(join, owned, names, topics, self._matching(allows), time.monotonic())
         self._settle(group)
         return answer
 
@@ -212,9 +257,10 @@ class ConsumerGroups:
         instance_id: str | None,
         generation: int,
         protocol: tuple[str | None, str | None],
+        names: Mapping[UUID, str],
     ) -> dict[str, Any]:
-        """Answer SyncGroup of a member of the classic protocol."""
-        answer = group.sync_classic(member_id, instance_id, generation, protocol, time.monotonic())
+        """Answer SyncGroup of a member of the classic protocol; `names` are the topics' by id."""
+        answer = group.sync_classic(member_id, instance_id, generation, protocol, names, time.monotonic())
         self._settle(group)
         return answer
 
@@ -231,13 +277,6 @@ class ConsumerGroups:
         code = group.leave_classic(member_id, instance_id, time.monotonic())
         self._settle(group)
         return code
-
-    def adopt(self, group_id: str, membership: Membership) -> None:
-        """Take over a group of the classic protocol, whose new records have been written."""
-        group = self._group(group_id)
-        group.membership = membership
-        group.restart(time.monotonic())
-        self._set_timer(group)
 
     def _regexes(self, group_id: str, regex: str | None) -> set[str]:
         group = self._groups.get(group_id)

@@ -1,6 +1,8 @@
 """Records of consumer groups (KIP-848) in __consumer_offsets. Byte layout: `protocol.tables.groups`.
 
-A group is several records, so that a member's step writes little. A null value removes a record's entry.
+A group is several records, so that a member's step writes little. A null value removes a record's entry. The group's
+topics are written as Kafka 4.0 does: 4.1 and later versions write a hash of them alone, so that a group from their logs
+begins a new epoch once.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from spark_klog.protocol.tables.groups import (
     CONSUMER_GROUP_TARGET_MEMBER_KEY,
     CONSUMER_GROUP_TARGET_MEMBER_VALUE,
     CONSUMER_GROUP_TARGET_VALUE,
+    CONSUMER_GROUP_TOPICS_KEY,
+    CONSUMER_GROUP_TOPICS_VALUE,
 )
 
 _VALUES = {
@@ -42,6 +46,7 @@ _VALUES = {
     CONSUMER_GROUP_TARGET_KEY: CONSUMER_GROUP_TARGET_VALUE,
     CONSUMER_GROUP_TARGET_MEMBER_KEY: CONSUMER_GROUP_TARGET_MEMBER_VALUE,
     CONSUMER_GROUP_CURRENT_KEY: CONSUMER_GROUP_CURRENT_VALUE,
+    CONSUMER_GROUP_TOPICS_KEY: CONSUMER_GROUP_TOPICS_VALUE,
 }
 _KEYS = {key.versions.first: key for key in _VALUES}
 #: The only version of the values.
@@ -78,6 +83,8 @@ def encode_changes(group: str, before: Membership, after: Membership) -> list[Ro
         old = before.members.get(member_id)
         if old is not member and (old is None or old.subscription != member.subscription):
             rows.append(_row(CONSUMER_GROUP_MEMBER_KEY, group, member_id, _subscription(member.subscription)))
+    if before.topics != after.topics:
+        rows.append(_row(CONSUMER_GROUP_TOPICS_KEY, group, "", _topics(after)))
     if before.epoch != after.epoch:
         rows.append(_row(CONSUMER_GROUP_METADATA_KEY, group, "", {"epoch": after.epoch}))
     for member_id, target in after.targets.items():
@@ -104,6 +111,7 @@ def encode_removal(group: str, membership: Membership) -> list[Row]:
     """Encode the removal of a group with all its members."""
     return [
         *_removals(group, membership, Membership()),
+        *([_row(CONSUMER_GROUP_TOPICS_KEY, group, "", None)] if membership.topics else ()),
         _row(CONSUMER_GROUP_TARGET_KEY, group, "", None),
         _row(CONSUMER_GROUP_METADATA_KEY, group, "", None),
     ]
@@ -121,6 +129,14 @@ def _encoded_current(member: ConsumerMember) -> Message:
         "assigned_partitions": topic_partitions(member.assigned),
         "partitions_pending_revocation": topic_partitions(member.revoking),
     }
+
+
+def _topics(membership: Membership) -> Message | None:
+    rows = [
+        {"topic_id": topic_id, "topic_name": name, "num_partitions": count, "partition_metadata": []}
+        for name, (topic_id, count) in membership.topics.items()
+    ]
+    return {"topics": rows} if rows else None
 
 
 def _target(target: Partitions) -> Message:
@@ -153,6 +169,9 @@ def load_record(membership: Membership, key: ConsumerGroupKey, data: bytes | Non
     member = membership.members.get(key.member) or ConsumerMember(key.member, _UNREAD)
     if key.kind is CONSUMER_GROUP_METADATA_KEY:
         membership.epoch = 0 if value is None else value["epoch"]
+    elif key.kind is CONSUMER_GROUP_TOPICS_KEY:
+        rows = [] if value is None else value["topics"]
+        membership.topics = {row["topic_name"]: (row["topic_id"], row["num_partitions"]) for row in rows}
     elif key.kind is CONSUMER_GROUP_TARGET_KEY:
         membership.assignment_epoch = 0 if value is None else value["assignment_epoch"]
     elif key.kind is CONSUMER_GROUP_TARGET_MEMBER_KEY:

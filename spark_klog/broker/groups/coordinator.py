@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.coordinator import Coordinator
 from spark_klog.broker.event_loop import MAX_ID_LENGTH, BackgroundTasks
-from spark_klog.broker.groups.consumer_group import ConsumerGroup
+from spark_klog.broker.groups.consumer_group import ConsumerGroup, Heartbeat, refused_heartbeat
 from spark_klog.broker.groups.consumer_groups import ConsumerGroups
-from spark_klog.broker.groups.consumer_records import Row, encode_changes, encode_removal
+from spark_klog.broker.groups.consumer_records import Row, encode_removal
 from spark_klog.broker.groups.expiry import expire, forget_topics
 from spark_klog.broker.groups.group import Group, Join, State, refused_join, subscribed_topics
 from spark_klog.broker.groups.groups import Groups
-from spark_klog.broker.groups.membership import Membership, Partitions
-from spark_klog.broker.groups.migration import classic_message, membership_of
+from spark_klog.broker.groups.membership import Partitions
+from spark_klog.broker.groups.migration import classic_message, membership_of, protocols_of
 from spark_klog.broker.groups.offset_manager import OffsetManager, Since
 from spark_klog.broker.groups.records import encode_group, encode_group_key, encode_stored_group
 from spark_klog.broker.metadata.internal_topics import OFFSETS_TOPIC
@@ -24,6 +24,7 @@ from spark_klog.broker.metadata.registry import Topic
 from spark_klog.broker.settings.group_settings import group_times
 from spark_klog.errors import ErrorCode
 from spark_klog.log.partition_log import PartitionLog
+from spark_klog.protocol.tables.groups import JOIN_EPOCH
 
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
@@ -39,7 +40,7 @@ class GroupCoordinator(Coordinator):
         self._tasks = tasks
         self.groups = Groups(self._store, broker.config.group_initial_delay_ms, broker.config.group_max_size)
         self.consumer_groups = ConsumerGroups(
-            self._store_rows,
+            self._store_consumer_rows,
             self._make_classic,
             lambda group: group_times(broker.config, broker.registry.group_settings.get(group, {})),
             broker.config.consumer_max_size,
@@ -98,11 +99,11 @@ class GroupCoordinator(Coordinator):
         return group.may_fetch(member_id or "", epoch) if group is not None and is_member else ErrorCode.NONE
 
     async def join(
-        self, group_id: str, join: Join, topics: Mapping[str, Topic], allows: Callable[[str], bool]
+        self, group_id: str, join: Join, topics_now: Callable[[], Mapping[str, Topic]], allows: Callable[[str], bool]
     ) -> dict[str, Any]:
         """Answer JoinGroup; an empty consumer group becomes one of the classic protocol."""
         groups = self.consumer_groups
-        seen = await groups.resolved(group_id, None, topics, self._broker.turns)
+        seen = await groups.resolved(group_id, None, topics_now, self._broker.turns)
         code = groups.delete(group_id)
         if code == ErrorCode.NON_EMPTY_GROUP:
             return groups.join_classic(group_id, join, seen, allows)
@@ -122,7 +123,8 @@ class GroupCoordinator(Coordinator):
         """Answer SyncGroup; a consumer group has no use for a leader's assignments."""
         group = self.consumer_groups.get(group_id)
         if group is not None:
-            return self.consumer_groups.sync_classic(group, member_id, instance_id, generation, protocol)
+            names = self._broker.registry.names
+            return self.consumer_groups.sync_classic(group, member_id, instance_id, generation, protocol, names)
         return await self.groups.sync(group_id, member_id, instance_id, generation, protocol, assignments)
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
@@ -139,35 +141,40 @@ class GroupCoordinator(Coordinator):
             return self.consumer_groups.leave_classic(group, member_id, instance_id)
         return self.groups.leave(group_id, member_id, instance_id)
 
-    def make_consumer(self, group_id: str, topics: Mapping[str, Topic]) -> ErrorCode:
-        """Let a group of the classic protocol become a consumer group, with its members if they are consumers.
+    def consumer_heartbeat(
+        self, group_id: str, beat: Heartbeat, topics: Mapping[str, Topic], allows: Callable[[str], bool]
+    ) -> dict[str, Any]:
+        """Answer ConsumerGroupHeartbeat; `topics` are those that `ConsumerGroups.resolved` has returned.
 
-        GROUP_ID_NOT_FOUND if they are not; COORDINATOR_LOAD_IN_PROGRESS, with which clients try again, while they
-        rebalance.
+        With its first member of the consumer protocol, a group of the classic one becomes a consumer group, with its
+        members if they are consumers: GROUP_ID_NOT_FOUND if they are not; COORDINATOR_LOAD_IN_PROGRESS, with which
+        clients try again, while they rebalance.
         """
+        group, converted = self.groups.get(group_id), None
+        if group is not None and beat.epoch == JOIN_EPOCH and group.state is not State.EMPTY:
+            if group.state is not State.STABLE:
+                reason = f"group {group_id} rebalances: try again"
+                return refused_heartbeat(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, beat.member_id, reason)
+            converted = membership_of(group, topics)
+            if converted is None:
+                reason = f"group {group_id} has other members than consumers: choose another group"
+                return refused_heartbeat(ErrorCode.GROUP_ID_NOT_FOUND, beat.member_id, reason)
+        return self.consumer_groups.heartbeat(group_id, beat, topics, allows, converted)
+
+    def _store_consumer_rows(self, group_id: str, encode: Callable[[], list[Row]]) -> ErrorCode:
+        """Write rows of a consumer group; a group of the classic protocol ends with its first ones, in one batch."""
         group = self.groups.get(group_id)
-        if group is None or group.state is State.EMPTY:
-            code = self.groups.delete(group_id)
-            return ErrorCode.NONE if code == ErrorCode.GROUP_ID_NOT_FOUND else code
-        if group.state is not State.STABLE:
-            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-        membership = membership_of(group, topics)
-        if membership is None:
-            return ErrorCode.GROUP_ID_NOT_FOUND
-        code = self._store_rows(
-            group_id,
-            lambda: [(encode_group_key(group_id), None), *encode_changes(group_id, Membership(), membership)],
-        )
-        if not code:
+        ends = [] if group is None else [(encode_group_key(group_id), None)]
+        code = self._store_rows(group_id, lambda: [*ends, *encode()])
+        if not code and group is not None:
             _log.info("group %s is one of the consumer protocol now, with its classic members", group_id)
             self.groups.forget(group_id)
-            self.consumer_groups.adopt(group_id, membership)
         return code
 
     def _make_classic(self, group: ConsumerGroup) -> bool:
         """Let a consumer group with classic members alone become one of the classic protocol; whether it is now."""
-        group_id, stored = group.group_id, classic_message(group, system_ms())
-        # after a restart members are to join again, too: they are in an older generation then
+        group_id, stored = group.group_id, classic_message(group, self._broker.registry.names, system_ms())
+        # after a restart members are to join again, too: nobody is in the generation that is read then
         later = stored | {"generation": stored["generation"] + 1}
         code = self._store_rows(
             group_id,
@@ -180,7 +187,8 @@ class GroupCoordinator(Coordinator):
             _log.info("group %s is one of the classic protocol again", group_id)
             self.consumer_groups.forget(group_id)
             self.groups.load(group_id, stored)
-            self.groups.begin_again(group_id, "its last member of the consumer protocol has gone")
+            reason = "its last member of the consumer protocol has gone"
+            self.groups.begin_again(group_id, protocols_of(group.membership), later["generation"], reason)
         return not code
 
     def delete(self, group_id: str) -> ErrorCode:

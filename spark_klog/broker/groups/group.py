@@ -148,6 +148,8 @@ class Group:
         self.group_id = group_id
         self.state = State.EMPTY
         self.generation = 0
+        #: A generation that is in the log though no member has got it; none gets it later, with another assignment.
+        self.reserved_generation = 0
         self.protocol_type: str | None = None
         self.protocol: str | None = None
         self.leader: str | None = None
@@ -433,7 +435,7 @@ class Group:
             longest = max(item.request.rebalance_timeout_ms for item in self.members.values()) / 1000
             self._rebalance_until = now + max(longest, _SHORTEST_WAIT)  # clients may send a timeout of 0
             return
-        self.generation += 1
+        self.generation = max(self.generation, self.reserved_generation) + 1
         if not joined:
             self.protocol = self.leader = None
             self._go(State.EMPTY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from math import inf
 from typing import Any
 
@@ -193,9 +193,18 @@ class Groups:
         _set_results(group.release(ErrorCode.REBALANCE_IN_PROGRESS))
         group.kill()
 
-    def begin_again(self, group_id: str, reason: str) -> None:
-        """Let the members of a group that has been loaded join again."""
+    def begin_again(
+        self,
+        group_id: str,
+        protocols: Mapping[str, tuple[tuple[str, bytes], ...]],
+        reserved_generation: int,
+        reason: str,
+    ) -> None:
+        """Let the members of a group that has been loaded join again; `protocols` are all that each supports."""
         group, now = self._groups[group_id], time.monotonic()
+        group.reserved_generation = reserved_generation
+        for member in group.members.values():
+            member.request = member.request._replace(protocols=protocols[member.member_id])
         group.restart(now)
         self._deliver(group, group.rebalance(now, reason))
 

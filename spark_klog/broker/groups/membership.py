@@ -16,7 +16,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from spark_klog.protocol.tables.groups import STATIC_LEAVE_EPOCH
+from spark_klog.protocol.codec import encode_versioned
+from spark_klog.protocol.tables.groups import MEMBER_ASSIGNMENT, STATIC_LEAVE_EPOCH
 
 #: A partition: the id of its topic, and its number.
 Partition = tuple[UUID, int]
@@ -145,9 +146,8 @@ class Membership:
 
     #: Grows with each change of members, subscriptions or subscribed topics.
     epoch: int = 0
-    #: The group's epoch for which the targets were computed, and by which assignor.
+    #: The group's epoch for which the targets were computed.
     assignment_epoch: int = 0
-    assignor: str = ""
     members: dict[str, ConsumerMember] = field(default_factory=dict)
     #: The partitions that each member is to have.
     targets: dict[str, Partitions] = field(default_factory=dict)
@@ -211,3 +211,13 @@ def topic_partitions(partitions: Partitions) -> list[dict[str, Any]]:
 def partitions_of(rows: list[dict[str, Any]]) -> Partitions:
     """The reverse of `topic_partitions`."""
     return frozenset((row["topic_id"], number) for row in rows for number in row["partitions"])
+
+
+def encode_assignment(partitions: Partitions, names: Mapping[UUID, str]) -> bytes:
+    """Partitions as a member of the classic protocol gets them; `names` are the topics' by id."""
+    rows = [
+        {"topic": names[row["topic_id"]], "partitions": row["partitions"]}
+        for row in topic_partitions(partitions)
+        if row["topic_id"] in names
+    ]
+    return encode_versioned(MEMBER_ASSIGNMENT, 0, {"assigned_partitions": rows})

@@ -5,6 +5,7 @@ when the first member of that comes, and back when its last one goes. Members of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from uuid import UUID
 
 from spark_klog.broker.groups.consumer_group import ConsumerGroup
 from spark_klog.broker.groups.group import CONSUMER, Group
@@ -14,12 +15,12 @@ from spark_klog.broker.groups.membership import (
     Membership,
     Partitions,
     Subscription,
-    topic_partitions,
+    encode_assignment,
 )
 from spark_klog.broker.metadata.registry import Topic
 from spark_klog.errors import DecodeError
-from spark_klog.protocol.codec import Message, decode_versioned, encode_versioned
-from spark_klog.protocol.tables.groups import MEMBER_ASSIGNMENT, MEMBER_SUBSCRIPTION, decode_assignment
+from spark_klog.protocol.codec import Message, decode_versioned
+from spark_klog.protocol.tables.groups import MEMBER_SUBSCRIPTION, decode_assignment
 
 
 def read_subscription(metadata: bytes, topics: Mapping[str, Topic]) -> tuple[tuple[str, ...], Partitions]:
@@ -58,22 +59,16 @@ def membership_of(group: Group, topics: Mapping[str, Topic]) -> Membership | Non
     return membership
 
 
-def classic_message(group: ConsumerGroup, now_ms: int) -> Message:
+def classic_message(group: ConsumerGroup, names: Mapping[UUID, str], now_ms: int) -> Message:
     """The fields of the record of a consumer group, all of whose members are of the classic protocol, as a classic one.
 
-    Its generation is the members' epoch, so that they do not take themselves for lost.
+    Its generation is the members' epoch, so that they do not take themselves for lost. `names` are the topics' by id.
     """
     members, protocol = group.membership.members, group.classic_protocol
-    names = {topic_id: name for name, (topic_id, _) in group.membership.topics.items()}
     stored = []
     for member in members.values():
         subscription = member.subscription
         assert subscription.classic is not None
-        rows = [
-            {"topic": names[row["topic_id"]], "partitions": row["partitions"]}
-            for row in topic_partitions(member.assigned)
-            if row["topic_id"] in names
-        ]
         stored.append(
             {
                 "member_id": member.member_id,
@@ -83,7 +78,7 @@ def classic_message(group: ConsumerGroup, now_ms: int) -> Message:
                 "rebalance_timeout": subscription.rebalance_timeout_ms,
                 "session_timeout": subscription.classic.session_timeout_ms,
                 "subscription": dict(subscription.classic.protocols)[protocol or ""],
-                "assignment": encode_versioned(MEMBER_ASSIGNMENT, 0, {"assigned_partitions": rows}),
+                "assignment": encode_assignment(member.assigned, names),
             }
         )
     return {
@@ -94,3 +89,9 @@ def classic_message(group: ConsumerGroup, now_ms: int) -> Message:
         "current_state_timestamp": now_ms,
         "members": stored,
     }
+
+
+def protocols_of(membership: Membership) -> dict[str, tuple[tuple[str, bytes], ...]]:
+    """All protocols that each member of the classic protocol supports, of which the group's record has one."""
+    classic = {member_id: member.subscription.classic for member_id, member in membership.members.items()}
+    return {member_id: each.protocols for member_id, each in classic.items() if each is not None}

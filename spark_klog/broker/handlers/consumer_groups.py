@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from spark_klog.broker.broker import Broker, Request
 from spark_klog.broker.event_loop import MAX_ID_LENGTH
-from spark_klog.broker.groups.consumer_group import ConsumerGroup, Heartbeat, refused_heartbeat
+from spark_klog.broker.groups.consumer_group import ConsumerGroup, Heartbeat, preferred_assignor, refused_heartbeat
 from spark_klog.broker.groups.membership import Partitions, partitions_of, topic_partitions
 from spark_klog.broker.groups.server_assignors import SERVER_ASSIGNORS
 from spark_klog.broker.security.authorizer import SEE
@@ -52,14 +52,11 @@ async def consumer_group_heartbeat(broker: Broker, request: Request, message: Me
     )
     groups = broker.coordinator.consumer_groups
     try:
-        topics = await groups.resolved(group, regex, broker.registry.topics, broker.turns)
+        topics = await groups.resolved(group, regex, lambda: broker.registry.topics, broker.turns)
     except ConfigError as error:
         return refused_heartbeat(ErrorCode.INVALID_REGULAR_EXPRESSION, member_id, str(error))
-    code = broker.coordinator.make_consumer(group, topics) if epoch == JOIN_EPOCH else ErrorCode.NONE
-    if code:
-        return refused_heartbeat(code, member_id, f"group {group} has other members than consumers, or rebalances")
     allows = partial(broker.authorizer.allows, request.session, SEE)
-    answer = groups.heartbeat(group, beat, topics, allows)
+    answer = broker.coordinator.consumer_heartbeat(group, beat, topics, allows)
     if not answer["error_code"] and (code := await broker.coordinator.flushed(group)):
         return refused_heartbeat(code, member_id, f"a change of group {group} could not be written")
     return answer
@@ -148,7 +145,7 @@ async def _described(broker: Broker, request: Request, group: ConsumerGroup) -> 
         "group_state": group.state,
         "group_epoch": membership.epoch,
         "assignment_epoch": membership.assignment_epoch,
-        "assignor_name": membership.assignor,
+        "assignor_name": preferred_assignor(membership),
         "members": members,
     }
 

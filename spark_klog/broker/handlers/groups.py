@@ -200,7 +200,7 @@ async def _join(broker: Broker, request: Request, message: Message) -> Message:
         can_skip=request.version >= _FIRST_SKIPPING,
     )
     allows = partial(broker.authorizer.allows, request.session, SEE)
-    answer = await broker.coordinator.join(group, join, broker.registry.topics, allows)
+    answer = await broker.coordinator.join(group, join, lambda: broker.registry.topics, allows)
     code = await broker.coordinator.flushed(group)
     return refused_join(code, message["member_id"]) if code and not answer["error_code"] else answer
 

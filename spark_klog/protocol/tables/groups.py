@@ -411,6 +411,21 @@ CONSUMER_GROUP_METADATA_KEY = versioned("ConsumerGroupMetadataKey", "3", F("grou
 
 CONSUMER_GROUP_METADATA_VALUE = versioned("ConsumerGroupMetadataValue", "0", F("epoch", INT32), flexible=0)
 
+CONSUMER_GROUP_TOPICS_KEY = versioned("ConsumerGroupPartitionMetadataKey", "4", F("group", STRING))
+
+CONSUMER_GROUP_TOPICS_VALUE = versioned(
+    "ConsumerGroupPartitionMetadataValue",
+    "0",
+    structs(
+        "topics",
+        F("topic_id", UUID),
+        F("topic_name", STRING),
+        F("num_partitions", INT32),
+        structs("partition_metadata", F("partition", INT32), F("racks", array(STRING))),
+    ),
+    flexible=0,
+)
+
 CONSUMER_GROUP_MEMBER_KEY = versioned("ConsumerGroupMemberMetadataKey", "5", F("group", STRING), F("member", STRING))
 
 CONSUMER_GROUP_MEMBER_VALUE = versioned(
