@@ -152,10 +152,10 @@ def partition_for(key: str, partitions: int) -> int:
 
 
 class Rows(NamedTuple):
-    """Records of one producer's transaction, or outside of transactions (producer id -1)."""
+    """Records of one producer's transaction, or outside of transactions (producer id -1): (key, value, time in ms)."""
 
     producer_id: int
-    rows: Iterable[Row]
+    rows: Iterable[tuple[bytes | None, bytes | None, int]]
 
 
 class TransactionEnd(NamedTuple):
@@ -167,7 +167,7 @@ class TransactionEnd(NamedTuple):
 
 def stored_rows(log: PartitionLog) -> Iterator[Rows | TransactionEnd]:
     """All rows in order. Raises `DecodeError` if batches are damaged, OSError, `LogRetired` if the log is deleted."""
-    builder = kernels.load().builder(frozenset({"key", "value"}))
+    builder = kernels.load().builder(frozenset({"key", "value", "timestamp"}))
     offset = log.start_offset
     while (found := log.read(offset, _READ_BYTES)) is not None:
         log.check_open()
@@ -179,7 +179,9 @@ def stored_rows(log: PartitionLog) -> Iterator[Rows | TransactionEnd]:
             if columns.count:
                 assert columns.key is not None
                 assert columns.value is not None
-                yield Rows(-1, zip(columns.key.values(), columns.value.values(), strict=True))
+                assert columns.timestamp is not None
+                times = memoryview(columns.timestamp).cast("B").cast("q")
+                yield Rows(-1, zip(columns.key.values(), columns.value.values(), times, strict=True))
             other = next(iter_batches(data[position:]), None)
             if other is None:
                 break
@@ -192,7 +194,7 @@ def stored_rows(log: PartitionLog) -> Iterator[Rows | TransactionEnd]:
                     yield TransactionEnd(header.producer_id, marker.type == COMMIT)
                 continue
             is_open = isinstance(header, BatchHeader) and header.is_transactional
-            rows = [(record.key, record.value) for record in records_of(header, batch)]
+            rows = [(record.key, record.value, record.timestamp) for record in records_of(header, batch)]
             yield Rows(header.producer_id if isinstance(header, BatchHeader) and is_open else -1, rows)
         if offset == begin:
             return

@@ -471,11 +471,13 @@ def test_groups_are_loaded_and_removed() -> None:
     for data, value in talk.log.items():
         key = decode_consumer_key(int.from_bytes(data[:2], "big"), data)
         assert key is not None
-        groups.load(key, value)
+        groups.load(key, value, 1234)
     (group,) = groups
     assert list(group.membership.members) == ["a"]
     assert groups.delete("g") == ErrorCode.NON_EMPTY_GROUP
+    assert groups.empty_since("g", 5678) == 5678
     group.membership = Membership(epoch=3)
+    assert groups.empty_since("g", 5678) == 1234  # when its last record was written, however often the broker restarts
     assert (groups.delete("g"), groups.get("g")) == (OK, None)
     assert {value for _, value in stored} == {None}
 

@@ -33,7 +33,7 @@ def _check_offsets(broker: Broker, wanted: dict[str, int]) -> None:
     """Check the offsets in memory, and those that a restart would load."""
     log = broker.coordinator.local_log("g")
     assert log is not None
-    loaded = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    loaded = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     loaded.load(log)
     assert offsets_of(broker.offsets) == offsets_of(loaded) == wanted
 

@@ -56,7 +56,7 @@ def test_commits_at_every_step_and_partition(
         for partition in _PARTITIONS:
             group = f"{taken} steps, then partition {partition}"
             producer = ProducerIdAndEpoch(len(left), 0)
-            offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+            offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
             clock["ms"] = _BEFORE
             commit_offsets(offsets, log, group, {("t", each): _OLD for each in _PARTITIONS})
 
@@ -80,7 +80,7 @@ def test_commits_at_every_step_and_partition(
             if way == "transaction that ends last":
                 end()
             left[group] = partition, offsets
-    loaded = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    loaded = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     loaded.load(log)
     for group, (partition, offsets) in left.items():
         for each in (offsets, loaded):

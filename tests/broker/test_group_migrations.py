@@ -193,7 +193,6 @@ def test_a_migrated_group_takes_members_with_another_common_protocol(members: Me
 
 
 def test_offsets_of_topics_that_a_pattern_matches_are_kept_after_a_restart(server_dir: Path) -> None:
-    """And an empty group's time of its own is not that of the restart."""
     with KlogBroker(server_dir) as broker:
         _create(broker)
         members = Members(broker, "g")
@@ -209,3 +208,13 @@ def test_offsets_of_topics_that_a_pattern_matches_are_kept_after_a_restart(serve
         (topic,) = members._request(apis.OFFSET_DELETE, 0, **deletion)["topics"]
         assert topic["partitions"][0]["error_code"] == ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
         assert members.beat("m", joined["member_epoch"])["member_epoch"] == joined["member_epoch"]
+
+
+def test_an_empty_group_keeps_its_protocol_if_a_member_is_refused(members: Members) -> None:
+    members.beat("m")
+    members.beat("m", -1)
+    assert members.kind() == ("consumer", "Empty")
+    assert members.join("unknown")["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID
+    assert members.kind() == ("consumer", "Empty")
+    assert members.join()["error_code"] == _OK
+    assert members.kind()[0] == "classic"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from spark_klog.broker.groups.consumer_groups import ConsumerGroups
+from spark_klog.broker.groups.consumer_records import ConsumerGroupKey, encode_changes
 from spark_klog.broker.groups.expiry import expire, forget_topics
 from spark_klog.broker.groups.groups import Groups
+from spark_klog.broker.groups.membership import Membership
 from spark_klog.broker.groups.offset_manager import OffsetManager
 from spark_klog.broker.groups.records import (
     Committed,
@@ -24,6 +28,8 @@ from spark_klog.log.config import LogConfig
 from spark_klog.log.partition_log import PartitionLog
 from spark_klog.protocol.apis import DESCRIBE_GROUPS, JOIN_GROUP
 from spark_klog.protocol.codec import Message, decode_response
+from spark_klog.protocol.tables.groups import CONSUMER_GROUP_METADATA_KEY
+from spark_klog.records.building.assignment import own_batch
 from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker
 from tests.support.commits import commit_offsets
@@ -102,7 +108,7 @@ def log(tmp_path: Path) -> Iterator[PartitionLog]:
 
 
 def _loaded(log: PartitionLog) -> OffsetManager:
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     offsets.load(log)
     return offsets
 
@@ -115,7 +121,7 @@ def _offset(offsets: OffsetManager) -> int | None:
 @pytest.mark.parametrize("kernel", ["native", "reference"])
 def test_what_was_committed_is_loaded(log: PartitionLog, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
     monkeypatch.setenv("SPARK_KLOG_KERNEL", kernel)
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     for number in range(300):
         committed = {("t", partition): (number, 3, "meta" * (number % 2)) for partition in range(1 + number % 7)}
         commit_offsets(offsets, log, f"g{number % 10}", committed)
@@ -151,7 +157,7 @@ def test_what_does_not_decode_is_left_out(log: PartitionLog) -> None:
 
 @pytest.mark.parametrize("commits", [False, True])
 def test_offsets_of_a_transaction_count_from_its_end_on(log: PartitionLog, commits: bool) -> None:
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     commit_offsets(offsets, log, "g", {PLACE: (1, -1, "")})
     commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))
     assert (offsets.is_pending("g", *PLACE), _offset(offsets)) == (True, 1)
@@ -165,12 +171,12 @@ def test_offsets_of_a_transaction_count_from_its_end_on(log: PartitionLog, commi
 def test_a_transaction_ends_in_each_partition_by_itself(tmp_path: Path, commits: bool) -> None:
     """A marker of an earlier transaction in another partition of __consumer_offsets does not end an open one."""
     ended, open_ = (PartitionLog(tmp_path / f"__consumer_offsets-{number}", LogConfig()) for number in range(2))
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     commit_offsets(offsets, ended, "g", {PLACE: (1, -1, "")}, producer=(7, 0))
     ended.append(memoryview(marker_batch(ProducerIdAndEpoch(7, 0), commits=commits, coordinator_epoch=0, now_ms=NOW)))
     commit_offsets(offsets, open_, "other", {PLACE: (2, -1, "")}, producer=(7, 0))
     for logs in ((ended, open_), (open_, ended)):
-        loaded = OffsetManager(lambda group, stored: None, lambda key, value: None)
+        loaded = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
         for each in logs:
             loaded.load(each)
         assert _offset(loaded) == (1 if commits else None)
@@ -186,7 +192,7 @@ def test_a_transaction_ends_in_each_partition_by_itself(tmp_path: Path, commits:
 
 def test_a_later_commit_is_not_undone_by_the_end_of_a_transaction(log: PartitionLog) -> None:
     """As in Kafka the later record wins, whenever the transaction ends; removed offsets stay removed."""
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))
     commit_offsets(offsets, log, "g", {PLACE: (9, -1, "")})
     loaded = _loaded(log)
@@ -223,7 +229,7 @@ def _stored(generation: int, timestamp: int, subscription: bytes | None = None) 
 
 def test_what_expires(log: PartitionLog) -> None:
     """Offsets of groups that have been empty for long, then the groups."""
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     groups = Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
     before = time.time_ns() // 1_000_000
     groups.load("emptied long ago", _stored(3, before - 10_000))
@@ -242,6 +248,30 @@ def test_what_expires(log: PartitionLog) -> None:
     assert _loaded(log).groups == ["emptied now"]
 
 
+def test_an_empty_consumer_group_is_as_old_as_its_last_record(log: PartitionLog) -> None:
+    """However often the broker has restarted since: else its offsets would never expire."""
+    now = time.time_ns() // 1_000_000
+    empty = Membership(epoch=2, assignment_epoch=1)
+    for group, emptied_ms in (("long ago", now - 10_000), ("now", now)):
+        rows = encode_changes(group, Membership(), empty)
+        log.append(memoryview(own_batch(rows, emptied_ms)), flushes=False)
+        commit_offsets(
+            OffsetManager(lambda group, stored: None, lambda *record: None), log, group, {PLACE: (1, -1, "")}
+        )
+    groups = ConsumerGroups(lambda group_id, encode: ErrorCode.NONE, lambda group: False, 5000, 45_000, 10)
+    loaded = OffsetManager(lambda group, stored: None, groups.load)
+    loaded.load(log)
+    groups.start()
+    assert [groups.empty_since(group, now + 1) for group in ("long ago", "now", "other")] == [now - 10_000, now, 0]
+    later = now + 5_000  # after the commits
+    _take_all(expire([groups], loaded, lambda group: log, later, now - 1))
+    assert sorted(loaded.groups) == ["long ago", "now"]
+    (_, value), *_ = encode_changes("now", empty, replace(empty, epoch=3))
+    groups.load(ConsumerGroupKey(CONSUMER_GROUP_METADATA_KEY, "now"), value, later + 9)
+    _take_all(expire([groups], loaded, lambda group: log, later, later))
+    assert loaded.groups == ["now"]
+
+
 def _expire(offsets: OffsetManager, log: PartitionLog, now_ms: int, groups: Groups | None = None) -> None:
     """Expire with a retention of seven days."""
     known = groups or Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
@@ -255,7 +285,7 @@ def _take_all(steps: Iterator[None]) -> None:
 
 def test_an_expiry_time_of_its_own(log: PartitionLog) -> None:
     """It replaces the broker's retention, also after a restart, until the next commit."""
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     now = time.time_ns() // 1_000_000
     commit_offsets(offsets, log, "g", {PLACE: (1, -1, "m"), ("t", 1): (1, -1, "")}, retention_ms=50_000)
     commit_offsets(offsets, log, "g", {("t", 2): (1, -1, "")}, retention_ms=10**12)
@@ -276,7 +306,7 @@ def test_an_expiry_time_of_its_own(log: PartitionLog) -> None:
 @pytest.mark.parametrize("topic", [b"t", b"u"])
 def test_what_members_consume_does_not_expire(log: PartitionLog, topic: bytes) -> None:
     """Not even with an expiry time of its own, which does not need an empty group."""
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     groups = Groups(lambda group, stored: ErrorCode.NONE, 0, 10)
     now = time.time_ns() // 1_000_000
     subscription = b"\0\0\0\0\0\1\0\1" + topic + b"\xff\xff\xff\xff"
@@ -291,7 +321,7 @@ def test_what_members_consume_does_not_expire(log: PartitionLog, topic: bytes) -
 
 def test_what_an_open_transaction_commits_does_not_expire(log: PartitionLog) -> None:
     """A tombstone, later in the log, would win over the offset that the transaction commits."""
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     commit_offsets(offsets, log, "g", {PLACE: (1, -1, ""), ("t", 1): (1, -1, "")})
     commit_offsets(offsets, log, "g", {PLACE: (2, -1, "")}, producer=(7, 0))
     _expire(offsets, log, NOW * 2)
@@ -304,7 +334,7 @@ def test_what_an_open_transaction_commits_does_not_expire(log: PartitionLog) -> 
 
 def test_more_is_removed_than_a_batch_takes(tmp_path: Path) -> None:
     log = PartitionLog(tmp_path / "__consumer_offsets-0", LogConfig(max_message_bytes=1000))
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     for number in range(100):
         commit_offsets(offsets, log, "g", {("t", number): (1, -1, "")})
     commit_offsets(offsets, log, "g", {("staged", 0): (2, -1, "")}, producer=(7, 0))
@@ -317,7 +347,7 @@ def test_more_is_removed_than_a_batch_takes(tmp_path: Path) -> None:
 
 
 def test_offsets_of_deleted_topics_go(log: PartitionLog) -> None:
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     commit_offsets(offsets, log, "g", {PLACE: (1, -1, ""), ("kept", 0): (2, -1, "")})
     commit_offsets(offsets, log, "pending only", {PLACE: (1, -1, "")}, producer=(7, 0))
     since = offsets.since_now(topic="t")

@@ -97,7 +97,7 @@ def broker(server_dir: Path) -> Iterator[KlogBroker]:
 def test_kafka_reads_an_expiry_time(tmp_path: Path) -> None:
     """Kafka's offsets decoder reads what OffsetCommit 2-4 with a retention time writes to the log."""
     log = PartitionLog(tmp_path / "__consumer_offsets-0", LogConfig())
-    offsets = OffsetManager(lambda group, stored: None, lambda key, value: None)
+    offsets = OffsetManager(lambda group, stored: None, lambda key, value, written_ms: None)
     commit_offsets(offsets, log, "g", {("t", 3): (7, -1, "kept")}, retention_ms=60_000)
     ((_, _, committed),) = offsets.all("g")
     log.flush()

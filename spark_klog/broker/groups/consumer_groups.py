@@ -103,21 +103,22 @@ class ConsumerGroups:
     def get(self, group_id: str) -> ConsumerGroup | None:
         return self._groups.get(group_id)
 
-    def load(self, key: ConsumerGroupKey, value: bytes | None) -> None:
-        """Load a record from the log; `DecodeError`."""
+    def load(self, key: ConsumerGroupKey, value: bytes | None, written_ms: int) -> None:
+        """Load a record from the log, with the time at which it was written; `DecodeError`."""
         if key.kind is CONSUMER_GROUP_METADATA_KEY and value is None:
             self._groups.pop(key.group, None)
+            self._emptied.pop(key.group, None)
         elif value is not None or key.group in self._groups:
             group = self._groups.get(key.group)
             if group is None:
                 group = self._groups[key.group] = self._new(key.group)
             load_record(group.membership, key, value)
+            self._emptied[key.group] = written_ms
 
     def start(self) -> None:
         """Start the session timeouts, after all groups have been loaded."""
         now = time.monotonic()
         for group in self._groups.values():
-            self._emptied[group.group_id] = system_ms()
             group.restart(now)
             self._set_timer(group)
 

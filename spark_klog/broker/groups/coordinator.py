@@ -104,11 +104,17 @@ class GroupCoordinator(Coordinator):
         """Answer JoinGroup; an empty consumer group becomes one of the classic protocol."""
         groups = self.consumer_groups
         seen = await groups.resolved(group_id, None, topics_now, self._broker.turns)
-        code = groups.delete(group_id)
-        if code == ErrorCode.NON_EMPTY_GROUP:
+        group = groups.get(group_id)
+        if group is not None and not group.is_empty:
             return groups.join_classic(group_id, join, seen, allows)
-        if code not in (ErrorCode.NONE, ErrorCode.GROUP_ID_NOT_FOUND):
-            return refused_join(code, join.member_id)
+        if group is not None:
+            if join.member_id:
+                return refused_join(ErrorCode.UNKNOWN_MEMBER_ID, join.member_id)
+            emptied_ms = groups.empty_since(group_id, system_ms())
+            code = groups.delete(group_id)
+            if code:
+                return refused_join(code, join.member_id)
+            self.groups.note_emptied(group_id, emptied_ms)  # its offsets expire as before until members have joined
         return await self.groups.join(group_id, join)
 
     async def sync(

@@ -97,6 +97,10 @@ class Groups:
         self._emptied[group.group_id] = system_ms()
         return self._store(group.group_id, group)
 
+    def note_emptied(self, group_id: str, emptied_ms: int) -> None:
+        """Note when a group that is one of this class again lost its last member."""
+        self._emptied[group_id] = emptied_ms
+
     def empty_since(self, group_id: str, now_ms: int) -> int:
         """When the group lost its last member (ms): `now_ms` if it has members, 0 if it never had any."""
         group = self._groups.get(group_id)

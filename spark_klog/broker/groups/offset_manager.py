@@ -102,7 +102,7 @@ class OffsetManager:
     def __init__(
         self,
         load_group: Callable[[str, Message | None], None],
-        load_consumer_group: Callable[[ConsumerGroupKey, bytes | None], None],
+        load_consumer_group: Callable[[ConsumerGroupKey, bytes | None, int], None],
     ) -> None:
         self._load_group, self._load_consumer_group = load_group, load_consumer_group
         self._groups: dict[str, Offsets] = {}
@@ -124,10 +124,10 @@ class OffsetManager:
                     self.complete(log.partition, item.producer_id, committed=item.commits)
                     continue
                 load = self._load_record
-                for key, value in item.rows:
+                for key, value, written_ms in item.rows:
                     count += 1
                     try:
-                        load(key, value, (log.partition, item.producer_id), decoded)
+                        load(key, value, written_ms, (log.partition, item.producer_id), decoded)
                     except DecodeError as error:
                         bad += 1
                         _log.debug("%s: a record is left out: %s", log.directory.name, error)
@@ -138,7 +138,12 @@ class OffsetManager:
         _log.info("loaded %d commits and groups from %s", count, log.directory.name)
 
     def _load_record(
-        self, data: bytes | None, value: bytes | None, transaction: tuple[int, int], decoded: _Decoded
+        self,
+        data: bytes | None,
+        value: bytes | None,
+        written_ms: int,
+        transaction: tuple[int, int],
+        decoded: _Decoded,
     ) -> None:
         if not data:
             return
@@ -163,7 +168,7 @@ class OffsetManager:
         elif isinstance(key, GroupKey):
             self._load_group(key.group, None if value is None else decode_group(value))
         elif key is not None:
-            self._load_consumer_group(key, value)
+            self._load_consumer_group(key, value, written_ms)
 
     def append(self, log: PartitionLog, commits: EncodedCommits) -> None:
         """Append commits to the group's partition. Transactional ones stay pending until the marker.
