@@ -11,13 +11,25 @@ cdef extern from *:
     #include <string.h>
 
     #if (defined(__GNUC__) || defined(__clang__)) && defined(__x86_64__)
-      #define KLOG_CRC __attribute__((target("sse4.2")))
-      #define KLOG_HAS_CRC() __builtin_cpu_supports("sse4.2")
-      #define KLOG_CRC_8(crc, word) __builtin_ia32_crc32di((crc), (word))
-      #define KLOG_CRC_1(crc, byte) __builtin_ia32_crc32qi((crc), (byte))
+      /* no builtins: compilers disagree on the feature that they need, and some always deny that the processor has it */
+      #include <cpuid.h>
+      static inline int klog_has_crc(void) {
+          unsigned int a, b, c, d;
+          return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_SSE4_2) != 0;
+      }
+      static inline uint64_t klog_crc_8(uint64_t crc, uint64_t word) {
+          __asm__("crc32q %1, %0" : "+r"(crc) : "r"(word));
+          return crc;
+      }
+      static inline uint32_t klog_crc_1(uint32_t crc, uint8_t byte) {
+          __asm__("crc32b %1, %0" : "+r"(crc) : "r"(byte));
+          return crc;
+      }
+      #define KLOG_HAS_CRC() klog_has_crc()
+      #define KLOG_CRC_8(crc, word) klog_crc_8((crc), (word))
+      #define KLOG_CRC_1(crc, byte) klog_crc_1((crc), (byte))
     #elif defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
       #include <arm_acle.h>
-      #define KLOG_CRC
       #define KLOG_HAS_CRC() 1
       #define KLOG_CRC_8(crc, word) __crc32cd((uint32_t)(crc), (word))
       #define KLOG_CRC_1(crc, byte) __crc32cb((crc), (byte))
@@ -33,7 +45,7 @@ cdef extern from *:
         return table[0][crc & 255] ^ table[1][crc >> 8 & 255] ^ table[2][crc >> 16 & 255] ^ table[3][crc >> 24 & 255];
     }
 
-    KLOG_CRC static void klog_make_shift(klog_shift table, size_t lane) {
+    static void klog_make_shift(klog_shift table, size_t lane) {
         uint32_t bits[32];
         for (int bit = 0; bit < 32; bit++) {
             uint64_t crc = (uint64_t)1 << bit;
@@ -50,8 +62,8 @@ cdef extern from *:
     }
 
     /* 64 bits, as the instruction returns them: truncating at each step would lengthen the dependency chain */
-    KLOG_CRC static inline uint64_t klog_lanes(uint64_t crc, const uint8_t **at, const uint8_t *end, size_t lane,
-                                               klog_shift shift) {
+    static inline uint64_t klog_lanes(uint64_t crc, const uint8_t **at, const uint8_t *end, size_t lane,
+                                      klog_shift shift) {
         const uint8_t *data = *at;
         while ((size_t)(end - data) >= 3 * lane) {
             uint64_t second = 0, third = 0;
@@ -71,7 +83,7 @@ cdef extern from *:
         return crc;
     }
 
-    KLOG_CRC static uint32_t klog_crc32c(const uint8_t *data, size_t size) {
+    static uint32_t klog_crc32c(const uint8_t *data, size_t size) {
         const uint8_t *end = data + size;
         uint64_t crc = 0xFFFFFFFF;
         crc = klog_lanes(crc, &data, end, KLOG_LONG, klog_long_shift);
