@@ -22,10 +22,9 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from pyspark.sql import SparkSession
 
 from spark_klog.cli.commands.mirror import mirror, mirror_settings
 from spark_klog.cli.jobs.running import CONTEXT, DONE, NOTHING_NEW, exit_code, spark_session
@@ -34,6 +33,9 @@ from spark_klog.mirror.mirror import Mirror, Totals, check_clusters, mirror_name
 from spark_klog.mirror.progress import prepare_progress
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.mirror.topics import MirroredTopics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _DEFAULT_TASKS = 4
 

@@ -19,6 +19,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from spark_klog.base.extras import require
+
+require("spark_klog.read", "pyarrow")
+
+import pyarrow as pa
+
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition, check_topic_name
 from spark_klog.client.cluster import Cluster
@@ -36,19 +42,11 @@ from spark_klog.client.places import (
 )
 from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import named_cluster
+from spark_klog.columns.decode import PartitionDecoder, Unreadable
+from spark_klog.columns.schema import WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError, OffsetOutOfRange, ReaderClosed, StartAfterEnd
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import AbortedTransactions
-
-try:
-    import pyarrow as pa
-
-    from spark_klog.columns.decode import PartitionDecoder, Unreadable
-    from spark_klog.columns.schema import WITHOUT_HEADERS, subset
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        f"spark_klog.read needs {missing.name}: pip install 'spark-klog[spark]'", name=missing.name
-    ) from None
 
 #: Of a broker on this machine, as for the commands.
 _DEFAULT_SERVERS = "127.0.0.1:9092"

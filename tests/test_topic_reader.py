@@ -389,8 +389,8 @@ assert "pyarrow" not in sys.modules
 sys.modules["pyarrow"] = None
 try:
     spark_klog.read("clicks")
-except ModuleNotFoundError as error:
+except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "spark_klog.read needs pyarrow: pip install 'spark-klog[spark]'\n"
+    assert done.stdout == "spark_klog.read needs pyarrow, which is not installed: pip install 'spark-klog[spark]'\n"

@@ -18,6 +18,7 @@ EXTRAS = {
     "matplotlib": "demo",
     "starlette": "ui",
     "uvicorn": "ui",
+    "aws_msk_iam_sasl_signer": "msk",
 }
 
 #: The newest versions that the tests have run with. Newer ones are used with a warning.

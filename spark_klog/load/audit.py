@@ -12,6 +12,7 @@ from typing import Any
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
+from spark_klog.base.extras import require
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
@@ -326,11 +327,10 @@ def bars(hours: dict[str, dict[str, int]]) -> Iterator[str]:
 
 
 def plot_hours(hours: dict[str, dict[str, int]], path: Path) -> None:
-    """Draw the records of each topic by hour as a PNG; `ConfigError` without matplotlib or without records."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'spark-klog[demo]'") from None
+    """Draw the records of each topic by hour as a PNG; `MissingPackage`, or `ConfigError` without records."""
+    require("A plot", "matplotlib")
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -30,13 +30,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
 from spark_klog.client.security.config import MskConfig, OAuthConfig, without_secrets
 from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, SaslError
 
 #: Brokers of MSK and MSK Serverless: ...kafka.REGION.amazonaws.com, ...kafka-serverless.REGION.amazonaws.com.
 _HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?\.?")
-_SIGNER = "AWS_MSK_IAM needs the package aws-msk-iam-sasl-signer-python: pip install 'spark-klog[msk]'"
 
 
 #: RFC 6750, 2.1.
@@ -167,10 +167,8 @@ def msk_token(config: MskConfig, region: str, deadline: float) -> _Token:
 
     `ConfigError` without the signer, `SaslError` without credentials, `ConnectionFailed` if AWS does not answer.
     """
-    try:
-        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer
-    except ImportError:
-        raise ConfigError(_SIGNER) from None
+    require("AWS_MSK_IAM", "aws_msk_iam_sasl_signer")
+    from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Signer
 
     def sign() -> tuple[str, int]:
         if config.role:
