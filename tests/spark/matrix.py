@@ -40,7 +40,7 @@ def main() -> int:
     for python, code in codes.items():
         print(f"{'passed' if code == 0 else 'FAILED'}  {python.parent.parent.name}")  # noqa: T201 - a command
     for name in left_out:
-        print(f"skipped {name}: this Python is not on this machine")  # noqa: T201 - a command
+        print(f"skipped {name}: this Python is neither on this machine nor in Debian")  # noqa: T201 - a command
     return max(codes.values())
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from tests.jobs.support import ROOT
-from tests.support import pyspark_versions
+from tests.support import pyspark_versions, pythons
 
 from .support import consume, create_topic, produce, values
 
@@ -120,14 +120,14 @@ def test_lower_bounds(requirement: str, bound: str) -> None:
     assert pyspark_versions.lower_bound(requirement) == bound
 
 
-def test_pairs_whose_python_is_not_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_whose_python_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' Python replaces a missing one if no other pair has its pyspark; else the pair is skipped and named."""
-    monkeypatch.setattr(pyspark_versions, "_on_machine", lambda version: None)
+    monkeypatch.setattr(pythons, "find", lambda version: None)
     monkeypatch.setattr(pyspark_versions, "_environment", lambda name, python, packages: (packages[0], python))
     ours = sys.executable
     found = [("pyspark==4.2.1", ours), ("pyspark==4.3.0", ours)], ["pyspark-4.3.0-python3.14"]
     assert pyspark_versions.newer() == found
-    monkeypatch.setattr(pyspark_versions, "_on_machine", lambda version: f"/usr/bin/python{version}")
-    pythons, left_out = pyspark_versions.newer()
-    assert pythons[-1] == ("pyspark==4.3.0", "/usr/bin/python3.14")
+    monkeypatch.setattr(pythons, "find", lambda version: f"/usr/bin/python{version}")
+    chosen, left_out = pyspark_versions.newer()
+    assert chosen[-1] == ("pyspark==4.3.0", "/usr/bin/python3.14")
     assert left_out == []

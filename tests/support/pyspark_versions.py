@@ -9,13 +9,13 @@ import fcntl
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import requires
 from pathlib import Path
 
+from . import pythons
 from .registries import cache_root, download
 
 log = logging.getLogger(__name__)
@@ -35,44 +35,27 @@ def with_connector() -> Path:
 def newer() -> tuple[list[Path], list[str]]:
     """Pythons of environments with newer pysparks and the newest other dependencies; and the names of skipped pairs.
 
-    A pair is skipped if its Python is not on this machine and an earlier pair has its pyspark: with a substitute Python
-    it would test nothing new.
+    A pair is skipped if its Python is not to be had and an earlier pair has its pyspark: with a substitute Python it
+    would test nothing new.
     """
     found, left_out, pysparks = [], [], set[str]()
     for version, pyspark in _NEWER:
-        python = _on_machine(version)
+        python = pythons.find(version)
         if not python and pyspark in pysparks:
             left_out.append(f"pyspark-{pyspark}-python{version}")
             continue
         pysparks.add(pyspark)
-        python = python or _stand_in(version)
+        python = python or pythons.stand_in(version)
         found.append(_environment(f"pyspark-{pyspark}-{Path(python).name}", python, _with_pyspark(pyspark)))
     return found, left_out
 
 
 def oldest() -> Path:
     """Python of an environment with Python 3.10 (or its substitute) and the dependencies' lower bounds."""
-    python = _on_machine("3.10") or _stand_in("3.10")
+    python = pythons.find("3.10") or pythons.stand_in("3.10")
     versions = [lower_bound(text) for text in _dependencies()]
     name = "-".join(re.findall(r"pyspark\S*==([\d.]+)", " ".join(versions))).rstrip(".")
     return _environment(f"oldest-{name}-{Path(python).name}", python, versions)
-
-
-def _on_machine(version: str) -> str | None:
-    """The path of this version of Python, on PATH or in pyenv; None if it is not on this machine."""
-    name = f"python{version}"
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    for python in filter(None, [shutil.which(name), *map(str, pyenv.glob(f"versions/{version}.*/bin/{name}"))]):
-        # pyenv's shim for a Python that is not selected fails
-        if not subprocess.run([python, "--version"], capture_output=True, check=False).returncode:
-            return python
-    return None
-
-
-def _stand_in(version: str) -> str:
-    """Return the Python that runs the tests as a substitute, with a warning."""
-    log.warning("python%s is not on this machine: %s takes its place", version, sys.executable)
-    return sys.executable
 
 
 def _with_pyspark(version: str) -> list[str]:
@@ -107,9 +90,12 @@ def _environment(name: str, interpreter: str, packages: Sequence[str]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (python.exists() and complete.exists() and complete.read_text() == content):
             log.info("installing %s into %s", packages[0], folder)
-            subprocess.run([interpreter, "-m", "venv", "--clear", str(folder)], check=True, timeout=_INSTALL_SECONDS)
+            # Debian's Python has no pip
+            command = [interpreter, "-m", "venv", "--clear", "--without-pip", str(folder)]
+            subprocess.run(command, check=True, timeout=_INSTALL_SECONDS)
             # -I: without PYTHONPATH
-            command = [str(python), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+            pip = [sys.executable, "-I", "-m", "pip", "--python", str(python), "install", "--quiet"]
+            command = [*pip, "--disable-pip-version-check", "pip", *packages]
             download(packages[0], command, seconds=_INSTALL_SECONDS)
             complete.write_text(content)
     return python
