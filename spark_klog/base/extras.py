@@ -19,6 +19,7 @@ EXTRAS = {
     "starlette": "ui",
     "uvicorn": "ui",
     "aws_msk_iam_sasl_signer": "msk",
+    "openlineage": "lineage",
 }
 
 #: The newest versions that the tests have run with. Newer ones are used with a warning.

@@ -22,6 +22,7 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from math import inf
@@ -53,7 +54,7 @@ from spark_klog.groups.stores import open_store, tree_addresses
 from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
 from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
 from spark_klog.load.planning import Limits
-from spark_klog.load.run import LoadOptions, MaxBad, load
+from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
 from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
 from spark_klog.load.tasks.task import SparkRunner
 from spark_klog.load.values import UTC, read_schema, schema_text
@@ -83,8 +84,9 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
         _start(options),
         _until(options.until, options.time_zone),
     )
+    run = partial(load, asked, runner, partial(progress_bar, options.as_json))
     try:
-        loaded = load(asked, runner, partial(progress_bar, options.as_json))
+        loaded = _with_lineage(asked, run) if options.lineage else run()
         if options.group:
             trees = tree_addresses(options.zookeeper, options.offsets_path)
             address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
@@ -104,6 +106,12 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     if not loaded.runs:
         return NOTHING_NEW
     return DONE_WITH_BAD if loaded.bad else DONE
+
+
+def _with_lineage(asked: LoadOptions, run: Callable[[], Loaded]) -> Loaded:
+    from spark_klog.load.lineage import with_lineage
+
+    return with_lineage(asked, run)
 
 
 def _start(options: SimpleNamespace) -> Place | None:
@@ -148,6 +156,7 @@ def _load_table(options: SimpleNamespace, client: dict[str, str]) -> int:
         reader = reader.option("kafka.zookeeper.connect", options.zookeeper)
     if options.offsets_path:
         reader = reader.option("offsetsPath", options.offsets_path)
+    lineage = _listen(spark) if options.lineage else None
     try:
         query = (
             reader.load()
@@ -162,10 +171,20 @@ def _load_table(options: SimpleNamespace, client: dict[str, str]) -> int:
             pass  # Python handles signals between two calls
         records = sum(item["numInputRows"] for item in query.recentProgress)
     finally:
+        if lineage is not None:
+            lineage.close()
         spark.stop()
     output = without_user(options.output)
     say(options.as_json, {"records": records, "output": output}, f"loaded {records:,} records into {output}")
     return DONE if records else NOTHING_NEW
+
+
+def _listen(spark: Any) -> Any:
+    from spark_klog.spark.lineage import LineageListener
+
+    lineage = LineageListener(spark)
+    spark.streams.addListener(lineage)
+    return lineage
 
 
 def _reading(settings: dict[str, str]) -> dict[str, str]:
@@ -279,6 +298,7 @@ _AT_LEAST_1 = click.IntRange(1)
 )
 @click.option("--file-bytes", type=_AT_LEAST_1, default=_DEFAULTS.file_bytes, metavar="N", help="Size to end files at.")
 @click.option("--max-file-records", type=_AT_LEAST_1, metavar="N", help="Offsets of a file and of a task's range.")
+@click.option("--lineage", is_flag=True, help="Send OpenLineage events, as OPENLINEAGE_URL and others say.")
 @cluster_options
 def main(cluster: ChosenCluster, **values: Any) -> None:
     """Load topics into files, each record once."""

@@ -1,0 +1,213 @@
+"""Events of a run, by OpenLineage's model: START, RUNNING, and COMPLETE, FAIL or ABORT at its end.
+
+Two facets are ours, as OpenLineage has none for offsets; docs/reference/lineage-facets.json is their schema:
+
+| facet | of | what |
+| --- | --- | --- |
+| `klog_offsetRanges` | an input | the offsets that were read, by partition: from `start` on, up to and without `end` |
+| `klog_query` | a run | the query's id, which its checkpoint keeps, and the micro-batch |
+
+Names of jobs and parents come from the settings that other integrations of OpenLineage have: see `JobSettings`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from uuid import UUID
+
+import attr
+from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState as RunState
+from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    InputDatasetFacet,
+    JobFacet,
+    OutputDatasetFacet,
+    RunFacet,
+    dataset_version_dataset,
+    datasource_dataset,
+    error_message_run,
+    input_statistics_input_dataset,
+    job_type_job,
+    output_statistics_output_dataset,
+    parent_run,
+    processing_engine_run,
+)
+
+from spark_klog import __version__
+from spark_klog.base.addresses import without_user
+from spark_klog.lineage.datasets import DatasetUse
+from spark_klog.lineage.emitter import Emitter
+
+PRODUCER = f"urn:spark-klog:{__version__}"
+#: The version of our facets' schema changes with the schema.
+SCHEMA = "urn:spark-klog:lineage-facets:1-0-0"
+#: Characters of an error's message.
+_LONGEST_MESSAGE = 2000
+_SECRET = re.compile(
+    r"((?:password|passwd|secret|token|api[_.-]?key|credentials?|jaas\.config|authorization)[\w.-]*[\"']?\s*[=:]\s*)"
+    r"(\"[^\"]*\"|'[^']*'|(?:basic|bearer)\s+\S+|[^\s,;]+)",
+    re.IGNORECASE,
+)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_NOT_OF_NAMES = re.compile(r"[^a-z0-9_.-]+")
+
+
+@attr.define
+class OffsetRangesInputDatasetFacet(InputDatasetFacet):
+    """Offsets that were read: [{"partition", "start", "end"}]."""
+
+    partitions: list[dict[str, int]] = attr.field(factory=list)
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{SCHEMA}#/$defs/OffsetRangesInputDatasetFacet"
+
+
+@attr.define
+class QueryRunFacet(RunFacet):
+    """The streaming query, and the micro-batch that the event is about."""
+
+    queryId: str
+    batchId: int | None = attr.field(default=None)
+
+    @staticmethod
+    def _get_schema() -> str:
+        return f"{SCHEMA}#/$defs/QueryRunFacet"
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """The namespace of jobs, and the run that started this one, for example a task of Airflow.
+
+    `conf` looks a Spark setting up. It comes before the environment:
+
+        spark.openlineage.namespace                          OPENLINEAGE_NAMESPACE         "default" without either
+        spark.openlineage.parentJobNamespace, .parentJobName, .parentRunId
+                                                             OPENLINEAGE_PARENT_ID         NAMESPACE/NAME/RUN_ID
+        spark.openlineage.rootParentJobNamespace, ...        OPENLINEAGE_ROOT_PARENT_ID
+
+    A parent that is incomplete, or whose run id is no UUID, is left out, as OpenLineage would refuse the event.
+    """
+
+    namespace: str
+    parent: parent_run.ParentRunFacet | None
+
+    @classmethod
+    def of(cls, conf: Callable[[str], str | None], namespace: str | None = None) -> JobSettings:
+        namespace = namespace or conf("spark.openlineage.namespace") or os.environ.get("OPENLINEAGE_NAMESPACE")
+        parent = _ancestor(conf, "parent", "OPENLINEAGE_PARENT_ID")
+        facet = None
+        if parent is not None:
+            run = parent_run.Run(runId=parent[2])
+            facet = parent_run.ParentRunFacet(run, parent_run.Job(parent[0], parent[1]), producer=PRODUCER)
+            root = _ancestor(conf, "rootParent", "OPENLINEAGE_ROOT_PARENT_ID")
+            if root is not None:
+                facet.root = parent_run.Root(parent_run.RootRun(root[2]), parent_run.RootJob(root[0], root[1]))
+        return cls(namespace or "default", facet)
+
+
+def _ancestor(conf: Callable[[str], str | None], which: str, variable: str) -> tuple[str, str, str] | None:
+    """(namespace, name, run id) of the parent's or root's run."""
+    setting = f"spark.openlineage.{which}"
+    parts = [conf(f"{setting}JobNamespace"), conf(f"{setting}JobName"), conf(f"{setting}RunId")]
+    if not any(parts):
+        parts = [*os.environ.get(variable, "").rsplit("/", 2)]
+    if len(parts) != 3 or not all(parts):
+        return None
+    namespace, name, run_id = map(str, parts)
+    try:
+        return namespace, name, str(UUID(run_id))
+    except ValueError:
+        return None
+
+
+def job_name(*parts: str) -> str:
+    """The parts in lower case, `_` for other characters, dots between them: as the agent for Spark names jobs."""
+    return ".".join(_NOT_OF_NAMES.sub("_", _CAMEL.sub("_", part).lower()).strip("_") or "_" for part in parts)
+
+
+def shown(message: str) -> str:
+    """An error's message without what may be a secret, and not longer than 2,000 characters."""
+    return _SECRET.sub(r"\1[hidden]", without_user(message))[:_LONGEST_MESSAGE]
+
+
+class RunEvents:
+    """Sends the events of one run of a job. `processing` is STREAMING or BATCH."""
+
+    def __init__(
+        self, emitter: Emitter, settings: JobSettings, name: str, run_id: str, processing: str, spark_version: str
+    ) -> None:
+        self._emitter = emitter
+        self._namespace, self._name, self._run_id = settings.namespace, name, run_id
+        job_type = job_type_job.JobTypeJobFacet(processing, "SPARK", "JOB", producer=PRODUCER)
+        self._job_facets: dict[str, JobFacet] = {"jobType": job_type}
+        engine = processing_engine_run.ProcessingEngineRunFacet(
+            spark_version, name="spark", openlineageAdapterVersion=__version__, producer=PRODUCER
+        )
+        self._facets: dict[str, RunFacet] = {"processing_engine": engine}
+        if settings.parent is not None:
+            self._facets["parent"] = settings.parent
+
+    def send(
+        self,
+        state: RunState,
+        inputs: Iterable[DatasetUse] = (),
+        outputs: Iterable[DatasetUse] = (),
+        *,
+        query: tuple[str, int | None] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Queue an event. `query` is (id, micro-batch); `error` the text of what failed."""
+        facets = dict(self._facets)
+        if query is not None:
+            facets["klog_query"] = QueryRunFacet(*query, producer=PRODUCER)
+        if error is not None:
+            facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(shown(error), "PYTHON", producer=PRODUCER)
+        self._emitter.emit(
+            RunEvent(
+                eventTime=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                eventType=state,
+                run=Run(self._run_id, facets),
+                job=Job(self._namespace, self._name, dict(self._job_facets)),
+                inputs=[_input(use) for use in inputs],
+                outputs=[_output(use) for use in outputs],
+                producer=PRODUCER,
+            )
+        )
+
+
+def _input(use: DatasetUse) -> InputDataset:
+    own: dict[str, InputDatasetFacet] = {}
+    facets = _facets(use)
+    if use.rows is not None or use.size is not None:
+        own["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
+            use.rows, use.size, producer=PRODUCER
+        )
+    if use.ranges:
+        ranges = sorted(use.ranges.items())
+        partitions = [{"partition": number, "start": start, "end": end} for number, (start, end) in ranges]
+        own["klog_offsetRanges"] = OffsetRangesInputDatasetFacet(partitions, producer=PRODUCER)
+        version = json.dumps({str(number): end for number, (_, end) in ranges})
+        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(version, producer=PRODUCER)
+    return InputDataset(use.namespace, use.name, own, facets=facets)
+
+
+def _output(use: DatasetUse) -> OutputDataset:
+    own: dict[str, OutputDatasetFacet] = {}
+    if use.rows is not None or use.size is not None:
+        own["outputStatistics"] = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+            use.rows, use.size, producer=PRODUCER
+        )
+    return OutputDataset(use.namespace, use.name, own, facets=_facets(use))
+
+
+def _facets(use: DatasetUse) -> dict[str, DatasetFacet]:
+    if "://" not in use.namespace:
+        return {}
+    source = datasource_dataset.DatasourceDatasetFacet(use.namespace, use.namespace, producer=PRODUCER)
+    return {"dataSource": source}

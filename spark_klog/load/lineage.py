@@ -1,0 +1,74 @@
+"""OpenLineage events of a load (`jobs/batch_load.py --lineage`): a run of a call, with the offsets that it loaded.
+
+START has the topics and the output, COMPLETE the offsets of all partitions and the records written, once they are
+committed. A load of which single partitions failed ends with FAIL, and so does one that raises an error; an interrupted
+one with ABORT.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from uuid import uuid4
+
+from spark_klog.base.extras import require
+from spark_klog.lineage.datasets import DatasetUse, folder_use, kafka_namespace, topic_uses
+from spark_klog.lineage.emitter import Emitter
+from spark_klog.lineage.events import JobSettings, RunEvents, RunState, job_name
+from spark_klog.load.run import Loaded, LoadOptions
+
+_log = logging.getLogger(__name__)
+_FLUSH_SECONDS = 5.0
+
+
+def with_lineage(options: LoadOptions, load: Callable[[], Loaded]) -> Loaded:
+    """Do a load and send its events; what `load` raises is raised here.
+
+    `ConfigError` if OpenLineage's settings are wrong.
+    """
+    require("--lineage", "pyspark")
+    import pyspark
+
+    emitter = Emitter()
+    output = folder_use(options.output)
+    settings = JobSettings.of(lambda _setting: None)
+    name = job_name("klog_load", output.name.strip("/"))
+    events = RunEvents(emitter, settings, name, str(uuid4()), "BATCH", pyspark.__version__)
+    namespace = kafka_namespace(options.client["bootstrap.servers"])
+
+    def send(state: RunState, inputs: Iterable[DatasetUse], error: str | None = None) -> None:
+        try:
+            events.send(state, inputs, [output], error=error)
+        except Exception:
+            _log.warning("lineage of the load is incomplete", exc_info=True)
+
+    topics = [] if namespace is None else [DatasetUse(namespace, topic) for topic in options.topics]
+    try:
+        send(RunState.START, topics)
+        try:
+            loaded = load()
+        except Exception as error:
+            send(RunState.FAIL, topics, f"{type(error).__name__}: {error}")
+            raise
+        except BaseException:
+            send(RunState.ABORT, topics)
+            raise
+        output.rows = sum(item.records for item in loaded.partitions)
+        failed = [f"{item.topic}-{item.partition}: {item.error}" for item in loaded.failed]
+        state = RunState.FAIL if failed else RunState.COMPLETE
+        send(state, _read(namespace, loaded, topics), "; ".join(failed) or None)
+        return loaded
+    finally:
+        emitter.close(_FLUSH_SECONDS)
+
+
+def _read(namespace: str | None, loaded: Loaded, topics: list[DatasetUse]) -> list[DatasetUse]:
+    if namespace is None:
+        return []
+    ranges = {
+        (item.topic, item.partition): (item.start, item.until) for item in loaded.partitions if item.until > item.start
+    }
+    uses = {use.name: use for use in [*topics, *topic_uses(namespace, ranges)]}
+    for use in uses.values():
+        use.rows = sum(item.records for item in loaded.partitions if item.topic == use.name)
+    return list(uses.values())

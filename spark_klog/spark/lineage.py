@@ -1,0 +1,393 @@
+"""OpenLineage events of Spark's streams: the topics that each query reads and writes, with offsets by micro-batch.
+
+OpenLineage's agent for Spark knows the sources that are written in Java, not Python data sources. `LineageListener`
+makes the events from Spark's progress records, which have the offsets, and from the query's plan in the JVM, which has
+the addresses of brokers and the sink's topic:
+
+| event | when |
+| --- | --- |
+| START | the query starts; with the inputs that its options name |
+| RUNNING | a micro-batch has read or written something; with its offsets |
+| COMPLETE | the query has ended without an error, also by `stop()`; with the offsets of all its micro-batches |
+| FAIL | the query has ended with an error, which the facet `errorMessage` has |
+| ABORT | the listener is closed, or the program ends, while the query runs |
+
+A run of OpenLineage is a run of the query, with Spark's `runId`; the job is the application's name and the query's, or
+its id, which its checkpoint keeps. What is not seen: UNSUPPORTED.md.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spark_klog.base.extras import require
+
+require("The Spark connector", "pyspark")
+
+import pyspark
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from spark_klog.base.settings import items
+from spark_klog.client.settings import named_cluster
+from spark_klog.errors import ConfigError
+from spark_klog.lineage.datasets import DatasetUse, DatasetUses, folder_use, kafka_namespace, topic_uses
+from spark_klog.lineage.emitter import Emitter
+from spark_klog.lineage.events import JobSettings, RunEvents, RunState, job_name
+from spark_klog.spark.listener import SinkProgress, sink_progress, source_progress
+
+if TYPE_CHECKING:
+    from openlineage.client import OpenLineageClient
+
+_log = logging.getLogger(__name__)
+_FLUSH_SECONDS = 5.0
+#: Between two looks whether Spark has told of a query's end.
+_LOOK_SECONDS = 0.1
+#: Spark's names of what its threads know of the query.
+_QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+#: Before the lines of a Python error in Spark's text.
+_TRACEBACK = "Traceback (most recent call last):"
+#: How Spark describes its own sources and sinks of files.
+_FILES = re.compile(r"(?:FileSink|FileStreamSource)\[(.+)\]")
+#: The options that are read from plans: no other, as there are secrets among them.
+_OPTIONS = ("kafka.bootstrap.servers", "cluster", "subscribe", "assign", "topic")
+#: Micro-batches whose writes are noted and that have not ended.
+_MOST_OPEN_BATCHES = 16
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Topics at a cluster, as options name them; without a namespace if they do not say which cluster."""
+
+    namespace: str | None = None
+    topics: tuple[str, ...] = ()
+
+
+@dataclass
+class _Run:
+    """A run of a query. `handle` is the JVM's query, None without a JVM in reach."""
+
+    events: RunEvents
+    query_id: str
+    handle: Any
+    sources: list[_Place] = field(default_factory=list)
+    #: None until the query has planned a micro-batch.
+    sink: _Place | None = None
+    #: What the query's options say that it reads.
+    declared: DatasetUses = field(default_factory=DatasetUses)
+    inputs: DatasetUses = field(default_factory=DatasetUses)
+    outputs: DatasetUses = field(default_factory=DatasetUses)
+    #: By micro-batch, what a function of foreachBatch said that it wrote.
+    written: dict[int, DatasetUses] = field(default_factory=dict)
+
+
+class LineageListener(StreamingQueryListener):
+    """Sends OpenLineage events of the session's streams: see the module, and docs/recipes/lineage.md.
+
+        lineage = LineageListener(spark)
+        spark.streams.addListener(lineage)
+
+    The server is configured as for all programs that use OpenLineage's Python client: OPENLINEAGE_URL, openlineage.yml
+    and others; or give a `client`, which is not closed. `namespace` is that of the jobs. `bootstrap_servers` names the
+    cluster of topics if no plan names it, as with Spark Connect.
+
+    A thread sends the events, see `Emitter`: a query neither waits nor fails if the server is down. `close`, which also
+    runs when the program ends, waits `flush_seconds` for them at most. `ConfigError` if the client's settings are
+    wrong, `MissingPackage` without the extra `lineage`.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        client: OpenLineageClient | None = None,
+        namespace: str | None = None,
+        bootstrap_servers: str | None = None,
+        flush_seconds: float = _FLUSH_SECONDS,
+    ) -> None:
+        self._spark = spark
+        self._namespace = None if bootstrap_servers is None else _namespace_of(bootstrap_servers)
+        self._flush_seconds = flush_seconds
+        self._settings = JobSettings.of(lambda name: spark.conf.get(name, None), namespace)
+        name = spark.conf.get("spark.openlineage.appName", None) or spark.conf.get("spark.app.name", None)
+        self._application = name or "spark"
+        self.emitter = Emitter(client)
+        self._changed = threading.Condition()
+        self._runs: dict[str, _Run] = {}
+        self._has_warned = False
+        atexit.register(self.close)
+
+    # Spark calls these.
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        self._safely(lambda: self._begin(str(event.runId), str(event.id), event.name))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self._safely(lambda: self._progress(event.progress))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._safely(lambda: self._end(str(event.runId), event.exception))
+
+    def wrote(self, *topics: str, bootstrap_servers: str | None = None, folder: str | None = None) -> None:
+        """Name what the function of foreachBatch writes in this micro-batch, as Spark shows nothing of it.
+
+            def split(rows, batch_id):
+                rows.where("value is not null").write.format("klog").options(**to_good).mode("append").save()
+                lineage.wrote("good", bootstrap_servers=servers)
+
+        Call it in the function's own thread, as often as there are outputs. `folder` is the path or URI of files.
+        Without `bootstrap_servers` the topics are at the cluster that the query reads. The event of the micro-batch has
+        them.
+        """
+        self._safely(lambda: self._note(topics, bootstrap_servers, folder))
+
+    def close(self) -> bool:
+        """Send ABORT of queries that still run, wait for the events to be sent, and end.
+
+        False if `flush_seconds` were too short for all of them. May be called twice.
+        """
+        deadline = time.monotonic() + self._flush_seconds
+        self._safely(lambda: self._wait_for_ends(deadline))
+        with self._changed:
+            runs, self._runs = self._runs, {}
+        for run in runs.values():
+            self._safely(partial(self._send_end, run, RunState.ABORT, None))
+        atexit.unregister(self.close)
+        return self.emitter.close(max(0.0, deadline - time.monotonic()))
+
+    def _safely(self, work: Callable[[], object]) -> None:
+        """Do `work`; warn if it fails for the first time."""
+        try:
+            work()
+        except Exception:
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning("lineage of a query is incomplete; the query itself is not affected", exc_info=True)
+
+    def _begin(self, run_id: str, query_id: str, name: str | None) -> _Run:
+        with self._changed:
+            known = self._runs.get(run_id)
+        if known is not None:
+            return known
+        job = job_name(self._application, name or f"query_{query_id}")
+        events = RunEvents(self.emitter, self._settings, job, run_id, "STREAMING", pyspark.__version__)
+        run = _Run(events, query_id, _jvm_query(self._spark, query_id))
+        run.sources = _sources(run.handle)
+        with self._changed:
+            self._runs[run_id] = run
+        for place in run.sources:
+            namespace = place.namespace or self._namespace
+            run.declared.add(DatasetUse(namespace, topic) for topic in place.topics if namespace)
+        events.send(RunState.START, run.declared.values(), query=(query_id, None))
+        return run
+
+    def _progress(self, progress: StreamingQueryProgress) -> None:
+        run = self._begin(str(progress.runId), str(progress.id), progress.name)
+        inputs, outputs = DatasetUses(), DatasetUses()
+        for number, source in enumerate(progress.sources):
+            files = _FILES.fullmatch(source.description)
+            if files is not None:
+                inputs.add([folder_use(files[1], source.numInputRows)] if source.numInputRows else [])
+                continue
+            read = source_progress("", progress.batchId, source, number)
+            if read is None:
+                continue
+            namespace = self._namespace_of_source(run, number, len(progress.sources))
+            ranges = {}
+            for partition, records in read.records.items():
+                topic, _, index = partition.rpartition("-")
+                if records > 0:
+                    ranges[topic, int(index)] = read.end[partition] - records, read.end[partition]
+            if namespace is not None:
+                # of a source that a query has twice Spark counts no rows
+                inputs.add(topic_uses(namespace, ranges, source.numInputRows or None))
+        written = sink_progress("", progress.batchId, progress.observedMetrics)
+        outputs.add(self._outputs(run, progress, written))
+        with self._changed:
+            outputs.add(run.written.pop(progress.batchId, DatasetUses()).values())
+            for batch in [batch for batch in run.written if batch < progress.batchId]:
+                del run.written[batch]
+        has_written = any(use.rows != 0 for use in outputs.values()) and progress.numInputRows > 0
+        if not inputs and not has_written:
+            return
+        run.inputs.add(inputs.values())
+        run.outputs.add(outputs.values())
+        run.events.send(
+            RunState.RUNNING, inputs.values(), outputs.values(), query=(run.query_id, int(progress.batchId))
+        )
+
+    def _namespace_of_source(self, run: _Run, number: int, count: int) -> str | None:
+        if len(run.sources) == count and run.sources[number].namespace:
+            return run.sources[number].namespace
+        return self._only_namespace(run)
+
+    def _only_namespace(self, run: _Run) -> str | None:
+        """The cluster that all sources of the query read."""
+        namespaces = {place.namespace for place in run.sources if place.namespace}
+        if not namespaces:
+            return self._namespace
+        return namespaces.pop() if len(namespaces) == 1 else None
+
+    def _outputs(self, run: _Run, progress: StreamingQueryProgress, written: SinkProgress | None) -> list[DatasetUse]:
+        """What the sink has written, as far as its options, `observed` or its description tell."""
+        files = _FILES.fullmatch(progress.sink.description)
+        count = progress.sink.numOutputRows
+        rows = None if count is None or count < 0 else int(count)
+        if files is not None:
+            return [folder_use(files[1], rows)]
+        if run.sink is None:
+            run.sink = _sink(run.handle)
+        place = run.sink or _Place()
+        namespace = place.namespace or (self._namespace if run.handle is None else None)
+        if namespace is None:
+            return []
+        if written is not None:
+            return [
+                DatasetUse(namespace, topic, rows=records, size=written.bytes[topic])
+                for topic, records in written.records.items()
+            ]
+        return [DatasetUse(namespace, topic, rows=rows) for topic in place.topics]
+
+    def _note(self, topics: tuple[str, ...], bootstrap_servers: str | None, folder: str | None) -> None:
+        context = self._spark.sparkContext
+        query_id, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        with self._changed:
+            run = next((run for run in self._runs.values() if run.query_id == query_id), None)
+        if run is None or batch is None:
+            raise ConfigError(
+                "wrote() is for the thread that runs a function of foreachBatch, in a query that the listener knows"
+            )
+        uses = [] if folder is None else [folder_use(folder)]
+        if topics:
+            if bootstrap_servers is not None:
+                namespace: str | None = _namespace_of(bootstrap_servers)
+            else:
+                namespace = self._only_namespace(run)
+            if namespace is None:
+                raise ConfigError(f"wrote({', '.join(topics)}) needs bootstrap_servers: the query does not say which")
+            uses += [DatasetUse(namespace, topic) for topic in topics]
+        with self._changed:
+            run.written.setdefault(int(batch), DatasetUses()).add(uses)
+            while len(run.written) > _MOST_OPEN_BATCHES:
+                del run.written[min(run.written)]
+
+    def _end(self, run_id: str, failure: str | None) -> None:
+        with self._changed:
+            run = self._runs.pop(run_id, None)
+            self._changed.notify_all()
+        if run is not None:
+            self._send_end(run, RunState.COMPLETE if failure is None else RunState.FAIL, failure)
+
+    def _send_end(self, run: _Run, state: RunState, failure: str | None) -> None:
+        for uses in run.written.values():  # of a micro-batch that failed
+            run.outputs.add(uses.values())
+        inputs = {**run.declared, **run.inputs}
+        error = None if failure is None else _cause(failure)
+        run.events.send(state, inputs.values(), run.outputs.values(), query=(run.query_id, None), error=error)
+
+    def _wait_for_ends(self, deadline: float) -> None:
+        """Wait for Spark to tell of the ends of queries that have ended; it does so a moment later."""
+        while time.monotonic() < deadline:
+            with self._changed:
+                handles = [run.handle for run in self._runs.values() if run.handle is not None]
+            if not any(_has_ended(handle) for handle in handles):
+                return
+            with self._changed:
+                self._changed.wait(_LOOK_SECONDS)
+
+
+def _namespace_of(bootstrap_servers: str) -> str:
+    namespace = kafka_namespace(bootstrap_servers)
+    if namespace is None:
+        raise ConfigError("bootstrap_servers must be HOST:PORT[,HOST:PORT...]")
+    return namespace
+
+
+def _cause(failure: str) -> str:
+    """The lines of Spark's text that tell what happened: its first one, Python's error, and the last one of ours."""
+    lines = failure.splitlines()
+    begins = next((number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)), len(lines))
+    python = [line.strip() for line in lines[begins + 1 :] if line and not line[0].isspace()]
+    ours = [line.strip() for line in lines if line.strip().startswith("spark_klog.")]
+    return "\n".join(dict.fromkeys([*lines[:1], *python[:1], *ours[-1:]]))
+
+
+# The query in the JVM. The names are those of Spark 4.0 to 4.3; where one is missing, addresses are not known.
+
+
+def _jvm_query(spark: SparkSession, query_id: str) -> Any:
+    """Spark's StreamExecution; None with Spark Connect, and of a query that has ended."""
+    session = getattr(spark, "_jsparkSession", None) if hasattr(spark, "_jsc") else None
+    query = None if session is None else session.streams().get(query_id)
+    return None if query is None else query.streamingQuery()
+
+
+def _has_ended(handle: Any) -> bool:
+    try:
+        return not handle.isActive()
+    except Exception:  # the JVM has ended
+        return False
+
+
+def _sources(handle: Any) -> list[_Place]:
+    """A place for each source of the query, in the order of its progress records."""
+    if handle is None:
+        return []
+    found: list[Any] = []
+    for leaf in _leaves(handle.analyzedPlan()):
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2" and not any(leaf.equals(one) for one in found):
+            found.append(leaf)
+    return [_place({name: leaf.extraOptions().get(name) for name in _OPTIONS}) for leaf in found]
+
+
+def _sink(handle: Any) -> _Place | None:
+    """The place of the sink's topic; None if the query has planned no micro-batch yet."""
+    execution = None if handle is None else handle.lastExecution()
+    if execution is None:
+        return None
+    plan = execution.logical()
+    if plan.getClass().getSimpleName() != "WriteToMicroBatchDataSource":
+        return _Place()  # a sink of Spark's older interface
+    options = plan.writeOptions()
+    values: dict[str, str | None] = {}
+    keys = options.keysIterator()
+    while keys.hasNext():
+        key = keys.next()
+        if key.lower() in _OPTIONS:
+            values[key.lower()] = options.apply(key)
+    return _place(values)
+
+
+def _leaves(plan: Any) -> Iterator[Any]:
+    leaves = plan.collectLeaves()
+    for number in range(leaves.size()):
+        yield leaves.apply(number)
+
+
+def _place(options: dict[str, str | None]) -> _Place:
+    servers = options.get("kafka.bootstrap.servers")
+    if servers is None and (cluster := options.get("cluster")):
+        servers = named_cluster(cluster).get("bootstrap.servers")
+    topics = items(options.get("subscribe") or options.get("topic") or "")
+    if assign := options.get("assign"):
+        topics = list(json.loads(assign))
+    return _Place(None if servers is None else kafka_namespace(servers), tuple(dict.fromkeys(topics)))

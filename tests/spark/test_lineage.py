@@ -1,0 +1,334 @@
+"""OpenLineage events of streams: real queries on our broker, a real server for the events, and their published form."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openlineage.client import OpenLineageClient
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_klog.lineage.datasets import kafka_namespace
+from spark_klog.spark.lineage import LineageListener
+from spark_klog.spark.listener import observed
+from tests.support.openlineage import LineageServer, check_event, lineage_server
+
+from .support import consume, create_topic, produce, values, wait_for
+
+Event = dict[str, Any]
+Ranges = dict[tuple[str, int], tuple[int, int]]
+_ENDS = ("COMPLETE", "FAIL", "ABORT")
+
+
+@pytest.fixture
+def server() -> Iterator[LineageServer]:
+    with lineage_server() as running:
+        yield running
+
+
+@pytest.fixture
+def lineage(spark: SparkSession, server: LineageServer) -> Iterator[LineageListener]:
+    client = OpenLineageClient(config={"transport": {"type": "http", "url": server.url}})
+    listener = LineageListener(spark, client=client, namespace="tests")
+    spark.streams.addListener(listener)
+    yield listener
+    spark.streams.removeListener(listener)
+    listener.close()
+
+
+def events_of(server: LineageServer, query: StreamingQuery) -> list[Event]:
+    """All events of a run of a query that has ended; each is valid."""
+    run = str(query.runId)
+
+    def of_run() -> list[Event]:
+        return [event for event in server.events if event["run"]["runId"] == run]
+
+    wait_for(lambda: any(event["eventType"] in _ENDS for event in of_run()), "the event of the end")
+    events = of_run()
+    for event in events:
+        check_event(event)
+    assert events[0]["eventType"] == "START"
+    assert {event["eventType"] for event in events[1:-1]} <= {"RUNNING"}
+    assert len({event["job"]["name"] for event in events}) == 1
+    return events
+
+
+def ranges_of(event: Event) -> Ranges:
+    """The offsets that an event's inputs name, by topic and partition."""
+    return {
+        (dataset["name"], item["partition"]): (item["start"], item["end"])
+        for dataset in event["inputs"]
+        for item in dataset["inputFacets"].get("klog_offsetRanges", {"partitions": []})["partitions"]
+    }
+
+
+def names_of(datasets: list[Event]) -> list[tuple[str, str]]:
+    return sorted((dataset["namespace"], dataset["name"]) for dataset in datasets)
+
+
+def check_continuous(events: list[Event], start: Ranges) -> Ranges:
+    """Each RUNNING event begins where the one before has ended; the last event has the offsets of all of them."""
+    position = {key: bounds[0] for key, bounds in start.items()}
+    for event in events:
+        if event["eventType"] == "RUNNING":
+            for key, (first, end) in ranges_of(event).items():
+                assert position[key] == first < end
+                position[key] = end
+    total = ranges_of(events[-1])
+    assert total == {key: (start[key][0], end) for key, end in position.items() if end > start[key][0]}
+    return total
+
+
+def stream(spark: SparkSession, servers: str, topics: str, **options: Any) -> DataFrame:
+    reader = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers).option("subscribe", topics)
+    return reader.option("startingOffsets", "earliest").options(**options).load()
+
+
+def run(writer: Any, checkpoint: Path) -> StreamingQuery:
+    """Run a query with what there is to read."""
+    query: StreamingQuery = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination(120)
+    return query
+
+
+@pytest.fixture
+def two_partitions(servers: str, topic: str) -> str:
+    """A topic with 300 records in two partitions, and one without records for the output, named with `-out`."""
+    create_topic(servers, topic, 2)
+    create_topic(servers, f"{topic}-out", 1)
+    produce(servers, topic, values(300, partitions=2))
+    return topic
+
+
+def test_a_stream_from_topic_to_topic(
+    spark: SparkSession,
+    servers: str,
+    two_partitions: str,
+    server: LineageServer,
+    lineage: LineageListener,
+    tmp_path: Path,
+) -> None:
+    topic, out = two_partitions, f"{two_partitions}-out"
+    rows = observed(stream(spark, servers, topic).select("value"), out)
+    sink = {"kafka.bootstrap.servers": servers, "topic": out}
+    query = run(rows.writeStream.queryName(topic).format("klog").options(**sink), tmp_path)
+    events = events_of(server, query)
+    namespace = kafka_namespace(servers)
+    assert [event["eventType"] for event in events] == ["START", "RUNNING", "COMPLETE"]
+    start, running, complete = events
+    assert names_of(start["inputs"]) == [(namespace, topic)]
+    read = check_continuous(events, {(topic, 0): (0, 0), (topic, 1): (0, 0)})
+    seen = consume(servers, topic)
+    counts = Counter(record.partition for record in seen)
+    assert read == {(topic, number): (0, count) for number, count in counts.items()}
+    assert running["run"]["facets"]["klog_query"]["batchId"] == 0
+    for event in (running, complete):
+        assert names_of(event["inputs"]) == [(namespace, topic)]
+        assert names_of(event["outputs"]) == [(namespace, out)]
+        written = event["outputs"][0]["outputFacets"]["outputStatistics"]
+        assert (written["rowCount"], written["size"]) == (300, sum(len(record.value or b"") for record in seen))
+        assert event["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == len(seen)
+    assert len(consume(servers, out)) == 300
+    job = start["job"]
+    assert (job["namespace"], job["name"].rpartition(".")[2]) == ("tests", topic.lower())
+    assert job["facets"]["jobType"]["processingType"] == "STREAMING"
+
+
+@pytest.mark.test_all("long")
+def test_for_each_batch_with_two_outputs_and_a_restart(
+    spark: SparkSession,
+    servers: str,
+    two_partitions: str,
+    server: LineageServer,
+    lineage: LineageListener,
+    tmp_path: Path,
+) -> None:
+    topic, namespace = two_partitions, kafka_namespace(servers)
+    outputs = [f"{topic}-even", f"{topic}-odd"]
+
+    def split(rows: DataFrame, batch: int) -> None:
+        for index, name in enumerate(outputs):
+            to = {"kafka.bootstrap.servers": servers, "topic": name, "createTopics": "1"}
+            part = rows.where(f"offset % 2 = {index}").select("value")
+            part.write.format("klog").options(**to).mode("append").save()
+            lineage.wrote(name, bootstrap_servers=servers if index else None)
+        lineage.wrote(folder="s3a://bucket/seen")
+
+    def once() -> StreamingQuery:
+        return run(stream(spark, servers, topic).writeStream.queryName(topic).foreachBatch(split), tmp_path)
+
+    first = once()
+    produce(servers, topic, values(100, start=300, partitions=2))
+    second = once()
+    assert (first.id, first.runId) != (second.id, second.runId)
+    events = [events_of(server, query) for query in (first, second)]
+    read = check_continuous(events[0], {(topic, 0): (0, 0), (topic, 1): (0, 0)})
+    assert read == {(topic, 0): (0, 150), (topic, 1): (0, 150)}
+    read = check_continuous(events[1], {key: (end, end) for key, (_, end) in read.items()})
+    assert read == {(topic, 0): (150, 200), (topic, 1): (150, 200)}
+    for event in (event for of_run in events for event in of_run if event["eventType"] != "START"):
+        assert names_of(event["outputs"]) == [*((namespace, name) for name in outputs), ("s3://bucket", "seen")]
+    assert events[0][0]["job"]["name"] == events[1][0]["job"]["name"]
+    queries = {event["run"]["facets"]["klog_query"]["queryId"] for of_run in events for event in of_run}
+    assert queries == {str(first.id)}
+    assert len(consume(servers, outputs[0])) == len(consume(servers, outputs[1])) == 200
+
+
+@pytest.mark.test_all("long")
+def test_a_query_that_fails(
+    spark: SparkSession,
+    servers: str,
+    two_partitions: str,
+    server: LineageServer,
+    lineage: LineageListener,
+    tmp_path: Path,
+) -> None:
+    def fail(rows: DataFrame, batch: int) -> None:
+        lineage.wrote(f"{two_partitions}-out")
+        raise ValueError("no table at s3://KEY:hunter2@bucket, password=hunter3")
+
+    writer = stream(spark, servers, two_partitions).writeStream.foreachBatch(fail)
+    query = writer.option("checkpointLocation", str(tmp_path / "a")).start()
+    wait_for(lambda: not query.isActive, "the query fails")
+    events = events_of(server, query)
+    assert [event["eventType"] for event in events] == ["START", "FAIL"]
+    message = events[-1]["run"]["facets"]["errorMessage"]["message"]
+    assert "ValueError" in message
+    assert names_of(events[-1]["inputs"]) == [(kafka_namespace(servers), two_partitions)]
+    assert names_of(events[-1]["outputs"]) == [(kafka_namespace(servers), f"{two_partitions}-out")]
+    # one of ours: the last line of its text tells what is wrong
+    writer = stream(spark, servers, two_partitions, **{"kafka.ssl.key.password": "hunter4"}).writeStream.format("noop")
+    query = writer.option("checkpointLocation", str(tmp_path / "b")).start()
+    wait_for(lambda: not query.isActive, "the query fails")
+    message = events_of(server, query)[-1]["run"]["facets"]["errorMessage"]["message"]
+    assert "spark_klog.errors.ConfigError: kafka.ssl.key.password is set, but" in message
+    assert b"hunter" not in b"".join(server.bodies)
+
+
+@pytest.mark.test_all("long")
+def test_several_queries_at_once(
+    spark: SparkSession, servers: str, topic: str, server: LineageServer, lineage: LineageListener, tmp_path: Path
+) -> None:
+    names = [f"{topic}-{number}" for number in range(3)]
+    for number, name in enumerate(names):
+        create_topic(servers, name, 1)
+        produce(servers, name, values(50 * (number + 1)))
+    queries = []
+    for number, name in enumerate(names):
+        frame = stream(spark, servers, name)
+        if number:  # a join of two sources, in one query
+            frame = frame.union(stream(spark, servers, names[0]))
+        writer = frame.writeStream.queryName(name).format("noop").option("checkpointLocation", str(tmp_path / name))
+        queries.append(writer.trigger(processingTime="100 milliseconds").start())
+    expected: list[Ranges] = []
+    for number, name in enumerate(names):
+        produce(servers, name, values(10))
+        expected.append({(name, 0): (0, 50 * (number + 1) + 10)} | ({(names[0], 0): (0, 60)} if number else {}))
+
+    def are_read() -> bool:
+        ends: list[Ranges] = [{} for _ in queries]
+        for event in list(server.events):
+            for index, query in enumerate(queries):
+                if event["run"]["runId"] == str(query.runId):
+                    ends[index].update(ranges_of(event))
+        return all(
+            {key: end for key, (_, end) in ends[index].items()}
+            == {key: end for key, (_, end) in expected[index].items()}
+            for index in range(3)
+        )
+
+    wait_for(are_read, "events of all records", query=queries[0])
+    for query in queries:
+        query.stop()
+    for query, ranges in zip(queries, expected, strict=True):
+        events = events_of(server, query)
+        assert check_continuous(events, dict.fromkeys(ranges, (0, 0))) == ranges
+        assert events[-1]["eventType"] == "COMPLETE"
+        assert events[-1]["outputs"] == []
+    assert len({events_of(server, query)[0]["job"]["name"] for query in queries}) == 3
+
+
+@pytest.mark.test_all("long")
+def test_a_server_that_hangs_costs_the_query_nothing(
+    spark: SparkSession,
+    servers: str,
+    two_partitions: str,
+    server: LineageServer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.get_stuck()
+    client = OpenLineageClient(config={"transport": {"type": "http", "url": server.url, "timeout": 30}})
+    listener = LineageListener(spark, client=client, flush_seconds=0.5)
+    spark.streams.addListener(listener)
+    try:
+        began = time.monotonic()
+        query = run(stream(spark, servers, two_partitions).writeStream.format("noop"), tmp_path)
+        assert query.exception() is None
+        assert time.monotonic() - began < 20
+        wait_for(lambda: not listener._runs, "the listener hears of the end")
+        began = time.monotonic()
+        assert not listener.close()
+        assert time.monotonic() - began < 5
+    finally:
+        spark.streams.removeListener(listener)
+    assert (listener.emitter.sent, listener.emitter.dropped) == (0, 2)
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert sum("events are lost" in line for line in warnings) == 1
+
+
+@pytest.mark.test_all("long")
+def test_files_and_the_file_transport(spark: SparkSession, servers: str, two_partitions: str, tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    transport = {"type": "file", "log_file_path": str(path), "append": True}
+    listener = LineageListener(spark, client=OpenLineageClient(config={"transport": transport}))
+    spark.streams.addListener(listener)
+    try:
+        writer = stream(spark, servers, two_partitions).writeStream.format("parquet")
+        run(writer.option("path", str(tmp_path / "files")), tmp_path / "a")
+        files = spark.readStream.schema("value binary").format("parquet").load(str(tmp_path / "files"))
+        topic = {"topic": f"{two_partitions}-out", "kafka.bootstrap.servers": servers}
+        run(files.writeStream.format("klog").options(**topic), tmp_path / "b")
+        wait_for(lambda: not listener._runs, "the listener hears of the ends")
+        assert listener.close()
+    finally:
+        spark.streams.removeListener(listener)
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in events:
+        check_event(event)
+    files_of = [("file", str(tmp_path / "files"))]
+    first, second = (event for event in events if event["eventType"] == "COMPLETE")
+    assert names_of(first["outputs"]) == names_of(second["inputs"]) == files_of
+    assert ranges_of(first) == {(two_partitions, 0): (0, 150), (two_partitions, 1): (0, 150)}
+    assert names_of(second["outputs"]) == [(kafka_namespace(servers), f"{two_partitions}-out")]
+    assert second["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 300
+
+
+@pytest.mark.test_all("long")
+def test_a_listener_that_is_closed_while_a_query_runs(
+    spark: SparkSession,
+    servers: str,
+    two_partitions: str,
+    server: LineageServer,
+    lineage: LineageListener,
+    tmp_path: Path,
+) -> None:
+    writer = stream(spark, servers, two_partitions).writeStream.format("noop")
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    try:
+        wait_for(lambda: any(event["eventType"] == "RUNNING" for event in server.events), "a micro-batch", query=query)
+        assert lineage.close()
+        events = events_of(server, query)
+        assert events[-1]["eventType"] == "ABORT"
+        assert ranges_of(events[-1]) == {(two_partitions, 0): (0, 150), (two_partitions, 1): (0, 150)}
+    finally:
+        query.stop()
+    assert lineage.close()
+    assert len(events_of(server, query)) == len(events)
