@@ -95,6 +95,16 @@ class _Run:
     outputs: DatasetUses = field(default_factory=DatasetUses)
     #: By micro-batch, what a function of foreachBatch said that it wrote.
     written: dict[int, DatasetUses] = field(default_factory=dict)
+    #: The last micro-batch of which Spark has told.
+    batch: int = -1
+
+    def has_news(self) -> bool:
+        """Whether the query has ended, or has done a micro-batch, and Spark has not told of it yet."""
+        try:
+            progress = self.handle.lastProgress()
+            return not self.handle.isActive() or (progress is not None and progress.batchId() > self.batch)
+        except Exception:  # there is no JVM, or it has ended
+            return False
 
 
 class LineageListener(StreamingQueryListener):
@@ -130,7 +140,7 @@ class LineageListener(StreamingQueryListener):
         self.emitter = Emitter(client)
         self._changed = threading.Condition()
         self._runs: dict[str, _Run] = {}
-        self._has_warned = False
+        self._is_closed = self._has_warned = False
         atexit.register(self.close)
 
     # Spark calls these.
@@ -166,11 +176,12 @@ class LineageListener(StreamingQueryListener):
         False if `flush_seconds` were too short for all of them. May be called twice.
         """
         deadline = time.monotonic() + self._flush_seconds
-        self._safely(lambda: self._wait_for_ends(deadline))
+        self._safely(lambda: self._wait_for_news(deadline))
         with self._changed:
+            self._is_closed = True
             runs, self._runs = self._runs, {}
-        for run in runs.values():
-            self._safely(partial(self._send_end, run, RunState.ABORT, None))
+            for run in runs.values():
+                self._safely(partial(self._send_end, run, RunState.ABORT, None))
         atexit.unregister(self.close)
         return self.emitter.close(max(0.0, deadline - time.monotonic()))
 
@@ -192,23 +203,26 @@ class LineageListener(StreamingQueryListener):
         events = RunEvents(self.emitter, self._settings, job, run_id, "STREAMING", pyspark.__version__)
         run = _Run(events, query_id, _jvm_query(self._spark, query_id))
         run.sources = _sources(run.handle)
-        with self._changed:
-            self._runs[run_id] = run
         for place in run.sources:
             namespace = place.namespace or self._namespace
             run.declared.add(DatasetUse(namespace, topic) for topic in place.topics if namespace)
-        events.send(RunState.START, run.declared.values(), query=(query_id, None))
+        with self._changed:
+            if not self._is_closed:
+                self._runs[run_id] = run
+                events.send(RunState.START, run.declared.values(), query=(query_id, None))
         return run
 
     def _progress(self, progress: StreamingQueryProgress) -> None:
-        run = self._begin(str(progress.runId), str(progress.id), progress.name)
+        run_id = str(progress.runId)
+        run = self._begin(run_id, str(progress.id), progress.name)
         inputs, outputs = DatasetUses(), DatasetUses()
+        batch = int(progress.batchId)
         for number, source in enumerate(progress.sources):
             files = _FILES.fullmatch(source.description)
             if files is not None:
                 inputs.add([folder_use(files[1], source.numInputRows)] if source.numInputRows else [])
                 continue
-            read = source_progress("", progress.batchId, source, number)
+            read = source_progress("", batch, source, number)
             if read is None:
                 continue
             namespace = self._namespace_of_source(run, number, len(progress.sources))
@@ -220,20 +234,21 @@ class LineageListener(StreamingQueryListener):
             if namespace is not None:
                 # of a source that a query has twice Spark counts no rows
                 inputs.add(topic_uses(namespace, ranges, source.numInputRows or None))
-        written = sink_progress("", progress.batchId, progress.observedMetrics)
+        written = sink_progress("", batch, progress.observedMetrics)
         outputs.add(self._outputs(run, progress, written))
         with self._changed:
-            outputs.add(run.written.pop(progress.batchId, DatasetUses()).values())
-            for batch in [batch for batch in run.written if batch < progress.batchId]:
-                del run.written[batch]
-        has_written = any(use.rows != 0 for use in outputs.values()) and progress.numInputRows > 0
-        if not inputs and not has_written:
-            return
-        run.inputs.add(inputs.values())
-        run.outputs.add(outputs.values())
-        run.events.send(
-            RunState.RUNNING, inputs.values(), outputs.values(), query=(run.query_id, int(progress.batchId))
-        )
+            if self._runs.get(run_id) is not run:
+                return
+            outputs.add(run.written.pop(batch, DatasetUses()).values())
+            for earlier in [earlier for earlier in run.written if earlier < batch]:
+                del run.written[earlier]
+            has_written = any(use.rows != 0 for use in outputs.values()) and progress.numInputRows > 0
+            if inputs or has_written:
+                run.inputs.add(inputs.values())
+                run.outputs.add(outputs.values())
+                run.events.send(RunState.RUNNING, inputs.values(), outputs.values(), query=(run.query_id, batch))
+            run.batch = max(run.batch, batch)
+            self._changed.notify_all()
 
     def _namespace_of_source(self, run: _Run, number: int, count: int) -> str | None:
         if len(run.sources) == count and run.sources[number].namespace:
@@ -293,9 +308,9 @@ class LineageListener(StreamingQueryListener):
     def _end(self, run_id: str, failure: str | None) -> None:
         with self._changed:
             run = self._runs.pop(run_id, None)
+            if run is not None:
+                self._send_end(run, RunState.COMPLETE if failure is None else RunState.FAIL, failure)
             self._changed.notify_all()
-        if run is not None:
-            self._send_end(run, RunState.COMPLETE if failure is None else RunState.FAIL, failure)
 
     def _send_end(self, run: _Run, state: RunState, failure: str | None) -> None:
         for uses in run.written.values():  # of a micro-batch that failed
@@ -304,12 +319,12 @@ class LineageListener(StreamingQueryListener):
         error = None if failure is None else _cause(failure)
         run.events.send(state, inputs.values(), run.outputs.values(), query=(run.query_id, None), error=error)
 
-    def _wait_for_ends(self, deadline: float) -> None:
-        """Wait for Spark to tell of the ends of queries that have ended; it does so a moment later."""
+    def _wait_for_news(self, deadline: float) -> None:
+        """Wait for Spark to tell of micro-batches and ends of queries; it does so a moment after them."""
         while time.monotonic() < deadline:
             with self._changed:
-                handles = [run.handle for run in self._runs.values() if run.handle is not None]
-            if not any(_has_ended(handle) for handle in handles):
+                runs = list(self._runs.values())
+            if not any(run.has_news() for run in runs):
                 return
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
@@ -339,13 +354,6 @@ def _jvm_query(spark: SparkSession, query_id: str) -> Any:
     session = getattr(spark, "_jsparkSession", None) if hasattr(spark, "_jsc") else None
     query = None if session is None else session.streams().get(query_id)
     return None if query is None else query.streamingQuery()
-
-
-def _has_ended(handle: Any) -> bool:
-    try:
-        return not handle.isActive()
-    except Exception:  # the JVM has ended
-        return False
 
 
 def _sources(handle: Any) -> list[_Place]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,12 +20,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_klog.lineage.datasets import kafka_namespace
 from spark_klog.spark.lineage import LineageListener
 from spark_klog.spark.listener import observed
+from tests.jobs.support import environment
 from tests.support.openlineage import LineageServer, check_event, lineage_server
 
 from .support import consume, create_topic, produce, values, wait_for
 
 Event = dict[str, Any]
 Ranges = dict[tuple[str, int], tuple[int, int]]
+_PROGRAM = Path(__file__).with_name("lineage_program.py")
 _ENDS = ("COMPLETE", "FAIL", "ABORT")
 
 
@@ -332,3 +336,44 @@ def test_a_listener_that_is_closed_while_a_query_runs(
         query.stop()
     assert lineage.close()
     assert len(events_of(server, query)) == len(events)
+
+
+@pytest.mark.test_all("kill")
+def test_the_end_of_a_program(servers: str, two_partitions: str, server: LineageServer, tmp_path: Path) -> None:
+    """OPENLINEAGE_URL configures it; one run is killed, the next ones continue from its checkpoint."""
+    variables = {"OPENLINEAGE_URL": server.url, "OPENLINEAGE_NAMESPACE": "programs"}
+
+    def start(end: str) -> subprocess.Popen[bytes]:
+        given = {"servers": servers, "topic": two_partitions, "checkpoint": str(tmp_path / "checkpoint"), "end": end}
+        command = [sys.executable, str(_PROGRAM), json.dumps(given)]
+        with (tmp_path / "output").open("ab") as output:
+            return subprocess.Popen(command, env=environment(tmp_path) | variables, stdout=output, stderr=output)
+
+    runs: list[list[Event]] = []
+    for number, end in enumerate(("killed", "while the query runs", "at the end of the topic")):
+        if number:
+            produce(servers, two_partitions, values(20, partitions=2))
+        server.events.clear()
+        program = start(end)
+        try:
+            if end == "killed":
+                wait_for(lambda: any(event["eventType"] == "RUNNING" for event in server.events), "a micro-batch")
+                program.kill()
+            code = program.wait(120)
+        finally:
+            program.kill()
+        assert code == (-9 if end == "killed" else 0), (tmp_path / "output").read_text()
+        runs.append(list(server.events))
+    for events in runs:
+        for event in events:
+            check_event(event)
+            assert (event["job"]["namespace"], event["job"]["name"].rpartition(".")[2]) == ("programs", "copy")
+    assert [events[-1]["eventType"] for events in runs] == ["RUNNING", "ABORT", "COMPLETE"]
+    assert len({event["run"]["runId"] for events in runs for event in events}) == 3
+    read = [dict(ranges_of(events[-1])) for events in runs]
+    assert read[0] == {(two_partitions, 0): (0, 150), (two_partitions, 1): (0, 150)}
+    for number in (0, 1):
+        first, second, third = (ranges[two_partitions, number] for ranges in read)
+        assert second[0] in first  # the kill may come before Spark has noted the micro-batch as done
+        assert second[1] in (150, 160)
+        assert third == (second[1], 170)

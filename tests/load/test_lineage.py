@@ -1,0 +1,92 @@
+"""OpenLineage events of loads: offsets that were loaded, failures, and settings from the environment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import KlogError
+from spark_klog.lineage.datasets import kafka_namespace
+from spark_klog.load.lineage import with_lineage
+from spark_klog.load.run import Loaded, LoadOptions, load
+from tests.load.support import InProcess, by_pyarrow
+from tests.spark.support import create_topic, produce, values
+from tests.support.openlineage import LineageServer, check_event, lineage_server
+
+Event = dict[str, Any]
+
+
+def load_with_lineage(options: LoadOptions, server: LineageServer, work: Callable[[], Loaded]) -> list[Event]:
+    """The events of a call, which must be valid; what `work` raises is raised."""
+    server.events.clear()
+    try:
+        with_lineage(options, work)
+    finally:
+        for event in server.events:
+            check_event(event)
+            assert event["job"]["facets"]["jobType"]["processingType"] == "BATCH"
+    return list(server.events)
+
+
+def test_a_load(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers, output = cluster.bootstrap_servers, tmp_path / "Output"
+    create_topic(servers, topic, 2)
+    create_topic(servers, f"{topic}-empty")
+    produce(servers, topic, values(100, partitions=2))
+    options = LoadOptions({"bootstrap.servers": servers}, [topic, f"{topic}-empty"], str(output))
+    run = partial(load, options, InProcess())
+    namespace = kafka_namespace(servers)
+    with lineage_server() as server:
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT", json.dumps({"type": "http", "url": server.url}))
+        monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "loads")
+        start, complete = load_with_lineage(options, server, run)
+        assert (start["eventType"], complete["eventType"]) == ("START", "COMPLETE")
+        assert start["run"]["runId"] == complete["run"]["runId"]
+        assert start["job"]["namespace"] == "loads"
+        assert start["job"]["name"] == complete["job"]["name"]
+        assert start["job"]["name"].endswith("output")
+        for event in (start, complete):
+            assert [(item["namespace"], item["name"]) for item in event["inputs"]] == [
+                (namespace, topic),
+                (namespace, f"{topic}-empty"),
+            ]
+            assert [(item["namespace"], item["name"]) for item in event["outputs"]] == [("file", str(output))]
+        read, empty = (item["inputFacets"] for item in complete["inputs"])
+        assert read["klog_offsetRanges"]["partitions"] == [
+            {"partition": number, "start": 0, "end": 50} for number in range(2)
+        ]
+        assert (read["inputStatistics"]["rowCount"], empty["inputStatistics"]["rowCount"]) == (100, 0)
+        assert "klog_offsetRanges" not in empty
+        rows = by_pyarrow(output / topic)
+        assert complete["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == len(rows) == 100
+
+        produce(servers, topic, values(10))
+        _, complete = load_with_lineage(options, server, run)
+        (read, _) = (item["inputFacets"] for item in complete["inputs"])
+        assert read["klog_offsetRanges"]["partitions"] == [{"partition": 0, "start": 50, "end": 60}]
+        _, complete = load_with_lineage(options, server, run)  # nothing new
+        assert "klog_offsetRanges" not in complete["inputs"][0]["inputFacets"]
+
+        missing = LoadOptions(options.client, [f"{topic}-missing"], str(tmp_path / "missing"))
+        with pytest.raises(KlogError) as caught:
+            load_with_lineage(missing, server, partial(load, missing, InProcess()))
+        assert [event["eventType"] for event in server.events] == ["START", "FAIL"]
+        message = server.events[-1]["run"]["facets"]["errorMessage"]["message"]
+        assert message == f"{type(caught.value).__name__}: {caught.value}"
+
+        def interrupt() -> Loaded:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            load_with_lineage(options, server, interrupt)
+        assert [event["eventType"] for event in server.events] == ["START", "ABORT"]
+        server.status = 500
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", json.dumps({"total": 0}))
+        produce(servers, topic, values(5))
+        assert with_lineage(options, run).partitions[0].records == 5
