@@ -53,6 +53,8 @@ _SECRET = re.compile(
     r"(\"[^\"]*\"|'[^']*'|(?:basic|bearer)\s+\S+|[^\s,;]+)",
     re.IGNORECASE,
 )
+#: Before the lines of a Python error in Spark's text.
+_TRACEBACK = "Traceback (most recent call last):"
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _NOT_OF_NAMES = re.compile(r"[^a-z0-9_.-]+")
 
@@ -136,14 +138,23 @@ def shown(message: str) -> str:
     return _SECRET.sub(r"\1[hidden]", without_user(message))[:_LONGEST_MESSAGE]
 
 
+def cause(failure: str) -> str:
+    """The lines of Spark's text that tell what happened: its first one, Python's error, and the last one of ours."""
+    lines = failure.splitlines()
+    begins = next((number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)), len(lines))
+    python = [line.strip() for line in lines[begins + 1 :] if line and not line[0].isspace()]
+    ours = [line.strip() for line in lines if line.strip().startswith("spark_klog.")]
+    return "\n".join(dict.fromkeys([*lines[:1], *python[:1], *ours[-1:]]))
+
+
 class RunEvents:
     """Sends the events of one run of a job. `processing` is STREAMING or BATCH."""
 
     def __init__(
         self, emitter: Emitter, settings: JobSettings, name: str, run_id: str, processing: str, spark_version: str
     ) -> None:
-        self._emitter = emitter
-        self._namespace, self._name, self._run_id = settings.namespace, name, run_id
+        self._emitter, self._settings = emitter, settings
+        self._name, self._run_id = name, run_id
         job_type = job_type_job.JobTypeJobFacet(processing, "SPARK", "JOB", producer=PRODUCER)
         self._job_facets: dict[str, JobFacet] = {"jobType": job_type}
         engine = processing_engine_run.ProcessingEngineRunFacet(
@@ -153,6 +164,17 @@ class RunEvents:
         if settings.parent is not None:
             self._facets["parent"] = settings.parent
 
+    def as_parent(self) -> JobSettings:
+        """The settings of jobs that this run starts."""
+        run, job = parent_run.Run(self._run_id), parent_run.Job(self._settings.namespace, self._name)
+        facet = parent_run.ParentRunFacet(run, job, producer=PRODUCER)
+        above = self._settings.parent
+        if above is not None:
+            facet.root = above.root or parent_run.Root(
+                parent_run.RootRun(above.run.runId), parent_run.RootJob(above.job.namespace, above.job.name)
+            )
+        return JobSettings(self._settings.namespace, facet)
+
     def send(
         self,
         state: RunState,
@@ -161,8 +183,9 @@ class RunEvents:
         *,
         query: tuple[str, int | None] | None = None,
         error: str | None = None,
+        time: datetime | None = None,
     ) -> None:
-        """Queue an event. `query` is (id, micro-batch); `error` the text of what failed."""
+        """Queue an event. `query` is (id, micro-batch); `error` the text of what failed; `time` is now by default."""
         facets = dict(self._facets)
         if query is not None:
             facets["klog_query"] = QueryRunFacet(*query, producer=PRODUCER)
@@ -170,10 +193,10 @@ class RunEvents:
             facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(shown(error), "PYTHON", producer=PRODUCER)
         self._emitter.emit(
             RunEvent(
-                eventTime=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                eventTime=(time or datetime.now(timezone.utc)).isoformat(timespec="milliseconds"),
                 eventType=state,
                 run=Run(self._run_id, facets),
-                job=Job(self._namespace, self._name, dict(self._job_facets)),
+                job=Job(self._settings.namespace, self._name, dict(self._job_facets)),
                 inputs=[_input(use) for use in inputs],
                 outputs=[_output(use) for use in outputs],
                 producer=PRODUCER,

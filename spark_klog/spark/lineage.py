@@ -19,12 +19,11 @@ its id, which its checkpoint keeps. What is not seen: UNSUPPORTED.md.
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,13 +43,13 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from spark_klog.base.settings import items
-from spark_klog.client.settings import named_cluster
 from spark_klog.errors import ConfigError
 from spark_klog.lineage.datasets import DatasetUse, DatasetUses, folder_use, kafka_namespace, topic_uses
 from spark_klog.lineage.emitter import Emitter
-from spark_klog.lineage.events import JobSettings, RunEvents, RunState, job_name
+from spark_klog.lineage.events import JobSettings, RunEvents, RunState, cause, job_name
+from spark_klog.spark.batch_lineage import BatchLineage
 from spark_klog.spark.listener import SinkProgress, sink_progress, source_progress
+from spark_klog.spark.plans import Place, stream_execution, stream_sink, stream_sources
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -61,22 +60,12 @@ _FLUSH_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 #: Spark's names of what its threads know of the query.
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-#: Before the lines of a Python error in Spark's text.
-_TRACEBACK = "Traceback (most recent call last):"
 #: How Spark describes its own sources and sinks of files.
 _FILES = re.compile(r"(?:FileSink|FileStreamSource)\[(.+)\]")
-#: The options that are read from plans: no other, as there are secrets among them.
-_OPTIONS = ("kafka.bootstrap.servers", "cluster", "subscribe", "assign", "topic")
 #: Micro-batches whose writes are noted and that have not ended.
 _MOST_OPEN_BATCHES = 16
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Topics at a cluster, as options name them; without a namespace if they do not say which cluster."""
-
-    namespace: str | None = None
-    topics: tuple[str, ...] = ()
+#: Sessions of streams whose batch queries are known as theirs.
+_MOST_SESSIONS = 1000
 
 
 @dataclass
@@ -86,9 +75,9 @@ class _Run:
     events: RunEvents
     query_id: str
     handle: Any
-    sources: list[_Place] = field(default_factory=list)
+    sources: list[Place] = field(default_factory=list)
     #: None until the query has planned a micro-batch.
-    sink: _Place | None = None
+    sink: Place | None = None
     #: What the query's options say that it reads.
     declared: DatasetUses = field(default_factory=DatasetUses)
     inputs: DatasetUses = field(default_factory=DatasetUses)
@@ -106,6 +95,16 @@ class _Run:
         except Exception:  # there is no JVM, or it has ended
             return False
 
+    def state(self) -> tuple[RunState, str | None]:
+        """ABORT of a query that runs; how another one has ended, of which Spark has not told."""
+        try:
+            if self.handle.isActive():
+                return RunState.ABORT, None
+            failure = self.handle.exception()
+            return (RunState.COMPLETE, None) if failure.isEmpty() else (RunState.FAIL, str(failure.get().toString()))
+        except Exception:  # there is no JVM, or it has ended
+            return RunState.ABORT, None
+
 
 class LineageListener(StreamingQueryListener):
     """Sends OpenLineage events of the session's streams: see the module, and docs/recipes/lineage.md.
@@ -115,7 +114,7 @@ class LineageListener(StreamingQueryListener):
 
     The server is configured as for all programs that use OpenLineage's Python client: OPENLINEAGE_URL, openlineage.yml
     and others; or give a `client`, which is not closed. `namespace` is that of the jobs. `bootstrap_servers` names the
-    cluster of topics if no plan names it, as with Spark Connect.
+    cluster of topics if no plan names it, as with Spark Connect. With `batches` batch queries have events, too.
 
     A thread sends the events, see `Emitter`: a query neither waits nor fails if the server is down. `close`, which also
     runs when the program ends, waits `flush_seconds` for them at most. `ConfigError` if the client's settings are
@@ -129,6 +128,7 @@ class LineageListener(StreamingQueryListener):
         client: OpenLineageClient | None = None,
         namespace: str | None = None,
         bootstrap_servers: str | None = None,
+        batches: bool = False,
         flush_seconds: float = _FLUSH_SECONDS,
     ) -> None:
         self._spark = spark
@@ -140,7 +140,10 @@ class LineageListener(StreamingQueryListener):
         self.emitter = Emitter(client)
         self._changed = threading.Condition()
         self._runs: dict[str, _Run] = {}
+        #: Settings for batch queries by the session of a stream.
+        self._sessions: dict[str, JobSettings] = {}
         self._is_closed = self._has_warned = False
+        self._batches = BatchLineage(spark, self.emitter, self._application, self._settings_in) if batches else None
         atexit.register(self.close)
 
     # Spark calls these.
@@ -175,15 +178,17 @@ class LineageListener(StreamingQueryListener):
 
         False if `flush_seconds` were too short for all of them. May be called twice.
         """
-        deadline = time.monotonic() + self._flush_seconds
-        self._safely(lambda: self._wait_for_news(deadline))
+        began = time.monotonic()
+        if self._batches is not None:
+            self._batches.close()
+        self._safely(lambda: self._wait_for_news(began + self._flush_seconds / 2))
         with self._changed:
             self._is_closed = True
             runs, self._runs = self._runs, {}
             for run in runs.values():
-                self._safely(partial(self._send_end, run, RunState.ABORT, None))
+                self._safely(partial(self._send_end, run, *run.state()))
         atexit.unregister(self.close)
-        return self.emitter.close(max(0.0, deadline - time.monotonic()))
+        return self.emitter.close(max(0.0, began + self._flush_seconds - time.monotonic()))
 
     def _safely(self, work: Callable[[], object]) -> None:
         """Do `work`; warn if it fails for the first time."""
@@ -201,8 +206,10 @@ class LineageListener(StreamingQueryListener):
             return known
         job = job_name(self._application, name or f"query_{query_id}")
         events = RunEvents(self.emitter, self._settings, job, run_id, "STREAMING", pyspark.__version__)
-        run = _Run(events, query_id, _jvm_query(self._spark, query_id))
-        run.sources = _sources(run.handle)
+        run = _Run(events, query_id, stream_execution(self._spark, query_id))
+        if self._batches is not None and run.handle is not None:
+            self._keep_session(str(run.handle.sparkSessionForStream().sessionUUID()), events)
+        run.sources = stream_sources(run.handle)
         for place in run.sources:
             namespace = place.namespace or self._namespace
             run.declared.add(DatasetUse(namespace, topic) for topic in place.topics if namespace)
@@ -211,6 +218,18 @@ class LineageListener(StreamingQueryListener):
                 self._runs[run_id] = run
                 events.send(RunState.START, run.declared.values(), query=(query_id, None))
         return run
+
+    def _settings_in(self, session: str) -> JobSettings:
+        """The settings for batch queries of a session: those in a stream's are its children."""
+        with self._changed:
+            return self._sessions.get(session, self._settings)
+
+    def _keep_session(self, session: str, events: RunEvents) -> None:
+        """Keep the settings for batch queries of a stream's session; Spark may tell of them after the stream's end."""
+        with self._changed:
+            self._sessions[session] = events.as_parent()
+            if len(self._sessions) > _MOST_SESSIONS:
+                del self._sessions[next(iter(self._sessions))]
 
     def _progress(self, progress: StreamingQueryProgress) -> None:
         run_id = str(progress.runId)
@@ -270,8 +289,8 @@ class LineageListener(StreamingQueryListener):
         if files is not None:
             return [folder_use(files[1], rows)]
         if run.sink is None:
-            run.sink = _sink(run.handle)
-        place = run.sink or _Place()
+            run.sink = stream_sink(run.handle)
+        place = run.sink or Place()
         namespace = place.namespace or (self._namespace if run.handle is None else None)
         if namespace is None:
             return []
@@ -316,7 +335,7 @@ class LineageListener(StreamingQueryListener):
         for uses in run.written.values():  # of a micro-batch that failed
             run.outputs.add(uses.values())
         inputs = {**run.declared, **run.inputs}
-        error = None if failure is None else _cause(failure)
+        error = None if failure is None else cause(failure)
         run.events.send(state, inputs.values(), run.outputs.values(), query=(run.query_id, None), error=error)
 
     def _wait_for_news(self, deadline: float) -> None:
@@ -335,67 +354,3 @@ def _namespace_of(bootstrap_servers: str) -> str:
     if namespace is None:
         raise ConfigError("bootstrap_servers must be HOST:PORT[,HOST:PORT...]")
     return namespace
-
-
-def _cause(failure: str) -> str:
-    """The lines of Spark's text that tell what happened: its first one, Python's error, and the last one of ours."""
-    lines = failure.splitlines()
-    begins = next((number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)), len(lines))
-    python = [line.strip() for line in lines[begins + 1 :] if line and not line[0].isspace()]
-    ours = [line.strip() for line in lines if line.strip().startswith("spark_klog.")]
-    return "\n".join(dict.fromkeys([*lines[:1], *python[:1], *ours[-1:]]))
-
-
-# The query in the JVM. The names are those of Spark 4.0 to 4.3; where one is missing, addresses are not known.
-
-
-def _jvm_query(spark: SparkSession, query_id: str) -> Any:
-    """Spark's StreamExecution; None with Spark Connect, and of a query that has ended."""
-    session = getattr(spark, "_jsparkSession", None) if hasattr(spark, "_jsc") else None
-    query = None if session is None else session.streams().get(query_id)
-    return None if query is None else query.streamingQuery()
-
-
-def _sources(handle: Any) -> list[_Place]:
-    """A place for each source of the query, in the order of its progress records."""
-    if handle is None:
-        return []
-    found: list[Any] = []
-    for leaf in _leaves(handle.analyzedPlan()):
-        if leaf.getClass().getSimpleName() == "StreamingRelationV2" and not any(leaf.equals(one) for one in found):
-            found.append(leaf)
-    return [_place({name: leaf.extraOptions().get(name) for name in _OPTIONS}) for leaf in found]
-
-
-def _sink(handle: Any) -> _Place | None:
-    """The place of the sink's topic; None if the query has planned no micro-batch yet."""
-    execution = None if handle is None else handle.lastExecution()
-    if execution is None:
-        return None
-    plan = execution.logical()
-    if plan.getClass().getSimpleName() != "WriteToMicroBatchDataSource":
-        return _Place()  # a sink of Spark's older interface
-    options = plan.writeOptions()
-    values: dict[str, str | None] = {}
-    keys = options.keysIterator()
-    while keys.hasNext():
-        key = keys.next()
-        if key.lower() in _OPTIONS:
-            values[key.lower()] = options.apply(key)
-    return _place(values)
-
-
-def _leaves(plan: Any) -> Iterator[Any]:
-    leaves = plan.collectLeaves()
-    for number in range(leaves.size()):
-        yield leaves.apply(number)
-
-
-def _place(options: dict[str, str | None]) -> _Place:
-    servers = options.get("kafka.bootstrap.servers")
-    if servers is None and (cluster := options.get("cluster")):
-        servers = named_cluster(cluster).get("bootstrap.servers")
-    topics = items(options.get("subscribe") or options.get("topic") or "")
-    if assign := options.get("assign"):
-        topics = list(json.loads(assign))
-    return _Place(None if servers is None else kafka_namespace(servers), tuple(dict.fromkeys(topics)))

@@ -23,7 +23,7 @@ from spark_klog.spark.listener import observed
 from tests.jobs.support import environment
 from tests.support.openlineage import LineageServer, check_event, lineage_server
 
-from .support import consume, create_topic, produce, values, wait_for
+from .support import consume, create_topic, error_of, produce, read, values, wait_for
 
 Event = dict[str, Any]
 Ranges = dict[tuple[str, int], tuple[int, int]]
@@ -336,6 +336,97 @@ def test_a_listener_that_is_closed_while_a_query_runs(
         query.stop()
     assert lineage.close()
     assert len(events_of(server, query)) == len(events)
+
+
+@pytest.mark.test_all("long")
+def test_a_listener_that_is_removed_before_a_query_ends(
+    spark: SparkSession, servers: str, two_partitions: str, server: LineageServer, tmp_path: Path
+) -> None:
+    """Spark tells it of no end: it looks how the queries have ended."""
+    client = OpenLineageClient(config={"transport": {"type": "http", "url": server.url}})
+    listener = LineageListener(spark, client=client, flush_seconds=4)
+    spark.streams.addListener(listener)
+
+    def fail(rows: DataFrame, batch: int) -> None:
+        raise ValueError("it fails")
+
+    writers = [stream(spark, servers, two_partitions).writeStream for _ in range(2)]
+    writers = [writers[0].format("noop"), writers[1].foreachBatch(fail)]
+    queries = [writer.option("checkpointLocation", str(tmp_path / str(id(writer)))).start() for writer in writers]
+    spark.streams.removeListener(listener)
+    wait_for(lambda: not queries[1].isActive, "the query fails")
+    queries[0].stop()
+    assert listener.close()
+    assert [events_of(server, query)[-1]["eventType"] for query in queries] == ["COMPLETE", "FAIL"]
+
+
+@pytest.mark.test_all("long")
+def test_batch_queries(
+    spark: SparkSession, servers: str, two_partitions: str, server: LineageServer, tmp_path: Path
+) -> None:
+    topic, out, namespace = two_partitions, f"{two_partitions}-out", kafka_namespace(servers)
+    client = OpenLineageClient(config={"transport": {"type": "http", "url": server.url}})
+    # events of Spark's other tests come by the same bus
+    lineage = LineageListener(spark, client=client, namespace=topic, batches=True)
+    spark.streams.addListener(lineage)
+
+    def ended(kind: str, count: int) -> list[Event]:
+        """The last events of `count` batch queries."""
+
+        def ends() -> list[Event]:
+            batches = [one for one in server.events if one["job"]["facets"]["jobType"]["processingType"] == "BATCH"]
+            return [event for event in batches if event["eventType"] == kind]
+
+        wait_for(lambda: len(ends()) >= count, f"{kind} of batch queries")
+        found = ends()
+        server.events.clear()
+        for event in found:
+            check_event(event)
+        return found
+
+    try:
+        rows = read(spark, servers, subscribe=topic)
+        sink = {"kafka.bootstrap.servers": servers, "topic": out}
+        rows.select("value").write.format("klog").options(**sink).mode("append").save()
+        (copy,) = ended("COMPLETE", 1)
+        assert ranges_of(copy) == {(topic, number): (0, 150) for number in range(2)}
+        assert names_of(copy["outputs"]) == [(namespace, out)]
+        assert copy["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == len(consume(servers, out)) == 300
+        assert copy["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 300
+        assert copy["job"]["name"].endswith(f".append.{out.lower()}")
+
+        other = read(spark, servers, assign=json.dumps({out: [0]}), startingOffsets=json.dumps({out: {"0": 290}}))
+        assert rows.join(other, "value").groupBy("value").count().count() == 10
+        (join,) = ended("COMPLETE", 1)
+        expected = {(topic, number): (0, 150) for number in range(2)} | {(out, 0): (290, 300)}
+        assert (ranges_of(join), join["outputs"]) == (expected, [])
+
+        spark.range(10).collect()
+        rows.write.parquet(str(tmp_path / "files"))
+        (files,) = ended("COMPLETE", 1)
+        assert names_of(files["outputs"]) == [("file", str(tmp_path / "files"))]
+        assert names_of(files["inputs"]) == [(namespace, topic)]
+
+        missing = rows.select("value").write.format("klog").options(**{**sink, "topic": f"{topic}-missing"})
+        error_of(missing.mode("append").save)
+        (failed,) = ended("FAIL", 1)
+        assert names_of(failed["inputs"]) == [(namespace, topic)]
+        assert "UNKNOWN_TOPIC_OR_PARTITION" in failed["run"]["facets"]["errorMessage"]["message"]
+
+        def write(batch: DataFrame, number: int) -> None:
+            batch.select("value").write.format("klog").options(**sink).mode("append").save()
+
+        query = run(stream(spark, servers, topic).writeStream.foreachBatch(write), tmp_path / "checkpoint")
+        (child,) = ended("COMPLETE", 1)
+        assert child["run"]["facets"]["parent"]["run"]["runId"] == str(query.runId)
+        wait_for(lambda: any(event["eventType"] == "COMPLETE" for event in server.events), "the stream's end")
+        assert names_of(child["outputs"]) == [(namespace, out)]
+    finally:
+        spark.streams.removeListener(lineage)
+        assert lineage.close()
+    server.events.clear()
+    rows.count()
+    assert (server.events, lineage.emitter.dropped) == ([], 0)
 
 
 @pytest.mark.test_all("kill")
