@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 from openlineage.client import OpenLineageClient
 from pyspark.sql import DataFrame, SparkSession
@@ -391,7 +392,9 @@ def test_batch_queries(
         (copy,) = ended("COMPLETE", 1)
         assert ranges_of(copy) == {(topic, number): (0, 150) for number in range(2)}
         assert names_of(copy["outputs"]) == [(namespace, out)]
-        assert copy["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == len(consume(servers, out)) == 300
+        assert len(consume(servers, out)) == 300
+        written = copy["outputs"][0]["outputFacets"].get("outputStatistics", {}).get("rowCount")
+        assert written == 300 or (written is None and not pyspark.__version__.startswith("4.3."))
         assert copy["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 300
         assert copy["job"]["name"].endswith(f".append.{out.lower()}")
 
