@@ -487,7 +487,7 @@ def test_codes_are_classified_as_by_kafka() -> None:
     """Our remedies match "Retriable" in kafka-python's classes, except codes that Kafka's own clients also retry."""
     beyond = {_E.CORRUPT_MESSAGE}  # CorruptRecordException is a RetriableException in Kafka's client
     found = {item.errno: item for item in vars(kafka.errors).values() if isinstance(getattr(item, "errno", None), int)}
-    newer = {_E.INVALID_REGULAR_EXPRESSION, _E.REBOOTSTRAP_REQUIRED}  # kafka-python does not know them; not retriable
+    newer = {code for code in ErrorCode if code > _E.TRANSACTION_ABORTABLE}  # kafka-python does not know them
     assert not any(code in found or code.remedy is not FAIL for code in newer)
     for code in set(ErrorCode) - newer:
         known: Any = found[code]

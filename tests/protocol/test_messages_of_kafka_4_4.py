@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from spark_klog.errors import ErrorCode
-from spark_klog.protocol.apis import API_VERSIONS, TXN_OFFSET_COMMIT
+from spark_klog.protocol.apis import API_VERSIONS, DELETE_GROUPS, TXN_OFFSET_COMMIT
 from spark_klog.protocol.codec import (
     decode_request,
     decode_request_header,
@@ -49,6 +49,7 @@ REQUESTS: list[tuple[Api, int, dict[str, Any], str]] = [
         *(TXN_OFFSET_COMMIT, 6, _COMMIT),
         "027802670000000000000005000200000004026d0002" + _ID.hex + "0200000001000000000000002a000000030273000000",
     ),
+    (DELETE_GROUPS, 3, {"groups_names": ["g"]}, "02026700"),
 ]
 RESPONSES: list[tuple[Api, int, dict[str, Any], str]] = [
     (API_VERSIONS, 5, {"error_code": int(ErrorCode.REBOOTSTRAP_REQUIRED)}, "0081010000000000"),
@@ -59,6 +60,16 @@ RESPONSES: list[tuple[Api, int, dict[str, Any], str]] = [
             "topics": [{"topic_id": _ID, "partitions": [{"partition_index": 1, "error_code": 100}]}],
         },
         "0000000902" + _ID.hex + "02000000010064000000",
+    ),
+    (
+        *(DELETE_GROUPS, 3),
+        {
+            "results": [
+                {"group_id": "g", "error_code": 134, "error_message": "why"},
+                {"group_id": "h", "error_code": 0, "error_message": None},
+            ]
+        },
+        "000000000302670086047768790002680000000000",
     ),
 ]
 

@@ -94,7 +94,7 @@ async def _describe(broker: Broker, request: Request, group_id: str) -> Message:
 
 
 async def delete_groups(broker: Broker, request: Request, message: Message) -> Message:
-    """DeleteGroups v0-2 (KIP-229): delete groups without members, and their offsets."""
+    """DeleteGroups v0-3 (KIP-229): delete groups without members, and their offsets."""
     names = message["groups_names"]
     if not broker.authorizer.is_admin(request.session):
         code = ErrorCode.GROUP_AUTHORIZATION_FAILED

@@ -275,11 +275,16 @@ LIST_GROUPS = api(16, "ListGroups", "0-5", flexible=3)(
     ),
 )
 
-DELETE_GROUPS = api(42, "DeleteGroups", "0-2", flexible=2)(
+DELETE_GROUPS = api(42, "DeleteGroups", "0-3", flexible=2)(
     struct(F("groups_names", array(STRING))),
     struct(
         F("throttle_time_ms", INT32),
-        structs("results", F("group_id", STRING), F("error_code", INT16)),
+        structs(
+            "results",
+            F("group_id", STRING),
+            F("error_code", INT16),
+            F("error_message", STRING, "3+", nullable="3+", default=None),
+        ),
     ),
 )
 
