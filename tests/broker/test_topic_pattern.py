@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 
 import pytest
@@ -67,17 +68,15 @@ def test_no_expression_takes_long(expression: str) -> None:
 
 @pytest.mark.parametrize("expression", ["(.?){990}", "([ab]?[bc]?){400}", "(((((){1000}){1000}){1000}){1000}){1000}"])
 def test_no_step_takes_long_and_little_is_kept(expression: str) -> None:
+    longest, begin = 0.0, time.process_time()
     pattern = TopicPattern(expression)
-    longest, kept = 0.0, 0
-    for number in range(20):
-        begin = time.process_time()
+    for number in range(200):
         for _ in pattern.steps("abc" * 60 + str(number)):
             longest, begin = max(longest, time.process_time() - begin), time.process_time()
-            kept = max(kept, sum(map(len, {*pattern._steps.values(), *(states for states, _ in pattern._steps)})))
-    assert longest < 0.1
-    assert kept <= topic_pattern._MAX_KEPT + 2 * topic_pattern._MAX_NODES
-    pattern.forget_steps()
-    assert pattern.matches("") == (expression[1] != "b")
+    assert longest < 0.2
+    assert len(pattern._steps) <= topic_pattern._MAX_STEPS
+    assert sum(map(sys.getsizeof, pattern._steps.values())) < 2_000_000
+    assert pattern.matches("")
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,11 @@ _FEW_PATTERNS = 100
 
 
 class _Matches:
-    """The topics that match a pattern; only new names are matched. None matches nothing."""
+    """The topics that match a regular expression; only new names are matched. A broken expression matches nothing."""
 
-    def __init__(self, pattern: TopicPattern | None) -> None:
-        self.pattern = pattern
-        self._known: dict[str, bool] = {}
-        self._seen: Mapping[str, Topic] | None = None
+    def __init__(self, regex: str, *, is_broken: bool = False) -> None:
+        self._regex, self.is_broken = regex, is_broken
+        self._seen: Mapping[str, Topic] = {}
         self.names: frozenset[str] = frozenset()
 
     def is_of(self, topics: Mapping[str, Topic]) -> bool:
@@ -52,15 +51,24 @@ class _Matches:
 
     async def look(self, topics: Mapping[str, Topic], turns: Turns) -> None:
         """Match the names of these topics, without internal ones."""
-        known = {}
-        if self.pattern is not None:
-            for name in topics:
-                if name not in INTERNAL_TOPICS:
-                    matches = self._known.get(name)
-                    known[name] = await _matches_in_turns(self.pattern, name, turns) if matches is None else matches
-            self.pattern.forget_steps()
-        self._known, self._seen = known, topics
-        self.names = frozenset(name for name, matches in known.items() if matches)
+        seen, known = self._seen, self.names
+        names = {name for name in known if name in topics}
+        new = [] if self.is_broken else [name for name in topics if name not in seen and name not in INTERNAL_TOPICS]
+        if new:
+            pattern = TopicPattern(self._regex)  # not kept: it takes a hundred times as long to match as to compile
+            for name in new:
+                if await _matches_in_turns(pattern, name, turns):
+                    names.add(name)
+        self._seen, self.names = topics, frozenset(names)
+
+
+def _is_broken(regex: str) -> bool:
+    try:
+        TopicPattern(regex)
+    except ConfigError as error:
+        _log.warning("members subscribe to no topics by a regular expression: %s", error)
+        return True
+    return False
 
 
 async def _matches_in_turns(pattern: TopicPattern, name: str, turns: Turns) -> bool:
@@ -164,8 +172,8 @@ class ConsumerGroups:
         These are the newest ones, so that two heartbeats do not undo what each other has seen. `ConfigError` if the
         member's regular expression is none; another's, from a log of Kafka's, then matches nothing.
         """
-        if regex and (regex not in self._matches or self._matches[regex].pattern is None):
-            self._keep(regex, TopicPattern(regex))
+        if regex and (regex not in self._matches or self._matches[regex].is_broken):
+            TopicPattern(regex)
         self._resolving[regex or ""] += 1
         try:
             while True:
@@ -182,20 +190,11 @@ class ConsumerGroups:
     def _pattern(self, regex: str) -> _Matches:
         matches = self._matches.get(regex)
         if matches is None:
-            try:
-                pattern: TopicPattern | None = TopicPattern(regex)
-            except ConfigError as error:
-                _log.warning("members subscribe to no topics by a regular expression: %s", error)
-                pattern = None
-            matches = self._keep(regex, pattern)
-        return matches
-
-    def _keep(self, regex: str, pattern: TopicPattern | None) -> _Matches:
-        if len(self._matches) >= self._most_patterns:
-            used = set(self._resolving).union(*(group.regexes for group in self._groups.values()))
-            self._matches = {each: matches for each, matches in self._matches.items() if each in used}
-            self._most_patterns = max(_FEW_PATTERNS, 2 * len(self._matches))
-        matches = self._matches[regex] = _Matches(pattern)
+            if len(self._matches) >= self._most_patterns:
+                used = set(self._resolving).union(*(group.regexes for group in self._groups.values()))
+                self._matches = {each: matches for each, matches in self._matches.items() if each in used}
+                self._most_patterns = max(_FEW_PATTERNS, 2 * len(self._matches))
+            matches = self._matches[regex] = _Matches(regex, is_broken=_is_broken(regex))
         return matches
 
     def _matching(self, allows: Callable[[str], bool]) -> Matching:

@@ -1,10 +1,10 @@
 """Regular expressions over topic names that groups subscribe to (KIP-848), in the syntax of RE2.
 
 Clients choose them, so matching takes time in proportion to the name, whatever the expression is: Python's `re` would
-take years for some. An expression becomes a nondeterministic automaton, whose sets of states are looked up in a table
-that grows with the names matched, up to a limit; characters that no part of the expression tells apart are one in it.
-There are no back-references, look-around and word boundaries (the first two are not in RE2 either), and no Unicode
-classes: names are ASCII.
+take years for some. An expression becomes a nondeterministic automaton, whose sets of states (numbers with a bit for
+each) are looked up in a table that grows with the names matched, up to a limit; characters that no part of the
+expression tells apart are one in it. There are no back-references, look-around and word boundaries (the first two are
+not in RE2 either), and no Unicode classes: names are ASCII.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _POSIX = {
     "xdigit": frozenset(string.hexdigits),
 }
 _MAX_LENGTH, _MAX_DEPTH, _MAX_NODES, _MAX_COUNT = 2048, 50, 2000, 1000
-#: Entries of the table of a pattern, and states in all its sets; beyond them it begins anew.
-_MAX_STEPS, _MAX_KEPT = 20_000, 50_000
+#: Entries of the table of a pattern, of some 300 bytes; beyond them it begins anew.
+_MAX_STEPS = 5000
 #: Parts that an expression has once its repetitions are written out; empty ones need no state.
 _MAX_PARTS = 20_000
 _COUNTS = re.compile(r"\{(\d{1,5})(,(\d{1,5})?)?\}")
@@ -258,13 +258,18 @@ class TopicPattern:
         self._fail = parser.fail
         self._final = self._state(None)
         start = self._add(node, self._final)
-        self._start = self._closed({start}, is_start=True)
+        self._closed = self._closures()
+        final = 1 << self._final
+        self._start = self._closures(is_start=True)[start]
+        self._matches_empty = bool(self._closures(is_start=True, is_end=True)[start] & final)
+        ends = self._closures(is_end=True)
+        #: The states in which a name may end.
+        self._ends = sum(1 << state for state, closed in enumerate(ends) if closed & final)
         #: One character for all that the expression does not tell apart.
         self._alike = _alike({taken for taken in self._takes if isinstance(taken, frozenset)})
-        self._steps: dict[tuple[frozenset[int], str], frozenset[int]] = {}
-        #: The sets in the table, each once, and the number of states in them.
-        self._sets: dict[frozenset[int], frozenset[int]] = {}
-        self._kept = 0
+        #: The states that take a character.
+        self._takers: dict[str, int] = {}
+        self._steps: dict[tuple[int, str], int] = {}
 
     def matches(self, name: str) -> bool:
         """Whether the whole name matches."""
@@ -275,53 +280,46 @@ class TopicPattern:
         """Match a name with a pause (None) after each step that takes time; the last value says whether it matches."""
         states = self._start
         for character in name:
-            alike = self._alike.get(character, character)
-            following = self._steps.get((states, alike))
+            step = states, self._alike.get(character, character)
+            following = self._steps.get(step)
             if following is None:
-                following = self._keep(
-                    states,
-                    alike,
-                    self._closed(
-                        {after for state in states if self._reads(state, alike) for after in self._nexts[state]}
-                    ),
-                )
+                if len(self._steps) >= _MAX_STEPS:
+                    self._steps.clear()
+                following = self._steps[step] = self._after(*step)
                 yield None
             if not following:
                 yield False
                 return
             states = following
-        yield self._final in self._closed(set(states), is_start=not name, is_end=True)
+        yield bool(states & self._ends) if name else self._matches_empty
 
-    def forget_steps(self) -> None:
-        """Free the table, which may take 2 MB, until the next name."""
-        self._steps, self._sets, self._kept = {}, {}, 0
-
-    def _keep(self, states: frozenset[int], character: str, following: frozenset[int]) -> frozenset[int]:
-        """Note a step in the table."""
-        if len(self._steps) >= _MAX_STEPS or self._kept >= _MAX_KEPT:
-            self.forget_steps()
-        for each in (states, following):
-            if each not in self._sets:
-                self._sets[each] = each
-                self._kept += len(each)
-        self._steps[self._sets[states], character] = self._sets[following]
-        return self._sets[following]
-
-    def _reads(self, state: int, character: str) -> bool:
-        taken = self._takes[state]
-        return isinstance(taken, frozenset) and character in taken
-
-    def _closed(self, states: set[int], *, is_start: bool = False, is_end: bool = False) -> frozenset[int]:
-        """These states and those that they lead on to without a character."""
-        left = list(states)
+    def _after(self, states: int, character: str) -> int:
+        """The states that these lead to with a character."""
+        takers = self._takers.get(character)
+        if takers is None:
+            those = (isinstance(taken, frozenset) and character in taken for taken in self._takes)
+            takers = self._takers[character] = sum(1 << state for state, takes in enumerate(those) if takes)
+        left, following = states & takers, 0
         while left:
-            state = left.pop()
-            taken = self._takes[state]
-            if taken is None or (isinstance(taken, _Anchor) and (is_start if taken.is_start else is_end)):
-                fresh = [after for after in self._nexts[state] if after not in states]
-                states.update(fresh)
-                left += fresh
-        return frozenset(states)
+            state = left.bit_length() - 1
+            left ^= 1 << state
+            for after in self._nexts[state]:
+                following |= self._closed[after]
+        return following
+
+    def _closures(self, *, is_start: bool = False, is_end: bool = False) -> list[int]:
+        """For each state: itself, and those that it leads on to without a character."""
+        closed = [1 << state for state in range(len(self._takes))]
+        is_changed = True
+        while is_changed:
+            is_changed = False
+            for state, taken in enumerate(self._takes):  # most lead to earlier ones, so that few rounds do
+                if taken is None or (isinstance(taken, _Anchor) and (is_start if taken.is_start else is_end)):
+                    before = closed[state]
+                    for after in self._nexts[state]:
+                        closed[state] |= closed[after]
+                    is_changed |= closed[state] != before
+        return closed
 
     def _state(self, taken: frozenset[str] | _Anchor | None, *nexts: int) -> int:
         if len(self._takes) >= _MAX_NODES:
