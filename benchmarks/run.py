@@ -25,6 +25,7 @@ from benchmarks.clients import COMMANDS, CONNECTOR, CONSUMER, PRODUCER, TLS
 from benchmarks.connections import CONNECTIONS
 from benchmarks.dataframes import DATAFRAMES
 from benchmarks.figures import Bench, Result, Side, Work, failures, render
+from benchmarks.installs import INSTALLS
 from benchmarks.kernels import BREAKDOWN, CODECS, DECODE, ENCODE
 from benchmarks.loading import LOAD, WORKER_MEMORY
 from benchmarks.machine import code_state, commit, describe
@@ -66,6 +67,7 @@ WORK: tuple[Work, ...] = (
     CONNECTIONS,
     GROUPS,
     EVENT_LOOP,
+    INSTALLS,
 )
 
 _DESCRIPTION = "Measure klog beside its peers and write the report."

@@ -23,7 +23,7 @@ EXTRAS = {
 }
 
 #: The newest versions that the tests have run with. Newer ones are used with a warning.
-NEWEST_TESTED = {"pyspark": "4.3", "pandas": "2"}
+NEWEST_TESTED = {"pyspark": "4.3", "pandas": "3"}
 
 
 def is_untested(package: str, version: str) -> bool:

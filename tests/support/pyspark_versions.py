@@ -23,13 +23,14 @@ log = logging.getLogger(__name__)
 #: The newest version of pyspark whose Kafka connector is on Maven.
 WITH_CONNECTOR = "4.1.1"
 #: (Python, pyspark) pairs of `make matrix`, in addition to `oldest` and `with_connector`.
-_NEWER = (("3.12", "4.2.1"), ("3.13", "4.3.0"), ("3.14", "4.3.0"))
+_NEWER = (("3.12", "4.1.4"), ("3.12", "4.2.1"), ("3.13", "4.3.0"), ("3.14", "4.3.0"))
 _INSTALL_SECONDS = 900
 
 
 def with_connector() -> Path:
-    """Python of an environment with pyspark `WITH_CONNECTOR` and the newest versions of the other dependencies."""
-    return _environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, _with_pyspark(WITH_CONNECTOR))
+    """Python of an environment with pyspark `WITH_CONNECTOR`, pandas 2 and the newest other dependencies."""
+    packages = _with_pyspark(WITH_CONNECTOR, "pandas<3")
+    return _environment(f"pyspark-{WITH_CONNECTOR}-klog", sys.executable, packages)
 
 
 def newer() -> tuple[list[Path], list[str]]:
@@ -58,8 +59,8 @@ def oldest() -> Path:
     return _environment(f"oldest-{name}-{Path(python).name}", python, versions)
 
 
-def _with_pyspark(version: str) -> list[str]:
-    return [f"pyspark=={version}", "pandas<3", *(text for text in _dependencies() if not text.startswith("pyspark"))]
+def _with_pyspark(version: str, *more: str) -> list[str]:
+    return [f"pyspark=={version}", *more, *(text for text in _dependencies() if not text.startswith("pyspark"))]
 
 
 def lower_bound(requirement: str) -> str:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from .registries import download
+
 _ROOT = Path(__file__).parent.parent.parent
 _SOURCES = ("pyproject.toml", "README.md", "LICENSE", "pyspark_klog.py", "spark_klog", "tests", "jobs", "notebooks")
 _SECONDS = 500
@@ -61,3 +63,19 @@ def wheel_of_run(root: Path) -> Path:
             building.rename(folder)
     (wheel,) = (folder / "dist").glob("spark_klog-*.whl")
     return wheel
+
+
+def fresh_environment(folder: Path, *packages: str) -> Path:
+    """The Python of a virtual environment in `folder`, made if it is not there, with these packages and no pip."""
+    python = folder / "environment" / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True, timeout=_SECONDS)
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *packages]
+    download(packages[0], [*command, "--disable-pip-version-check"], seconds=_SECONDS)
+    return python
+
+
+def site_packages(python: Path) -> Path:
+    """The folder of an environment's packages."""
+    (site,) = python.parents[1].glob("lib/python*/site-packages")
+    return site
