@@ -206,10 +206,8 @@ class LineageListener(StreamingQueryListener):
             return known
         job = job_name(self._application, name or f"query_{query_id}")
         events = RunEvents(self.emitter, self._settings, job, run_id, "STREAMING", pyspark.__version__)
-        run = _Run(events, query_id, stream_execution(self._spark, query_id))
-        if self._batches is not None and run.handle is not None:
-            self._keep_session(str(run.handle.sparkSessionForStream().sessionUUID()), events)
-        run.sources = stream_sources(run.handle)
+        run = _Run(events, query_id, None)
+        self._safely(lambda: self._look_up(run))  # a platform may deny it: the offsets are still known
         for place in run.sources:
             namespace = place.namespace or self._namespace
             run.declared.add(DatasetUse(namespace, topic) for topic in place.topics if namespace)
@@ -218,6 +216,14 @@ class LineageListener(StreamingQueryListener):
                 self._runs[run_id] = run
                 events.send(RunState.START, run.declared.values(), query=(query_id, None))
         return run
+
+    def _look_up(self, run: _Run) -> None:
+        """Ask the JVM for the query and its plan."""
+        run.handle = stream_execution(self._spark, run.query_id)
+        if run.handle is not None:
+            run.sources = stream_sources(run.handle)
+            if self._batches is not None:
+                self._keep_session(str(run.handle.sparkSessionForStream().sessionUUID()), run.events)
 
     def _settings_in(self, session: str) -> JobSettings:
         """The settings for batch queries of a session: those in a stream's are its children."""
@@ -254,7 +260,7 @@ class LineageListener(StreamingQueryListener):
                 # of a source that a query has twice Spark counts no rows
                 inputs.add(topic_uses(namespace, ranges, source.numInputRows or None))
         written = sink_progress("", batch, progress.observedMetrics)
-        outputs.add(self._outputs(run, progress, written))
+        self._safely(lambda: outputs.add(self._outputs(run, progress, written)))
         with self._changed:
             if self._runs.get(run_id) is not run:
                 return
@@ -289,7 +295,11 @@ class LineageListener(StreamingQueryListener):
         if files is not None:
             return [folder_use(files[1], rows)]
         if run.sink is None:
-            run.sink = stream_sink(run.handle)
+            try:
+                run.sink = stream_sink(run.handle)
+            except Exception:
+                run.sink = Place()
+                raise
         place = run.sink or Place()
         namespace = place.namespace or (self._namespace if run.handle is None else None)
         if namespace is None:

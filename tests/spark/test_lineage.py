@@ -362,6 +362,37 @@ def test_a_listener_that_is_removed_before_a_query_ends(
 
 
 @pytest.mark.test_all("long")
+def test_a_platform_that_denies_plans(
+    spark: SparkSession,
+    servers: str,
+    two_partitions: str,
+    server: LineageServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The offsets are in the progress records; the listener has the cluster's address as an argument."""
+
+    def deny(*_: object) -> None:
+        raise PermissionError("py4j.security.Py4JSecurityException")
+
+    monkeypatch.setattr("spark_klog.spark.lineage.stream_execution", deny)
+    client = OpenLineageClient(config={"transport": {"type": "http", "url": server.url}})
+    listener = LineageListener(spark, client=client, bootstrap_servers=servers)
+    spark.streams.addListener(listener)
+    try:
+        query = run(stream(spark, servers, two_partitions).writeStream.format("noop"), tmp_path)
+        events = events_of(server, query)
+    finally:
+        spark.streams.removeListener(listener)
+        listener.close()
+    assert [event["eventType"] for event in events] == ["START", "RUNNING", "COMPLETE"]
+    assert ranges_of(events[-1]) == {(two_partitions, 0): (0, 150), (two_partitions, 1): (0, 150)}
+    assert names_of(events[-1]["inputs"]) == [(kafka_namespace(servers), two_partitions)]
+    assert sum("lineage of a query is incomplete" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.test_all("long")
 def test_batch_queries(
     spark: SparkSession, servers: str, two_partitions: str, server: LineageServer, tmp_path: Path
 ) -> None:
