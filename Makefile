@@ -49,7 +49,7 @@ soak: $(VENV)/test.installed $(VENV)/spark-home.made
 	SPARK_KLOG_SCRIPTED=full $(BIN)/python -m pytest --timeout=3600 tests/spark/test_scripted_brokers.py $(ARGS)
 	SPARK_KLOG_PRODUCER_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_producer_scripts.py tests/client/test_producer_brokers.py tests/spark/test_producer_cache.py $(ARGS)
 	SPARK_KLOG_INTERRUPT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_interrupts.py tests/cli/test_consume_produce.py $(ARGS)
-	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py tests/client/test_consumer_faults.py tests/client/test_tcp_faults.py $(ARGS)
+	SPARK_KLOG_FAULT_SECONDS=600 $(BIN)/python -m pytest --timeout=3600 tests/client/test_random_faults.py tests/client/test_consumer_faults.py tests/client/test_tcp_faults.py tests/client/test_member_epochs.py $(ARGS)
 	SPARK_KLOG_EXACTLY_ONCE=full $(BIN)/python -m pytest --timeout=3600 tests/spark/exactly_once $(ARGS)
 	SPARK_KLOG_ROUND_TRIP=1000000 $(BIN)/python -m pytest --timeout=3600 tests/spark/test_round_trip.py $(ARGS)
 
