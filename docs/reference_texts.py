@@ -68,7 +68,7 @@ CURES = {
     "CommitFailed": "Call `poll`: a member gets the records again. Raise `max.poll.interval.ms` if work takes long.",
     "ConcurrentUse": "Use a consumer from one thread; any thread may call `wakeup` and `close`.",
     "ConfigError": "Change the option that the text names.",
-    "MissingPackage": "Install the extra by the command that the text gives.",
+    "MissingPackage": "Run the command that the text gives.",
     "ConnectionFailed": "Check address and network with `klog doctor --bootstrap-server HOST:PORT`.",
     "ConsumerClosed": "Make a new `Consumer`; after a fork, in the new process.",
     "ConsumerTimeout": "Iterate again, or raise `consumer.timeout.ms`.",

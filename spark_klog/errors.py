@@ -207,7 +207,7 @@ class ConfigError(KlogError, ValueError):
 
 
 class MissingPackage(ConfigError, ImportError):
-    """A package of an extra that is not installed; the message has the command that installs it."""
+    """A package of an extra that is not installed, or can't be imported; the message has the command that mends it."""
 
 
 class PartitionsMismatch(ConfigError):

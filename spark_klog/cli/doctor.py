@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version as package_version
 from itertools import starmap
 from pathlib import Path
 
 import click
 
 import spark_klog
-from spark_klog.base.extras import NEWEST_TESTED, is_installed, is_untested
+from spark_klog.base.extras import NEWEST_TESTED, fault_of, is_installed, is_untested
 from spark_klog.base.in_a_thread import addresses_of
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.output import StatusLine, say
@@ -41,14 +43,21 @@ _ROUND_TRIP_SECONDS = 240.0
 _STEP_SECONDS = 10.0
 _REQUEST_MS = "10000"
 _INSTALL_PYSPARK = "pip install 'pyspark[sql]>=4.0'"
+#: The first runtime with Spark 4.
+_CONNECT_OF_SPARK_4 = "pip install 'databricks-connect>=17'"
 _ADVERTISED = "The broker names this address itself (advertised.listeners): it must be one that clients can reach"
-#: What the Python of Spark's workers runs: the version, or the first module that it lacks.
+#: What the Python of Spark's workers runs: the version, or the first module that it lacks, or what keeps one from use.
 _OF_WORKERS = """
 import sys
 from importlib.util import find_spec
-for name in ("pyspark", "spark_klog", "pyspark_klog", "pyarrow", "pandas"):
+for name in ("pyspark", "spark_klog", "pyspark_klog"):
     if find_spec(name) is None:
         sys.exit(f"No module named '{name}'")
+from spark_klog.base.extras import fault_of
+for name in ("pyarrow", "pandas"):
+    fault = fault_of(name)
+    if fault is not None:
+        sys.exit("%s\t%s\t%s" % (name, *fault))
 print("%d.%d" % sys.version_info[:2])
 """
 #: What they run in this folder: where they find the package, and its kernel.
@@ -115,8 +124,10 @@ def worker_python() -> str:
     code, output = _output([os.path.abspath(path), "-c", _OF_WORKERS], cwd=os.path.dirname(sys.executable))
     last = (output.strip().splitlines() or ["it failed"])[-1]  # warnings may come before
     if code:
-        if "'pyarrow'" in last or "'pandas'" in last:
-            advice = f"{path} -m pip install 'spark-klog[spark]', or {advice}"
+        if last.count("\t") == 2:
+            name, what, remedy = last.split("\t")
+            remedy = remedy.replace("pip install", f"{path} -m pip install")
+            raise NotWell(f"{where}: {path}: {name} {what}", f"{remedy}, or {advice}")
         raise NotWell(f"{where}: {path}: {last}", advice)
     ours = ".".join(map(str, sys.version_info[:2]))
     if last != ours:
@@ -169,18 +180,48 @@ def spark_version() -> str:
     try:
         import pyspark
     except Exception as error:  # of a broken environment: any
-        raise NotWell(f"it can't be imported: {type(error).__name__}: {error}", _INSTALL_PYSPARK) from None
+        raise NotWell(f"it can't be imported: {type(error).__name__}: {error}", _other_pyspark()) from None
     version: str = pyspark.__version__
     if int(version.partition(".")[0]) < _OLDEST_SPARK:
-        raise NotWell(f"{version} is older than {_OLDEST_SPARK}.0, the first that klog can use", _INSTALL_PYSPARK)
-    if missing := [name for name in ("pyarrow", "pandas") if not is_installed(name)]:
-        raise NotWell(f"{version}, but the connector lacks {' and '.join(missing)}", "pip install 'spark-klog[spark]'")
+        raise NotWell(f"{version} is older than {_OLDEST_SPARK}.0, the first that klog can use", _other_pyspark())
     home = os.environ.get("SPARK_HOME")
     if home and not (Path(home) / "jars").is_dir():
         raise NotWell(f"{version}, but SPARK_HOME={home} has no jars", "unset SPARK_HOME")
     if is_untested("pyspark", version):
         version += f", newer than {NEWEST_TESTED['pyspark']}, the last that klog is tested with"
     return version + (f", with SPARK_HOME={home}" if home else "")
+
+
+def _other_pyspark() -> str:
+    """How to get a pyspark that can be used; one that a platform brings must not be installed over."""
+    if _has_metadata("pyspark"):
+        return _INSTALL_PYSPARK
+    if _has_metadata("databricks-connect"):
+        return f"{_CONNECT_OF_SPARK_4}, for a runtime of that version. A pyspark beside it would replace its files"
+    return (
+        f"use a runtime with Spark {_OLDEST_SPARK}.0 or later: this pyspark is the platform's, and one that pip installs "
+        "would hide it or replace its files"
+    )
+
+
+def _has_metadata(name: str) -> bool:
+    try:
+        package_version(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def arrow(has_spark: bool) -> str:
+    """The version of pyarrow; with pyspark, which needs pandas for it, also that pandas can be imported."""
+    if not has_spark and not is_installed("pyarrow"):
+        return "not installed, which loads and all that is Arrow need: pip install 'spark-klog[spark]' brings it"
+    for name in ("pyarrow", "pandas") if has_spark else ("pyarrow",):
+        if fault := fault_of(name):
+            raise NotWell(f"{name} {fault.what}", fault.remedy)
+    import pyarrow as pa
+
+    return str(pa.__version__)
 
 
 def no_spark_here() -> str:
@@ -322,9 +363,9 @@ Examples:
 def doctor(cluster: ChosenCluster, as_json: bool, no_spark: bool) -> None:
     """Check this machine and, with --bootstrap-server or --cluster, the way to a cluster. Exits with 1 on a finding.
 
-    Checks Python, the Python of Spark's workers, Java, pyspark and the kernel; then DNS, TCP, TLS and Kafka (SASL,
-    ApiVersions) of each server, metadata, and the brokers that it names; at last, as it takes up to a minute, rows
-    through Spark and a broker of its own.
+    Checks Python, the Python of Spark's workers, Java, pyspark, pyarrow and the kernel; then DNS, TCP, TLS and Kafka
+    (SASL, ApiVersions) of each server, metadata, and the brokers that it names; at last, as it takes up to a minute,
+    rows through Spark and a broker of its own.
     """
     settings = cluster.settings()
     is_well, status = True, StatusLine(is_quiet=as_json)
@@ -349,7 +390,8 @@ def _stages(settings: dict[str, str], no_spark: bool) -> Iterator[tuple[str, Ite
     checks = {"Python": python, "pyspark": no_spark_here}
     if has_spark:
         checks |= {"Spark's Python": worker_python, "Java": java, "pyspark": spark_version}
-    yield "checking this machine", starmap(run, {**checks, "kernel": kernel}.items())
+    checks |= {"pyarrow": partial(arrow, has_spark), "kernel": kernel}
+    yield "checking this machine", starmap(run, checks.items())
     if "bootstrap.servers" in settings:
         yield "checking the way to the cluster", way_to(settings)
     if has_spark and not no_spark:

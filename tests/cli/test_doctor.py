@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib.metadata import PackageNotFoundError
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -312,3 +313,28 @@ def test_the_versions_are_those_of_the_package() -> None:
 def test_a_round_trip_through_spark() -> None:
     finding = doctor.run("Spark", doctor.round_trip)
     assert (finding.advice, finding.found[:34]) == ("", "1000 of 1000 rows written and read")
+
+
+@pytest.mark.parametrize(
+    ("packages", "advice"),
+    [
+        (("pyspark",), "pip install 'pyspark[sql]>=4.0'"),
+        (("databricks-connect",), "pip install 'databricks-connect>=17'"),
+        ((), "use a runtime with Spark 4.0 or later"),
+    ],
+)
+def test_an_old_pyspark(monkeypatch: pytest.MonkeyPatch, packages: tuple[str, ...], advice: str) -> None:
+    """One that a platform brings, of which pip does not know under this name, is not to be installed over."""
+    import pyspark
+
+    def version(name: str) -> str:
+        if name in packages:
+            return "3.5.2"
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(pyspark, "__version__", "3.5.2")
+    monkeypatch.setattr(doctor, "package_version", version)
+    found = _doctor()[1]["pyspark"]
+    assert found["found"].startswith("3.5.2 is older than 4.0")
+    assert found["advice"].startswith(advice)
+    assert ("pyspark[sql]" in found["advice"]) == ("pyspark" in packages)

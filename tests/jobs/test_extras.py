@@ -42,13 +42,7 @@ _OLD_PYSPARK, _NEW_PYSPARK = "4.0.5", "4.4.0.dev1"
 _IMPORT_SECONDS = 0.08
 
 #: Modules that users import, and that need an extra.
-_MODULES = (
-    "pyspark_klog",
-    "spark_klog.spark.listener",
-    "spark_klog.spark.lineage",
-    "spark_klog.load",
-    "spark_klog.restore",
-)
+_MODULES = ("spark_klog.spark.listener", "spark_klog.spark.lineage", "spark_klog.load", "spark_klog.restore")
 
 _CLIENT = """
 import sys, time
@@ -182,7 +176,7 @@ except ImportError as error:
     told = _python(sys.executable, "-c", _BARE + program, folder=tmp_path, PYTHONPATH=str(ROOT))
     assert told.endswith("needs pyarrow, which is not installed: pip install 'spark-klog[spark]'\n")
     there = _BARE.replace("'pyarrow', 'pandas', 'numpy', ", "")
-    if module in ("pyspark_klog", "spark_klog.spark.listener", "spark_klog.spark.lineage"):
+    if module in ("spark_klog.spark.listener", "spark_klog.spark.lineage"):
         told = _python(sys.executable, "-c", there + program, folder=tmp_path, PYTHONPATH=str(ROOT))
         assert told.endswith("needs pyspark, which is not installed: pip install 'spark-klog[pyspark]'\n")
 

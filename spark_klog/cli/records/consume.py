@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_klog.base.extras import is_installed
+from spark_klog.base.extras import is_usable
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import TopicPartition, topic_pattern
 from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
@@ -124,7 +124,7 @@ def consume(
         raise click.UsageError("give only one of --follow and --until")
     if group is not None and (partitions or until is not None):
         raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
-    as_arrow = is_installed("pyarrow")  # the same, faster
+    as_arrow = is_usable("pyarrow")  # the same, faster
     filters = [Where(text) for text in where]
     printed = _form(form, key_separator, delimiter, shows_null, as_json, as_arrow)
     render = _json_lines(as_arrow) if printed is None else printed.render

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
 
 import click
 
-from spark_klog.base.extras import is_installed
+from spark_klog.base.extras import is_usable
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
@@ -275,9 +275,13 @@ class _Lines:
     #: Lines sent so far.
     count: int = 0
 
+    @cached_property
+    def _has_arrow(self) -> bool:
+        return is_usable("pyarrow")  # where it is not, asking again is slow
+
     def send(self, producer: Producer, lines: list[bytes]) -> None:
         """Write the lines; `ConfigError` names the one that can't be a record."""
-        if len(lines) >= _ARROW_LINES and is_installed("pyarrow"):
+        if len(lines) >= _ARROW_LINES and self._has_arrow:
             self._send_table(producer, lines)
             self.count += len(lines)
             return
