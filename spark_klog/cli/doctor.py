@@ -199,8 +199,8 @@ def _other_pyspark() -> str:
     if _has_metadata("databricks-connect"):
         return f"{_CONNECT_OF_SPARK_4}, for a runtime of that version. A pyspark beside it would replace its files"
     return (
-        f"use a runtime with Spark {_OLDEST_SPARK}.0 or later: this pyspark is the platform's, and one that pip installs "
-        "would hide it or replace its files"
+        f"use a runtime with Spark {_OLDEST_SPARK}.0 or later: this pyspark is the platform's, and one that pip "
+        "installs would hide it or replace its files"
     )
 
 

@@ -173,6 +173,14 @@ def test_options_win_over_settings_and_these_over_the_file(tmp_path: Path) -> No
             "authorizer.class.name=kafka.Any",
             "setting authorizer.class.name=kafka.Any: authorizer classes are not supported",
         ),
+        (
+            "group.consumer.sesion.timeout.ms=1",
+            "unknown setting 'group.consumer.sesion.timeout.ms'; did you mean group.",
+        ),
+        (
+            "log.dir=/a\ngroup.consumer.session.timeout.ms=3000",
+            "group.consumer.session.timeout.ms=3000 must be greater than group.consumer.heartbeat.interval.ms=5000",
+        ),
         ("config.providers=file", "setting config.providers=file: values are not looked up by providers"),
         ("metrics.listen=9100\nlog.dir=/a", "setting metrics.listen: '9100' is not HOST:PORT"),
     ],

@@ -51,9 +51,9 @@ _INT, _NATURAL_INT, _LONG = _number("int", 1), _number("int", 0), _number("long"
 _FEATURES = tuple(
     words(
         """
-        alter. compression. controlled. controller.quorum. delegation. errors.deadletterqueue. group.consumer.
-        group.coordinator. group.share. group.streams. log.cleaner.io. log.remote. metadata. password. quota. remote.
-        replica. sasl.kerberos. sasl.login. sasl.oauthbearer. share. zookeeper.ssl.
+        alter. compression. controlled. controller.quorum. delegation. errors.deadletterqueue. group.coordinator.
+        group.share. group.streams. log.cleaner.io. log.remote. metadata. password. quota. remote. replica.
+        sasl.kerberos. sasl.login. sasl.oauthbearer. share. zookeeper.ssl.
         """
     )
 )
@@ -68,6 +68,10 @@ _WITHOUT_USE = words(
     controller.quota.window.size.seconds controller.socket.timeout.ms create.topic.policy.class.name
     default.replication.factor delete.records.purgatory.purge.interval.requests delete.topic.enable
     early.start.listeners eligible.leader.replicas.enable fetch.purgatory.purge.interval.requests
+    group.consumer.assignment.interval.ms group.consumer.assignors group.consumer.max.assignment.interval.ms
+    group.consumer.max.heartbeat.interval.ms group.consumer.max.session.timeout.ms group.consumer.migration.policy
+    group.consumer.min.assignment.interval.ms group.consumer.min.heartbeat.interval.ms
+    group.consumer.min.session.timeout.ms group.consumer.regex.refresh.interval.ms
     initial.broker.registration.timeout.ms inter.broker.listener.name inter.broker.protocol.version
     kafka.metrics.polling.interval.secs kafka.metrics.reporters leader.imbalance.check.interval.seconds
     leader.imbalance.per.broker.percentage log.cleaner.threads log.dir.failure.timeout.ms
@@ -245,6 +249,11 @@ def broker_config(
         metrics_address=parse_listen(metrics, metrics_option) if metrics else None,
         **values,
     )
+    if config.consumer_session_ms <= config.consumer_heartbeat_ms:
+        raise ConfigError(
+            f"group.consumer.session.timeout.ms={config.consumer_session_ms} must be greater than group.consumer."
+            f"heartbeat.interval.ms={config.consumer_heartbeat_ms}: members would be removed between heartbeats"
+        )
     if without_use:
         _log.warning("these Kafka settings have no effect: %s", ", ".join(without_use))
     if settings:
