@@ -14,10 +14,9 @@ import json
 import logging
 import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import IO, Any, TypeVar
 from unicodedata import combining, east_asian_width
@@ -38,8 +37,14 @@ _CONTROL_IN_LINES = re.compile(f"(?![\n\t])[{_CONTROLS}]")
 INTERRUPTED = 130
 #: Between two columns of a table.
 _GAP = "  "
+#: Milliseconds.
+_PERIODS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
+#: Of sizes.
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 _ERASE_LINE = "\r\x1b[K"
 _BAR_CELLS = 24
+#: Columns and lines of a terminal that does not say how many it has.
+_USUAL_SIZE = os.terminal_size((80, 24))
 #: Seconds between two drawings of a bar.
 _DRAWN_EVERY = 0.1
 
@@ -98,13 +103,13 @@ class StatusLine:
 
     def __init__(self, stream: IO[str] | None = None, *, is_quiet: bool = False) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self.is_shown = not is_quiet and self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.is_shown = not is_quiet and can_move_cursor(self._stream)
         self._is_drawn = False
 
     def show(self, text: str) -> None:
         if self.is_shown:
             self._is_drawn = True
-            self._write(_ERASE_LINE + fitting(escaped(text), shutil.get_terminal_size().columns - 1))
+            self._write(_ERASE_LINE + fitting(escaped(text), terminal_size(self._stream).columns - 1))
 
     def erase(self) -> None:
         """Make room for another line, until the next `show`."""
@@ -124,11 +129,15 @@ class StatusLine:
 
 
 class Bar(StatusLine):
-    """A bar of progress on stderr: what, how many of `total` (None: unknown) are done, and the time that is left."""
+    """A bar of progress on stderr: what, how many of `total` (None: unknown) are done, and the time that is left.
 
-    def __init__(self, what: str, total: int | None, *, is_quiet: bool = False) -> None:
+    `is_size` says that they are bytes.
+    """
+
+    def __init__(self, what: str, total: int | None, *, is_quiet: bool = False, is_size: bool = False) -> None:
         super().__init__(is_quiet=is_quiet)
         self.what, self.total = what, total
+        self._amount: Callable[[int], str] = size_text if is_size else "{:,}".format
         self._began = time.monotonic()
         self._drawn_at = 0.0
 
@@ -141,11 +150,50 @@ class Bar(StatusLine):
 
     def _text(self, done: int, seconds: float) -> str:
         if not self.total:
-            return f"{self.what} {done:,}"
+            return f"{self.what} {self._amount(done)}"
         part = min(1.0, done / self.total)
         cells = "#" * int(part * _BAR_CELLS)
-        left = f"  {seconds / part - seconds:,.0f} s left" if part else ""
-        return f"{self.what} [{cells:-<{_BAR_CELLS}}] {done:,}/{self.total:,}{left}"
+        left = f"  {duration_text(round(1000 * (seconds / part - seconds)))} left" if part else ""
+        return f"{self.what} [{cells:-<{_BAR_CELLS}}] {self._amount(done)}/{self._amount(self.total)}{left}"
+
+
+def can_move_cursor(stream: IO[str]) -> bool:
+    """Whether the stream is a terminal that knows escape sequences."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def terminal_size(stream: IO[str]) -> os.terminal_size:
+    """Columns and lines of the terminal that the stream is; stdout may be another one, or none."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):  # no terminal; no file
+        return _USUAL_SIZE
+    return size if size.columns and size.lines else _USUAL_SIZE
+
+
+def size_text(size: int) -> str:
+    """Bytes in a unit of powers of 1000: 999 B, 1.5 MB."""
+    if size < 1000:
+        return f"{size} B"
+    number, units = float(size), iter(_UNITS)
+    unit = next(units)
+    while number >= 999.95:
+        number, unit = number / 1000, next(units)
+    return f"{number:.1f} {unit}"
+
+
+def duration_text(ms: int) -> str:
+    """Format a duration: 12.3s, 4m05s, 3h07m, 2d01h."""
+    for (size, unit), (smaller, smaller_unit) in zip(_PERIODS, (*_PERIODS[1:], (1000, "s")), strict=True):
+        if ms >= size:
+            return f"{ms // size}{unit}{ms % size // smaller:02}{smaller_unit}"
+    return f"{ms / 1000:.1f}s"
+
+
+def secho(text: str, *, err: bool = False, **style: Any) -> None:
+    """Print a line in a style (`click.style`), if it goes to a terminal that shows styles and NO_COLOR is not set."""
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    click.secho(text, err=err, color=False if is_plain else None, **style)
 
 
 def escaped(text: str, *, has_lines: bool = False) -> str:
@@ -241,7 +289,7 @@ def fitting(text: str, width: int) -> str:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[str] = ()) -> None:
     """Print `table_lines`. Lines are not cut: programs may parse them."""
     head, *lines = table_lines(columns, rows, right=right)
-    click.secho(head, bold=True)
+    secho(head, bold=True)
     for line in lines:
         click.echo(line)
 

@@ -17,6 +17,7 @@ are right to the time between two micro-batches, and of records older than the l
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import deque
@@ -242,6 +243,7 @@ class ProgressListener(StreamingQueryListener):
     ) -> None:
         self._on_progress = on_progress
         self._show = show
+        self._rewrites = show is not None and show.isatty() and os.environ.get("TERM") != "dumb"
         self._on_written = on_written
         #: By query and number of the source.
         self.last: dict[tuple[str, int], SourceProgress] = {}
@@ -285,12 +287,12 @@ class ProgressListener(StreamingQueryListener):
             if self._on_progress is not None:
                 self._on_progress(read)
             if self._show is not None:
-                self._show.write(f"{_REWRITE}{read}" if self._show.isatty() else f"{read}\n")
+                self._show.write(f"{_REWRITE}{read}" if self._rewrites else f"{read}\n")
                 self._show.flush()
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._metrics.remove(self._names.pop(str(event.id), str(event.id)))
-        if self._show is not None and self._show.isatty():
+        if self._show is not None and self._rewrites:
             self._show.write("\n")
             self._show.flush()
 

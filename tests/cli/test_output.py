@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import re
+import struct
+import termios
+from contextlib import ExitStack
 from io import StringIO
 
 import pytest
 
 from spark_klog.cli import output
-from spark_klog.cli.output import Bar, Counter, StatusLine, fitting, print_table, table_lines
+from spark_klog.cli.jobs.running import complain
+from spark_klog.cli.output import (
+    Bar,
+    Counter,
+    StatusLine,
+    duration_text,
+    fitting,
+    print_table,
+    size_text,
+    table_lines,
+    terminal_size,
+)
 
 
 class _Terminal(StringIO):
@@ -22,7 +38,7 @@ def _stderr(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
     made = _Terminal()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stderr", made)
-    monkeypatch.setattr(output.shutil, "get_terminal_size", lambda: os.terminal_size((40, 10)))
+    monkeypatch.setattr(output, "terminal_size", lambda stream: os.terminal_size((40, 10)))
     monkeypatch.setattr(output, "_DRAWN_EVERY", 0.0)
     return made
 
@@ -102,3 +118,58 @@ def test_a_counter_with_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "5/10" in terminal.getvalue()
     last = terminal.getvalue().splitlines()[-1]
     assert last.rpartition("\x1b[K")[2].startswith("5 records, 50 bytes in ")
+
+
+def test_the_width_is_that_of_the_terminal_that_is_drawn_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """stdout may be a file, or another terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 10, 30, 0, 0))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(output, "_DRAWN_EVERY", 0.0)
+    with ExitStack() as opened:
+        stderr = opened.enter_context(open(theirs, "w"))
+        opened.callback(os.close, ours)
+        with monkeypatch.context() as patched:
+            patched.setattr("sys.stderr", stderr)
+            Bar("x" * 50, 10).update(5)
+        assert os.read(ours, 4096) == b"\r\x1b[K" + b"x" * 29
+        assert terminal_size(stderr) == (30, 10)
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, bytes(8))
+        assert terminal_size(stderr) == (80, 24), "a terminal that does not say"
+    assert terminal_size(StringIO()) == (80, 24)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_plain"), [("TERM", "dumb", True), ("NO_COLOR", "1", True), ("NO_COLOR", "", False)]
+)
+def test_styles(monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_plain: bool) -> None:
+    """Neither a dumb terminal nor one whose user has set NO_COLOR (no-color.org) gets escape sequences."""
+    for variable in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, value)
+    terminal = _Terminal()
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", terminal)
+        patched.setattr("sys.stderr", terminal)
+        print_table(("topic", "lag"), [("clicks", "5")])
+        complain("load", "no topic")
+    assert ("\x1b" not in terminal.getvalue()) == is_plain
+    assert re.sub("\x1b\\[[0-9]*m", "", terminal.getvalue()) == "topic   lag\nclicks  5\nload: no topic\n"
+
+
+def test_times_and_sizes() -> None:
+    assert [duration_text(ms) for ms in (0, 59_900, 65_000, 3_865_000, 2 * 86_400_000)] == [
+        *("0.0s", "59.9s", "1m05s", "1h04m", "2d00h")
+    ]
+    assert [size_text(size) for size in (0, 999, 1000, 999_949, 999_950, 1_500_000, 1 << 63)] == [
+        *("0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "1.5 MB", "9.2 EB")
+    ]
+
+
+def test_a_bar_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _stderr(monkeypatch)
+    bar = Bar("", 4_000_000, is_size=True)
+    monkeypatch.setattr(bar, "_began", bar._began - 3865)
+    monkeypatch.setattr(output, "_BAR_CELLS", 4)
+    bar.update(2_000_000)
+    assert terminal.getvalue().endswith(" [##--] 2.0 MB/4.0 MB  1h04m left")

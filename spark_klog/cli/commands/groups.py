@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import signal
 import sys
 import time
@@ -19,7 +18,18 @@ import click
 from spark_klog.base.clock import system_ms
 from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import CommandGroup
-from spark_klog.cli.output import cell, escaped, fitting, print_lines, print_table, say, table_lines
+from spark_klog.cli.output import (
+    can_move_cursor,
+    cell,
+    duration_text,
+    escaped,
+    fitting,
+    print_lines,
+    print_table,
+    say,
+    table_lines,
+    terminal_size,
+)
 from spark_klog.client import Admin
 from spark_klog.client.admin.groups import DEAD, GroupDescription
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
@@ -35,7 +45,6 @@ _TIMEOUTS = {"default.api.timeout.ms": "10000", "request.timeout.ms": "10000"}
 
 
 _Line = dict[str, Any]
-_UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"))
 
 
 @click.group(cls=CommandGroup)
@@ -118,19 +127,10 @@ def _lags_table(
         for kind in kinds:
             found = line["stores"].get(kind, {})
             row += [cell(found.get(name)) for name in ("offset", "lag", "lost")]
-            row.append(_duration(found.get("lagMs")))
+            lag_ms = found.get("lagMs")
+            row.append("-" if lag_ms is None else duration_text(lag_ms))
         rows.append(row)
     return columns, rows
-
-
-def _duration(ms: int | None) -> str:
-    """Format a duration: 12.3s, 4m05s, 3h07m, 2d01h."""
-    if ms is None:
-        return "-"
-    for (size, unit), (smaller, smaller_unit) in zip(_UNITS, (*_UNITS[1:], (1000, "s")), strict=True):
-        if ms >= size:
-            return f"{ms // size}{unit}{ms % size // smaller:02}{smaller_unit}"
-    return f"{ms / 1000:.1f}s"
 
 
 @groups.command(
@@ -217,13 +217,13 @@ def lag(
             if as_json:
                 for line in rounds:
                     click.echo(json.dumps(line))
-            elif not (watch and sys.stdout.isatty()):
+            elif not (watch and can_move_cursor(sys.stdout)):
                 for line in rounds:
                     print_table(*_lags_table(sources, line["partitions"], line["stores"]))
             else:
                 drawn = 0
                 for line in rounds:  # each round replaces the last one
-                    size = shutil.get_terminal_size()
+                    size = terminal_size(sys.stdout)
                     lines = table_lines(*_lags_table(sources, line["partitions"], line["stores"]))
                     shown = [fitting(text, size.columns) for text in lines[: size.lines - 1]]
                     up = f"\x1b[{drawn}A\r\x1b[J" if drawn else ""

@@ -45,7 +45,7 @@ def upgrade(old: Path, new: Path, no_topic_ids: bool, as_json: bool) -> None:
     Retention counts from the upgrade, since the records have no timestamps. Before Apache Kafka serves NEW, create the
     topics there with the same numbers of partitions, and upgrade with --no-topic-ids.
     """
-    with Bar("", old_logs_size(old), is_quiet=as_json) as bar:
+    with Bar("", old_logs_size(old), is_quiet=as_json, is_size=True) as bar:
         sizes: dict[str, int] = {}
 
         def done(partition: str, size: int) -> None:
@@ -93,7 +93,7 @@ def verify(paths: tuple[Path, ...], as_json: bool) -> None:
     for path in paths:
         files = log_files(path)
         total = sum(file.stat().st_size for file in files)
-        with Bar(path.name, total, is_quiet=as_json) as bar:
+        with Bar(path.name, total, is_quiet=as_json, is_size=True) as bar:
             sound[path] = f"{path}: no problem in {len(files):,} log files, {total:,} bytes"
             before, current = 0, (path, 0)
 
@@ -162,7 +162,8 @@ def dump(paths: tuple[Path, ...], batches: bool, as_json: bool) -> None:
     damaged = 0
     files = [file for path in paths for file in _files_to_dump(path)]
     for path in files:
-        with Bar(path.name, path.stat().st_size, is_quiet=as_json or sys.stdout.isatty()) as bar:
+        is_quiet = as_json or sys.stdout.isatty()
+        with Bar(path.name, path.stat().st_size, is_quiet=is_quiet, is_size=True) as bar:
             for found in dump_index(path) if path.suffix in INDEX_SUFFIXES else dump_file(path):
                 reason = found.reason if isinstance(found, Damage) else _print(found, batches)
                 if isinstance(found, Padding) and path.suffix not in INDEX_SUFFIXES:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_klog.base.extras import require
-from spark_klog.cli.output import Bar, print_table
+from spark_klog.cli.output import Bar, print_table, secho
 from spark_klog.client import Admin
 from spark_klog.client.producer.producer import Producer
 from spark_klog.embedded import EmbeddedCluster
@@ -75,12 +75,12 @@ def load(cluster: EmbeddedCluster) -> None:
     """Run the job with spark-submit, as a user would."""
     submit = shutil.which("spark-submit", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if submit is None:
-        raise DemoError("spark-submit is not on the PATH: pip install pyspark")
+        raise DemoError("spark-submit is not on the PATH: add the bin folder of Spark to it")
     command = [submit, "--master", "local[2]", "--conf", "spark.log.level=ERROR", "--conf", "spark.ui.enabled=false"]
     command += [str(Path(__file__).with_name("batch_load.py")), "--bootstrap-servers", cluster.bootstrap_servers]
     command += ["--topics", TOPIC, "--output", str(OUT / "parquet")]
     command += ["--group", GROUP, "--zookeeper", str(cluster.zookeeper_connect)]
-    click.secho("spark-submit batch_load.py", bold=True)
+    secho("spark-submit batch_load.py", bold=True)
     with (OUT / "spark-submit.log").open("ab") as log:
         environment = os.environ | {"PYSPARK_PYTHON": sys.executable}
         ended = subprocess.run(command, stderr=log, env=environment, check=False)

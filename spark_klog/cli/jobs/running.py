@@ -11,7 +11,7 @@ import click
 
 from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options
-from spark_klog.cli.output import INTERRUPTED, Bar
+from spark_klog.cli.output import INTERRUPTED, Bar, secho
 from spark_klog.errors import KlogError
 from spark_klog.load.tasks.task import cause_of
 from spark_klog.load.tasks.time_limit import beside
@@ -59,7 +59,7 @@ def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def complain(job: str, text: str) -> None:
     """Say on stderr, in one line, why a job has failed."""
-    click.secho(f"{job}: {text}", fg="red", err=True)
+    secho(f"{job}: {text}", fg="red", err=True)
 
 
 def exit_code(job: str, work: Callable[[], int]) -> int:
