@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from uuid import UUID
 
 from hypothesis import given, settings, strategies as st
@@ -83,3 +84,15 @@ def test_range_gives_neighbours_and_the_same_numbers_of_each_topic() -> None:
         "y": [0, 0, 1, 1, 2, 2],
         "x": [3, 3, 4, 4],
     }
+
+
+def test_many_who_have_no_more_to_give_are_looked_through_once() -> None:
+    """Members of two applications in a group: a light topic's members get no more, however often that is asked."""
+    heavy = {f"t{number:03}": (UUID(int=number + 1), 50) for number in range(100)}
+    topics = heavy | {"light": (UUID(int=999), 2)}
+    names = frozenset(heavy)
+    members = _members({f"m{number:03}": names if number < 190 else frozenset({"light"}) for number in range(200)})
+    begin = time.process_time()
+    targets = assign_uniform(topics, members)
+    assert time.process_time() - begin < 0.3
+    assert sorted(len(target) for target in targets.values()) == [0] * 8 + [1] * 2 + [26] * 130 + [27] * 60

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
@@ -126,7 +126,7 @@ class ConsumerGroup:
         draft = self.membership.copy()
         before = self._joining(beat, draft) if beat.epoch == JOIN_EPOCH else self._known(beat, draft)
         member = draft.members[beat.member_id]
-        subscription = _subscription(beat, member.subscription)
+        subscription = _subscription(beat, member.subscription, draft)
         if member.subscription != subscription:
             draft.put(replace(member, subscription=subscription))
         is_changed = before is None or member.subscription.choice != subscription.choice
@@ -292,7 +292,7 @@ class ConsumerGroup:
         if before is None and len(draft.members) >= self._max_size:
             raise _Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, "")
         subscription = Subscription(
-            *(join.instance_id, None, join.client_id, join.client_host, tuple(sorted(set(names))), None),
+            *(join.instance_id, None, join.client_id, join.client_host, _shared(draft, names), None),
             *(join.rebalance_timeout_ms, None, ClassicProtocols(join.session_timeout_ms, join.protocols)),
         )
         is_changed = before is None or before.subscription.choice != subscription.choice
@@ -552,14 +552,14 @@ class ConsumerGroup:
             self.wake_at = min((*self._sessions.values(), *ends, *self._named.values()), default=inf)
 
 
-def _subscription(beat: Heartbeat, before: Subscription) -> Subscription:
+def _subscription(beat: Heartbeat, before: Subscription, draft: Membership) -> Subscription:
     """What the member has told, with what it has told before."""
     return Subscription(
         instance_id=before.instance_id,
         rack_id=before.rack_id if beat.rack_id is None else beat.rack_id,
         client_id=beat.client_id,
         client_host=beat.client_host,
-        topics=before.topics if beat.topics is None else tuple(sorted(set(beat.topics))),
+        topics=before.topics if beat.topics is None else _shared(draft, beat.topics),
         regex=before.regex if beat.regex is None else beat.regex or None,
         rebalance_timeout_ms=before.rebalance_timeout_ms
         if beat.rebalance_timeout_ms == _UNCHANGED
@@ -573,14 +573,23 @@ def common_names(protocols: list[tuple[tuple[str, bytes], ...]]) -> set[str]:
     return set.intersection(*({name for name, _ in some} for some in protocols)) if protocols else set()
 
 
+def _shared(draft: Membership, names: Iterable[str]) -> tuple[str, ...]:
+    """Names without repetitions, in order: the same object as another member's, if that subscribes to the same."""
+    topics = tuple(sorted(set(names)))
+    others = {id(member.subscription.topics): member.subscription.topics for member in draft.members.values()}
+    return next((other for other in others.values() if other == topics), topics)
+
+
 def _names_of(matching: Matching) -> Callable[[Subscription], frozenset[str]]:
     """Look up the names of a subscription's topics: once for all members that have the same."""
-    known: dict[tuple[tuple[str, ...], str | None], frozenset[str]] = {}
+    #: By the identity of the tuple: see `_shared`.
+    known: dict[tuple[int, str | None], frozenset[str]] = {}
 
     def names(subscription: Subscription) -> frozenset[str]:
-        key = subscription.topics, subscription.regex
+        topics, regex = subscription.topics, subscription.regex
+        key = id(topics), regex
         if key not in known:
-            known[key] = frozenset(key[0]) | (matching(key[1]) if key[1] else frozenset())
+            known[key] = frozenset(topics) | (matching(regex) if regex else frozenset())
         return known[key]
 
     return names

@@ -57,7 +57,8 @@ def assign_uniform(topics: Topics, members: Mapping[str, AssignedMember]) -> dic
 
     No member could get a partition of another one that has two more than it.
     """
-    if len({member.topics.intersection(topics) for member in members.values()}) == 1:
+    subscribed = {member.topics for member in members.values()}  # the same object for many: it is looked through once
+    if len({names.intersection(topics) for names in subscribed}) == 1:
         shares = _equal_shares(topics, members)
         if shares is not None:
             return shares
@@ -118,6 +119,9 @@ def _balance(chosen: dict[str, set[Partition]], subscribers: Mapping[UUID, list[
 
     Those that have most give one each in turn, so that no partition moves twice if all subscribe to the same.
     """
+    #: For topics with the same subscribers: the one of them that has least, until a partition moves.
+    least: dict[tuple[str, ...], str] = {}
+    among = {topic_id: tuple(some) for topic_id, some in subscribers.items()}
     moves = bool(chosen)
     while moves:
         moves = False
@@ -127,11 +131,15 @@ def _balance(chosen: dict[str, set[Partition]], subscribers: Mapping[UUID, list[
             if len(own) < fewest + 2:
                 break
             for topic_id in sorted({topic_id for topic_id, _ in own}):
-                least = min(subscribers[topic_id], key=lambda each: (len(chosen[each]), each))
-                if len(chosen[least]) + 2 <= len(own):
+                others = among[topic_id]
+                other = least.get(others)
+                if other is None:
+                    other = least[others] = min(others, key=lambda each: (len(chosen[each]), each))
+                if len(chosen[other]) + 2 <= len(own):
                     partition = max(partition for partition in own if partition[0] == topic_id)
                     own.remove(partition)
-                    chosen[least].add(partition)
+                    chosen[other].add(partition)
+                    least.clear()
                     moves = True
                     fewest = min(map(len, chosen.values()))
                     break
