@@ -41,7 +41,7 @@ INVALID_REPLICATION_FACTOR, UNKNOWN_EPOCH, UNKNOWN_TOPIC_ID = 38, 75, 100
 ILLEGAL_GENERATION, INVALID_GROUP_ID, UNKNOWN_MEMBER, NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND = 22, 24, 25, 68, 69
 MEMBER_ID_REQUIRED = 79
 #: Versions of Kafka 4.4 that kafka-python does not know: test_misrouted_connections.py, test_offsets_by_topic_id.py.
-UNKNOWN_VERSIONS = {("ApiVersions", 5), ("TxnOffsetCommit", 6)}
+UNKNOWN_VERSIONS = {("ApiVersions", 5), ("TxnOffsetCommit", 6), ("DeleteGroups", 3)}
 CASES = [
     (api.name, version)
     for api in apis.BY_KEY.values()
