@@ -22,7 +22,7 @@ _LEFT_OUT = shutil.ignore_patterns("site-packages", "test", "idlelib", "__pycach
 _SUBDIR = "linux-64"
 _SECONDS = 300
 _INSTALL = """
-import asyncio, sys
+import asyncio, os, sys
 from rattler import Gateway, VirtualPackage, install, solve
 
 async def main(folder):
@@ -32,6 +32,7 @@ async def main(folder):
     await install(records, f"{folder}/environment", cache_dir=f"{folder}/packages")
 
 asyncio.run(main(sys.argv[1]))
+os._exit(0)  # now and then its threads crash at Python's end
 """
 
 
