@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
+from uuid import UUID
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.answers import answer_error, by_key, check_code, worst
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 _FIRST_OF_ALL = 2
 #: The first version of OffsetFetch that takes several groups.
 _FIRST_OF_GROUPS = 8
+#: Of a new topic, or of a deleted one.
+_UNKNOWN_TO_COORDINATORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 #: Errors of a reader that is not a member in this epoch.
 _REFUSED_READER = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.STALE_MEMBER_EPOCH)
 _T = TypeVar("_T")
@@ -141,9 +144,8 @@ def partition_entries(answer: Message, requested: Iterable[Message] = ()) -> Ite
             yield (name, entry["partition_index"]), entry
 
 
-def with_topic_ids(topics: list[Message], cluster: Cluster) -> list[Message]:
+def with_topic_ids(topics: list[Message], ids: Mapping[str, UUID]) -> list[Message]:
     """The topics of a request, with their ids if all of them are known: brokers that take ids then get no names."""
-    ids = cluster.topic_ids
     if not all(topic["name"] in ids for topic in topics):
         return topics
     return [{**topic, "topic_id": ids[topic["name"]]} for topic in topics]
@@ -224,11 +226,19 @@ class Uncommitted:
 
     A coordinator refuses offsets of a topic that it does not know, be it new or deleted, as if it might appear soon. A
     partition that metadata do not name either counts as deleted: with `skips_deleted` at once, and its offset is left
-    out with a warning; otherwise after a second, and it is the commit's error.
+    out with a warning; otherwise after a second, and it is the commit's error. `topic_ids` are those of the topics to
+    which the offsets belong: another topic of the same name does not get them.
     """
 
-    def __init__(self, cluster: Cluster, offsets: Mapping[TopicPartition, Committed], *, skips_deleted: bool) -> None:
-        self._cluster, self._skips_deleted = cluster, skips_deleted
+    def __init__(
+        self,
+        cluster: Cluster,
+        offsets: Mapping[TopicPartition, Committed],
+        topic_ids: Mapping[str, UUID],
+        *,
+        skips_deleted: bool,
+    ) -> None:
+        self._cluster, self._skips_deleted, self.topic_ids = cluster, skips_deleted, dict(topic_ids)
         self._unknown_until = time.monotonic() + (0.0 if skips_deleted else UNKNOWN_SECONDS)
         self.offsets = dict(offsets)
 
@@ -236,11 +246,13 @@ class Uncommitted:
         """Keep the refused offsets, and raise the worst error, unless nothing is left to commit."""
         self.offsets = {key: self.offsets[key] for key in refused}
         failures = dict(refused)
-        unknown = [key for key in refused if refused[key].code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        unknown = [key for key in refused if refused[key].code in _UNKNOWN_TO_COORDINATORS]
         if unknown and time.monotonic() >= self._unknown_until:
             there = self._cluster.partitions({topic for topic, _ in unknown}, missing_ok=True)
             for key in unknown:
-                if key[1] in there.get(key[0], ()):
+                topic_id = self.topic_ids.get(key[0])
+                is_another = topic_id is not None and self._cluster.topic_ids.get(key[0], topic_id) != topic_id
+                if key[1] in there.get(key[0], ()) and not is_another:
                     continue
                 failures[key] = ProtocolError(refused[key].code, refused[key].what, Remedy.FAIL, "it was deleted")
                 if self._skips_deleted:
@@ -326,17 +338,22 @@ class GroupOffsets:
         `skips_deleted`: see `Uncommitted`.
         """
         wanted = {key: item if isinstance(item, Committed) else Committed(item) for key, item in offsets.items()}
-        left = Uncommitted(self._cluster, wanted, skips_deleted=skips_deleted)
+        left = Uncommitted(self._cluster, wanted, self._cluster.topic_ids, skips_deleted=skips_deleted)
 
         def ask() -> None:
-            left.answered(self.commit_once(left.offsets))
+            left.answered(self.commit_once(left.offsets, left.topic_ids))
 
         self._coordinators.attempt(ask)
 
-    def commit_once(self, offsets: Mapping[TopicPartition, Committed]) -> dict[TopicPartition, ProtocolError]:
-        """Like `commit`, but without retries; returns the errors of partitions that were refused."""
+    def commit_once(
+        self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID]
+    ) -> dict[TopicPartition, ProtocolError]:
+        """Like `commit`, but without retries; returns the errors of partitions that were refused.
+
+        `topic_ids` are those of the topics, where they are known.
+        """
         node = self._coordinators.node(self.group)
-        request = {"group_id": self.group, "topics": with_topic_ids(topics_to_commit(offsets), self._cluster)}
+        request = {"group_id": self.group, "topics": with_topic_ids(topics_to_commit(offsets), topic_ids)}
         answer = self._cluster.request(node, OFFSET_COMMIT, request)
         return commit_errors(self._cluster, answer, request, offsets)
 
@@ -377,7 +394,7 @@ class GroupOffsets:
         if version < _FIRST_OF_GROUPS:
             return self._committed(self._cluster.request(node, OFFSET_FETCH, request | stable), partitions)
         if topics is not None:
-            request["topics"] = topics = with_topic_ids(topics, self._cluster)
+            request["topics"] = topics = with_topic_ids(topics, self._cluster.topic_ids)
         if (member := self._reader()) is not None:
             request |= {"member_id": member.member, "member_epoch": member.generation}
         answer = self._cluster.request(node, OFFSET_FETCH, {"groups": [request], **stable})

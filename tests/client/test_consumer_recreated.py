@@ -14,7 +14,7 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
 from spark_klog.client.consumer.group import RebalanceListener
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import TopicRecreated
+from spark_klog.errors import ProtocolError, TopicRecreated
 from tests.support.topics import make_topic
 
 _SECONDS = 30.0
@@ -132,3 +132,21 @@ def _wait_until_nothing_is_assigned(consumer: Consumer) -> None:
     while group._heartbeats._news.assigned != frozenset():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_commit_after_work_is_not_of_the_new_topic(cluster: EmbeddedCluster, topic: str, protocol: str) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    old = _send(servers, topic, "old", 10)
+    settings = {"bootstrap.servers": servers, "auto.offset.reset": "earliest", "enable.auto.commit": "false"}
+    with Consumer({**settings, "group.id": f"group-{topic}", "group.protocol": protocol}) as consumer:
+        consumer.subscribe([topic])
+        assert _values(consumer, 10) == old
+        new = _create_again(servers, topic)
+        with pytest.raises(ProtocolError, match=r"UNKNOWN_TOPIC_ID.*it was deleted"):
+            consumer.commit()
+        assert consumer.committed([(topic, 0)]) == {}
+        assert _values(consumer, 50) == new
+        consumer.commit()
+        assert consumer.committed([(topic, 0)])[topic, 0].offset == 50

@@ -276,7 +276,8 @@ class GroupCalls(AdminCalls):
 
         def ask(rest: list[TopicPartition]) -> dict[TopicPartition, KlogError | None]:
             # a new one each time looks the coordinator up again
-            refused = GroupOffsets(self.cluster, group).commit_once({key: wanted[key] for key in rest})
+            offsets = {key: wanted[key] for key in rest}
+            refused = GroupOffsets(self.cluster, group).commit_once(offsets, self.cluster.topic_ids)
             return {key: refused.get(key) for key in rest}
 
         return self._each(wanted, ask)

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
+from uuid import UUID
 
 from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import TopicPartition
@@ -64,7 +65,8 @@ class Commits:
     """Commits at a group's coordinator. Only the consumer's thread uses `cluster`.
 
     `committer` gives the member that commits, None for a consumer that has not subscribed; it raises `CommitFailed` if
-    this one may not commit now. `on_refused` is called if the coordinator does not know the member in its epoch.
+    this one may not commit now. `topic_ids` gives those of the topics that are read. `on_refused` is called if the
+    coordinator does not know the member in its epoch.
     """
 
     def __init__(
@@ -72,9 +74,10 @@ class Commits:
         cluster: Cluster,
         config: ConsumerConfig,
         committer: Callable[[], GroupMetadata | None],
+        topic_ids: Callable[[], Mapping[str, UUID]],
         on_refused: Callable[[], None],
     ) -> None:
-        self._cluster, self._config, self._committer = cluster, config, committer
+        self._cluster, self._config, self._committer, self._topic_ids = cluster, config, committer, topic_ids
         self._on_refused = on_refused
         self._group = config.group_id or ""
         self._coordinators = Coordinators(cluster)
@@ -92,13 +95,13 @@ class Commits:
         while self._under_way:
             self._finish_first(deadline)
         self._committer()  # whether it may commit at all, before anything is looked up
-        left = Uncommitted(self._cluster, offsets, skips_deleted=skips_deleted)
+        left = Uncommitted(self._cluster, offsets, self._topic_ids(), skips_deleted=skips_deleted)
 
         def ask() -> None:
             member = self._committer()  # its epoch may have changed meanwhile
             with self._coordinators.forgotten_on_error():
                 node = self._coordinators.node(self._group)
-                request = self._request(left.offsets, member)
+                request = self._request(left.offsets, member, left.topic_ids)
                 answer = self._cluster.request(node, OFFSET_COMMIT, request)
                 left.answered(self._refused(answer, request, left.offsets, is_member=member is not None))
 
@@ -110,7 +113,7 @@ class Commits:
             self._finish_first(time.monotonic() + self._config.client.request_timeout_ms / 1000)
         try:
             member = self._committer()
-            request = self._request(offsets, member)
+            request = self._request(offsets, member, self._topic_ids())
             connection = self._cluster.plain_connection(self._coordinators.node(self._group))
             handle = connection.send(OFFSET_COMMIT, request)
             assert handle is not None  # it is answered
@@ -176,8 +179,8 @@ class Commits:
         elif failure is not None:
             _log.warning("offsets of group %s were not committed: %s", self._group, failure)
 
-    def _request(self, offsets: Offsets, member: GroupMetadata | None) -> Message:
-        topics = with_topic_ids(topics_to_commit(offsets), self._cluster)
+    def _request(self, offsets: Offsets, member: GroupMetadata | None, topic_ids: Mapping[str, UUID]) -> Message:
+        topics = with_topic_ids(topics_to_commit(offsets), topic_ids)
         request: Message = {"group_id": self._group, "topics": topics}
         if member is not None:
             request |= {

@@ -8,6 +8,7 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
+from uuid import UUID
 
 from spark_klog.base.interrupts import between_steps
 from spark_klog.base.names import TopicPartition
@@ -73,7 +74,7 @@ class ConsumerGroup(ABC):
         self._stored = GroupOffsets(
             self.cluster, self.name, is_stable=True, reader=self._reader, on_refused=self._suspect
         )
-        self.commits = Commits(self.cluster, config, self._committer, self._suspect)
+        self.commits = Commits(self.cluster, config, self._committer, self._ids_of_topics, self._suspect)
         self._topics = SubscribedTopics(self.cluster, config)
         self._listener = RebalanceListener()
         #: What the listener has raised: `step` raises it when the rebalance is done.
@@ -206,6 +207,11 @@ class ConsumerGroup(ABC):
                 f"partitions: commit after the next poll has assigned some"
             )
         return member
+
+    def _ids_of_topics(self) -> dict[str, UUID]:
+        """The ids of the topics to which the positions belong; another topic of the same name gets no offsets."""
+        items = self._assignment.partitions.values()
+        return {**self.cluster.topic_ids, **{item.topic: item.topic_id for item in items if item.topic_id is not None}}
 
     def _fenced(self) -> MemberFenced:
         return MemberFenced(
