@@ -28,6 +28,7 @@ _TOOLS = (
     "hypothesis",
     "chispa",
     "confluent-kafka",
+    "kafka-python>=3",
     "psutil",
     "cryptography",
 )
