@@ -8,12 +8,20 @@ from typing import ClassVar
 import click
 
 _TOPIC = "the topic is an argument, as in {command} TOPIC"
+_GROUP = "the group is an argument, as in {command} GROUP"
+#: Of a command that takes no names, and of one about the other kind of names.
+_LISTED = {"--topic": "klog topics describe TOPIC shows one", "--group": "klog groups describe GROUP shows one"}
+_OF_OTHERS = {
+    "--topic": "a group is meant with all its topics; klog offsets show and klog offsets set have --topic, and "
+    "Admin.delete_group_offsets of spark_klog.client deletes the offsets of single partitions",
+    "--group": "this is about topics; klog groups and klog offsets are about groups",
+}
 _IN_DESCRIBE = "klog topics describe --json has leader, replicas and inSync of each partition"
 _IN_GROUP = "klog groups describe GROUP shows state, members and offsets at once"
 #: Options of kafka-topics and kafka-consumer-groups.
 _ARGUMENTS = {
     "--topic": _TOPIC,
-    "--group": "the group is an argument, as in {command} GROUP",
+    "--group": _GROUP,
     "--at-min-isr-partitions": _IN_DESCRIBE,
     "--under-min-isr-partitions": _IN_DESCRIBE,
     "--under-replicated-partitions": _IN_DESCRIBE,
@@ -67,7 +75,10 @@ _HINTS = {
     "--producer.config": "use --command-config",
     "--consumer-property": "use --set",
     "--producer-property": "use --set",
+    "--command-property": "use --set",
     "--property": "use --format, --key-separator or --json",
+    "--formatter-property": "use --format, --key-separator or --json",
+    "--reader-property": "use --key-separator, --header or --json",
 }
 #: kcat's modes, and the commands for them.
 _MODES = {"-C": "consume", "-P": "produce", "-L": "topics", "-Q": "topics"}
@@ -89,11 +100,27 @@ class _HintingCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            hint = self.hints.get(error.option_name)
+            hint = self._hint(ctx, error.option_name)
             if hint is None:
                 raise
             text = f"No such option {error.option_name!r}: {hint.format(command=ctx.command_path)}."
             raise click.NoSuchOption(error.option_name, text, ctx=ctx) from None
+
+    def _hint(self, ctx: click.Context, option: str) -> str | None:
+        return self.hints.get(option)
+
+
+class _NamesCommand(_HintingCommand):
+    """A command about topics or groups, whose names are its arguments."""
+
+    def _hint(self, ctx: click.Context, option: str) -> str | None:
+        room = None if ctx.parent is None else ctx.parent.info_name
+        if room in ("topics", "groups") and option in _LISTED:
+            if option != f"--{room.removesuffix('s')}":
+                return _OF_OTHERS[option]
+            if not any(isinstance(parameter, click.Argument) for parameter in self.params):
+                return _LISTED[option]
+        return super()._hint(ctx, option)
 
 
 class RecordsCommand(_HintingCommand):
@@ -105,7 +132,7 @@ class RecordsCommand(_HintingCommand):
 class CommandGroup(click.Group):
     """A group of commands that are options of Kafka's tools: `kafka-topics --list` is `klog topics list`."""
 
-    command_class = _HintingCommand
+    command_class = _NamesCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = list(args)  # parsing empties the list

@@ -72,6 +72,7 @@ _ADVICE: dict[int, dict[ErrorCode, str]] = {
     OFFSET_COMMIT.key: {ErrorCode.STALE_MEMBER_EPOCH: "the member is in a new epoch, which its next heartbeat tells"},
     DELETE_GROUPS.key: {
         ErrorCode.NON_EMPTY_GROUP: "the group has members, stop them first; klog groups describe names them",
+        ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group, klog groups list shows all",
     },
     TXN_OFFSET_COMMIT.key: {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "the cluster has no such partition, check the topic's name and number",

@@ -37,7 +37,10 @@ def items_of(what: str, values: object) -> list[Any]:
 
 def names_of(what: str, values: object) -> list[str]:
     """The values as a list of names, each once."""
-    return [name_of(f"each of {what}", value) for value in dict.fromkeys(items_of(what, values))]
+    names = list(dict.fromkeys(items_of(what, values)))
+    if "" in names:
+        raise ConfigError(f"one of the {what.replace('_', ' ')} is empty: give a name, or leave it out")
+    return [name_of(f"each of {what}", name) for name in names]
 
 
 def one_of(what: str, value: object, known: Iterable[str]) -> str:

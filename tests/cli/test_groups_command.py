@@ -253,7 +253,8 @@ def test_groups_are_deleted(place: Place, topic: str) -> None:
         assert done.stderr.splitlines() == [
             f"klog: deleting group {busy}: NON_EMPTY_GROUP (68): the group has members, stop them first; "
             "klog groups describe names them",
-            f"klog: deleting group {topic}-none: GROUP_ID_NOT_FOUND (69)",
+            f"klog: deleting group {topic}-none: GROUP_ID_NOT_FOUND (69): there is no such group, "
+            "klog groups list shows all",
         ]
     finally:
         reader.close()
@@ -264,3 +265,5 @@ def test_groups_are_deleted(place: Place, topic: str) -> None:
     assert (again.returncode, again.stdout) == (0, f"{other} does not exist\n")
     assert klog_refusal("groups", "describe", other, *servers) == f"klog: group {other} does not exist"
     assert "Missing argument 'GROUP...'" in klog_refusal("groups", "delete", code=2)
+    told = klog_refusal("groups", "delete", "", "--yes", *servers)
+    assert told == "klog: one of the groups is empty: give a name, or leave it out"
