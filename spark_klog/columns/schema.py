@@ -31,6 +31,11 @@ FULL = pa.schema(
 WITHOUT_HEADERS = pa.schema([field for field in FULL if field.name != "headers"])
 
 
+def in_milliseconds(schema: pa.Schema) -> pa.Schema:
+    """The schema with the column `timestamp` in ms: all times of Kafka fit."""
+    return schema.set(schema.get_field_index("timestamp"), pa.field("timestamp", pa.timestamp("ms", tz="UTC")))
+
+
 def subset(names: Sequence[str]) -> pa.Schema:
     """The schema of the named columns, in that order; `ConfigError` for an unknown name."""
     unknown = [name for name in names if name not in FULL.names]

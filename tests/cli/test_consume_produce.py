@@ -531,6 +531,26 @@ def test_consume_prints_the_same_without_pyarrow(servers: str, topic: str) -> No
     assert [len(part) - 1 for part in printed[0]] == [61, 61, 61, 7, 6, 14, 12, 61]
 
 
+def test_times_that_do_not_fit_into_microseconds(servers: str, topic: str) -> None:
+    """Nanoseconds that a producer took for milliseconds."""
+    times = (1_700_000_000_123, 1_700_000_000_123_456_789, 1_700_000_000_125)
+    write(servers, topic, [{"value": b"v", "timestamp": time, "partition": 0} for time in times])
+    forms = (["-f", r"%o %T\n"], ["--json"], ["--where", f"timestamp>{times[2]}", "-f", r"%o\n"])
+    commands = [command("consume", servers, topic, *form)[3:] for form in forms]
+    for missing in ((), ("pyarrow", "numpy", "pandas")):
+        program = (
+            f"import sys; sys.modules |= dict.fromkeys({missing!r})\n"
+            "from spark_klog.cli.main import main\n"
+            f"for arguments in {commands!r}: main(arguments, standalone_mode=False)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert lines[:3] == [f"{offset} {time}" for offset, time in enumerate(times)]
+        assert [json.loads(line)["timestamp"] for line in lines[3:6]] == [*times]
+        assert lines[6:] == ["1"]
+
+
 def test_consume_does_without_pandas(servers: str, topic: str) -> None:
     """The import of pandas, which pyarrow does at the first scalar of a Python object, doubles the start-up time."""
     write(servers, topic, [{"value": b"v", "key": None}, {"value": None, "key": "ä"}])

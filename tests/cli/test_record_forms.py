@@ -14,7 +14,8 @@ from spark_klog.cli.records.consume import Where, apply
 from spark_klog.cli.records.form import RecordForm, parse_record, record_lines, safe, unescape
 from spark_klog.cli.records.produce import _split
 from spark_klog.client.consumer.decoding import ConsumerRecord
-from spark_klog.columns.schema import FULL
+from spark_klog.columns.decode import MAX_MILLISECONDS
+from spark_klog.columns.schema import FULL, in_milliseconds
 from spark_klog.errors import ConfigError
 
 Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None]
@@ -27,7 +28,10 @@ _rows = st.lists(
 )
 
 
-def batch(rows: list[Row], first: int = 0, timestamp: int | None = 1_700_000_000_123) -> pa.RecordBatch:
+def batch(
+    rows: list[Row], first: int = 0, timestamp: int | None = 1_700_000_000_123, *, has_ms: bool = False
+) -> pa.RecordBatch:
+    schema = in_milliseconds(FULL) if has_ms else FULL
     headers = [pairs and [{"key": name, "value": value} for name, value in pairs] for _, _, pairs in rows]
     return pa.record_batch(
         [
@@ -36,11 +40,11 @@ def batch(rows: list[Row], first: int = 0, timestamp: int | None = 1_700_000_000
             pa.array(["clicks"] * len(rows)),
             pa.array([3] * len(rows), pa.int32()),
             pa.array(range(first, first + len(rows)), pa.int64()),
-            pa.array([timestamp and timestamp * 1000] * len(rows), FULL.field("timestamp").type),
+            pa.array([timestamp and timestamp * (1 if has_ms else 1000)] * len(rows), schema.field("timestamp").type),
             pa.array([0] * len(rows), pa.int32()),
             pa.array(headers, FULL.field("headers").type),
         ],
-        schema=FULL,
+        schema=schema,
     )
 
 
@@ -54,13 +58,15 @@ def records(rows: list[Row], first: int = 0, timestamp: int | None = 1_700_000_0
 
 
 @settings(deadline=None)  # the first example imports pandas
-@given(_rows, st.booleans(), st.sampled_from([None, 0, 1_700_000_000_123]))
+@given(_rows, st.booleans(), st.sampled_from([None, 0, 1_700_000_000_123, 1_700_000_000_123_456_789]))
 def test_records_are_printed_as_batches_are(rows: list[Row], is_terminal: bool, timestamp: int | None) -> None:
+    has_ms = timestamp is not None and timestamp > MAX_MILLISECONDS  # of nanoseconds: they fit into no us
+    its_batch = batch(rows, 7, timestamp, has_ms=has_ms)
     for text in (r"%t-%p@%o %k[%K]=%s[%S] %T %h%%\x00\n", "%s", "x", ""):
         forms = [made(text, null=b"NULL", is_terminal=is_terminal) for made in (Form, RecordForm)]
-        of_batch, of_records = forms[0].render(batch(rows, 7, timestamp)), forms[1].render(records(rows, 7, timestamp))
+        of_batch, of_records = forms[0].render(its_batch), forms[1].render(records(rows, 7, timestamp))
         assert bytes(of_batch) == of_records
-    lines = bytes(json_lines(batch(rows, 7, timestamp), is_terminal))
+    lines = bytes(json_lines(its_batch, is_terminal))
     assert lines == record_lines(records(rows, 7, timestamp), is_terminal)
 
 

@@ -566,3 +566,8 @@ def test_a_connector_commits_what_is_left(server: Server, caplog: pytest.LogCapt
         assert time.monotonic() - begin < 20.0  # request.timeout.ms is 30 s
         assert storages.fetch(cluster, [(topic, 0), gone]) == {(topic, 0): 3}
     assert f"commit of {topic}-none-0 for group {topic}" in caplog.text
+
+
+def test_a_unit_of_timestamps_that_does_not_exist() -> None:
+    with pytest.raises(ConfigError, match="timestamp_unit is 'ns': set one of us, ms"):
+        Consumer({"bootstrap.servers": "127.0.0.1:1"}, timestamp_unit="ns")  # type: ignore[arg-type]

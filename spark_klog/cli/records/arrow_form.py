@@ -82,7 +82,9 @@ def _length(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
 
 def milliseconds(batch: pa.RecordBatch) -> pa.Array:
     """The timestamps in ms; -1 for records of the oldest format, which have none."""
-    return pc.divide(batch.column("timestamp").cast(pa.int64()), _THOUSAND).fill_null(_NONE)
+    column = batch.column("timestamp")
+    times = column.cast(pa.int64())
+    return (times if column.type.unit == "ms" else pc.divide(times, _THOUSAND)).fill_null(_NONE)
 
 
 def _headers(batch: pa.RecordBatch) -> pa.Array:

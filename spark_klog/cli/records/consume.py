@@ -159,7 +159,7 @@ def consume(
         )
         with (
             counter,
-            Consumer(reading.settings, include_headers=needs_headers) as consumer,
+            Consumer(reading.settings, include_headers=needs_headers, timestamp_unit="ms") as consumer,
             stop_signals(partial(_stop, consumer)),
         ):
             _copy(consumer, reading, filters, count, render, counter)

@@ -9,7 +9,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from uuid import UUID
 
 from spark_klog.base.extras import require
@@ -18,6 +18,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client.arguments import (
     offset_of,
     offsets_of,
+    one_of,
     partition_of,
     partitions_of,
     starts_of,
@@ -142,7 +143,8 @@ class Consumer:
     the last records may not have been processed, and are read again.
 
     `settings` have Kafka's names and defaults; `ConfigError` names an unknown or wrong one. With `include_headers`,
-    Arrow batches have the column headers.
+    Arrow batches have the column headers. Their timestamps are in us, as Spark has them, and a record of a time beyond
+    the year 294,247 is an error; with `timestamp_unit="ms"` they are in ms, which have room for all times.
 
     Not thread-safe: concurrent calls raise `ConcurrentUse`. Only `wakeup` and `close` may be called from any thread.
     In a process forked since every call raises `ConsumerClosed`, and `close` neither commits nor leaves the group: make
@@ -171,7 +173,14 @@ class Consumer:
     and by `close`: records that `poll` has returned count as processed.
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, include_headers: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        include_headers: bool = False,
+        timestamp_unit: Literal["us", "ms"] = "us",
+    ) -> None:
+        unit = one_of("timestamp_unit", timestamp_unit, ("us", "ms"))
         self._config = consumer_config(settings)
         #: Whether a poll without assigned partitions was logged.
         self._has_warned = False
@@ -186,7 +195,7 @@ class Consumer:
         self._positions = Positions(self._cluster, self._config, self._assignment, self._troubles)
         self._fetches = Fetches(self._cluster, self._config, self._assignment, self._waker, self._troubles)
         limit, checks_crcs = self._config.client.decompressed_max_bytes, self._config.check_crcs
-        self._arrow = ArrowDecoder(limit, include_headers, checks_crcs)
+        self._arrow = ArrowDecoder(limit, include_headers, checks_crcs, unit)
         self._records = RecordDecoder(limit, self._config.max_poll_records, checks_crcs)
         self._decoding: _Decoding | None = None
         #: Whether `_decoding` is from the Arrow decoder.

@@ -97,8 +97,9 @@ class ArrowDecoder:
     `limit` and `checks_crcs` as of `RecordReader`.
     """
 
-    def __init__(self, limit: int, include_headers: bool, checks_crcs: bool = True) -> None:
+    def __init__(self, limit: int, include_headers: bool, checks_crcs: bool = True, timestamp_unit: str = "us") -> None:
         self._limit, self._include_headers, self._checks_crcs = limit, include_headers, checks_crcs
+        self._timestamp_unit = timestamp_unit
         self._decoders: dict[TopicPartition, PartitionDecoder] = {}
 
     def parts(self, chunk: Fetched) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -111,9 +112,11 @@ class ArrowDecoder:
         decoder = self._decoders.pop(key, None)
         if decoder is None:
             from spark_klog.columns.decode import PartitionDecoder
-            from spark_klog.columns.schema import FULL, WITHOUT_HEADERS
+            from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, in_milliseconds
 
             schema = FULL if self._include_headers else WITHOUT_HEADERS
+            if self._timestamp_unit == "ms":
+                schema = in_milliseconds(schema)
             decoder = PartitionDecoder(*key, schema, self._limit, checks=self._checks_crcs)
         aborted = AbortedTransactions(chunk.aborted)
         try:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from spark_klog.columns.decode import has_microseconds
-from spark_klog.columns.schema import FULL
+from spark_klog.columns.schema import FULL, in_milliseconds
 from spark_klog.errors import KlogError, LoadError
 from spark_klog.load.journal.model import (
     LETTERS,
@@ -48,7 +48,7 @@ from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRa
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
 
 #: The columns of records as they are read: with timestamps in ms, as not all of them have microseconds.
-READ = FULL.set(FULL.get_field_index("timestamp"), pa.field("timestamp", pa.timestamp("ms", tz="UTC")))
+READ = in_milliseconds(FULL)
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
 _RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 _HOUR_FORM = "%Y-%m-%dT%H"
