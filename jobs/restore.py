@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
-from spark_klog.cli.jobs.restore import main
+from spark_klog.cli.jobs.running import needed_packages
+
+with needed_packages("restore"):
+    from spark_klog.cli.jobs.restore import main
 
 if __name__ == "__main__":
     main()

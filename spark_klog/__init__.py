@@ -1,11 +1,11 @@
 """The Kafka commit log for PySpark: `spark.read.format("klog")`, a client, and a broker to embed.
 
-`spark_klog.read` is imported at first use, as it needs pyarrow.
+`spark_klog.read` is imported at first use, as it needs pyarrow; where it can't be, the call says so.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.names import imported_at_first_use
 
@@ -15,4 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 __version__ = "0.1.0"
 
-__getattr__ = imported_at_first_use(__name__, {"topic_reader": "read"})
+_imported = imported_at_first_use(__name__, {"topic_reader": "read"})
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return _imported(name)
+    except ImportError:  # hasattr and `import *` go well nevertheless
+        return lambda *arguments, **named: _imported(name)(*arguments, **named)

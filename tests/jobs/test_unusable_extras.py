@@ -70,10 +70,10 @@ with builder.getOrCreate() as spark:
 """
 
 
-def _python(program: str, folder: Path) -> str:
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     paths = f"{folder}{os.pathsep}{ROOT}"
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
+    return subprocess.run(
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -81,6 +81,10 @@ def _python(program: str, folder: Path) -> str:
         timeout=_SECONDS,
         check=False,
     )
+
+
+def _python(program: str, folder: Path) -> str:
+    ran = _run(folder, "-c", program)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout
 
@@ -112,6 +116,30 @@ def test_the_source_without_pyspark(tmp_path: Path) -> None:
     program = "try: import pyspark_klog\nexcept ImportError as error: print(error)"
     needed = "The Spark connector needs pyspark, which is not installed: pip install 'spark-klog[pyspark]'\n"
     assert _python(program, tmp_path) == needed
+
+
+@pytest.mark.parametrize(("file", "content", "needed"), _CAUSES)
+@pytest.mark.parametrize("job", ["batch_load", "restore"])
+@pytest.mark.parametrize("is_module", [True, False])
+def test_jobs(tmp_path: Path, job: str, is_module: bool, file: str, content: str, needed: str) -> None:
+    """A line, no traceback."""
+    (tmp_path / file).write_text(content)
+    way = ("-m", f"spark_klog.cli.jobs.{job}") if is_module else (str(ROOT / "jobs" / f"{job}.py"),)
+    ran = _run(tmp_path, *way, "--help")
+    what = "A load" if job == "batch_load" else "A restore"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", f"{job}: {what} {needed}\n")
+
+
+@pytest.mark.parametrize(("file", "content"), [pytest.param(*one.values[:2], id=one.id) for one in _CAUSES])
+def test_names_of_the_package(tmp_path: Path, file: str, content: str) -> None:
+    """What looks at the package's names does not fail; the call does."""
+    (tmp_path / file).write_text(content)
+    program = (
+        "import spark_klog\nassert hasattr(spark_klog, 'read') and not hasattr(spark_klog, 'reed')\n"
+        "from spark_klog import *\nfrom spark_klog.client import *\n"
+        "try: read('clicks')\nexcept ImportError as error: print(error)"
+    )
+    assert "pyarrow" in _python(program, tmp_path)
 
 
 @pytest.mark.parametrize("has_spark", [True, False])

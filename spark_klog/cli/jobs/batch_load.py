@@ -23,6 +23,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
 from math import inf
@@ -44,6 +45,7 @@ from spark_klog.cli.jobs.running import (
     cluster_options,
     complain,
     exit_code,
+    needed_packages,
     progress_bar,
     spark_session,
 )
@@ -51,17 +53,20 @@ from spark_klog.cli.output import print_table, say
 from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.groups.stores import open_store, tree_addresses
-from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
-from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
-from spark_klog.load.planning import Limits
-from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
-from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
-from spark_klog.load.tasks.task import SparkRunner
-from spark_klog.load.values import UTC, read_schema, schema_text
-from spark_klog.spark.options import PROTECTED
+
+_JOB = "batch_load"
+
+with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
+    from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
+    from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
+    from spark_klog.load.planning import Limits
+    from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
+    from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
+    from spark_klog.load.tasks.task import SparkRunner
+    from spark_klog.load.values import UTC, read_schema, schema_text
+    from spark_klog.spark.options import PROTECTED
 
 _log = logging.getLogger(__name__)
-_JOB = "batch_load"
 _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 
 

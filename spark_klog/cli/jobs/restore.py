@@ -11,6 +11,7 @@ Exit codes: 0 done, 1 failed (also of single partitions; the others are restored
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -27,19 +28,22 @@ from spark_klog.cli.jobs.running import (
     cluster_options,
     complain,
     exit_code,
+    needed_packages,
     progress_bar,
     spark_session,
 )
 from spark_klog.cli.output import say
-from spark_klog.restore.restore import (
-    Restored,
-    RestoreOptions,
-    plan_restore,
-    restore_partition,
-    restored_offsets,
-)
 
 _JOB = "restore"
+
+with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
+    from spark_klog.restore.restore import (
+        Restored,
+        RestoreOptions,
+        plan_restore,
+        restore_partition,
+        restored_offsets,
+    )
 
 
 @click.command(context_settings=CONTEXT)

@@ -1,7 +1,11 @@
-"""What jobs share: options, exit codes, the Spark session, a progress bar, the message of a failure."""
+"""What jobs share: options, exit codes, the Spark session, a progress bar, the message of a failure.
+
+It can be imported without pyarrow, so that jobs can say in a line that they need it.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -12,15 +16,23 @@ import click
 from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options
 from spark_klog.cli.output import INTERRUPTED, Bar, secho
-from spark_klog.errors import KlogError
-from spark_klog.load.tasks.task import cause_of
-from spark_klog.load.tasks.time_limit import beside
+from spark_klog.errors import KlogError, MissingPackage
 
 #: Exit codes. 2 is for arguments that can't be read or exclude each other.
 DONE, FAILED, NOTHING_NEW, DONE_WITH_BAD = 0, 1, 3, 4
 #: Of a job's command.
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _LOOK_SECONDS = 0.5
+
+
+@contextmanager
+def needed_packages(job: str) -> Iterator[None]:
+    """Around a program's imports: one that needs an extra ends the program, with a line on stderr."""
+    try:
+        yield
+    except MissingPackage as error:
+        complain(job, str(error))
+        sys.exit(FAILED)
 
 
 def spark_session(name: str) -> Any:
@@ -75,6 +87,8 @@ def exit_code(job: str, work: Callable[[], int]) -> int:
     except (KlogError, OSError) as error:
         complain(job, str(error))
     except Exception as error:
+        from spark_klog.load.tasks.task import cause_of
+
         complain(job, cause_of(error))
     return FAILED
 
@@ -82,6 +96,8 @@ def exit_code(job: str, work: Callable[[], int]) -> int:
 @contextmanager
 def progress_bar(is_quiet: bool, total: int, done: Callable[[], int]) -> Iterator[None]:
     """Show on stderr how many of `total` offsets are done for the duration of the block, if that is a terminal."""
+    from spark_klog.load.tasks.time_limit import beside
+
     bar = Bar("offsets", total, is_quiet=is_quiet)
     with bar:
         if not bar.is_shown:
