@@ -127,7 +127,8 @@ def worker_python() -> str:
         if last.count("\t") == 2:
             name, what, remedy = last.split("\t")
             remedy = remedy.replace("pip install", f"{path} -m pip install")
-            raise NotWell(f"{where}: {path}: {name} {what}", f"{remedy}, or {advice}")
+            is_other = os.path.abspath(path) != sys.executable
+            raise NotWell(f"{where}: {path}: {name} {what}", f"{remedy}, or {advice}" if is_other else remedy)
         raise NotWell(f"{where}: {path}: {last}", advice)
     ours = ".".join(map(str, sys.version_info[:2]))
     if last != ours:

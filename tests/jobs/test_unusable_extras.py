@@ -158,4 +158,4 @@ def test_the_doctor(tmp_path: Path, has_spark: bool) -> None:
     if has_spark:
         workers = found["Spark's Python"]
         assert workers["found"].endswith(f"pyarrow can't be imported ({_REFUSAL})")
-        assert workers["advice"].startswith(_REMEDY.replace("pip", f"{sys.executable} -m pip"))
+        assert workers["advice"] == _REMEDY.replace("pip", f"{sys.executable} -m pip")
