@@ -95,3 +95,18 @@ def test_other_keys_are_left_alone() -> None:
     key = decode_consumer_key(3, bytes.fromhex("0003000167"))
     assert key is not None
     assert key == ConsumerGroupKey(key.kind, "g")
+
+
+def test_the_topics_of_a_group() -> None:
+    """Against bytes that Kafka 4.4.0's message classes have encoded: 4.0 writes this record, later ones a hash."""
+    key, value = "0004000167", "000002cccc24a6ac834991a04f0ced01e422d507636c69636b7300000004010000"
+    before, after = Membership(epoch=1), Membership(epoch=1, topics={"clicks": (_ID, 4)})
+    assert encode_changes("g", before, after) == [(bytes.fromhex(key), bytes.fromhex(value))]
+    assert encode_changes("g", after, before) == [(bytes.fromhex(key), None)]
+    assert encode_changes("g", after, after.copy()) == []
+    assert (bytes.fromhex(key), None) in encode_removal("g", after)
+    loaded = Membership(epoch=1)
+    _load(loaded, [(key, value)])
+    assert loaded == after
+    _load(loaded, [(key, None)])
+    assert loaded == before
