@@ -218,3 +218,75 @@ def test_an_empty_group_keeps_its_protocol_if_a_member_is_refused(members: Membe
     assert members.kind() == ("consumer", "Empty")
     assert members.join()["error_code"] == _OK
     assert members.kind()[0] == "classic"
+
+
+class _ClassicClient:
+    """A member of the classic protocol that does what it is told, one request or two at a time."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._joined: dict[str, Any] | None = None
+        self.owned: list[int] = []
+
+    def step(self) -> None:
+        joined = self._joined
+        if joined is not None and joined["error_code"] == _OK:
+            if (code := self._members.heartbeat(joined)) == _OK:
+                return
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                joined = None
+        self._joined = joined = self._members.join(joined["member_id"] if joined else "")
+        if joined["error_code"] == ErrorCode.UNKNOWN_MEMBER_ID:
+            self._joined = None
+        elif joined["error_code"] == _OK:
+            shares = {"own": _ALL} if joined["leader"] == joined["member_id"] else {}
+            code, assigned = self._members.sync(joined, **shares)
+            self.owned = assigned.get("t", [])
+            if code:
+                joined["error_code"] = code
+
+
+class _ConsumerClient:
+    """A member of the consumer protocol, as `_ClassicClient`."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._epoch = 0
+        self.owned: list[int] = []
+
+    def step(self) -> None:
+        owned: dict[str, Any] = {} if self._epoch == 0 else {"topic_partitions": self._rows}
+        answer = self._members.beat("m", self._epoch, **owned)
+        self._epoch = answer["member_epoch"] if answer["error_code"] == _OK else 0
+        if answer["error_code"] != _OK:
+            self.owned = []
+        if answer["assignment"] is not None:
+            self._rows = answer["assignment"]["topic_partitions"]
+            self.owned = [number for row in self._rows for number in row["partitions"]]
+
+    def leave(self) -> None:
+        self._members.beat("m", -1)
+        self.owned = []
+
+
+def test_a_kill_between_any_two_steps_of_a_migration_and_back(server_dir: Path) -> None:
+    """In the end each partition has one reader."""
+    with KlogBroker(server_dir) as broker:
+        _create(broker)
+        for killed_before in range(9):
+            members = Members(broker, f"g{killed_before}")
+            classic, consumer = _ClassicClient(members), _ConsumerClient(members)
+            steps = [classic.step, consumer.step, classic.step, consumer.step, classic.step]
+            steps += [consumer.leave, classic.step, classic.step, classic.step]
+            for number, step in enumerate(steps):
+                if number == killed_before:
+                    broker.kill()
+                    broker.start()
+                step()
+                if number == 4:
+                    for client in (classic, consumer) * 3:
+                        client.step()
+                    assert sorted(classic.owned + consumer.owned) == _ALL["t"], killed_before
+                    assert len(classic.owned) == 3
+            classic.step()
+            assert (classic.owned, members.kind()) == (_ALL["t"], ("classic", "Stable")), killed_before
