@@ -33,17 +33,28 @@ from spark_klog.errors import ConfigError, DecodeError, ErrorCode
 from spark_klog.protocol.tables.groups import CONSUMER_GROUP_METADATA_KEY, JOIN_EPOCH
 
 _log = logging.getLogger(__name__)
-#: So many regular expressions are kept compiled before those that no group uses are looked for.
+#: So many regular expressions are kept with what they match before those that no group uses are looked for.
 _FEW_PATTERNS = 100
 
 
 class _Matches:
     """The topics that match a regular expression; only new names are matched. A broken expression matches nothing."""
 
-    def __init__(self, regex: str, *, is_broken: bool = False) -> None:
-        self._regex, self.is_broken = regex, is_broken
+    def __init__(self, regex: str) -> None:
+        self._regex = regex
+        #: Why the expression is broken.
+        self._reason = ""
+        try:
+            TopicPattern(regex)
+        except ConfigError as error:
+            self._reason = str(error)
         self._seen: Mapping[str, Topic] = {}
         self.names: frozenset[str] = frozenset()
+
+    def check(self) -> None:
+        """Raise `ConfigError` if the expression is broken."""
+        if self._reason:
+            raise ConfigError(self._reason)
 
     def is_of(self, topics: Mapping[str, Topic]) -> bool:
         """Whether `names` are of these topics."""
@@ -53,22 +64,16 @@ class _Matches:
         """Match the names of these topics, without internal ones."""
         seen, known = self._seen, self.names
         names = {name for name in known if name in topics}
-        new = [] if self.is_broken else [name for name in topics if name not in seen and name not in INTERNAL_TOPICS]
-        if new:
+        new = [name for name in topics if name not in seen and name not in INTERNAL_TOPICS]
+        if self._reason and not seen:
+            _log.warning("a member subscribes to no topics: %s", self._reason)
+        elif new and not self._reason:
+            await turns.take(before_long_step=True)
             pattern = TopicPattern(self._regex)  # not kept: it takes a hundred times as long to match as to compile
             for name in new:
                 if await _matches_in_turns(pattern, name, turns):
                     names.add(name)
         self._seen, self.names = topics, frozenset(names)
-
-
-def _is_broken(regex: str) -> bool:
-    try:
-        TopicPattern(regex)
-    except ConfigError as error:
-        _log.warning("members subscribe to no topics by a regular expression: %s", error)
-        return True
-    return False
 
 
 async def _matches_in_turns(pattern: TopicPattern, name: str, turns: Turns) -> bool:
@@ -172,8 +177,8 @@ class ConsumerGroups:
         These are the newest ones, so that two heartbeats do not undo what each other has seen. `ConfigError` if the
         member's regular expression is none; another's, from a log of Kafka's, then matches nothing.
         """
-        if regex and (regex not in self._matches or self._matches[regex].is_broken):
-            TopicPattern(regex)
+        if regex:
+            self._pattern(regex).check()
         self._resolving[regex or ""] += 1
         try:
             while True:
@@ -194,7 +199,7 @@ class ConsumerGroups:
                 used = set(self._resolving).union(*(group.regexes for group in self._groups.values()))
                 self._matches = {each: matches for each, matches in self._matches.items() if each in used}
                 self._most_patterns = max(_FEW_PATTERNS, 2 * len(self._matches))
-            matches = self._matches[regex] = _Matches(regex, is_broken=_is_broken(regex))
+            matches = self._matches[regex] = _Matches(regex)
         return matches
 
     def _matching(self, allows: Callable[[str], bool]) -> Matching:

@@ -258,11 +258,13 @@ class TopicPattern:
         self._fail = parser.fail
         self._final = self._state(None)
         start = self._add(node, self._final)
-        self._closed = self._closures()
+        self._closed = begins = ends = both = self._closures()
+        if any(isinstance(taken, _Anchor) for taken in self._takes):
+            begins, ends = self._closures(is_start=True), self._closures(is_end=True)
+            both = self._closures(is_start=True, is_end=True)
         final = 1 << self._final
-        self._start = self._closures(is_start=True)[start]
-        self._matches_empty = bool(self._closures(is_start=True, is_end=True)[start] & final)
-        ends = self._closures(is_end=True)
+        self._start = begins[start]
+        self._matches_empty = bool(both[start] & final)
         #: The states in which a name may end.
         self._ends = sum(1 << state for state, closed in enumerate(ends) if closed & final)
         #: One character for all that the expression does not tell apart.
