@@ -226,6 +226,12 @@ def arrow(has_spark: bool) -> str:
 
 
 def no_spark_here() -> str:
+    home = os.environ.get("SPARK_HOME")
+    if home and Path(home, "python", "pyspark").is_dir():
+        raise NotWell(
+            f"SPARK_HOME={home} has one that this Python does not import",
+            f"add {home}/python and the py4j-*.zip of {home}/python/lib to PYTHONPATH",
+        )
     return "not installed, which only the connector and its jobs need: pip install 'spark-klog[pyspark]' brings one"
 
 

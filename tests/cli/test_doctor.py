@@ -315,6 +315,17 @@ def test_a_round_trip_through_spark() -> None:
     assert (finding.advice, finding.found[:34]) == ("", "1000 of 1000 rows written and read")
 
 
+def test_a_spark_home_whose_pyspark_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second pyspark is not what it needs."""
+    monkeypatch.setattr(doctor, "is_installed", lambda name: name != "pyspark")
+    assert _doctor()[1]["pyspark"]["found"].startswith("not installed")
+    (tmp_path / "python" / "pyspark").mkdir(parents=True)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    found = _doctor()[1]["pyspark"]
+    assert f"SPARK_HOME={tmp_path} has one" in found["found"]
+    assert found["advice"].startswith(f"add {tmp_path}/python and the py4j")
+
+
 @pytest.mark.parametrize(
     ("packages", "advice"),
     [
