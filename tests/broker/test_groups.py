@@ -21,6 +21,7 @@ from spark_klog.broker.groups.records import (
     encode_offset,
     encode_offset_key,
 )
+from spark_klog.broker.settings.group_settings import GroupTimes
 from spark_klog.broker.transactions.records import marker_batch
 from spark_klog.broker.transactions.transaction import ProducerIdAndEpoch
 from spark_klog.errors import ErrorCode
@@ -258,7 +259,9 @@ def test_an_empty_consumer_group_is_as_old_as_its_last_record(log: PartitionLog)
         commit_offsets(
             OffsetManager(lambda group, stored: None, lambda *record: None), log, group, {PLACE: (1, -1, "")}
         )
-    groups = ConsumerGroups(lambda group_id, encode: ErrorCode.NONE, lambda group: False, 5000, 45_000, 10)
+    groups = ConsumerGroups(
+        lambda group_id, encode: ErrorCode.NONE, lambda group: False, lambda group: GroupTimes(5000, 45_000), 10
+    )
     loaded = OffsetManager(lambda group, stored: None, groups.load)
     loaded.load(log)
     groups.start()
