@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version as package_version
+from importlib.util import find_spec
 from itertools import starmap
 from pathlib import Path
 
@@ -191,6 +192,20 @@ def spark_version() -> str:
     if is_untested("pyspark", version):
         version += f", newer than {NEWEST_TESTED['pyspark']}, the last that klog is tested with"
     return version + (f", with SPARK_HOME={home}" if home else "")
+
+
+def is_client_only() -> bool:
+    """Whether this pyspark is a client of Spark Connect, without a JVM (pyspark-client, databricks-connect)."""
+    found = find_spec("pyspark")
+    folders = [] if found is None else list(map(Path, found.submodule_search_locations or ()))
+    return "SPARK_HOME" not in os.environ and not any((folder / "jars").is_dir() for folder in folders)
+
+
+def elsewhere() -> str:
+    return (
+        "this pyspark is a client without a JVM: the server and its workers need spark-klog[spark], and klog doctor "
+        "there checks them"
+    )
 
 
 def _other_pyspark() -> str:
@@ -394,14 +409,17 @@ def doctor(cluster: ChosenCluster, as_json: bool, no_spark: bool) -> None:
 def _stages(settings: dict[str, str], no_spark: bool) -> Iterator[tuple[str, Iterator[Finding]]]:
     """What is checked, for the terminal, and the findings: the cheap ones first."""
     has_spark = is_installed("pyspark")
+    is_client = has_spark and is_client_only()
     checks = {"Python": python, "pyspark": no_spark_here}
-    if has_spark:
+    if is_client:
+        checks |= {"pyspark": spark_version, "Spark Connect": elsewhere}
+    elif has_spark:
         checks |= {"Spark's Python": worker_python, "Java": java, "pyspark": spark_version}
     checks |= {"pyarrow": partial(arrow, has_spark), "kernel": kernel}
     yield "checking this machine", starmap(run, checks.items())
     if "bootstrap.servers" in settings:
         yield "checking the way to the cluster", way_to(settings)
-    if has_spark and not no_spark:
+    if has_spark and not is_client and not no_spark:
         said = "starting Spark, writing and reading rows: this may take a minute"
         yield said, starmap(run, [("Spark", round_trip)])
 

@@ -89,6 +89,7 @@ FOREIGN_COMMANDS = {
     "reset-offsets": _MOVES,
     "delete-offsets": "use Admin.delete_group_offsets of spark_klog.client",
     "configs": "klog topics describe and klog topics alter have the settings of topics",
+    "groups alter": "use Admin.alter_configs of spark_klog.client, or kafka-configs --entity-type groups",
     "acls": "use Admin.describe_acls and Admin.create_acls of spark_klog.client",
 }
 

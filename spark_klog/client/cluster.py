@@ -94,6 +94,8 @@ class Cluster:
         self.cluster_id: str | None = None
         #: Topic ids from metadata, by name; brokers before 2.8 have none.
         self.topic_ids: dict[str, UUID] = {}
+        #: Whether some broker has ever checked who a connection is for (ApiVersions 5).
+        self._has_checks = False
 
     @classmethod
     def connect(cls, settings: Mapping[str, Any], prefix: str = "") -> Cluster:
@@ -152,8 +154,10 @@ class Cluster:
         there = [node for node, its in self._brokers.items() if its == address]
         if len(there) != 1 or self.cluster_id is None or not self.config.cluster_check:
             return None
-        checks = any(connection.speaks(API_VERSIONS, WITH_IDENTITY) for connection in self._connections.values())
-        return BrokerIdentity(self.cluster_id, there[0]) if checks else None
+        if not self._has_checks:  # a broker that has gone does not make it another cluster
+            speaks = (connection.speaks(API_VERSIONS, WITH_IDENTITY) for connection in self._connections.values())
+            self._has_checks = any(speaks)
+        return BrokerIdentity(self.cluster_id, there[0]) if self._has_checks else None
 
     def _rebootstrap(self, why: str) -> None:
         """Forget the brokers, and ask bootstrap.servers for them: addresses lead elsewhere than they did."""

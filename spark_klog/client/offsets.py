@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -43,6 +44,8 @@ _FIRST_OF_GROUPS = 8
 _UNKNOWN_TO_COORDINATORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
 #: Errors of a reader that is not a member in this epoch.
 _REFUSED_READER = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.STALE_MEMBER_EPOCH)
+#: Topics are meant by their names.
+NO_IDS: Mapping[str, UUID] = MappingProxyType({})
 _T = TypeVar("_T")
 
 
@@ -332,13 +335,19 @@ class GroupOffsets:
         self._is_stable, self._reader, self._on_refused = is_stable, reader, on_refused
         self._coordinators = Coordinators(cluster)
 
-    def commit(self, offsets: Mapping[TopicPartition, int | Committed], *, skips_deleted: bool = False) -> None:
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int | Committed],
+        topic_ids: Mapping[str, UUID] = NO_IDS,
+        *,
+        skips_deleted: bool = False,
+    ) -> None:
         """Commit offsets without being a member of the group; `ProtocolError` names the partition.
 
-        `skips_deleted`: see `Uncommitted`.
+        `topic_ids` and `skips_deleted`: see `Uncommitted`. Without ids the offsets are those of the names.
         """
         wanted = {key: item if isinstance(item, Committed) else Committed(item) for key, item in offsets.items()}
-        left = Uncommitted(self._cluster, wanted, self._cluster.topic_ids, skips_deleted=skips_deleted)
+        left = Uncommitted(self._cluster, wanted, topic_ids, skips_deleted=skips_deleted)
 
         def ask() -> None:
             left.answered(self.commit_once(left.offsets, left.topic_ids))
@@ -346,12 +355,9 @@ class GroupOffsets:
         self._coordinators.attempt(ask)
 
     def commit_once(
-        self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID]
+        self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID] = NO_IDS
     ) -> dict[TopicPartition, ProtocolError]:
-        """Like `commit`, but without retries; returns the errors of partitions that were refused.
-
-        `topic_ids` are those of the topics, where they are known.
-        """
+        """Like `commit`, but without retries; returns the errors of partitions that were refused."""
         node = self._coordinators.node(self.group)
         request = {"group_id": self.group, "topics": with_topic_ids(topics_to_commit(offsets), topic_ids)}
         answer = self._cluster.request(node, OFFSET_COMMIT, request)

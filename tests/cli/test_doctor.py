@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -349,3 +350,30 @@ def test_an_old_pyspark(monkeypatch: pytest.MonkeyPatch, packages: tuple[str, ..
     assert found["found"].startswith("3.5.2 is older than 4.0")
     assert found["advice"].startswith(advice)
     assert ("pyspark[sql]" in found["advice"]) == ("pyspark" in packages)
+
+
+def test_a_client_of_spark_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyspark-client and databricks-connect have no JVM: neither Java nor workers are here."""
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("PYSPARK_PYTHON", "no-such-python")
+    monkeypatch.setattr(doctor, "is_client_only", lambda: True)
+    monkeypatch.setattr(doctor, "round_trip", lambda: pytest.fail("there is no Spark to start"))
+    done = CliRunner().invoke(main, ["doctor", "--json"])
+    found = {line["check"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert not {"Java", "Spark", "Spark's Python"} & found.keys()
+    assert found["Spark Connect"]["found"].startswith("this pyspark is a client without a JVM: the server and its")
+    assert not found["Spark Connect"]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "home", "expected"), [("jars", None, False), ("sql", None, True), ("sql", "/x", False)]
+)
+def test_which_pyspark_has_no_jvm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, home: str | None, expected: bool
+) -> None:
+    (tmp_path / "pyspark" / folder).mkdir(parents=True)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[tmp_path / name]))
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    if home is not None:
+        monkeypatch.setenv("SPARK_HOME", home)
+    assert doctor.is_client_only() is expected

@@ -192,6 +192,19 @@ def test_another_cluster_at_all_addresses_is_not_asked_for_metadata(start: Calla
     assert {api for stub in (one, two) for api, _ in stub.broker.asked} <= {"ApiVersions"}
 
 
+def test_connections_that_were_all_closed_do_not_end_the_check(start: Callable[[Broker], Stub]) -> None:
+    """As after an outage of all brokers, or an interrupt: who is at the addresses then may be another cluster."""
+    one, two = _pair(start)
+    with _client(one) as cluster:
+        assert list_offsets(cluster, {KEY: LATEST}) == {KEY: 10}
+        other = Broker("B", 1, 99, {1: two.port})
+        two.lead_to(other)
+        cluster.close()
+        with pytest.raises(ConnectionFailed, match="leads to another broker"):
+            cluster.connection(1)
+    assert (other.asked, other.identified) == ([("ApiVersions", 5)], [("A", 1)])
+
+
 def test_brokers_before_4_4_are_asked_again_in_version_0(start: Callable[[Broker], Stub]) -> None:
     """A cluster amid its upgrade."""
     one, two = _pair(start, last=4)

@@ -54,7 +54,7 @@ def test_topics_are_named_by_their_ids_if_these_are_known(
         cluster.metadata([topic])
         assert cluster.topic_ids.keys() == {topic}
         sent.clear()
-        offsets.commit(wanted)
+        offsets.commit(wanted, cluster.topic_ids)
         assert offsets.committed(list(wanted)) == wanted
         assert offsets.fetch() == {(topic, 0): 3, (topic, 1): 4}  # the answer names topics, of which any may be unknown
         assert list(dict.fromkeys(sent)) == [("OffsetCommit", 10), ("OffsetFetch", 10), ("OffsetFetch", 9)]
@@ -69,14 +69,13 @@ def test_a_topic_that_was_created_again(servers: str, topic: str, sent: list[tup
         first = cluster.topic_ids[topic]
         admin.delete_topic(topic)
         make_topic(servers, topic, 1)
-        offsets.commit({(topic, 0): 5}, skips_deleted=True)
+        offsets.commit({(topic, 0): 5}, {topic: first}, skips_deleted=True)
         assert cluster.topic_ids[topic] != first
         assert offsets.fetch([(topic, 0)]) == {}
-        cluster.topic_ids[topic] = first
         with pytest.raises(ProtocolError, match=r"UNKNOWN_TOPIC_ID.*it was deleted"):
-            offsets.commit({(topic, 0): 5})
+            offsets.commit({(topic, 0): 5}, {topic: first})
         assert offsets.fetch([(topic, 0)]) == {}
-        offsets.commit({(topic, 0): 5})
+        offsets.commit({(topic, 0): 5}, cluster.topic_ids)
         assert {version for name, version in sent if name == "OffsetCommit"} == {10}
         assert offsets.fetch([(topic, 0)]) == {(topic, 0): 5}
         cluster.topic_ids[topic] = uuid.uuid4()

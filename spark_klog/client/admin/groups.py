@@ -276,8 +276,7 @@ class GroupCalls(AdminCalls):
 
         def ask(rest: list[TopicPartition]) -> dict[TopicPartition, KlogError | None]:
             # a new one each time looks the coordinator up again
-            offsets = {key: wanted[key] for key in rest}
-            refused = GroupOffsets(self.cluster, group).commit_once(offsets, self.cluster.topic_ids)
+            refused = GroupOffsets(self.cluster, group).commit_once({key: wanted[key] for key in rest})
             return {key: refused.get(key) for key in rest}
 
         return self._each(wanted, ask)

@@ -179,11 +179,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._losses.begin_micro_batch()
         is_first, before = not start, from_json(start)
         begin = self._first_start() if is_first else before
+        latest = self._latest = self._latest_after(begin)
         if not is_first:
             # The micro-batch that ends at `start` is committed, but Spark calls `commit` for it only with the next one:
             # until then the offsets of an idle or restarted stream would lag behind.
-            self._publish(begin)
-        latest = self._latest = self._latest_after(begin)
+            self._publish({key: offset for key, offset in begin.items() if key[0] not in self._recreated})
         begin = begin | self._resume(latest.keys() - begin.keys())
         if latest == before and not is_first and not self._recreated:
             self._is_due(0)
