@@ -125,6 +125,10 @@ def test_commands_of_other_tools() -> None:
         assert told == f"Error: No such command {typed!r}: klog offsets set moves a group's offsets."
     for words, hint in (
         ("groups delete-offsets g", "'delete-offsets': use Admin.delete_group_offsets of spark_klog.client."),
+        (
+            "groups alter g",
+            "'alter': use Admin.alter_configs of spark_klog.client, or kafka-configs --entity-type groups.",
+        ),
         ("configs --describe", "'configs': klog topics describe and klog topics alter have the settings of topics."),
         ("acls list", "'acls': use Admin.describe_acls and Admin.create_acls of spark_klog.client."),
     ):
