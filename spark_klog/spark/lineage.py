@@ -192,7 +192,7 @@ class LineageListener(StreamingQueryListener):
         """
         began = time.monotonic()
         if self._batches is not None:
-            self._batches.close()
+            self._batches.close(self._flush_seconds / 2)
         self._safely(lambda: self._wait_for_news(began + self._flush_seconds / 2))
         with self._changed:
             self._is_closed = True
@@ -279,7 +279,8 @@ class LineageListener(StreamingQueryListener):
             outputs.add(run.written.pop(batch, DatasetUses()).values())
             for earlier in [earlier for earlier in run.written if earlier < batch]:
                 del run.written[earlier]
-            has_written = any(use.rows != 0 for use in outputs.values()) and progress.numInputRows > 0
+            # how much a micro-batch without input has written is not always known: mostly nothing
+            has_written = any(use.rows or (use.rows is None and progress.numInputRows) for use in outputs.values())
             if inputs or has_written:
                 run.inputs.add(inputs.values())
                 run.outputs.add(outputs.values())
@@ -395,11 +396,19 @@ class BatchLineage:
             raise ConfigError("batches=True needs a session with a JVM: Spark Connect does not tell of batch queries")
         self._emitter, self._application, self._settings_in = emitter, application, settings_in
         self._is_closed = self._has_warned = False
+        self._spark = spark
         ensure_callback_server_started(spark.sparkContext._gateway)
         spark._jsparkSession.listenerManager().register(self)
 
-    def close(self) -> None:
-        """Send nothing from now on. Spark keeps the listener: py4j gives it another object at each call."""
+    def close(self, seconds: float) -> None:
+        """Wait for what Spark has still to tell, `seconds` at most, and send nothing from then on.
+
+        Spark keeps the listener: py4j gives it another object at each call.
+        """
+        try:
+            self._spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(round(1000 * seconds))
+        except Exception as error:  # the time is over, or the session has been stopped
+            _log.debug("batch queries may have ended of which Spark has not told: %s", error)
         self._is_closed = True
 
     # Spark calls these.

@@ -455,9 +455,12 @@ def test_batch_queries(
         assert child["run"]["facets"]["parent"]["run"]["runId"] == str(query.runId)
         wait_for(lambda: any(event["eventType"] == "COMPLETE" for event in server.events), "the stream's end")
         assert names_of(child["outputs"]) == [(namespace, out)]
+        server.events.clear()
+        rows.write.parquet(str(tmp_path / "last"))
     finally:
         spark.streams.removeListener(lineage)
         assert lineage.close()
+    assert [event["eventType"] for event in server.events] == ["START", "COMPLETE"]  # Spark tells of it late
     server.events.clear()
     rows.count()
     assert (server.events, lineage.emitter.dropped) == ([], 0)
