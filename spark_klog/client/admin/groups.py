@@ -25,6 +25,7 @@ from spark_klog.errors import (
     DecodeError,
     ErrorCode,
     KlogError,
+    ProtocolError,
     UnsupportedVersionError,
 )
 from spark_klog.protocol.apis import (
@@ -229,8 +230,7 @@ class GroupCalls(AdminCalls):
         return {
             name: entry if isinstance(entry, KlogError) else _of_epoch(entry)
             for name, entry in answered.items()
-            if not isinstance(entry, UnsupportedVersionError)
-            and (isinstance(entry, KlogError) or not entry["error_code"])
+            if not _has_no_epochs(entry)
         }
 
     def delete_groups(self, groups: Iterable[str]) -> Outcomes[str, None]:
@@ -399,6 +399,13 @@ def _described(entry: Message | KlogError) -> GroupDescription | KlogError:
         entry["error_message"],
         "" if entry["group_state"] == DEAD else CLASSIC,
     )
+
+
+def _has_no_epochs(entry: Message | KlogError) -> bool:
+    """Whether the group is not of KIP-848; Kafka 3.7 to 3.9 have the request, and refuse it unless told otherwise."""
+    if isinstance(entry, ProtocolError):
+        return bool(entry.code == ErrorCode.UNSUPPORTED_VERSION)
+    return isinstance(entry, UnsupportedVersionError) if isinstance(entry, KlogError) else bool(entry["error_code"])
 
 
 def _of_epoch(entry: Message) -> GroupDescription:
