@@ -103,7 +103,7 @@ def assign_uniform(topics: Topics, members: Mapping[str, AssignedMember]) -> dic
         gap = max(2, min(difference, gap - 1 - gap // 50))
     chosen: dict[str, list[Partition]] = {member_id: [] for member_id in members}
     for group, counts in zip(groups, held, strict=True):
-        _choose(group, counts, topics, owners, chosen)
+        _choose(group.topics, counts, topics, owners, chosen)
     return {member_id: frozenset(partitions) for member_id, partitions in chosen.items()}
 
 
@@ -164,7 +164,7 @@ def _level(subscribers: list[str], counts: Counter[str], loads: dict[str, int], 
 
 
 def _choose(
-    group: _SameSubscribers,
+    names: list[str],
     counts: Counter[str],
     topics: Topics,
     owners: Mapping[str, list[str]],
@@ -175,7 +175,7 @@ def _choose(
     `counts` says how many; it is used up.
     """
     spare: list[Partition] = []
-    for topic in group.topics:
+    for topic in names:
         topic_id = topics[topic][0]
         for number, owner in enumerate(owners[topic]):
             if counts[owner]:
@@ -184,9 +184,9 @@ def _choose(
             else:
                 spare.append((topic_id, number))
     rest = iter(spare)
-    subscribers = group.subscribers
-    while subscribers := [member_id for member_id in subscribers if counts[member_id]]:
-        for member_id, partition in zip(subscribers, rest, strict=False):
+    getters = list(counts)
+    while getters := [member_id for member_id in getters if counts[member_id]]:
+        for member_id, partition in zip(getters, rest, strict=False):
             counts[member_id] -= 1
             chosen[member_id].append(partition)
 
