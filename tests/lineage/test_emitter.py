@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 import time
+from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,6 +15,8 @@ from openlineage.client import OpenLineageClient
 from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
 from openlineage.client.transport import Transport
 
+from spark_klog.client import Admin
+from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError
 from spark_klog.lineage.emitter import Emitter
 from tests.support.openlineage import lineage_server
@@ -118,6 +123,7 @@ def test_refused_events_are_counted_and_the_warning_has_no_secret(
         assert (emitter.sent, emitter.failed) == (1, 2)
     ours = [record.message for record in caplog.records if record.name.startswith("spark_klog")]
     assert len(ours) == 2
+    assert status == 500 or "(HTTPError: status 401)" in ours[0]  # the client tries again after 500
     assert "hunter" not in "".join(ours)
 
 
@@ -129,6 +135,79 @@ def test_a_server_that_is_down_costs_events_only() -> None:
     emitter.emit(event(0))
     assert emitter.flush(20)
     assert (emitter.sent, emitter.failed) == (0, 1)
+
+
+def kafka_transport(servers: str, **settings: Any) -> dict[str, Any]:
+    config = {"bootstrap.servers": servers, "message.timeout.ms": "300", "log_level": "0"}
+    return {"type": "kafka", "topic": "lineage", "config": config, **settings}
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize("within", ["alone", "composite", "without flush"])
+def test_events_that_kafka_does_not_acknowledge(within: str, caplog: pytest.LogCaptureFixture) -> None:
+    transport = kafka_transport(f"127.0.0.1:{closed_port()}", flush=within != "without flush")
+    if within == "composite":
+        transport = {"type": "composite", "transports": [transport]}
+    client = OpenLineageClient(config={"transport": transport})
+    emitter = Emitter(client)
+    emitter.emit(event(0))
+    emitter.emit(event(1))
+    assert emitter.flush(20)
+    if within == "without flush":
+        assert emitter.sent == 2  # they are in the producer's queue
+        assert client.close(20)
+    assert (emitter.sent, emitter.failed) == (0, 2)
+    assert emitter.close(20)
+    ours = [record.message for record in caplog.records if record.name.startswith("spark_klog")]
+    assert "(_MSG_TIMED_OUT)" in ours[0]
+    assert ours[1:] == ["0 OpenLineage events sent, 0 dropped, 2 refused"]
+
+
+def test_events_that_kafka_acknowledges() -> None:
+    with EmbeddedCluster() as cluster:
+        with Admin({"bootstrap.servers": cluster.bootstrap_servers}) as admin:
+            admin.create_topic("lineage", 1)
+        transport = kafka_transport(cluster.bootstrap_servers)
+        transport["config"]["message.timeout.ms"] = "30000"
+        emitter = Emitter(OpenLineageClient(config={"transport": transport}))
+        emitter.emit(event(0))
+        assert emitter.flush(20)
+        assert (emitter.sent, emitter.failed) == (1, 0)
+        assert emitter.close(20)
+
+
+def test_after_the_first_loss_other_loggers_are_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    with lineage_server() as server:
+        url = server.url
+    retry = {"total": 1, "connect": 1, "backoff_factor": 0.01}
+    http = {"type": "http", "url": url, "retry": retry}
+    emitter = Emitter(OpenLineageClient(config={"transport": {"type": "composite", "transports": [http]}}))
+    emitter.emit(event(0))
+    assert emitter.flush(20)
+    first = [record.name.partition(".")[0] for record in caplog.records if record.levelno >= logging.WARNING]
+    assert set(first) == {"urllib3", "openlineage", "spark_klog"}
+    caplog.clear()
+    for number in range(3):
+        emitter.emit(event(number))
+    assert emitter.flush(20)
+    assert emitter.failed == 4
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    logging.getLogger("urllib3.connectionpool").warning("another thread's")
+    assert caplog.records[-1].message == "another thread's"
+
+
+def test_a_file_that_can_not_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "missing" / "events.jsonl"
+    transport = {"type": "file", "log_file_path": str(path), "append": True}
+    emitter = Emitter(OpenLineageClient(config={"transport": transport}))
+    emitter.emit(event(0))
+    assert emitter.flush(20)
+    assert f"(FileNotFoundError: No such file or directory: {path})" in caplog.records[-1].message
 
 
 def test_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
