@@ -3,13 +3,14 @@
 | dataset | namespace | name |
 | --- | --- | --- |
 | a topic | `kafka://HOST:PORT`, the first of the bootstrap servers as the user wrote it | the topic |
-| a local folder | `file` | its path |
+| a local folder | `file` | its absolute path |
 | a folder of an object store | `s3://BUCKET`, `gs://BUCKET`, `abfss://CONTAINER@ACCOUNT` | its path without the slash |
 | a folder elsewhere | `hdfs://HOST:PORT` and the like | its path |
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -87,11 +88,19 @@ def topic_uses(
     return list(uses.values())
 
 
+def is_uri(address: str) -> bool:
+    """Whether the address says which file system it is in."""
+    return _URI.fullmatch(address) is not None
+
+
 def folder_use(address: str, rows: int | None = None) -> DatasetUse:
-    """A folder, by its path or URI, without the user and password of a URI."""
+    """A folder, by its path or URI, without the user and password of a URI.
+
+    A path is one of this machine, from the working directory on.
+    """
     uri = _URI.fullmatch(address)
     if uri is None or uri[1].lower() == "file":
-        return DatasetUse("file", (uri[3] or "/" if uri else address).rstrip("/") or "/", rows=rows)
+        return DatasetUse("file", os.path.abspath(uri[3] or "/" if uri else address), rows=rows)
     scheme, authority, path = uri[1].lower(), uri[2] or "", (uri[3] or "/").rstrip("/")
     if scheme not in _AZURE:
         authority = authority.rpartition("@")[2]

@@ -11,8 +11,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, cast
 
 from openlineage.client import OpenLineageClient
@@ -21,7 +22,7 @@ from openlineage.client.transport import CompositeTransport, KafkaTransport, Tra
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.in_a_thread import within
-from spark_klog.errors import ConfigError
+from spark_klog.lineage.client import is_disabled, open_client
 
 _log = logging.getLogger(__name__)
 #: Events that wait to be sent.
@@ -33,21 +34,20 @@ _LIBRARIES = ("openlineage", "urllib3")
 class Emitter:
     """Events on their way to OpenLineage, in order, each sent once. Thread-safe.
 
-    Without a `client` it makes one, which finds its settings as in all programs that use OpenLineage's Python client:
-    OPENLINEAGE_URL, OPENLINEAGE_CONFIG, openlineage.yml, OPENLINEAGE__TRANSPORT__TYPE and others; with
-    OPENLINEAGE_DISABLED=true nothing is sent. `ConfigError` if they are wrong.
+    Without a `client` it makes one by `conf`, the settings of a Spark session, and by those of the environment: see
+    `open_client`, which also says what it raises. With OPENLINEAGE_DISABLED=true, or spark.openlineage.disabled=true,
+    nothing is sent.
     """
 
-    def __init__(self, client: OpenLineageClient | None = None, bound: int = _MOST_EVENTS) -> None:
+    def __init__(
+        self,
+        client: OpenLineageClient | None = None,
+        bound: int = _MOST_EVENTS,
+        conf: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._is_own_client = client is None
-        try:
-            self._client = client if client is not None else OpenLineageClient()
-        except Exception as error:  # of many kinds; its text may show settings
-            raise ConfigError(
-                f"OpenLineage's client refuses its settings ({type(error).__name__}): check OPENLINEAGE_URL, "
-                "openlineage.yml and the variables that begin with OPENLINEAGE__"
-            ) from None
-        self.is_disabled = self._client.transport.kind == "noop"
+        self._client = client if client is not None else open_client(conf)
+        self.is_disabled = is_disabled(conf) or self._client.transport.kind == "noop"
         self._bound = bound
         self._changed = threading.Condition()
         self._queue: deque[RunEvent] = deque()

@@ -13,10 +13,11 @@ Names of jobs and parents come from the settings that other integrations of Open
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from uuid import UUID
 
@@ -43,6 +44,7 @@ from spark_klog.base.addresses import without_user
 from spark_klog.lineage.datasets import DatasetUse
 from spark_klog.lineage.emitter import Emitter
 
+_log = logging.getLogger(__name__)
 PRODUCER = f"urn:spark-klog:{__version__}"
 #: The version of our facets' schema changes with the schema.
 SCHEMA = "urn:spark-klog:lineage-facets:1-0-0"
@@ -86,22 +88,27 @@ class QueryRunFacet(RunFacet):
 class JobSettings:
     """The namespace of jobs, and the run that started this one, for example a task of Airflow.
 
-    `conf` looks a Spark setting up. It comes before the environment:
+    `conf` has settings of Spark, which come before the environment:
 
         spark.openlineage.namespace                          OPENLINEAGE_NAMESPACE         "default" without either
+        spark.openlineage.appName                            spark.app.name                "spark" without either
         spark.openlineage.parentJobNamespace, .parentJobName, .parentRunId
                                                              OPENLINEAGE_PARENT_ID         NAMESPACE/NAME/RUN_ID
         spark.openlineage.rootParentJobNamespace, ...        OPENLINEAGE_ROOT_PARENT_ID
 
-    A parent that is incomplete, or whose run id is no UUID, is left out, as OpenLineage would refuse the event.
+    A parent that is incomplete, or whose run id is no UUID, is left out with a warning, as OpenLineage would refuse the
+    event.
     """
 
     namespace: str
     parent: parent_run.ParentRunFacet | None
+    #: The first part of the names of jobs.
+    application: str = "spark"
 
     @classmethod
-    def of(cls, conf: Callable[[str], str | None], namespace: str | None = None) -> JobSettings:
-        namespace = namespace or conf("spark.openlineage.namespace") or os.environ.get("OPENLINEAGE_NAMESPACE")
+    def of(cls, conf: Mapping[str, str], namespace: str | None = None) -> JobSettings:
+        namespace = namespace or conf.get("spark.openlineage.namespace") or os.environ.get("OPENLINEAGE_NAMESPACE")
+        application = conf.get("spark.openlineage.appName") or conf.get("spark.app.name") or "spark"
         parent = _ancestor(conf, "parent", "OPENLINEAGE_PARENT_ID")
         facet = None
         if parent is not None:
@@ -110,22 +117,32 @@ class JobSettings:
             root = _ancestor(conf, "rootParent", "OPENLINEAGE_ROOT_PARENT_ID")
             if root is not None:
                 facet.root = parent_run.Root(parent_run.RootRun(root[2]), parent_run.RootJob(root[0], root[1]))
-        return cls(namespace or "default", facet)
+        return cls(namespace or "default", facet, application)
 
 
-def _ancestor(conf: Callable[[str], str | None], which: str, variable: str) -> tuple[str, str, str] | None:
-    """(namespace, name, run id) of the parent's or root's run."""
-    setting = f"spark.openlineage.{which}"
-    parts = [conf(f"{setting}JobNamespace"), conf(f"{setting}JobName"), conf(f"{setting}RunId")]
-    if not any(parts):
-        parts = [*os.environ.get(variable, "").rsplit("/", 2)]
-    if len(parts) != 3 or not all(parts):
-        return None
-    namespace, name, run_id = map(str, parts)
+def _ancestor(conf: Mapping[str, str], which: str, variable: str) -> tuple[str, str, str] | None:
+    """(namespace, name, run id) of the parent's or root's run; warns if what is set is none."""
+    settings = [f"spark.openlineage.{which}{part}" for part in ("JobNamespace", "JobName", "RunId")]
+    parts = [conf.get(setting, "") for setting in settings]
+    if any(parts):
+        missing = [setting for setting, part in zip(settings, parts, strict=True) if not part]
+        if missing:
+            _log.warning("lineage has no %s: %s is not set, but others of it are", which, " and ".join(missing))
+            return None
+        source, given, needed = settings[2], parts[2], "must be a UUID"
+    else:
+        source, given = variable, os.environ.get(variable, "")
+        if not given:
+            return None
+        parts, needed = given.rsplit("/", 2), "must be NAMESPACE/NAME/RUN_ID, RUN_ID a UUID"
     try:
-        return namespace, name, str(UUID(run_id))
+        namespace, name, run_id = parts
+        if namespace and name:
+            return namespace, name, str(UUID(run_id))
     except ValueError:
-        return None
+        pass
+    _log.warning("lineage has no %s: %s is %r, but %s", which, source, without_user(given), needed)
+    return None
 
 
 def job_name(*parts: str) -> str:
@@ -173,7 +190,7 @@ class RunEvents:
             facet.root = above.root or parent_run.Root(
                 parent_run.RootRun(above.run.runId), parent_run.RootJob(above.job.namespace, above.job.name)
             )
-        return JobSettings(self._settings.namespace, facet)
+        return replace(self._settings, parent=facet)
 
     def send(
         self,

@@ -8,7 +8,7 @@ one with ABORT.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from uuid import uuid4
 
 from spark_klog.base.extras import require
@@ -21,18 +21,19 @@ _log = logging.getLogger(__name__)
 _FLUSH_SECONDS = 5.0
 
 
-def with_lineage(options: LoadOptions, load: Callable[[], Loaded]) -> Loaded:
+def with_lineage(options: LoadOptions, load: Callable[[], Loaded], conf: Mapping[str, str]) -> Loaded:
     """Do a load and send its events; what `load` raises is raised here.
 
+    `conf` are settings of Spark, of which those of OpenLineage are read, and the application's name.
     `ConfigError` if OpenLineage's settings are wrong.
     """
     require("--lineage", "pyspark")
     import pyspark
 
-    emitter = Emitter()
+    emitter = Emitter(conf=conf)
     output = folder_use(options.output)
-    settings = JobSettings.of(lambda _setting: None)
-    name = job_name("klog_load", output.name.strip("/"))
+    settings = JobSettings.of(conf)
+    name = job_name(settings.application, output.name.strip("/"))
     events = RunEvents(emitter, settings, name, str(uuid4()), "BATCH", pyspark.__version__)
     namespace = kafka_namespace(options.client["bootstrap.servers"])
 

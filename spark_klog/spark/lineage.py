@@ -24,6 +24,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -58,6 +59,7 @@ from spark_klog.spark.plans import (
     add_figures,
     batch_reads,
     batch_write,
+    qualified,
     stream_execution,
     stream_sink,
     stream_sources,
@@ -124,9 +126,10 @@ class LineageListener(StreamingQueryListener):
         lineage = LineageListener(spark)
         spark.streams.addListener(lineage)
 
-    The server is configured as for all programs that use OpenLineage's Python client: OPENLINEAGE_URL, openlineage.yml
-    and others; or give a `client`, which is not closed. `namespace` is that of the jobs. `bootstrap_servers` names the
-    cluster of topics if no plan names it, as with Spark Connect. With `batches` batch queries have events, too.
+    The server is configured as for OpenLineage's agent, by spark.openlineage.transport.*, else as for all programs that
+    use its Python client: OPENLINEAGE_URL, openlineage.yml and others; or give a `client`, which is not closed.
+    `namespace` is that of the jobs. `bootstrap_servers` names the cluster of topics if no plan names it, as with Spark
+    Connect. With `batches` batch queries have events, too.
 
     A thread sends the events, see `Emitter`: a query neither waits nor fails if the server is down. `close`, which also
     runs when the program ends, waits `flush_seconds` for them at most. `ConfigError` if the client's settings are
@@ -146,16 +149,15 @@ class LineageListener(StreamingQueryListener):
         self._spark = spark
         self._namespace = None if bootstrap_servers is None else _namespace_of(bootstrap_servers)
         self._flush_seconds = flush_seconds
-        self._settings = JobSettings.of(lambda name: spark.conf.get(name, None), namespace)
-        name = spark.conf.get("spark.openlineage.appName", None) or spark.conf.get("spark.app.name", None)
-        self._application = name or "spark"
-        self.emitter = Emitter(client)
+        conf = lineage_settings(spark)
+        self._settings = JobSettings.of(conf, namespace)
+        self.emitter = Emitter(client, conf=conf)
         self._changed = threading.Condition()
         self._runs: dict[str, _Run] = {}
         #: Settings for batch queries by the session of a stream.
         self._sessions: dict[str, JobSettings] = {}
         self._is_closed = self._has_warned = False
-        self._batches = BatchLineage(spark, self.emitter, self._application, self._settings_in) if batches else None
+        self._batches = BatchLineage(spark, self.emitter, self._settings_in) if batches else None
         atexit.register(self.close)
 
     # Spark calls these.
@@ -216,7 +218,7 @@ class LineageListener(StreamingQueryListener):
             known = self._runs.get(run_id)
         if known is not None:
             return known
-        job = job_name(self._application, name or f"query_{query_id}")
+        job = job_name(self._settings.application, name or f"query_{query_id}")
         events = RunEvents(self.emitter, self._settings, job, run_id, "STREAMING", pyspark.__version__)
         run = _Run(events, query_id, None)
         self._safely(lambda: self._look_up(run))  # a platform may deny it: the offsets are still known
@@ -257,7 +259,7 @@ class LineageListener(StreamingQueryListener):
         for number, source in enumerate(progress.sources):
             files = _FILES.fullmatch(source.description)
             if files is not None:
-                inputs.add([folder_use(files[1], source.numInputRows)] if source.numInputRows else [])
+                inputs.add([self._folder(files[1], source.numInputRows)] if source.numInputRows else [])
                 continue
             read = source_progress("", batch, source, number)
             if read is None:
@@ -288,6 +290,12 @@ class LineageListener(StreamingQueryListener):
             run.batch = max(run.batch, batch)
             self._changed.notify_all()
 
+    def _folder(self, address: str, rows: int | None = None) -> DatasetUse:
+        """A folder that Spark reads or writes."""
+        with suppress(Exception):  # a platform may deny it
+            address = qualified(self._spark, address)
+        return folder_use(address, rows)
+
     def _namespace_of_source(self, run: _Run, number: int, count: int) -> str | None:
         if len(run.sources) == count and run.sources[number].namespace:
             return run.sources[number].namespace
@@ -306,7 +314,7 @@ class LineageListener(StreamingQueryListener):
         count = progress.sink.numOutputRows
         rows = None if count is None or count < 0 else int(count)
         if files is not None:
-            return [folder_use(files[1], rows)]
+            return [self._folder(files[1], rows)]
         if run.sink is None:
             try:
                 run.sink = stream_sink(run.handle)
@@ -333,7 +341,7 @@ class LineageListener(StreamingQueryListener):
             raise ConfigError(
                 "wrote() is for the thread that runs a function of foreachBatch, in a query that the listener knows"
             )
-        uses = [] if folder is None else [folder_use(folder)]
+        uses = [] if folder is None else [self._folder(folder)]
         if topics:
             if bootstrap_servers is not None:
                 namespace: str | None = _namespace_of(bootstrap_servers)
@@ -372,6 +380,12 @@ class LineageListener(StreamingQueryListener):
                 self._changed.wait(_LOOK_SECONDS)
 
 
+def lineage_settings(spark: SparkSession) -> dict[str, str]:
+    """The session's settings of OpenLineage, and the application's name."""
+    every = spark.conf.getAll
+    return {name: every[name] for name in every if name.startswith("spark.openlineage.") or name == "spark.app.name"}
+
+
 def _namespace_of(bootstrap_servers: str) -> str:
     namespace = kafka_namespace(bootstrap_servers)
     if namespace is None:
@@ -389,12 +403,10 @@ class BatchLineage:
     `settings_in` returns the settings for the queries of a session by its UUID. `ConfigError` without a JVM.
     """
 
-    def __init__(
-        self, spark: SparkSession, emitter: Emitter, application: str, settings_in: Callable[[str], JobSettings]
-    ) -> None:
+    def __init__(self, spark: SparkSession, emitter: Emitter, settings_in: Callable[[str], JobSettings]) -> None:
         if not hasattr(spark, "_jsc"):
             raise ConfigError("batches=True needs a session with a JVM: Spark Connect does not tell of batch queries")
-        self._emitter, self._application, self._settings_in = emitter, application, settings_in
+        self._emitter, self._settings_in = emitter, settings_in
         self._is_closed = self._has_warned = False
         self._spark = spark
         ensure_callback_server_started(spark.sparkContext._gateway)
@@ -442,7 +454,7 @@ class BatchLineage:
         inputs, outputs = _inputs(reads), _outputs(write)
         names = [use.name.strip("/") for use in (*outputs.values(), *inputs.values())]
         settings = self._settings_in(str(execution.sparkSession().sessionUUID()))
-        name = job_name(self._application, function, *names[:1])
+        name = job_name(settings.application, function, *names[:1])
         events = RunEvents(self._emitter, settings, name, str(uuid4()), "BATCH", pyspark.__version__)
         begun = ended - timedelta(microseconds=nanoseconds // 1000)
         events.send(RunState.START, inputs.values(), outputs.values(), time=begun)

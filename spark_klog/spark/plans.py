@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_klog.base.settings import items
 from spark_klog.client.settings import named_cluster
-from spark_klog.lineage.datasets import kafka_namespace
+from spark_klog.lineage.datasets import is_uri, kafka_namespace
 
 _OPTIONS = ("kafka.bootstrap.servers", "cluster", "subscribe", "assign", "topic")
 #: The name of our source's tables.
@@ -82,6 +82,18 @@ def stream_sink(execution: Any) -> Place | None:
     if _kind(plan) != "WriteToMicroBatchDataSource":
         return Place()  # a sink of Spark's older interface
     return _place_of_map(plan.writeOptions())
+
+
+def qualified(spark: SparkSession, address: str) -> str:
+    """The URI of a path as Spark reads it: in the file system `fs.defaultFS`, from its working directory on.
+
+    The address as it is if it is a URI, or without a JVM.
+    """
+    if is_uri(address) or not hasattr(spark, "_jsc"):
+        return address
+    path = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(address)
+    filesystem = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+    return str(filesystem.makeQualified(path).toString())
 
 
 def batch_write(execution: Any) -> BatchWrite | None:

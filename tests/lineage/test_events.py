@@ -37,7 +37,7 @@ def sent(folder: Path, settings: JobSettings, *states: RunState) -> list[dict]: 
 def test_events_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENLINEAGE_PARENT_ID", f"airflow/dag/with/slash.task/{PARENT}")
     monkeypatch.setenv("OPENLINEAGE_ROOT_PARENT_ID", f"airflow/dag/{ROOT}")
-    settings = JobSettings.of({"spark.openlineage.namespace": "prod"}.get)
+    settings = JobSettings.of({"spark.openlineage.namespace": "prod"})
     states = (RunState.START, RunState.RUNNING, RunState.FAIL)
     start, running, fail = events = sent(tmp_path, settings, *states)
     for event in events:
@@ -126,10 +126,59 @@ def test_settings(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    settings = JobSettings.of(conf.get)
+    settings = JobSettings.of(conf)
     assert settings.namespace == namespace
     facet = settings.parent
     assert (facet and (facet.job.namespace, facet.job.name, facet.run.runId)) == parent
+
+
+@pytest.mark.parametrize(
+    ("conf", "environment", "warning"),
+    [
+        (
+            {},
+            {"OPENLINEAGE_PARENT_ID": "airflow/dag.task/not-a-uuid"},
+            "lineage has no parent: OPENLINEAGE_PARENT_ID is 'airflow/dag.task/not-a-uuid', but must be "
+            "NAMESPACE/NAME/RUN_ID, RUN_ID a UUID",
+        ),
+        (
+            {f"spark.openlineage.parent{name}": "oops" for name in ("JobNamespace", "JobName", "RunId")},
+            {},
+            "lineage has no parent: spark.openlineage.parentRunId is 'oops', but must be a UUID",
+        ),
+        (
+            {"spark.openlineage.parentJobName": "dag.task"},
+            {"OPENLINEAGE_PARENT_ID": f"a/b/{PARENT}"},
+            "lineage has no parent: spark.openlineage.parentJobNamespace and spark.openlineage.parentRunId is not set, "
+            "but others of it are",
+        ),
+        (
+            {},
+            {"OPENLINEAGE_PARENT_ID": f"a/b/{PARENT}", "OPENLINEAGE_ROOT_PARENT_ID": "a"},
+            "lineage has no rootParent: OPENLINEAGE_ROOT_PARENT_ID is 'a', but must be NAMESPACE/NAME/RUN_ID, "
+            "RUN_ID a UUID",
+        ),
+    ],
+)
+def test_a_wrong_parent_is_told(
+    conf: dict[str, str],
+    environment: dict[str, str],
+    warning: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    JobSettings.of(conf)
+    assert [record.message for record in caplog.records] == [warning]
+
+
+def test_jobs_of_an_application_have_its_name() -> None:
+    conf = {"spark.app.name": "a", "spark.openlineage.appName": "b"}
+    assert JobSettings.of(conf).application == "b"
+    assert JobSettings.of({"spark.app.name": "a"}).application == "a"
+    emitter = Emitter(conf={"spark.openlineage.disabled": "true"})
+    assert RunEvents(emitter, JobSettings.of(conf), "b.q", RUN, "STREAMING", "4.3.0").as_parent().application == "b"
 
 
 @pytest.mark.parametrize(
@@ -169,6 +218,13 @@ def test_no_namespace(servers: str) -> None:
 def test_folders(address: str, namespace: str, name: str) -> None:
     use = folder_use(address)
     assert (use.namespace, use.name) == (namespace, name)
+
+
+def test_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in ("out/a", "./out/a/", "out/b/../a"):
+        use = folder_use(address)
+        assert (use.namespace, use.name) == ("file", str(tmp_path / "out" / "a"))
 
 
 def test_uses_are_added() -> None:

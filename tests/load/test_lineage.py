@@ -13,6 +13,7 @@ import pytest
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import KlogError
 from spark_klog.lineage.datasets import kafka_namespace
+from spark_klog.lineage.events import job_name
 from spark_klog.load.lineage import with_lineage
 from spark_klog.load.run import Loaded, LoadOptions, load
 from tests.load.support import InProcess, by_pyarrow
@@ -20,13 +21,14 @@ from tests.spark.support import create_topic, produce, values
 from tests.support.openlineage import LineageServer, check_event, lineage_server
 
 Event = dict[str, Any]
+CONF = {"spark.app.name": "klog batch load"}
 
 
 def load_with_lineage(options: LoadOptions, server: LineageServer, work: Callable[[], Loaded]) -> list[Event]:
     """The events of a call, which must be valid; what `work` raises is raised."""
     server.events.clear()
     try:
-        with_lineage(options, work)
+        with_lineage(options, work, CONF)
     finally:
         for event in server.events:
             check_event(event)
@@ -50,7 +52,7 @@ def test_a_load(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatc
         assert start["run"]["runId"] == complete["run"]["runId"]
         assert start["job"]["namespace"] == "loads"
         assert start["job"]["name"] == complete["job"]["name"]
-        assert start["job"]["name"].endswith("output")
+        assert start["job"]["name"] == job_name("klog batch load", str(output).strip("/"))
         for event in (start, complete):
             assert [(item["namespace"], item["name"]) for item in event["inputs"]] == [
                 (namespace, topic),
@@ -89,4 +91,4 @@ def test_a_load(cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatc
         server.status = 500
         monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", json.dumps({"total": 0}))
         produce(servers, topic, values(5))
-        assert with_lineage(options, run).partitions[0].records == 5
+        assert with_lineage(options, run, CONF).partitions[0].records == 5

@@ -55,6 +55,7 @@ from spark_klog.errors import ConfigError
 from spark_klog.groups.stores import open_store, tree_addresses
 
 _JOB = "batch_load"
+_APPLICATION = "klog batch load"
 
 with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.audit import COLUMNS, loaded_json, table_rows
@@ -71,7 +72,7 @@ _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 
 
 def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
-    runner = SparkRunner(lambda: spark_session("klog batch load"))
+    runner = SparkRunner(lambda: spark_session(_APPLICATION))
     written = {field.name: getattr(options, field.name) for field in fields(WriteSettings)}
     written["compression"] = options.compression or CODECS[options.format][0]
     written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
@@ -91,7 +92,7 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     )
     run = partial(load, asked, runner, partial(progress_bar, options.as_json))
     try:
-        loaded = _with_lineage(asked, run) if options.lineage else run()
+        loaded = _with_lineage(asked, run, runner) if options.lineage else run()
         if options.group:
             trees = tree_addresses(options.zookeeper, options.offsets_path)
             address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
@@ -113,10 +114,12 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     return DONE_WITH_BAD if loaded.bad else DONE
 
 
-def _with_lineage(asked: LoadOptions, run: Callable[[], Loaded]) -> Loaded:
+def _with_lineage(asked: LoadOptions, run: Callable[[], Loaded], runner: SparkRunner) -> Loaded:
+    """Do the load; the session is begun before, as its settings say where the events go and who the parent is."""
     from spark_klog.load.lineage import with_lineage
+    from spark_klog.spark.lineage import lineage_settings
 
-    return with_lineage(asked, run)
+    return with_lineage(asked, run, lineage_settings(runner.spark))
 
 
 def _start(options: SimpleNamespace) -> Place | None:
@@ -144,7 +147,7 @@ def _load_table(options: SimpleNamespace, client: dict[str, str]) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
     from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
-    spark = spark_session("klog batch load")
+    spark = spark_session(_APPLICATION)
     reader = (
         spark.readStream.format("klog")
         .options(**{f"kafka.{name}": value for name, value in client.items()})
@@ -163,15 +166,17 @@ def _load_table(options: SimpleNamespace, client: dict[str, str]) -> int:
         reader = reader.option("offsetsPath", options.offsets_path)
     lineage = _listen(spark) if options.lineage else None
     try:
-        query = (
+        writer = (
             reader.load()
             .writeStream.format(options.format)
             .outputMode("append")
             .option("checkpointLocation", options.checkpoint)
             .option("path", options.output)
             .trigger(availableNow=True)
-            .start()
         )
+        if options.lineage:
+            writer = _named(writer, options.output)
+        query = writer.start()
         while not query.awaitTermination(1):
             pass  # Python handles signals between two calls
         records = sum(item["numInputRows"] for item in query.recentProgress)
@@ -190,6 +195,13 @@ def _listen(spark: Any) -> Any:
     lineage = LineageListener(spark)
     spark.streams.addListener(lineage)
     return lineage
+
+
+def _named(writer: Any, output: str) -> Any:
+    """The writer with a name by which the query's job is that of a load of files into the same output."""
+    from spark_klog.lineage.datasets import folder_use
+
+    return writer.queryName(folder_use(output).name.strip("/") or "_")
 
 
 def _reading(settings: dict[str, str]) -> dict[str, str]:

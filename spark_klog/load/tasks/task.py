@@ -395,7 +395,7 @@ class SparkRunner:
         self._made: Any = None
 
     @property
-    def _spark(self) -> Any:
+    def spark(self) -> Any:
         if self._made is None:
             self._made = self._make_session()
         return self._made
@@ -403,7 +403,7 @@ class SparkRunner:
     def cores(self) -> int:
         from pyspark.sql.utils import is_remote
 
-        spark = self._spark
+        spark = self.spark
         return _CORES if is_remote() else int(spark.sparkContext.defaultParallelism)
 
     def run(self, tasks: dict[int, list[Range]], job: Job) -> None:
@@ -411,7 +411,7 @@ class SparkRunner:
         numbers = sorted(tasks)
         work = partial(_work, [(number, tasks[number]) for number in numbers], job)
         try:
-            self._spark.range(0, len(numbers), 1, len(numbers)).mapInArrow(work, "task long").collect()
+            self.spark.range(0, len(numbers), 1, len(numbers)).mapInArrow(work, "task long").collect()
         except Exception as error:
             raise LoadError(cause_of(error)) from error
 
