@@ -10,7 +10,7 @@ the addresses of brokers and the sink's topic:
 | RUNNING | a micro-batch has read or written something; with its offsets |
 | COMPLETE | the query has ended without an error, also by `stop()`; with the offsets of all its micro-batches |
 | FAIL | the query has ended with an error, which the facet `errorMessage` has |
-| ABORT | the listener is closed, or the program ends, while the query runs |
+| ABORT | the listener is closed, the session is stopped, or the program ends, while the query runs |
 
 A run of OpenLineage is a run of the query, with Spark's `runId`; the job is the application's name and the query's, or
 its id, which its checkpoint keeps. What is not seen: UNSUPPORTED.md.
@@ -50,7 +50,7 @@ from pyspark.sql.streaming.listener import (
 from spark_klog.errors import ConfigError
 from spark_klog.lineage.datasets import DatasetUse, DatasetUses, folder_use, kafka_namespace, topic_uses
 from spark_klog.lineage.emitter import Emitter
-from spark_klog.lineage.events import JobSettings, RunEvents, RunState, cause, job_name
+from spark_klog.lineage.events import JobSettings, RunEvents, RunState, ending, job_name
 from spark_klog.spark.listener import SinkProgress, sink_progress, source_progress
 from spark_klog.spark.plans import (
     BatchRead,
@@ -115,7 +115,7 @@ class _Run:
             if self.handle.isActive():
                 return RunState.ABORT, None
             failure = self.handle.exception()
-            return (RunState.COMPLETE, None) if failure.isEmpty() else (RunState.FAIL, str(failure.get().toString()))
+            return ending(None if failure.isEmpty() else str(failure.get().toString()))
         except Exception:  # there is no JVM, or it has ended
             return RunState.ABORT, None
 
@@ -359,14 +359,13 @@ class LineageListener(StreamingQueryListener):
         with self._changed:
             run = self._runs.pop(run_id, None)
             if run is not None:
-                self._send_end(run, RunState.COMPLETE if failure is None else RunState.FAIL, failure)
+                self._send_end(run, *ending(failure))
             self._changed.notify_all()
 
-    def _send_end(self, run: _Run, state: RunState, failure: str | None) -> None:
+    def _send_end(self, run: _Run, state: RunState, error: str | None) -> None:
         for uses in run.written.values():  # of a micro-batch that failed
             run.outputs.add(uses.values())
         inputs = {**run.declared, **run.inputs}
-        error = None if failure is None else cause(failure)
         run.events.send(state, inputs.values(), run.outputs.values(), query=(run.query_id, None), error=error)
 
     def _wait_for_news(self, deadline: float) -> None:
@@ -458,8 +457,7 @@ class BatchLineage:
         events = RunEvents(self._emitter, settings, name, str(uuid4()), "BATCH", pyspark.__version__)
         begun = ended - timedelta(microseconds=nanoseconds // 1000)
         events.send(RunState.START, inputs.values(), outputs.values(), time=begun)
-        state = RunState.COMPLETE if failure is None else RunState.FAIL
-        error = None if failure is None else cause(failure)
+        state, error = ending(failure)
         events.send(state, inputs.values(), outputs.values(), time=ended, error=error)
 
 

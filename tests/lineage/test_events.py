@@ -13,7 +13,7 @@ from openlineage.client.naming.dataset import Kafka
 
 from spark_klog.lineage.datasets import DatasetUse, DatasetUses, folder_use, kafka_namespace, topic_uses
 from spark_klog.lineage.emitter import Emitter
-from spark_klog.lineage.events import JobSettings, RunEvents, RunState, job_name, shown
+from spark_klog.lineage.events import JobSettings, RunEvents, RunState, ending, job_name, shown
 from tests.support.openlineage import check_event
 
 RUN, PARENT, ROOT = (str(uuid4()) for _ in range(3))
@@ -264,6 +264,27 @@ def test_names_of_jobs(parts: tuple[str, ...], name: str) -> None:
 )
 def test_messages_have_no_secrets(text: str) -> None:
     assert "hunter2" not in shown(text)
+
+
+@pytest.mark.parametrize(
+    ("failure", "state", "error"),
+    [
+        (None, RunState.COMPLETE, None),
+        ("java.lang.ArithmeticException: / by zero", RunState.FAIL, "java.lang.ArithmeticException: / by zero"),
+        (
+            "org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down",
+            RunState.ABORT,
+            None,
+        ),
+        (
+            "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped ...",
+            RunState.ABORT,
+            None,
+        ),
+    ],
+)
+def test_the_state_of_a_query_that_has_ended(failure: str | None, state: RunState, error: str | None) -> None:
+    assert ending(failure) == (state, error)
 
 
 def test_long_messages_are_cut() -> None:

@@ -2,7 +2,8 @@
 
 python lineage_program.py '{"servers": ..., "topic": ..., "checkpoint": ..., "end": ...}'
 
-"end" is when the program ends: "at the end of the topic", "while the query runs" (after a micro-batch) or "killed".
+"end" is when the program ends: "at the end of the topic", "while the query runs" (after a micro-batch), then also "with
+a stopped session", or "killed".
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def run(spark: SparkSession, given: dict[str, Any]) -> None:
         time.sleep(0.1)
     if given["end"] == "killed":
         query.awaitTermination()
+    if given["end"] == "with a stopped session":
+        spark.stop()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -18,9 +19,10 @@ from openlineage.client import OpenLineageClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_klog.lineage.datasets import kafka_namespace
+from spark_klog.lineage.datasets import folder_use, kafka_namespace
 from spark_klog.spark.lineage import LineageListener
 from spark_klog.spark.listener import observed
+from spark_klog.spark.plans import qualified
 from tests.jobs.support import environment
 from tests.support.openlineage import LineageServer, check_event, lineage_server
 
@@ -297,7 +299,7 @@ def test_files_and_the_file_transport(spark: SparkSession, servers: str, two_par
     spark.streams.addListener(listener)
     try:
         writer = stream(spark, servers, two_partitions).writeStream.format("parquet")
-        run(writer.option("path", str(tmp_path / "files")), tmp_path / "a")
+        run(writer.option("path", os.path.relpath(tmp_path / "files")), tmp_path / "a")
         files = spark.readStream.schema("value binary").format("parquet").load(str(tmp_path / "files"))
         topic = {"topic": f"{two_partitions}-out", "kafka.bootstrap.servers": servers}
         run(files.writeStream.format("klog").options(**topic), tmp_path / "b")
@@ -314,6 +316,16 @@ def test_files_and_the_file_transport(spark: SparkSession, servers: str, two_par
     assert ranges_of(first) == {(two_partitions, 0): (0, 150), (two_partitions, 1): (0, 150)}
     assert names_of(second["outputs"]) == [(kafka_namespace(servers), f"{two_partitions}-out")]
     assert second["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 300
+
+
+def test_paths_are_those_of_the_sessions_file_system(spark: SparkSession, tmp_path: Path) -> None:
+    assert folder_use(qualified(spark, "out")).name == os.path.abspath("out")
+    session = spark.newSession()
+    session.conf.set("fs.defaultFS", "hdfs://127.0.0.1:8020")
+    use = folder_use(qualified(session, "/data/out"))
+    assert (use.namespace, use.name) == ("hdfs://127.0.0.1:8020", "/data/out")
+    assert folder_use(qualified(session, "out")).name.startswith("/user/")
+    assert qualified(session, "s3a://bucket/out") == "s3a://bucket/out"
 
 
 @pytest.mark.test_all("long")
@@ -478,7 +490,8 @@ def test_the_end_of_a_program(servers: str, two_partitions: str, server: Lineage
             return subprocess.Popen(command, env=environment(tmp_path) | variables, stdout=output, stderr=output)
 
     runs: list[list[Event]] = []
-    for number, end in enumerate(("killed", "while the query runs", "at the end of the topic")):
+    ends = ("killed", "while the query runs", "at the end of the topic", "with a stopped session")
+    for number, end in enumerate(ends):
         if number:
             produce(servers, two_partitions, values(20, partitions=2))
         server.events.clear()
@@ -496,9 +509,9 @@ def test_the_end_of_a_program(servers: str, two_partitions: str, server: Lineage
         for event in events:
             check_event(event)
             assert (event["job"]["namespace"], event["job"]["name"].rpartition(".")[2]) == ("programs", "copy")
-    assert [events[-1]["eventType"] for events in runs] == ["RUNNING", "ABORT", "COMPLETE"]
-    assert len({event["run"]["runId"] for events in runs for event in events}) == 3
-    read = [dict(ranges_of(events[-1])) for events in runs]
+    assert [events[-1]["eventType"] for events in runs] == ["RUNNING", "ABORT", "COMPLETE", "ABORT"]
+    assert len({event["run"]["runId"] for events in runs for event in events}) == 4
+    read = [dict(ranges_of(events[-1])) for events in runs[:3]]
     assert read[0] == {(two_partitions, 0): (0, 150), (two_partitions, 1): (0, 150)}
     for number in (0, 1):
         first, second, third = (ranges[two_partitions, number] for ranges in read)
