@@ -18,7 +18,7 @@ from spark_klog.base.extras import EXTRAS, NEWEST_TESTED, is_untested
 from tests.jobs.support import ROOT
 from tests.support import conda
 from tests.support.registries import download
-from tests.support.wheel import fresh_environment, site_packages
+from tests.support.wheel import fresh_environment, pip_of, site_packages
 
 _SECONDS = 300
 #: As `du -m` counts, with pip's .pyc files.
@@ -280,7 +280,7 @@ def test_a_conda_environment_is_packed(wheel: Path, tmp_path: Path) -> None:
     """conda-pack's archive runs where the environment and conda's cache are no longer."""
     packer, archive = conda.tools(tmp_path / "packer"), tmp_path / "environment.tar.gz"
     python = conda.conda_environment(tmp_path / "conda", packer)
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", str(wheel)]
+    command = [*pip_of(python), "install", "--quiet", str(wheel)]
     download("spark-klog's requirements", [*command, "--disable-pip-version-check"], seconds=_SECONDS)
     assert _python(python, "-c", _CLIENT, folder=tmp_path) == "done\n"
     command = [sys.executable, "-m", "conda_pack.cli", "--quiet", "-p", str(python.parents[1]), "-o", str(archive)]

@@ -65,12 +65,17 @@ def wheel_of_run(root: Path) -> Path:
     return wheel
 
 
+def pip_of(python: Path) -> list[str]:
+    """A pip that installs for another Python. With the checkout in PYTHONPATH it would take that for installed."""
+    return ["env", "-u", "PYTHONPATH", sys.executable, "-m", "pip", "--python", str(python)]
+
+
 def fresh_environment(folder: Path, *packages: str) -> Path:
     """The Python of a virtual environment in `folder`, made if it is not there, with these packages and no pip."""
     python = folder / "environment" / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", python.parents[1]], check=True, timeout=_SECONDS)
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *packages]
+    command = [*pip_of(python), "install", "--quiet", *packages]
     download(packages[0], [*command, "--disable-pip-version-check"], seconds=_SECONDS)
     return python
 
