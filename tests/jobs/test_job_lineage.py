@@ -10,6 +10,7 @@ import pytest
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.lineage.datasets import kafka_namespace
+from spark_klog.lineage.events import job_name
 from tests.jobs.support import DONE, NOTHING_NEW, Driver, Load
 from tests.spark.support import create_topic, produce, values
 from tests.support.openlineage import check_event
@@ -45,6 +46,7 @@ def test_lineage_of_the_job(
     ranges = complete["inputs"][0]["inputFacets"]["klog_offsetRanges"]["partitions"]
     assert ranges == [{"partition": 0, "start": 50, "end": 60}]
     assert complete["outputs"][0]["name"] == str(load.output)
+    assert complete["job"]["name"] == job_name("klog batch load", str(load.output).strip("/"))
     assert load.run("--lineage").code == NOTHING_NEW
     assert [event["eventType"] for event in _events(path)] == ["START", "COMPLETE"]
     # another format, by a stream of Spark's
@@ -60,3 +62,4 @@ def test_lineage_of_the_job(
     assert ends == {0: 60, 1: 50}
     assert events[-1]["inputs"][0]["namespace"] == kafka_namespace(servers)
     assert events[-1]["outputs"][0]["name"] == str(output)
+    assert events[-1]["job"]["name"] == job_name("klog batch load", str(output).strip("/"))
