@@ -57,8 +57,6 @@ _SECRET = re.compile(
 )
 #: Before the lines of a Python error in Spark's text.
 _TRACEBACK = "Traceback (most recent call last):"
-#: In Spark's text of queries whose session was stopped.
-_STOPPED = ("because SparkContext was shut down", "Cannot call methods on a stopped SparkContext")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _NOT_OF_NAMES = re.compile(r"[^a-z0-9_.-]+")
 
@@ -166,16 +164,14 @@ def cause(failure: str) -> str:
     return "\n".join(dict.fromkeys([*lines[:1], *python[:1], *ours[-1:]]))
 
 
-def ending(failure: str | None) -> tuple[RunState, str | None]:
+def ending(failure: str | None, is_stopped: bool) -> tuple[RunState, str | None]:
     """The last event's state of a query that has ended with this text of Spark's, and what failed.
 
-    A session that is stopped while the query runs makes Spark's text of a failure; the query has not failed by itself.
+    A session that is stopped makes its queries fail, with texts of many kinds: they have not failed by themselves.
     """
     if failure is None:
         return RunState.COMPLETE, None
-    if any(text in failure for text in _STOPPED):
-        return RunState.ABORT, None
-    return RunState.FAIL, cause(failure)
+    return (RunState.ABORT, None) if is_stopped else (RunState.FAIL, cause(failure))
 
 
 class RunEvents:

@@ -59,6 +59,7 @@ from spark_klog.spark.plans import (
     add_figures,
     batch_reads,
     batch_write,
+    is_stopped,
     qualified,
     stream_execution,
     stream_sink,
@@ -109,13 +110,13 @@ class _Run:
         except Exception:  # there is no JVM, or it has ended
             return False
 
-    def state(self) -> tuple[RunState, str | None]:
+    def state(self, is_stopped: bool) -> tuple[RunState, str | None]:
         """ABORT of a query that runs; how another one has ended, of which Spark has not told."""
         try:
             if self.handle.isActive():
                 return RunState.ABORT, None
             failure = self.handle.exception()
-            return ending(None if failure.isEmpty() else str(failure.get().toString()))
+            return ending(None if failure.isEmpty() else str(failure.get().toString()), is_stopped)
         except Exception:  # there is no JVM, or it has ended
             return RunState.ABORT, None
 
@@ -200,7 +201,7 @@ class LineageListener(StreamingQueryListener):
             self._is_closed = True
             runs, self._runs = self._runs, {}
             for run in runs.values():
-                self._safely(partial(self._send_end, run, *run.state()))
+                self._safely(partial(self._send_end, run, *run.state(_is_stopped(self._spark))))
         atexit.unregister(self.close)
         return self.emitter.close(max(0.0, began + self._flush_seconds - time.monotonic()))
 
@@ -356,10 +357,11 @@ class LineageListener(StreamingQueryListener):
                 del run.written[min(run.written)]
 
     def _end(self, run_id: str, failure: str | None) -> None:
+        state, error = ending(failure, failure is not None and _is_stopped(self._spark))
         with self._changed:
             run = self._runs.pop(run_id, None)
             if run is not None:
-                self._send_end(run, *ending(failure))
+                self._send_end(run, state, error)
             self._changed.notify_all()
 
     def _send_end(self, run: _Run, state: RunState, error: str | None) -> None:
@@ -377,6 +379,13 @@ class LineageListener(StreamingQueryListener):
                 return
             with self._changed:
                 self._changed.wait(_LOOK_SECONDS)
+
+
+def _is_stopped(spark: SparkSession) -> bool:
+    try:
+        return is_stopped(spark)
+    except Exception:  # a platform denies it, or the JVM has ended
+        return False
 
 
 def lineage_settings(spark: SparkSession) -> dict[str, str]:
@@ -405,7 +414,7 @@ class BatchLineage:
     def __init__(self, spark: SparkSession, emitter: Emitter, settings_in: Callable[[str], JobSettings]) -> None:
         if not hasattr(spark, "_jsc"):
             raise ConfigError("batches=True needs a session with a JVM: Spark Connect does not tell of batch queries")
-        self._emitter, self._settings_in = emitter, settings_in
+        self._spark, self._emitter, self._settings_in = spark, emitter, settings_in
         self._is_closed = self._has_warned = False
         self._spark = spark
         ensure_callback_server_started(spark.sparkContext._gateway)
@@ -457,7 +466,7 @@ class BatchLineage:
         events = RunEvents(self._emitter, settings, name, str(uuid4()), "BATCH", pyspark.__version__)
         begun = ended - timedelta(microseconds=nanoseconds // 1000)
         events.send(RunState.START, inputs.values(), outputs.values(), time=begun)
-        state, error = ending(failure)
+        state, error = ending(failure, failure is not None and _is_stopped(self._spark))
         events.send(state, inputs.values(), outputs.values(), time=ended, error=error)
 
 

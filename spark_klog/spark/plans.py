@@ -84,6 +84,14 @@ def stream_sink(execution: Any) -> Place | None:
     return _place_of_map(plan.writeOptions())
 
 
+def is_stopped(spark: SparkSession) -> bool:
+    """Whether the session's Spark context was stopped; False without a JVM."""
+    if not hasattr(spark, "_jsc"):
+        return False
+    context = spark.sparkContext._jsc
+    return context is None or bool(context.sc().isStopped())
+
+
 def qualified(spark: SparkSession, address: str) -> str:
     """The URI of a path as Spark reads it: in the file system `fs.defaultFS`, from its working directory on.
 

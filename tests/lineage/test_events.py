@@ -266,25 +266,13 @@ def test_messages_have_no_secrets(text: str) -> None:
     assert "hunter2" not in shown(text)
 
 
-@pytest.mark.parametrize(
-    ("failure", "state", "error"),
-    [
-        (None, RunState.COMPLETE, None),
-        ("java.lang.ArithmeticException: / by zero", RunState.FAIL, "java.lang.ArithmeticException: / by zero"),
-        (
-            "org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down",
-            RunState.ABORT,
-            None,
-        ),
-        (
-            "java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.\nThis stopped ...",
-            RunState.ABORT,
-            None,
-        ),
-    ],
-)
-def test_the_state_of_a_query_that_has_ended(failure: str | None, state: RunState, error: str | None) -> None:
-    assert ending(failure) == (state, error)
+def test_the_state_of_a_query_that_has_ended() -> None:
+    assert ending(None, is_stopped=True) == (RunState.COMPLETE, None)
+    assert ending("java.lang.ArithmeticException: / by zero\n\tat x", is_stopped=False) == (
+        RunState.FAIL,
+        "java.lang.ArithmeticException: / by zero",
+    )
+    assert ending("java.lang.NullPointerException: of a stopped scheduler", is_stopped=True) == (RunState.ABORT, None)
 
 
 def test_long_messages_are_cut() -> None:

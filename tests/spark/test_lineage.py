@@ -490,7 +490,7 @@ def test_the_end_of_a_program(servers: str, two_partitions: str, server: Lineage
             return subprocess.Popen(command, env=environment(tmp_path) | variables, stdout=output, stderr=output)
 
     runs: list[list[Event]] = []
-    ends = ("killed", "while the query runs", "at the end of the topic", "with a stopped session")
+    ends = ("killed", "while the query runs", "at the end of the topic", "within a micro-batch")
     for number, end in enumerate(ends):
         if number:
             produce(servers, two_partitions, values(20, partitions=2))
