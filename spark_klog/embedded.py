@@ -45,6 +45,10 @@ START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 #: Shell command that runs a program which does not read its stdin, and stops it when our pipe ends.
 SUPERVISED = ("sh", "-c", '"$@" </dev/null & child=$!; cat >/dev/null; kill $child 2>/dev/null; wait $child', "sh")
+#: What ZooKeeper logs if it can't bind its port; the shell that supervises it lives on.
+_TAKEN = "BindException"
+#: How many free ports ZooKeeper is started on, if it can't bind the one before.
+_PORT_ATTEMPTS = 3
 _ZOOKEEPER_MAIN = "org.apache.zookeeper.server.ZooKeeperServerMain"
 #: Prefix of a broker's last line if it refuses to start: the reason follows.
 _REFUSAL = "klog: "
@@ -83,13 +87,17 @@ class ChildProcess:
 
     def start_error(self, name: str) -> ClusterStartError:
         """The error with the reason that the process gave, or with what it logged since its start."""
-        with self.log.open("rb") as file:
-            file.seek(self._log_start)
-            text = file.read().decode(errors="replace").strip()
+        text = self.logged()
         last = text.rpartition("\n")[2]
         if last.startswith(_REFUSAL):
             return ClusterStartError(f"{name} did not start: {last.removeprefix(_REFUSAL)}")
         return ClusterStartError(f"{name} did not start; {self.log} ends with:\n{text[-2000:]}")
+
+    def logged(self) -> str:
+        """What it has logged since its start."""
+        with self.log.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace").strip()
 
     def send(self, line: bytes) -> None:
         """Send a line to the process's stdin; OSError if it has ended."""
@@ -234,6 +242,18 @@ class EmbeddedCluster:
             time.sleep(0.05)
 
     def _start_zookeeper(self) -> None:
+        """Start ZooKeeper. Others may take a free port before the JVM binds it: then another one is tried."""
+        for left in reversed(range(_PORT_ATTEMPTS)):
+            try:
+                self._try_zookeeper()
+                break
+            except ClusterStartError as error:
+                if self._zookeeper is None or self._zookeeper_port or not left or _TAKEN not in str(error):
+                    raise
+                self._zookeeper.stop()
+                _log.info("ZooKeeper's port was taken meanwhile, trying another one")
+
+    def _try_zookeeper(self) -> None:
         require("ZooKeeper, which is in its jars,", "pyspark")
         spec = importlib.util.find_spec("pyspark")
         java = shutil.which("java")
@@ -256,7 +276,8 @@ class EmbeddedCluster:
         self._zookeeper = ChildProcess([*SUPERVISED, *command], log, subprocess.STDOUT, self._lock)
         deadline = time.monotonic() + START_SECONDS
         while not self._has_sessions(port):
-            if time.monotonic() > deadline or self._zookeeper.popen.poll() is not None:
+            has_ended = self._zookeeper.popen.poll() is not None or _TAKEN in self._zookeeper.logged()
+            if time.monotonic() > deadline or has_ended:
                 raise self._zookeeper.start_error("ZooKeeper")
             time.sleep(0.05)
         self.zookeeper_connect = f"{_HOST}:{port}"

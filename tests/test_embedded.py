@@ -172,3 +172,23 @@ def test_a_cluster_waits_for_one_that_was_killed(tmp_path: Path) -> None:
         new.terminate()
         new.communicate(timeout=60)
     assert new.returncode == 0
+
+
+def test_a_free_port_that_is_taken_before_zookeeper_binds_it(server_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JVM takes half a second until it does."""
+    real, chosen = embedded.bind, list[int]()
+
+    def taken_at_first(host: str, port: int, option: str) -> socket.socket:
+        if not chosen:
+            chosen.append(taken.getsockname()[1])
+            return taken.dup()
+        free = real(host, port, option)
+        chosen.append(free.getsockname()[1])
+        return free
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # as the port of a connection
+        monkeypatch.setattr(embedded, "bind", taken_at_first)
+        with EmbeddedCluster(data_dir=server_dir / "cluster", zookeeper=True) as cluster:
+            assert cluster.zookeeper_connect == f"127.0.0.1:{chosen[-1]}"
+    assert len(chosen) == 2
