@@ -45,7 +45,7 @@ _UNKNOWN_TO_COORDINATORS = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKN
 #: Errors of a reader that is not a member in this epoch.
 _REFUSED_READER = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.STALE_MEMBER_EPOCH)
 #: Topics are meant by their names.
-NO_IDS: Mapping[str, UUID] = MappingProxyType({})
+_NO_IDS: Mapping[str, UUID] = MappingProxyType({})
 _T = TypeVar("_T")
 
 
@@ -338,7 +338,7 @@ class GroupOffsets:
     def commit(
         self,
         offsets: Mapping[TopicPartition, int | Committed],
-        topic_ids: Mapping[str, UUID] = NO_IDS,
+        topic_ids: Mapping[str, UUID] = _NO_IDS,
         *,
         skips_deleted: bool = False,
     ) -> None:
@@ -355,7 +355,7 @@ class GroupOffsets:
         self._coordinators.attempt(ask)
 
     def commit_once(
-        self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID] = NO_IDS
+        self, offsets: Mapping[TopicPartition, Committed], topic_ids: Mapping[str, UUID] = _NO_IDS
     ) -> dict[TopicPartition, ProtocolError]:
         """Like `commit`, but without retries; returns the errors of partitions that were refused."""
         node = self._coordinators.node(self.group)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from math import inf
 from typing import Any
 from uuid import UUID
@@ -25,6 +24,7 @@ from spark_klog.broker.groups.consumer_records import (
 from spark_klog.broker.groups.group import Join, refused_join
 from spark_klog.broker.groups.membership import Membership
 from spark_klog.broker.groups.migration import read_subscription
+from spark_klog.broker.groups.timers import Timers
 from spark_klog.broker.groups.topic_pattern import TopicPattern
 from spark_klog.broker.metadata.internal_topics import INTERNAL_TOPICS
 from spark_klog.broker.metadata.registry import Topic
@@ -100,7 +100,7 @@ class ConsumerGroups:
         self._store, self._make_classic = store, make_classic
         self._times_of, self._max_size = times_of, max_size
         self._groups: dict[str, ConsumerGroup] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers = Timers()
         #: When each group was last written (ms): for an empty group, when it lost its last member.
         self._emptied: dict[str, int] = {}
         self._matches: dict[str, _Matches] = {}
@@ -138,20 +138,15 @@ class ConsumerGroups:
     def stop(self) -> None:
         """Accept no more heartbeats."""
         self._is_stopped = True
-        self._cancel_timers()
+        self._timers.cancel_all()
 
     def forget_all(self) -> None:
         """Forget all groups, because their log is gone."""
         groups, self._groups = self._groups, {}
-        self._cancel_timers()
+        self._timers.cancel_all()
         self._emptied.clear()
         for group in groups.values():
             group.kill()
-
-    def _cancel_timers(self) -> None:
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
 
     def _new(self, group_id: str, converted: Membership | None = None) -> ConsumerGroup:
         group = ConsumerGroup(group_id, self._write, self._times_of(group_id), self._max_size)
@@ -308,9 +303,7 @@ class ConsumerGroups:
         """Forget a group whose records have been removed."""
         self._groups.pop(group_id).kill()
         self._emptied.pop(group_id, None)
-        timer = self._timers.pop(group_id, None)
-        if timer is not None:
-            timer.cancel()
+        self._timers.cancel(group_id)
 
     def _settle(self, group: ConsumerGroup) -> None:
         """Set the group's timer after a change; one without members of the consumer protocol leaves this class."""
@@ -318,12 +311,8 @@ class ConsumerGroups:
             self._set_timer(group)
 
     def _set_timer(self, group: ConsumerGroup) -> None:
-        timer = self._timers.pop(group.group_id, None)
-        if timer is not None:
-            timer.cancel()
-        if group.wake_at < inf and not self._is_stopped:
-            delay = max(0.0, group.wake_at - time.monotonic())
-            self._timers[group.group_id] = asyncio.get_running_loop().call_later(delay, self._tick, group)
+        wake_at = inf if self._is_stopped else group.wake_at
+        self._timers.set(group.group_id, wake_at, partial(self._tick, group))
 
     def _tick(self, group: ConsumerGroup) -> None:
         group.tick(time.monotonic())

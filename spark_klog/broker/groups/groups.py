@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
-from math import inf
+from functools import partial
 from typing import Any
 
 from spark_klog.base.clock import system_ms
 from spark_klog.broker.groups.group import Group, Join, Member, Reply, State, refused_join, refused_sync
+from spark_klog.broker.groups.timers import Timers
 from spark_klog.errors import ErrorCode
 from spark_klog.protocol.codec import Message
 
@@ -25,7 +26,7 @@ class Groups:
         self._initial_delay_ms = initial_delay_ms
         self._max_size = max_size
         self._groups: dict[str, Group] = {}
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers = Timers()
         #: When each group was last written (ms): for an empty group, when it lost its last member.
         self._emptied: dict[str, int] = {}
         self._is_stopped = False
@@ -74,16 +75,12 @@ class Groups:
         self._is_stopped = True
         for group in self._groups.values():
             _set_results(group.release(ErrorCode.COORDINATOR_NOT_AVAILABLE))
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._timers.cancel_all()
 
     def forget_all(self) -> None:
         """Forget all groups, because their log is gone; waiting clients look for the coordinator again."""
         groups, self._groups = self._groups, {}
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._timers.cancel_all()
         self._emptied.clear()
         for group in groups.values():
             _set_results(group.release(ErrorCode.NOT_COORDINATOR))
@@ -191,9 +188,7 @@ class Groups:
         """Forget a group whose record has been removed; waiting clients join again."""
         group = self._groups.pop(group_id)
         self._emptied.pop(group_id, None)
-        timer = self._timers.pop(group_id, None)
-        if timer is not None:
-            timer.cancel()
+        self._timers.cancel(group_id)
         _set_results(group.release(ErrorCode.REBALANCE_IN_PROGRESS))
         group.kill()
 
@@ -218,13 +213,7 @@ class Groups:
             self._set_timer(group)
 
     def _set_timer(self, group: Group) -> None:
-        loop = asyncio.get_running_loop()
-        timer = self._timers.pop(group.group_id, None)
-        if timer is not None:
-            timer.cancel()
-        if group.wake_at < inf:
-            delay = max(0.0, group.wake_at - time.monotonic())
-            self._timers[group.group_id] = loop.call_later(delay, self._tick, group)
+        self._timers.set(group.group_id, group.wake_at, partial(self._tick, group))
 
     def _tick(self, group: Group) -> None:
         self._deliver(group, group.tick(time.monotonic()))
