@@ -198,6 +198,10 @@ class FrameTooLarge(ErrorWithFields, DecodeError):
         super().__init__(f"{what} of {size} bytes, the limit is {limit}{advice}")
 
 
+class SchemaError(KlogError, ValueError):
+    """A schema that is invalid or not supported, or two that do not fit: names the types, and the field they are of."""
+
+
 class CorruptBatchError(DecodeError):
     """A record batch whose checksum does not match its bytes."""
 

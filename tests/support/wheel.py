@@ -18,7 +18,7 @@ _SECONDS = 500
 
 def copied_checkout(folder: Path) -> Path:
     """Copy the package's sources to a checkout in `folder`, without a native kernel."""
-    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c")
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "_avro.c")
     return shutil.copytree(_ROOT / "spark_klog", folder / "checkout" / "spark_klog", ignore=ignored).parent
 
 
@@ -30,7 +30,7 @@ def build_wheel(folder: Path, python: Path | str = sys.executable, **environment
         source = _ROOT / name
         if source.is_dir():
             shutil.copytree(
-                source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "*.egg-info")
+                source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "_avro.c", "*.egg-info")
             )
         else:
             copy.mkdir(exist_ok=True)

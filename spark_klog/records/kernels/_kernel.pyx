@@ -11,6 +11,7 @@ Memory safety, everywhere below:
 
 _kernel_crc.pxi       CRC-32C
 _kernel_memory.pxi    growing buffers, their way to Arrow and back
+_kernel_utf8.pxi      whether bytes are UTF-8
 _kernel_columns.pxi   columns that rows are written to
 _kernel_messages.pxi  messages of magic 0 and 1, CRC-32
 _kernel_records.pxi   records of magic 2
@@ -50,6 +51,7 @@ cdef enum:
 
 include "_kernel_crc.pxi"
 include "_kernel_memory.pxi"
+include "_kernel_utf8.pxi"
 include "_kernel_columns.pxi"
 include "_kernel_messages.pxi"
 include "_kernel_records.pxi"

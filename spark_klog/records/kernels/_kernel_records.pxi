@@ -84,42 +84,6 @@ cdef inline const uint8_t *read_varint(const uint8_t *at, const uint8_t *end, in
     return at
 
 
-cdef bint is_utf8(const uint8_t *at, int64_t size) noexcept nogil:
-    """Whether Python decodes these bytes: no surrogates, no overlong forms, at most U+10FFFF."""
-    cdef const uint8_t *end = at + size
-    cdef uint8_t byte
-    cdef int more, i
-    cdef uint32_t code
-    while at < end:
-        byte = at[0]
-        if byte < 0x80:
-            at += 1
-            continue
-        if 0xC2 <= byte <= 0xDF:
-            more = 1
-            code = byte & 0x1F
-        elif (byte & 0xF0) == 0xE0:
-            more = 2
-            code = byte & 0x0F
-        elif 0xF0 <= byte <= 0xF4:
-            more = 3
-            code = byte & 0x07
-        else:
-            return False
-        if end - at <= more:
-            return False
-        for i in range(1, more + 1):
-            if (at[i] & 0xC0) != 0x80:
-                return False
-            code = (code << 6) | (at[i] & 0x3F)
-        if more == 2 and (code < 0x800 or 0xD800 <= code <= 0xDFFF):
-            return False
-        if more == 3 and (code < 0x10000 or code > 0x10FFFF):
-            return False
-        at += more + 1
-    return True
-
-
 # A record; its headers lie between `headers` and `end`.
 cdef struct Record:
     int64_t time_delta

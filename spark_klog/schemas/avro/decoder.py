@@ -1,0 +1,189 @@
+"""A column of Avro records → Arrow, each row by the schema that wrote it."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from spark_klog.base.extras import require
+from spark_klog.errors import ConfigError, SchemaError
+from spark_klog.records.contract import BinaryColumn
+from spark_klog.schemas.avro.columns import Column, Types, columns_of
+from spark_klog.schemas.avro.opcodes import VERSION, Kind, Reason
+from spark_klog.schemas.avro.program import Program, compile_plan
+from spark_klog.schemas.avro.resolution import resolve
+from spark_klog.schemas.avro.schema import AvroSchema
+from spark_klog.wire.primitives import Buffer
+
+_log = logging.getLogger(__name__)
+_NATIVE = "spark_klog.schemas.avro._avro"
+
+
+class BadRow(NamedTuple):
+    """A row that does not decode: its number from 0, and why."""
+
+    row: int
+    reason: str
+
+
+class Decoded(NamedTuple):
+    """A decoded column, with a null for each row of `bad`, each null of the source, and each row without a program."""
+
+    values: pa.Array
+    bad: list[BadRow]
+
+
+class ColumnBuilders(Protocol):
+    """Builders of a reader's columns; `_avro.ColumnBuilders` says more."""
+
+    def decode(
+        self,
+        programs: Sequence[Program],
+        which: Buffer | None,
+        data: Buffer,
+        offsets: Buffer,
+        validity: Buffer | None,
+        first: int,
+        count: int,
+        starts: Buffer | None,
+        start: int,
+    ) -> list[tuple[int, int, int, int]]:
+        """Append rows; return (row, program, reason, position) of those that do not decode."""
+
+    def finish(self) -> list[tuple[bytes | None, int, Buffer, Buffer]]:
+        """The buffers of each column: validity, nulls, offsets, data; the builders are empty then."""
+
+
+class AvroDecoder:
+    """Decodes columns of Avro records into one Arrow type, that of the reader's schema.
+
+    `types` are "spark" (what Spark's from_avro has) or "arrow"; the table is in columns.py. `type` is the Arrow type.
+    One thread at a time uses a decoder; the GIL is free while it decodes.
+
+    `SchemaError` if the schema has no such type. `MissingPackage` if the native kernel was not built and fastavro,
+    which is used then, is not installed.
+    """
+
+    def __init__(self, reader: AvroSchema, types: Types = "spark") -> None:
+        self.reader = reader
+        self._column = columns_of(reader, types)
+        self.type: pa.DataType = self._column.type
+        self._builders = _builders(self._column)
+
+    def program(self, writer: AvroSchema) -> Program:
+        """How rows of `writer` are read. Make it once for each schema and keep it.
+
+        `SchemaError` if no value of the writer's schema can be read by the reader's.
+        """
+        return compile_plan(resolve(writer, self.reader), self._column)
+
+    def decode(
+        self,
+        values: pa.Array | BinaryColumn,
+        programs: Sequence[Program],
+        which: Buffer | None = None,
+        starts: int | Buffer = 0,
+    ) -> Decoded:
+        """Decode a binary column.
+
+        `which` (INT32 a row) is the program of each row, -1 for a row that is to be null; without it all rows have the
+        first. `starts` is where the Avro record begins in a value, in bytes: one number, or INT32 a row.
+        A row that does not decode is null, and in the result's `bad`. `MemoryError`.
+        """
+        offsets, data, validity, first, count = _parts(values)
+        by_row = None if isinstance(starts, int) else starts
+        start = starts if isinstance(starts, int) else 0
+        if not programs:
+            which = memoryview(array("i", [-1]) * count)
+        failures = self._builders.decode(programs, which, data, offsets, validity, first, count, by_row, start)
+        result = _array(self._column, self._builders.finish(), count)
+        bad = [BadRow(row, programs[number].describe(Reason(why), at)) for row, number, why, at in failures]
+        return Decoded(result, bad)
+
+
+def _parts(values: pa.Array | BinaryColumn) -> tuple[Buffer, Buffer, Buffer | None, int, int]:
+    """Offsets, data, validity, first row and number of rows."""
+    if isinstance(values, BinaryColumn):
+        count = max(memoryview(values.offsets).nbytes // 4 - 1, 0)
+        return values.offsets or bytes(4), values.data, values.validity, 0, count
+    if pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type):
+        values = values.cast(pa.binary())
+    if not (pa.types.is_binary(values.type) or pa.types.is_string(values.type)):
+        raise SchemaError(f"Avro records are a binary column, not {values.type}: cast it")
+    if not len(values):
+        return bytes(4), b"", None, 0, 0
+    validity, offsets, data = values.buffers()
+    return offsets, b"" if data is None else data, validity, values.offset, len(values)
+
+
+def _array(column: Column, buffers: list[tuple[bytes | None, int, Buffer, Buffer]], length: int) -> pa.Array:
+    """The Arrow array of a column, of the buffers by slot."""
+    kind = column.type
+    if column.kind == Kind.NOTHING:
+        return pa.nulls(length)
+    validity, nulls, offsets, data = buffers[column.slot]
+    valid = None if validity is None else pa.py_buffer(validity)
+    if column.kind == Kind.STRUCT:
+        children = [_array(child, buffers, length) for child in column.children]
+        return pa.Array.from_buffers(kind, length, [valid], nulls, children=children)
+    if column.kind == Kind.LIST:
+        items = memoryview(offsets).cast("B").cast("i")[length]
+        children = [_array(column.children[0], buffers, items)]
+        return pa.Array.from_buffers(kind, length, [valid, pa.py_buffer(offsets)], nulls, children=children)
+    if column.kind == Kind.VARIABLE:
+        return pa.Array.from_buffers(kind, length, [valid, pa.py_buffer(offsets), pa.py_buffer(data)], nulls)
+    if column.symbols is not None:
+        indices = pa.Array.from_buffers(pa.int32(), length, [valid, pa.py_buffer(data)], nulls)
+        return pa.DictionaryArray.from_arrays(indices, pa.array(column.symbols, pa.string()))
+    return pa.Array.from_buffers(kind, length, [valid, pa.py_buffer(data)], nulls)
+
+
+def _builders(column: Column) -> ColumnBuilders:
+    """Builders of the native kernel, else of fastavro; see `SPARK_KLOG_KERNEL` in records/kernels."""
+    kernel = native_kernel()
+    if kernel is not None:
+        layout = array("i")
+        for below in column.tree():
+            is_nullable = below.nullable and below.kind != Kind.NOTHING
+            layout.extend((below.kind, below.width, below.end, is_nullable))
+        builders: ColumnBuilders = kernel.ColumnBuilders(layout)
+        return builders
+    require("Avro without the native kernel", "fastavro")
+    from spark_klog.schemas.avro.fastavro_rows import FastavroBuilders
+
+    return FastavroBuilders(column)
+
+
+def native_kernel() -> Any:
+    """The module of the native kernel; None if it was not built or is not to be used."""
+    choice = os.environ.get("SPARK_KLOG_KERNEL")
+    if choice == "reference":
+        return None
+    kernel = _imported()
+    if kernel is None and choice == "native":
+        raise ConfigError("Avro's native kernel is missing or was built from other sources: 'pip install' again")
+    return kernel
+
+
+@cache
+def _imported() -> ModuleType | None:
+    try:
+        kernel = importlib.import_module(_NATIVE)
+    except ImportError:
+        kernel = None
+    if kernel is None or getattr(kernel, "VERSION", 0) != VERSION:
+        _log.warning(
+            "Avro's native kernel %s: install spark_klog again with a C compiler; rows are decoded by fastavro, some "
+            "fifty times slower",
+            "is missing" if kernel is None else "was built from other sources",
+        )
+        return None
+    return kernel

@@ -1,0 +1,97 @@
+"""Random schemas, evolutions and rows: the native kernel, the rows by fastavro, and fastavro's own resolution agree."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from spark_klog.schemas.avro.decoder import AvroDecoder, Decoded
+from spark_klog.schemas.avro.schema import parse_schema
+
+from .model import evolutions, expected, records, values
+
+_SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def _written(schema: Any, rows: list[Any]) -> list[bytes]:
+    parsed = fastavro.parse_schema(schema)
+    result = []
+    for row in rows:
+        stream = io.BytesIO()
+        fastavro.schemaless_writer(stream, parsed, row)
+        result.append(stream.getvalue())
+    return result
+
+
+def _by_fastavro(writer: Any, reader: Any, data: bytes) -> Any:
+    """What fastavro reads; an exception if it does not."""
+    parsed = fastavro.parse_schema(writer), fastavro.parse_schema(reader)
+    return fastavro.schemaless_reader(io.BytesIO(data), *parsed, return_record_name=True)
+
+
+def _decoded(kernel: str, writer: Any, reader: Any, data: pa.Array, monkeypatch: pytest.MonkeyPatch) -> Decoded:
+    monkeypatch.setenv("SPARK_KLOG_KERNEL", kernel)
+    decoder = AvroDecoder(parse_schema(reader))
+    result = decoder.decode(data, [decoder.program(parse_schema(writer))])
+    assert result.values.type == decoder.type
+    result.values.validate(full=True)
+    return result
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, also of types; floats as they are with 32 bits."""
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or math.isclose(one, other, rel_tol=1e-6) or (math.isinf(one) and abs(other) > 3e38)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and one == other
+
+
+@_SETTINGS
+@given(data=st.data())
+def test_evolutions(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        writer = data.draw(records())
+        reader = data.draw(evolutions(writer))
+        written = _written(writer, data.draw(st.lists(values(writer), max_size=4)))
+        column = pa.array([*written, None], pa.binary())
+        native = _decoded("native", writer, reader, column, monkeypatch)
+        reference = _decoded("reference", writer, reader, column, monkeypatch)
+        assert native.values.equals(reference.values)
+        bad = {row for row, _ in native.bad}
+        assert bad == {row for row, _ in reference.bad}
+        rows = native.values.to_pylist()
+        for number, value in enumerate(written):
+            try:
+                read = _by_fastavro(writer, reader, value)
+            except Exception:
+                assert number in bad
+            else:
+                assert number not in bad
+                wanted = expected(reader, read)
+                assert _same(rows[number], wanted), (rows[number], wanted)
+
+
+@_SETTINGS
+@given(data=st.data())
+def test_same_schema_with_a_prefix_in_a_slice(data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        schema = data.draw(records())
+        written = _written(schema, data.draw(st.lists(values(schema), min_size=1, max_size=4)))
+        monkeypatch.setenv("SPARK_KLOG_KERNEL", "native")
+        decoder = AvroDecoder(parse_schema(schema))
+        column = pa.array([b"cut", None, *(b"\x00\x00\x00\x00\x07" + value for value in written)], pa.binary())
+        programs = [decoder.program(parse_schema(schema))]
+        result = decoder.decode(column.slice(2), programs, starts=5)
+        assert not result.bad
+        rows = result.values.to_pylist()
+        for row, value in zip(rows, written, strict=True):
+            assert _same(row, expected(schema, _by_fastavro(schema, schema, value)))
