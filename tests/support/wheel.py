@@ -29,9 +29,8 @@ def build_wheel(folder: Path, python: Path | str = sys.executable, **environment
     for name in _SOURCES:
         source = _ROOT / name
         if source.is_dir():
-            shutil.copytree(
-                source, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "_avro.c", "*.egg-info")
-            )
+            ignored = shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "_avro.c", "*.egg-info")
+            shutil.copytree(source, copy / name, ignore=ignored)
         else:
             copy.mkdir(exist_ok=True)
             shutil.copy2(source, copy / name)

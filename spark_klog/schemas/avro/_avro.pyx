@@ -12,11 +12,12 @@ _kernel_memory.pxi   growing buffers, their way to Arrow and back
 _kernel_utf8.pxi     whether bytes are UTF-8
 _avro_builders.pxi   columns that values are appended to
 _avro_decode.pxi     programs that read
+_avro_encode.pxi     programs that write
 """
 
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -68,6 +69,30 @@ cdef enum:
 
 
 cdef enum:
+    WRITE_END
+    WRITE_LITERAL
+    WRITE_BRANCH
+    WRITE_REQUIRED
+    WRITE_INT
+    WRITE_LONG
+    WRITE_SCALED
+    WRITE_FOUR
+    WRITE_EIGHT
+    WRITE_BOOLEAN
+    WRITE_BYTES
+    WRITE_SIZED
+    WRITE_EXACT
+    WRITE_FIXED
+    WRITE_DECIMAL
+    WRITE_DURATION
+    WRITE_ENUM
+    WRITE_LIST
+    WRITE_NEXT
+    WRITE_MEMBERS
+    WRITE_JUMP
+
+
+cdef enum:
     KIND_NOTHING
     KIND_FIXED
     KIND_BOOLEAN
@@ -94,9 +119,14 @@ cdef enum:
     TIME_TOO_LARGE = 13
     TOO_MANY_EMPTY_ITEMS = 14
     TOO_LARGE = 15
+    IS_NULL = 16
+    NOT_A_SYMBOL = 17
+    WRONG_SIZE = 18
+    SEVERAL_MEMBERS = 19
 
 
 include "../../records/kernels/_kernel_memory.pxi"
 include "../../records/kernels/_kernel_utf8.pxi"
 include "_avro_builders.pxi"
 include "_avro_decode.pxi"
+include "_avro_encode.pxi"

@@ -108,7 +108,7 @@ class FastavroBuilders:
 
     def _row(self, program: Program, data: memoryview) -> Any:
         if id(program) not in self._readers:
-            schema = fastavro.parse_schema(_same_bytes(_writer(program.plan), count()))
+            schema = fastavro.parse_schema(same_bytes(_writer(program.plan), count()))
             self._readers[id(program)] = (program, schema)
         stream = io.BytesIO(data)
         try:
@@ -150,21 +150,21 @@ def _writer(plan: Plan) -> AvroSchema:
     return _writer(plan.plan) if isinstance(plan, IntoBranch) else plan.writer  # type: ignore[union-attr]
 
 
-def _same_bytes(schema: AvroSchema, names: count[int]) -> Any:
-    """A schema with the same bytes for fastavro; see the module."""
+def same_bytes(schema: AvroSchema, names: count[int]) -> Any:
+    """A schema with the same bytes for fastavro; see the module. `names` number its named types."""
     kind = schema.kind
     if kind in ("boolean", "fixed"):
         return {"type": "fixed", "name": f"t{next(names)}", "size": schema.size or int(kind == "boolean")}
     if kind in ("string", "enum"):
         return "bytes" if kind == "string" else "long"
     if kind == "record":
-        fields = [_same_bytes(field.schema, names) for field in schema.fields]
+        fields = [same_bytes(field.schema, names) for field in schema.fields]
         return _record(f"t{next(names)}", fields)
     if kind == "union":
         name = f"t{next(names)}"
-        return [_record(f"{name}_{i}", [_same_bytes(part, names)]) for i, part in enumerate(schema.branches)]
+        return [_record(f"{name}_{i}", [same_bytes(part, names)]) for i, part in enumerate(schema.branches)]
     if schema.items is not None:
-        item = _same_bytes(schema.items, names)
+        item = same_bytes(schema.items, names)
         return {"type": "array", "items": item if kind == "array" else _record(f"t{next(names)}", ["bytes", item])}
     return kind
 
@@ -212,7 +212,7 @@ class _Row:
             else:
                 values[index] = self.value(step, column.children[index], written)
         for index, data, step in plan.defaults:
-            schema = fastavro.parse_schema(_same_bytes(plan.reader.fields[index].schema, count()))
+            schema = fastavro.parse_schema(same_bytes(plan.reader.fields[index].schema, count()))
             read = fastavro.schemaless_reader(io.BytesIO(data), schema, None, return_record_name=True)
             values[index] = self.value(step, column.children[index], read)
         return tuple(values)

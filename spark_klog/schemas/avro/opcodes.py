@@ -81,6 +81,50 @@ class Op(IntEnum):
     SKIP_ENUM = auto()
 
 
+class WriteOp(IntEnum):
+    """Opcodes of encoding, each with its arguments; `slot` is the number of an Arrow array (encoder.py)."""
+
+    END = 0
+    #: constant, size: bytes as they are
+    LITERAL = auto()
+    #: slot, null, branch, to: a union's branch in one byte: if the slot is null, `null`, and go on at `to`
+    BRANCH = auto()
+    #: slot: an error if it is null
+    REQUIRED = auto()
+    #: slot: INT32 as an int or a long
+    INT = auto()
+    #: slot: INT64
+    LONG = auto()
+    #: slot, is_32, multiplier, divisor: a number in another unit
+    SCALED = auto()
+    #: slot: 4 or 8 bytes
+    FOUR = auto()
+    EIGHT = auto()
+    BOOLEAN = auto()
+    #: slot: a string or bytes, with its length
+    BYTES = auto()
+    #: slot, size: fixed size binary as bytes, with its length
+    SIZED = auto()
+    #: slot, size: binary as a fixed, which must have that size
+    EXACT = auto()
+    #: slot, size: fixed size binary as a fixed
+    FIXED = auto()
+    #: slot, width, size: a decimal of `width` bytes in `size` bytes; -1: as few as it needs, with their number
+    DECIMAL = auto()
+    #: slot: MONTH_DAY_NANO as a duration
+    DURATION = auto()
+    #: slot, n, n * (constant, size): a string as the index of a symbol
+    ENUM = auto()
+    #: slot, to: the position of the list's NEXT; its items' program follows
+    LIST = auto()
+    #: to: the end of an item; `to` is the items' program
+    NEXT = auto()
+    #: null, n, to, n * (slot, branch, to): a struct of members; if all are null go on at `to` after `null` (-1: error)
+    MEMBERS = auto()
+    #: to
+    JUMP = auto()
+
+
 class Kind(IntEnum):
     """How a column's values are kept."""
 
@@ -117,6 +161,10 @@ class Reason(IntEnum):
     TIME_TOO_LARGE = 13
     TOO_MANY_EMPTY_ITEMS = 14
     TOO_LARGE = 15
+    IS_NULL = 16
+    NOT_A_SYMBOL = 17
+    WRONG_SIZE = 18
+    SEVERAL_MEMBERS = 19
 
 
 #: What users read, after the field's name.
@@ -136,6 +184,10 @@ TEXTS = {
     Reason.TIME_TOO_LARGE: "a time that does not fit into 64 bits in the column's unit",
     Reason.TOO_MANY_EMPTY_ITEMS: "too many items of no bytes",
     Reason.TOO_LARGE: "more than 2 GiB in one column of a batch",
+    Reason.IS_NULL: "is null, which its Avro type is not: make it a union with null",
+    Reason.NOT_A_SYMBOL: "is not a symbol of the enum",
+    Reason.WRONG_SIZE: "does not have the size of the fixed",
+    Reason.SEVERAL_MEMBERS: "has several members of the union that are not null",
 }
 
 #: Items of no bytes that a row may have, in all its arrays: nothing but this bounds them.

@@ -1,4 +1,7 @@
-"""A plan (resolution.py) compiled for the native kernel: numbers, and the constants that they point to (opcodes.py)."""
+"""Plans (resolution.py, writing.py) compiled for the native kernel: numbers, and constants that they point to.
+
+opcodes.py says what the numbers are.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.avro.columns import Column, column_unit
-from spark_klog.schemas.avro.opcodes import TEXTS, Kind, Op, Reason
+from spark_klog.schemas.avro.columns import UNITS, Column, column_unit, unit_of
+from spark_klog.schemas.avro.opcodes import TEXTS, Kind, Op, Reason, WriteOp
 from spark_klog.schemas.avro.resolution import (
     IntoBranch,
     Mismatch,
@@ -24,6 +27,7 @@ from spark_klog.schemas.avro.resolution import (
     smallest,
 )
 from spark_klog.schemas.avro.schema import MAX_DEPTH, AvroSchema
+from spark_klog.schemas.avro.writing import WriteBranch, WriteItems, WriteMembers, WritePlan, WriteRecord, WriteValue
 
 #: Numbers that a program may have: unions of records in unions multiply them.
 MAX_NUMBERS = 1 << 20
@@ -56,7 +60,9 @@ def compile_plan(plan: Plan, column: Column) -> Program:
 
 
 @dataclass
-class _Compiler:
+class _Numbers:
+    """A program that is being compiled."""
+
     code: list[int] = field(default_factory=list)
     constants: bytearray = field(default_factory=bytearray)
     starts: list[int] = field(default_factory=list)
@@ -82,6 +88,9 @@ class _Compiler:
         self.starts.append(len(self.code))
         self.paths.append(path)
 
+
+@dataclass
+class _Compiler(_Numbers):
     def read(self, plan: Plan, column: Column, path: str, depth: int) -> None:
         """Emit the program of a plan. `depth` counts the lists and defaults around it."""
         if depth > MAX_DEPTH:
@@ -234,3 +243,146 @@ class _Compiler:
             self.emit(Op.SKIP_BYTES)
         self.read(Skip(writer.items), _NO_COLUMN, path, depth + 1)
         self.code[start + 1] = self.emit(Op.NEXT, -1, smallest(writer.items) + is_map, start + 2)
+
+
+@dataclass
+class WriteProgram:
+    """How an Arrow type is written by a schema."""
+
+    plan: WritePlan
+    code: array[int]
+    constants: bytes
+    #: For each slot the slot it is in and its number there; the first is the root's, (-1, 0).
+    slots: list[tuple[int, int]]
+    _starts: list[int]
+    _paths: list[str]
+
+    def describe(self, reason: Reason, position: int) -> str:
+        """Text for a row that failed with `reason` at a position of the program."""
+        path = self._paths[bisect_right(self._starts, position) - 1]
+        return f"field {path or 'of the root'}: {TEXTS[reason]}"
+
+
+def compile_writing(plan: WritePlan) -> WriteProgram:
+    """Compile a plan; `SchemaError` if the program would be too large."""
+    compiler = _WriteCompiler()
+    compiler.slots.append((-1, 0))
+    compiler.write(plan, 0, "", 0)
+    compiler.emit(WriteOp.END)
+    code = array("i", compiler.code)
+    return WriteProgram(plan, code, bytes(compiler.constants), compiler.slots, compiler.starts, compiler.paths)
+
+
+@dataclass
+class _WriteCompiler(_Numbers):
+    slots: list[tuple[int, int]] = field(default_factory=list)
+
+    def child(self, slot: int, number: int) -> int:
+        """The slot of an array in another one: a struct's field, a list's items (0), a map's keys (0) and items (1)."""
+        self.slots.append((slot, number))
+        return len(self.slots) - 1
+
+    def write(self, plan: WritePlan, slot: int, path: str, depth: int, is_present: bool = False) -> None:
+        """Emit the program of a plan; `is_present` if the value is known not to be null."""
+        if depth > MAX_DEPTH:
+            raise SchemaError(f"field {path}: more than {MAX_DEPTH} arrays and maps in each other")
+        self.at(path)
+        if isinstance(plan, WriteBranch):
+            self._branch(plan, slot, path, depth)
+            return
+        if isinstance(plan, WriteMembers):
+            self._members(plan, slot, path, depth)
+            return
+        if not is_present and plan.schema.kind != "null":
+            self.emit(WriteOp.REQUIRED, slot)
+        if isinstance(plan, WriteRecord):
+            for entry, (index, step) in zip(plan.schema.fields, plan.steps, strict=True):
+                if isinstance(step, bytes):
+                    self.emit(WriteOp.LITERAL, self.constant(step), len(step))
+                else:
+                    below = f"{path}.{entry.name}" if path else entry.name
+                    self.write(step, self.child(slot, index), below, depth)
+        elif isinstance(plan, WriteItems):
+            self._items(plan, slot, path, depth)
+        else:
+            self._value(plan, slot)
+
+    def _branch(self, plan: WriteBranch, slot: int, path: str, depth: int) -> None:
+        if plan.null == plan.branch:
+            self.emit(WriteOp.LITERAL, self.constant(bytes([2 * plan.null])), 1)
+        elif plan.null < 0:
+            self.emit(WriteOp.REQUIRED, slot)
+            self.emit(WriteOp.LITERAL, self.constant(bytes([2 * plan.branch])), 1)
+            self.write(plan.plan, slot, path, depth, is_present=True)
+        else:
+            start = self.emit(WriteOp.BRANCH, slot, 2 * plan.null, 2 * plan.branch, 0)
+            self.write(plan.plan, slot, path, depth, is_present=True)
+            self.code[start + 4] = len(self.code)
+
+    def _members(self, plan: WriteMembers, slot: int, path: str, depth: int) -> None:
+        # a null struct has no members that are not null, as Arrow may have anything under it
+        start = -1
+        if plan.null >= 0:
+            start = self.emit(WriteOp.BRANCH, slot, 2 * plan.null, -1, 0)
+        else:
+            self.emit(WriteOp.REQUIRED, slot)
+        children = [self.child(slot, index) for index in range(len(plan.members))]
+        table = [
+            number
+            for child, (branch, _) in zip(children, plan.members, strict=True)
+            for number in (child, 2 * branch, 0)
+        ]
+        members = self.emit(WriteOp.MEMBERS, 2 * plan.null if plan.null >= 0 else -1, len(children), 0, *table)
+        jumps = []
+        for index, (child, (_, step)) in enumerate(zip(children, plan.members, strict=True)):
+            self.code[members + 6 + 3 * index] = len(self.code)
+            name = f"member{index}"
+            self.write(step, child, f"{path}.{name}" if path else name, depth, is_present=True)
+            jumps.append(self.emit(WriteOp.JUMP, 0))
+        self.at(path)
+        end = len(self.code)
+        for jump in jumps:
+            self.code[jump + 1] = end
+        self.code[members + 3] = end
+        if start >= 0:
+            self.code[start + 4] = end
+
+    def _items(self, plan: WriteItems, slot: int, path: str, depth: int) -> None:
+        start = self.emit(WriteOp.LIST, slot, 0)
+        is_map = plan.schema.kind == "map"
+        if is_map:
+            self.emit(WriteOp.BYTES, self.child(slot, 0))
+        self.write(plan.item, self.child(slot, int(is_map)), path + ("{}" if is_map else "[]"), depth + 1)
+        self.at(path)
+        self.code[start + 2] = self.emit(WriteOp.NEXT, start + 3)
+
+    def _value(self, plan: WriteValue, slot: int) -> None:
+        schema, kind = plan.schema, plan.type
+        if schema.kind == "boolean":
+            self.emit(WriteOp.BOOLEAN, slot)
+        elif schema.kind in ("int", "long"):
+            is_32 = kind.bit_width == 32
+            unit = UNITS[unit_of(schema.logical or "")] if plan.unit else 0
+            if unit != plan.unit:
+                self.emit(WriteOp.SCALED, slot, is_32, max(unit // plan.unit, 1), max(plan.unit // unit, 1))
+            else:
+                self.emit(WriteOp.INT if is_32 else WriteOp.LONG, slot)
+        elif schema.kind in ("float", "double"):
+            self.emit(WriteOp.FOUR if schema.kind == "float" else WriteOp.EIGHT, slot)
+        elif schema.kind == "enum":
+            table: list[int] = []
+            for symbol in schema.symbols:
+                data = symbol.encode()
+                table += (self.constant(data), len(data))
+            self.emit(WriteOp.ENUM, slot, len(schema.symbols), *table)
+        elif schema.logical == "decimal":
+            size = schema.size if schema.kind == "fixed" else -1
+            self.emit(WriteOp.DECIMAL, slot, kind.bit_width // 8, size)
+        elif pa.types.is_fixed_size_binary(kind):
+            self.emit(WriteOp.FIXED if schema.kind == "fixed" else WriteOp.SIZED, slot, kind.byte_width)
+        elif kind == pa.month_day_nano_interval():
+            self.emit(WriteOp.DURATION, slot)
+        elif schema.kind == "fixed":
+            self.emit(WriteOp.EXACT, slot, schema.size)
+        elif schema.kind != "null":
+            self.emit(WriteOp.BYTES, slot)

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spark_klog.schemas.avro.decoder import AvroDecoder, Decoded
+from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
 
+from .kernels import KERNELS
 from .model import evolutions, expected, records, values
 
-_SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+_SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def _written(schema: Any, rows: list[Any]) -> list[bytes]:
@@ -63,11 +65,11 @@ def test_evolutions(data: st.DataObject) -> None:
         reader = data.draw(evolutions(writer))
         written = _written(writer, data.draw(st.lists(values(writer), max_size=4)))
         column = pa.array([*written, None], pa.binary())
-        native = _decoded("native", writer, reader, column, monkeypatch)
-        reference = _decoded("reference", writer, reader, column, monkeypatch)
-        assert native.values.equals(reference.values)
+        native, *others = [_decoded(kernel, writer, reader, column, monkeypatch) for kernel in KERNELS]
         bad = {row for row, _ in native.bad}
-        assert bad == {row for row, _ in reference.bad}
+        for other in others:
+            assert native.values.equals(other.values)
+            assert bad == {row for row, _ in other.bad}
         rows = native.values.to_pylist()
         for number, value in enumerate(written):
             try:
@@ -82,16 +84,21 @@ def test_evolutions(data: st.DataObject) -> None:
 
 @_SETTINGS
 @given(data=st.data())
-def test_same_schema_with_a_prefix_in_a_slice(data: st.DataObject) -> None:
+def test_what_is_decoded_is_encoded_to_the_same_bytes(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         schema = data.draw(records())
-        written = _written(schema, data.draw(st.lists(values(schema), min_size=1, max_size=4)))
-        monkeypatch.setenv("SPARK_KLOG_KERNEL", "native")
-        decoder = AvroDecoder(parse_schema(schema))
-        column = pa.array([b"cut", None, *(b"\x00\x00\x00\x00\x07" + value for value in written)], pa.binary())
-        programs = [decoder.program(parse_schema(schema))]
-        result = decoder.decode(column.slice(2), programs, starts=5)
-        assert not result.bad
-        rows = result.values.to_pylist()
-        for row, value in zip(rows, written, strict=True):
-            assert _same(row, expected(schema, _by_fastavro(schema, schema, value)))
+        prefix = b"\x00\x00\x00\x00\x07"
+        written = [prefix + value for value in _written(schema, data.draw(st.lists(values(schema), max_size=4)))]
+        column = pa.array([b"cut", None, *written, None], pa.binary()).slice(1)
+        parsed = parse_schema(schema)
+        for kernel in KERNELS:
+            monkeypatch.setenv("SPARK_KLOG_KERNEL", kernel)
+            decoder = AvroDecoder(parsed)
+            result = decoder.decode(column, [decoder.program(parsed)], starts=5)
+            assert not result.bad
+            rows = result.values.to_pylist()[1:-1]
+            for row, value in zip(rows, written, strict=True):
+                assert _same(row, expected(schema, _by_fastavro(schema, schema, value[5:])))
+            encoder = AvroEncoder(parsed, decoder.type)
+            assert encoder.encode(result.values, prefix).equals(column)
+            assert encoder.encode(result.values.slice(1), prefix).equals(column.slice(1))

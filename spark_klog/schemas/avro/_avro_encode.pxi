@@ -1,0 +1,350 @@
+# Programs that write a row of Arrow arrays. The arrays are valid, and have the types that the program was compiled for.
+
+# An Arrow array: value `index` of it stands at `offset + index`.
+cdef struct Input:
+    const uint8_t *data
+    const int32_t *offsets
+    const uint8_t *validity
+    int64_t offset
+
+
+# A list that is being written.
+cdef struct ListFrame:
+    int64_t index  # of the list
+    int64_t end  # of its items
+
+
+cdef inline bint is_null(const Input *given, int64_t index) noexcept nogil:
+    index += given.offset
+    return given.validity != NULL and not given.validity[index >> 3] >> (index & 7) & 1
+
+
+cdef inline void write_number(Bytes *out, int64_t value) noexcept nogil:
+    """Append a zig-zag varint; there is room for it."""
+    cdef uint64_t number = (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
+    cdef uint8_t *at = out.data + out.size
+    while number >= 0x80:
+        at[0] = <uint8_t>(number | 0x80)
+        at += 1
+        number >>= 7
+    at[0] = <uint8_t>number
+    out.size = at + 1 - out.data
+
+
+cdef inline int write_bytes(Bytes *out, const uint8_t *value, int64_t size, bint with_length) noexcept nogil:
+    if room(out, size + LARGEST_NUMBER) < 0:
+        return NO_MEMORY
+    if with_length:
+        write_number(out, size)
+    if size:
+        memcpy(out.data + out.size, value, size)
+        out.size += size
+    return OK
+
+
+cdef int write_decimal(Bytes *out, const uint8_t *value, int64_t width, int64_t size) noexcept nogil:
+    """Append a little-endian number as a big-endian one of `size` bytes, or if that is -1 of as few as it needs."""
+    cdef uint8_t sign = 0xFF if value[width - 1] & 0x80 else 0
+    cdef int64_t used = width
+    cdef int64_t i
+    while used > 1 and value[used - 1] == sign and (value[used - 2] & 0x80) == (sign & 0x80):
+        used -= 1
+    if size >= 0 and used > size:
+        return DECIMAL_TOO_LARGE
+    if room(out, LARGEST_NUMBER + max(used, size)) < 0:
+        return NO_MEMORY
+    if size < 0:
+        write_number(out, used)
+        size = used
+    for i in range(size):
+        out.data[out.size + i] = value[size - 1 - i] if size - 1 - i < used else sign
+    out.size += size
+    return OK
+
+
+cdef int write_duration(Bytes *out, const uint8_t *value) noexcept nogil:
+    cdef int32_t given[2]
+    cdef int64_t nanoseconds
+    cdef uint32_t milliseconds
+    memcpy(given, value, 8)
+    memcpy(&nanoseconds, value + 8, 8)
+    if given[0] < 0 or given[1] < 0 or nanoseconds < 0 or nanoseconds // 1000000 > <int64_t>0xFFFFFFFF:
+        return TIME_TOO_LARGE
+    milliseconds = <uint32_t>(nanoseconds // 1000000)
+    if room(out, 12) < 0:
+        return NO_MEMORY
+    memcpy(out.data + out.size, value, 8)
+    memcpy(out.data + out.size + 8, &milliseconds, 4)
+    out.size += 12
+    return OK
+
+
+cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Bytes *out, int32_t *position) noexcept nogil:
+    """Append the row of that index. A reason, and where the program was."""
+    cdef const int32_t *code = program.numbers
+    cdef const int32_t *pc = code
+    cdef ListFrame frames[MAX_DEPTH + 3]
+    cdef ListFrame *frame = frames
+    cdef const Input *given = inputs
+    cdef const uint8_t *value
+    cdef int64_t number = 0, at
+    cdef int32_t op, short_number, i, chosen
+    cdef int state = OK
+    while True:
+        op = pc[0]
+        if op == WRITE_END:
+            break
+        if op != WRITE_LITERAL and op != WRITE_NEXT and op != WRITE_MEMBERS and op != WRITE_JUMP:
+            given = &inputs[pc[1]]
+        if op == WRITE_LONG:
+            if room(out, LARGEST_NUMBER) < 0:
+                state = NO_MEMORY
+                break
+            memcpy(&number, given.data + 8 * (given.offset + index), 8)
+            write_number(out, number)
+            pc += 2
+        elif op == WRITE_INT:
+            if room(out, LARGEST_NUMBER) < 0:
+                state = NO_MEMORY
+                break
+            memcpy(&short_number, given.data + 4 * (given.offset + index), 4)
+            write_number(out, short_number)
+            pc += 2
+        elif op == WRITE_REQUIRED:
+            if is_null(given, index):
+                state = IS_NULL
+                break
+            pc += 2
+        elif op == WRITE_BRANCH:
+            if room(out, 1) < 0:
+                state = NO_MEMORY
+                break
+            if is_null(given, index):
+                out.data[out.size] = <uint8_t>pc[2]
+                out.size += 1
+                pc = code + pc[4]
+            else:
+                if pc[3] >= 0:
+                    out.data[out.size] = <uint8_t>pc[3]
+                    out.size += 1
+                pc += 5
+        elif op == WRITE_BYTES:
+            at = given.offset + index
+            number = given.offsets[at]
+            state = write_bytes(out, given.data + number, given.offsets[at + 1] - number, True)
+            pc += 2
+        elif op == WRITE_EIGHT:
+            if room(out, 8) < 0:
+                state = NO_MEMORY
+                break
+            memcpy(out.data + out.size, given.data + 8 * (given.offset + index), 8)
+            out.size += 8
+            pc += 2
+        elif op == WRITE_FOUR:
+            if room(out, 4) < 0:
+                state = NO_MEMORY
+                break
+            memcpy(out.data + out.size, given.data + 4 * (given.offset + index), 4)
+            out.size += 4
+            pc += 2
+        elif op == WRITE_BOOLEAN:
+            if room(out, 1) < 0:
+                state = NO_MEMORY
+                break
+            at = given.offset + index
+            out.data[out.size] = given.data[at >> 3] >> (at & 7) & 1
+            out.size += 1
+            pc += 2
+        elif op == WRITE_SCALED:
+            at = given.offset + index
+            if pc[2]:
+                memcpy(&short_number, given.data + 4 * at, 4)
+                number = short_number
+            else:
+                memcpy(&number, given.data + 8 * at, 8)
+            if klog_times(number, pc[3], &number):
+                state = TIME_TOO_LARGE
+                break
+            if pc[4] > 1:  # towards the past
+                number = number // pc[4] - (number % pc[4] < 0)
+            if room(out, LARGEST_NUMBER) < 0:
+                state = NO_MEMORY
+                break
+            write_number(out, number)
+            pc += 5
+        elif op == WRITE_ENUM:
+            at = given.offset + index
+            value = given.data + given.offsets[at]
+            number = given.offsets[at + 1] - given.offsets[at]
+            chosen = -1
+            for i in range(pc[2]):
+                if pc[4 + 2 * i] == number and memcmp(program.constants + pc[3 + 2 * i], value, number) == 0:
+                    chosen = i
+                    break
+            if chosen < 0:
+                state = NOT_A_SYMBOL
+                break
+            if room(out, LARGEST_NUMBER) < 0:
+                state = NO_MEMORY
+                break
+            write_number(out, chosen)
+            pc += 3 + 2 * pc[2]
+        elif op == WRITE_LITERAL:
+            state = write_bytes(out, program.constants + pc[1], pc[2], False)
+            pc += 3
+        elif op == WRITE_JUMP:
+            pc = code + pc[1]
+        elif op == WRITE_LIST:
+            at = given.offset + index
+            if room(out, LARGEST_NUMBER) < 0:
+                state = NO_MEMORY
+                break
+            number = given.offsets[at + 1] - given.offsets[at]
+            write_number(out, number)  # 0: the end of the blocks
+            if number == 0:
+                pc = code + pc[2] + 2
+            else:
+                frame += 1
+                frame.index = index
+                frame.end = given.offsets[at + 1]
+                index = given.offsets[at]
+                pc += 3
+        elif op == WRITE_NEXT:
+            index += 1
+            if index < frame.end:
+                pc = code + pc[1]
+            else:
+                if room(out, 1) < 0:
+                    state = NO_MEMORY
+                    break
+                out.data[out.size] = 0
+                out.size += 1
+                index = frame.index
+                frame -= 1
+                pc += 2
+        elif op == WRITE_SIZED or op == WRITE_FIXED:
+            value = given.data + pc[2] * (given.offset + index)
+            state = write_bytes(out, value, pc[2], op == WRITE_SIZED)
+            pc += 3
+        elif op == WRITE_EXACT:
+            at = given.offset + index
+            number = given.offsets[at]
+            if given.offsets[at + 1] - number != pc[2]:
+                state = WRONG_SIZE
+                break
+            state = write_bytes(out, given.data + number, pc[2], False)
+            pc += 3
+        elif op == WRITE_DECIMAL:
+            state = write_decimal(out, given.data + pc[2] * (given.offset + index), pc[2], pc[3])
+            if state > OK:
+                break
+            pc += 4
+        elif op == WRITE_DURATION:
+            state = write_duration(out, given.data + 16 * (given.offset + index))
+            if state > OK:
+                break
+            pc += 2
+        elif op == WRITE_MEMBERS:
+            chosen = -1
+            for i in range(pc[2]):
+                if not is_null(&inputs[pc[4 + 3 * i]], index):
+                    if chosen >= 0:
+                        state = SEVERAL_MEMBERS
+                        break
+                    chosen = i
+            if chosen < 0 and pc[1] < 0:
+                state = IS_NULL
+            if state != OK:
+                break
+            if room(out, 1) < 0:
+                state = NO_MEMORY
+                break
+            if chosen < 0:
+                out.data[out.size] = <uint8_t>pc[1]
+                pc = code + pc[3]
+            else:
+                out.data[out.size] = <uint8_t>pc[5 + 3 * chosen]
+                pc = code + pc[6 + 3 * chosen]
+            out.size += 1
+        if state != OK:
+            break
+    position[0] = <int32_t>(pc - code)
+    return state
+
+
+cdef struct Written:
+    int64_t row
+    int32_t reason
+    int32_t position
+
+
+cdef int encode_rows(const Code *program, const Input *inputs, int64_t count, const uint8_t *prefix, int64_t prefix_size,
+                     Bytes *out, int32_t *offsets, Written *failed) noexcept nogil:
+    """Append all rows, each after the prefix, and write their ends; a row that is null has no bytes. A reason."""
+    cdef int64_t row
+    cdef int state = OK
+    offsets[0] = 0
+    for row in range(count):
+        if not is_null(&inputs[0], row):
+            state = write_bytes(out, prefix, prefix_size, False)
+            failed.position = 0
+            if state == OK:
+                state = encode_row(program, inputs, row, out, &failed.position)
+            if state == OK and out.size > INT32_MAX:
+                state = TOO_LARGE
+            if state != OK:
+                failed.row = row
+                failed.reason = state
+                return state
+        offsets[row + 1] = <int32_t>out.size
+    return OK
+
+
+def encode(program, inputs, int64_t count, prefix):
+    """Write `count` rows of Arrow arrays by a `WriteProgram`, each after the bytes of `prefix`.
+
+    `inputs` has for each of the program's slots (data, offsets, validity, offset): buffers or None. Returns
+    (offsets, data); a null row has no bytes. If a row fails: (row, reason, position) instead.
+    """
+    cdef _View code_view = _View(program.code), constant_view = _View(program.constants), prefix_view = _View(prefix)
+    cdef Code code
+    cdef const uint8_t *before = <const uint8_t *>prefix_view.data()
+    cdef int64_t before_size = prefix_view.view.len
+    cdef Input *given
+    cdef Bytes out, offsets
+    cdef Written failed
+    cdef int64_t i, slots = len(inputs)
+    cdef int state
+    if count < 0 or count >= INT32_MAX:
+        raise ValueError(f"{count} rows")
+    memset(&out, 0, sizeof(Bytes))
+    memset(&offsets, 0, sizeof(Bytes))
+    memset(&failed, 0, sizeof(Written))
+    code.numbers = <const int32_t *>code_view.data()
+    code.constants = <const uint8_t *>constant_view.data()
+    given = <Input *>calloc(slots + 1, sizeof(Input))
+    if given == NULL:
+        raise MemoryError
+    views = []
+    try:
+        for i in range(slots):
+            data, ends, validity, offset = inputs[i]
+            views += (_View(data), _View(ends), _View(validity))
+            given[i].data = <const uint8_t *>(<_View>views[3 * i]).data()
+            given[i].offsets = <const int32_t *>(<_View>views[3 * i + 1]).data()
+            given[i].validity = <const uint8_t *>(<_View>views[3 * i + 2]).data()
+            given[i].offset = offset
+        prepare(&offsets, 4 * (count + 1))
+        prepare(&out, count * (before_size + 32) + 16)
+        with nogil:
+            state = encode_rows(&code, given, count, before, before_size, &out, <int32_t *>offsets.data, &failed)
+        if state == NO_MEMORY:
+            raise MemoryError
+        if state != OK:
+            return failed.row, failed.reason, failed.position
+        offsets.size = 4 * (count + 1)
+        return taken(&offsets), taken(&out)
+    finally:
+        release(&offsets)
+        release(&out)
+        free(given)

@@ -1,0 +1,94 @@
+"""An Arrow column → Avro records, in one pass over its rows."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_klog.base.extras import require
+from spark_klog.errors import EncodeError
+from spark_klog.schemas.avro.decoder import native_kernel
+from spark_klog.schemas.avro.opcodes import Reason
+from spark_klog.schemas.avro.program import WriteProgram, compile_writing
+from spark_klog.schemas.avro.schema import AvroSchema
+from spark_klog.schemas.avro.writing import plan_writing
+from spark_klog.wire.primitives import Buffer
+
+Input = tuple[pa.Buffer | None, pa.Buffer | None, pa.Buffer | None, int]
+
+
+class AvroEncoder:
+    """Encodes Arrow columns of one type as Avro records of one schema; see writing.py for what fits.
+
+    `SchemaError` names the field whose type does not fit, that is missing, or that the schema does not have.
+    `MissingPackage` if the native kernel was not built and fastavro, which is used then, is not installed.
+    """
+
+    def __init__(self, schema: AvroSchema, kind: pa.DataType) -> None:
+        self.schema = schema
+        self.type = kind
+        self._program = compile_writing(plan_writing(schema, kind))
+        self._kernel = native_kernel()
+        if self._kernel is None:
+            require("Avro without the native kernel", "fastavro")
+
+    def encode(self, values: pa.Array, prefix: bytes = b"") -> pa.Array:
+        """The binary column of the records, each after `prefix`; a null of `values` is a null, whatever the schema.
+
+        `EncodeError` names the row and field that do not fit the schema: null, or a symbol that an enum does not have.
+        """
+        wanted = self._program.plan.type
+        if values.type != wanted:
+            try:
+                values = values.cast(wanted)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise EncodeError(f"{values.type} can't be written as {self.schema}: {error}") from None
+        if self._kernel is None:
+            from spark_klog.schemas.avro.fastavro_writer import encode
+
+            return encode(self._program.plan, values, prefix)
+        arrays = _arrays(self._program, values)
+        written = self._kernel.encode(self._program, [_input(array) for array in arrays], len(values), prefix)
+        if len(written) == 3:
+            row, reason, position = written
+            raise EncodeError(f"row {row}: {self._program.describe(Reason(reason), position)}")
+        return binary_array(values, *written)
+
+
+def binary_array(values: pa.Array, offsets: Buffer, data: Buffer) -> pa.Array:
+    """The binary column of these buffers, null where `values` are."""
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    if values.null_count:
+        buffers[0] = values.is_valid().buffers()[1]
+    return pa.Array.from_buffers(pa.binary(), len(values), buffers, values.null_count)
+
+
+def _arrays(program: WriteProgram, values: pa.Array) -> list[pa.Array]:
+    """The array of each of the program's slots."""
+    arrays: list[pa.Array] = []
+    for parent, number in program.slots:
+        if parent < 0:
+            array = values
+        else:
+            above = arrays[parent]
+            if pa.types.is_struct(above.type):
+                array = above.field(number)
+            elif pa.types.is_map(above.type):
+                array = above.items if number else above.keys
+            else:
+                array = above.values
+        arrays.append(array)
+    return arrays
+
+
+def _input(array: pa.Array) -> Input:
+    """Data, offsets, validity and offset of an array."""
+    kind = array.type
+    buffers = array.buffers()
+    validity = buffers[0] if array.null_count else None
+    if pa.types.is_struct(kind) or pa.types.is_null(kind):
+        return None, None, validity, array.offset
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return None, buffers[1], validity, array.offset
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return buffers[2], buffers[1], validity, array.offset
+    return buffers[1], None, validity, array.offset
