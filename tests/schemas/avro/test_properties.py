@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from typing import Any
 
 import fastavro
@@ -18,7 +19,11 @@ from spark_klog.schemas.avro.schema import parse_schema
 from .kernels import KERNELS
 from .model import evolutions, expected, records, values
 
-_SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+
+def _examples(count: int, test: Callable[[st.DataObject], None]) -> Callable[[], None]:
+    """A test of so many random examples."""
+    rules = settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+    return rules(given(data=st.data())(test))
 
 
 def _written(schema: Any, rows: list[Any]) -> list[bytes]:
@@ -57,9 +62,7 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-@_SETTINGS
-@given(data=st.data())
-def test_evolutions(data: st.DataObject) -> None:
+def _evolutions(data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         writer = data.draw(records())
         reader = data.draw(evolutions(writer))
@@ -82,9 +85,8 @@ def test_evolutions(data: st.DataObject) -> None:
                 assert _same(rows[number], wanted), (rows[number], wanted)
 
 
-@_SETTINGS
-@given(data=st.data())
-def test_what_is_decoded_is_encoded_to_the_same_bytes(data: st.DataObject) -> None:
+def _round_trip(data: st.DataObject) -> None:
+    """What is decoded is encoded to the same bytes."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         schema = data.draw(records())
         prefix = b"\x00\x00\x00\x00\x07"
@@ -102,3 +104,9 @@ def test_what_is_decoded_is_encoded_to_the_same_bytes(data: st.DataObject) -> No
             encoder = AvroEncoder(parsed, decoder.type)
             assert encoder.encode(result.values, prefix).equals(column)
             assert encoder.encode(result.values.slice(1), prefix).equals(column.slice(1))
+
+
+test_evolutions = _examples(30, _evolutions)
+test_many_evolutions = pytest.mark.test_all("long")(_examples(400, _evolutions))
+test_round_trip = _examples(30, _round_trip)
+test_many_round_trips = pytest.mark.test_all("long")(_examples(400, _round_trip))

@@ -1,0 +1,3 @@
+from .support import kernel
+
+__all__ = ["kernel"]

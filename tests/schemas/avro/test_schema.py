@@ -1,0 +1,174 @@
+"""Parsed schemas: names, references, logical types, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_klog.errors import SchemaError
+from spark_klog.schemas.avro.columns import columns_of
+from spark_klog.schemas.avro.schema import parse_schema
+
+from .support import record
+
+
+def test_names_and_namespaces() -> None:
+    inner = {"type": "fixed", "name": "Inner", "size": 2}
+    other = {"type": "enum", "name": "x.Other", "symbols": ["A"], "aliases": ["Old", "y.Older"]}
+    schema = parse_schema(
+        record(("a", inner), ("b", "Inner"), ("c", other), ("d", "x.Other"), ("e", "a.b.Inner"), namespace="a.b")
+    )
+    assert schema.name == "a.b.R"
+    assert [field.schema.name for field in schema.fields] == [
+        "a.b.Inner",
+        "a.b.Inner",
+        "x.Other",
+        "x.Other",
+        "a.b.Inner",
+    ]
+    assert schema.fields[2].schema.aliases == ("x.Old", "y.Older")
+    assert schema.fields[2].schema.short_name == "Other"
+
+
+def test_references_of_a_registry() -> None:
+    money = json.dumps(record(("amount", "long"), name="shop.Money"))
+    price = json.dumps(record(("money", "shop.Money"), name="shop.Price"))
+    schema = parse_schema(record(("price", "Price"), ("tax", "shop.Money"), name="shop.Order"), [money, price])
+    assert columns_of(schema).type.field("price").type.field("money").type == pa.struct(
+        [pa.field("amount", pa.int64(), False)]
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ['"string"', "string", '{"type": "string"}', '{"type": {"type": "string"}}', b'"string"']
+)
+def test_texts_of_a_primitive(text: str | bytes) -> None:
+    assert parse_schema(text).kind == "string"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ("{", "must be JSON"),
+        (record(("a", "Unknown")), "field a: 'Unknown' is neither an Avro type nor a name"),
+        (record(("a", "int"), ("a", "int")), "record R has two fields 'a'"),
+        (record(("next", ["null", "R"])), "field next: record R contains itself"),
+        (
+            record(("a", {"type": "array", "items": {"type": "map", "values": "R"}})),
+            r"field a\[\]{}: record R contains",
+        ),
+        (record(("a", ["int", ["null"]])), "field a: a union directly in a union"),
+        (record(("a", ["int", {"type": "int", "logicalType": "date"}])), "is twice in a union"),
+        (record(("a", [])), "field a: a union without branches"),
+        (record(("a", {"type": "fixed", "name": "F", "size": -1})), "fixed F has the size -1"),
+        (record(("a", {"type": "enum", "name": "E", "symbols": ["A", "A"]})), "a symbol twice"),
+        (record(("a", {"type": "enum", "name": "E", "symbols": ["A"], "default": "B"})), "the default 'B'"),
+        (record(("a", {"type": "array"})), "array without 'items'"),
+        (record(("a", {"type": "fixed", "name": "R", "size": 1})), "R is defined twice"),
+        ({"type": "record", "name": "R"}, "record R without a list 'fields'"),
+        (record(("a", 7)), "field a: 7 is not an Avro type"),
+        (
+            record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 40})),
+            "field a: bytes .decimal.40, 0.. has more than 38 digits",
+        ),
+    ],
+)
+def test_refused(schema: Any, text: str) -> None:
+    with pytest.raises(SchemaError, match=text):
+        columns_of(parse_schema(schema))
+
+
+def test_nested_too_deeply() -> None:
+    schema: Any = "int"
+    for _ in range(100):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(SchemaError, match="more than 64 levels"):
+        parse_schema(schema)
+    with pytest.raises(SchemaError, match="nested too deeply"):
+        parse_schema("[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "int", "logicalType": "timestamp-millis"},
+        {"type": "long", "logicalType": "unheard-of"},
+        {"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 3},
+        {"type": "bytes", "logicalType": "decimal"},
+        {"type": "fixed", "name": "F", "size": 2, "logicalType": "decimal", "precision": 5},
+        {"type": "fixed", "name": "F", "size": 11, "logicalType": "duration"},
+        {"type": "fixed", "name": "F", "size": 15, "logicalType": "uuid"},
+    ],
+)
+def test_an_invalid_logical_type_is_ignored(schema: Any) -> None:
+    assert parse_schema(schema).logical is None
+
+
+_LOGICAL = {
+    "date": ("int", pa.date32(), pa.date32()),
+    "time-millis": ("int", pa.int32(), pa.time32("ms")),
+    "time-micros": ("long", pa.int64(), pa.time64("us")),
+    "timestamp-millis": ("long", pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC")),
+    "timestamp-micros": ("long", pa.timestamp("us", "UTC"), pa.timestamp("us", "UTC")),
+    "timestamp-nanos": ("long", pa.int64(), pa.timestamp("ns", "UTC")),
+    "local-timestamp-millis": ("long", pa.timestamp("us"), pa.timestamp("ms")),
+    "local-timestamp-micros": ("long", pa.timestamp("us"), pa.timestamp("us")),
+    "local-timestamp-nanos": ("long", pa.int64(), pa.timestamp("ns")),
+    "uuid": ("string", pa.string(), pa.string()),
+}
+
+
+@pytest.mark.parametrize("logical", _LOGICAL)
+def test_types_of_logical_types(logical: str) -> None:
+    kind, spark, arrow = _LOGICAL[logical]
+    schema = parse_schema({"type": kind, "logicalType": logical})
+    assert columns_of(schema).type == spark
+    assert columns_of(schema, "arrow").type == arrow
+
+
+_DURATION = {"type": "fixed", "name": "F", "size": 12, "logicalType": "duration"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "spark", "arrow"),
+    [
+        (["null", "string"], pa.string(), pa.string()),
+        (["int", "long"], pa.int64(), pa.int64()),
+        (["double", "null", "float"], pa.float64(), pa.float64()),
+        (["null"], pa.null(), pa.null()),
+        (
+            ["string", "null", "int"],
+            pa.struct([("member0", pa.string()), ("member1", pa.int32())]),
+            pa.struct([("member0", pa.string()), ("member1", pa.int32())]),
+        ),
+        (
+            {"type": "map", "values": ["null", "int"]},
+            pa.map_(pa.string(), pa.int32()),
+            pa.map_(pa.string(), pa.int32()),
+        ),
+        (
+            {"type": "array", "items": "int"},
+            pa.list_(pa.field("element", pa.int32(), False)),
+            pa.list_(pa.field("element", pa.int32(), False)),
+        ),
+        ({"type": "fixed", "name": "F", "size": 3}, pa.binary(), pa.binary(3)),
+        (
+            {"type": "fixed", "name": "F", "size": 12, "logicalType": "duration"},
+            pa.binary(),
+            pa.month_day_nano_interval(),
+        ),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, pa.string(), pa.dictionary(pa.int32(), pa.string())),
+        (
+            {"type": "fixed", "name": "F", "size": 8, "logicalType": "decimal", "precision": 18, "scale": 2},
+            pa.decimal128(18, 2),
+            pa.decimal128(18, 2),
+        ),
+    ],
+    ids=str,
+)
+def test_types(schema: Any, spark: pa.DataType, arrow: pa.DataType) -> None:
+    assert columns_of(parse_schema(schema)).type == spark
+    assert columns_of(parse_schema(schema), "arrow").type == arrow
