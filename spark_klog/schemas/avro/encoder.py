@@ -11,7 +11,6 @@ from spark_klog.schemas.avro.opcodes import Reason
 from spark_klog.schemas.avro.program import WriteProgram, compile_writing
 from spark_klog.schemas.avro.schema import AvroSchema
 from spark_klog.schemas.avro.writing import plan_writing
-from spark_klog.wire.primitives import Buffer
 
 Input = tuple[pa.Buffer | None, pa.Buffer | None, pa.Buffer | None, int]
 
@@ -45,21 +44,16 @@ class AvroEncoder:
         if self._kernel is None:
             from spark_klog.schemas.avro.fastavro_writer import encode
 
-            return encode(self._program.plan, values, prefix)
-        arrays = _arrays(self._program, values)
-        written = self._kernel.encode(self._program, [_input(array) for array in arrays], len(values), prefix)
-        if len(written) == 3:
-            row, reason, position = written
-            raise EncodeError(f"row {row}: {self._program.describe(Reason(reason), position)}")
-        return binary_array(values, *written)
-
-
-def binary_array(values: pa.Array, offsets: Buffer, data: Buffer) -> pa.Array:
-    """The binary column of these buffers, null where `values` are."""
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    if values.null_count:
-        buffers[0] = values.is_valid().buffers()[1]
-    return pa.Array.from_buffers(pa.binary(), len(values), buffers, values.null_count)
+            written = encode(self._program.plan, values, prefix)
+        else:
+            inputs = [_input(array) for array in _arrays(self._program, values)]
+            written = self._kernel.encode(self._program, inputs, len(values), prefix)
+            if len(written) == 3:
+                row, reason, position = written
+                raise EncodeError(f"row {row}: {self._program.describe(Reason(reason), position)}")
+        offsets, data = map(pa.py_buffer, written)
+        validity = values.is_valid().buffers()[1] if values.null_count else None
+        return pa.Array.from_buffers(pa.binary(), len(values), [validity, offsets, data], values.null_count)
 
 
 def _arrays(program: WriteProgram, values: pa.Array) -> list[pa.Array]:

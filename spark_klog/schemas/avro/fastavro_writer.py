@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from spark_klog.errors import EncodeError
 from spark_klog.schemas.avro.columns import UNITS, unit_of
-from spark_klog.schemas.avro.encoder import binary_array
 from spark_klog.schemas.avro.fastavro_rows import same_bytes
 from spark_klog.schemas.avro.opcodes import TEXTS, Reason
 from spark_klog.schemas.avro.schema import AvroSchema
@@ -24,8 +23,8 @@ _INT64 = 1 << 63
 _DURATION = struct.Struct("<III")
 
 
-def encode(plan: WritePlan, values: pa.Array, prefix: bytes) -> pa.Array:
-    """See `AvroEncoder.encode`; an error does not tell its row."""
+def encode(plan: WritePlan, values: pa.Array, prefix: bytes) -> tuple[bytes, bytes]:
+    """Offsets and data of the records, as `_avro.encode` returns them; an `EncodeError` does not tell its row."""
     schema = same_bytes(plan.schema, count())
     parsed = fastavro.parse_schema(schema)
     present = values.drop_null()
@@ -39,7 +38,7 @@ def encode(plan: WritePlan, values: pa.Array, prefix: bytes) -> pa.Array:
         if stream.tell() >= 1 << 31:
             raise EncodeError(TEXTS[Reason.TOO_LARGE])
         offsets.append(stream.tell())
-    return binary_array(values, offsets.tobytes(), stream.getvalue())
+    return offsets.tobytes(), stream.getvalue()
 
 
 def _refused(path: str, reason: Reason) -> EncodeError:
