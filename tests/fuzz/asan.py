@@ -1,11 +1,11 @@
-"""Run the native kernel under AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Run the native kernels under AddressSanitizer and UndefinedBehaviorSanitizer.
 
     python -m tests.fuzz.asan [--seconds 60]
 
-Builds `records/kernels/_kernel.pyx` outside the checkout with the sanitizers of gcc or clang, and preloads their
-runtime into a Python process. There the kernel reads all kept inputs, then mutated ones for a while, and runs its own
-tests. The first report of a sanitizer ends the run with a failure. The kernel gets its data in blocks of exactly their
-size: a `bytes` object has a zero after its end, which would hide a read of one byte too many.
+Builds `records/kernels/_kernel.pyx` and `schemas/avro/_avro.pyx` outside the checkout with the sanitizers of gcc or
+clang, and preloads their runtime into a Python process. There the kernels read all kept inputs, then mutated ones for a
+while, and run their own tests. The first report of a sanitizer ends the run with a failure. They get their data in
+blocks of exactly their size: a `bytes` object has a zero after its end, which would hide a read of one byte too many.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from spark_klog.records.contract import Kernel
 from spark_klog.wire.primitives import Buffer
 
 from .envelope import Mode
-from .native_build import SANITIZE, build, install, sanitizer_environment
+from .native_build import MODULES, SANITIZE, build, install, sanitizer_environment
 
 _ROOT = Path(__file__).parent.parent.parent
 
@@ -113,28 +113,36 @@ def _run(seconds: float, seed: int, more: Path | None) -> None:
     inputs = [*all_inputs("reader").values(), *_large_inputs()]
     if more:
         inputs += [path.read_bytes() for path in sorted(more.iterdir())]
+    _run_target(targets.fuzz_reader, inputs, seconds / 2, seed)
+    _run_target(targets.fuzz_avro, [*all_inputs("avro").values()], seconds / 2, seed)
+
+
+def _run_target(target: Callable[[bytes], None], inputs: list[bytes], seconds: float, seed: int) -> None:
     rng = random.Random(seed)
     runs = 0
     end = time.monotonic() + seconds
     while runs < len(inputs) or time.monotonic() < end:
         data = inputs[runs] if runs < len(inputs) else _change(rng, rng.choice(inputs), rng.choice(inputs))
         try:
-            targets.fuzz_reader(data)
+            target(data)
         except BaseException:
             sys.stderr.write(f"input: {data.hex()}\n")
             raise
         runs += 1
-    sys.stderr.write(f"{runs} inputs, {len(inputs)} of them kept ones; seed {seed}\n")
+    sys.stderr.write(f"{target.__name__}: {runs} inputs, {len(inputs)} of them kept ones; seed {seed}\n")
 
 
 def _inside(arguments: argparse.Namespace) -> int:
     import pytest
 
     # reusing a buffer would hide accesses to it after its release
-    install(arguments.built).limit_spare_memory(0)
+    for module in MODULES:
+        install(arguments.built / f"{module.rpartition('.')[2]}.so").limit_spare_memory(0)
     _run(arguments.seconds, arguments.seed, arguments.inputs)
-    tests = _ROOT / "tests" / "records"
-    chosen = [str(path) for path in (tests / "test_fuzz.py", *sorted(tests.glob("test_kernel_*.py")))]
+    tests = _ROOT / "tests"
+    kernels = sorted((tests / "records").glob("test_kernel_*.py"))
+    avro = sorted((tests / "schemas" / "avro").glob("test_*.py"))
+    chosen = [str(path) for path in (tests / "records" / "test_fuzz.py", *kernels, *avro)]
     return int(pytest.main(["-q", "-p", "no:cacheprovider", *chosen]))
 
 
@@ -148,8 +156,9 @@ def main() -> int:
     if arguments.built:
         return _inside(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        built = build(Path(folder), *SANITIZE)
-        command = [sys.executable, "-m", "tests.fuzz.asan", "--built", str(built)]
+        for module in MODULES:
+            build(Path(folder), module, *SANITIZE)
+        command = [sys.executable, "-m", "tests.fuzz.asan", "--built", folder]
         command += ["--seconds", str(arguments.seconds), "--seed", str(arguments.seed)]
         command += ["--inputs", str(arguments.inputs)] if arguments.inputs else []
         environment = sanitizer_environment() | {"SPARK_KLOG_KERNEL": "native"}

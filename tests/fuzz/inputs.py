@@ -8,10 +8,16 @@ CORPUS = Path(__file__).parent / "corpus"
 _REGRESSIONS = Path(__file__).parent / "regressions"
 
 
+#: Targets whose inputs have a form of their own; all others take inputs of the same form.
+_OWN_FORM = ("codecs", "avro")
+
+
 def kept_folders(target: str) -> list[Path]:
-    """Folders with inputs that suit a target; all targets except `codecs` take inputs of the same form."""
+    """Folders with inputs that suit a target."""
     folders = [*CORPUS.iterdir(), *_REGRESSIONS.iterdir()]
-    return sorted(folder for folder in folders if (folder.name == "codecs") == (target == "codecs"))
+    if target in _OWN_FORM:
+        return sorted(folder for folder in folders if folder.name == target)
+    return sorted(folder for folder in folders if folder.name not in _OWN_FORM)
 
 
 def all_inputs(target: str) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Build the native kernel for tests with gcc or clang: with sanitizers, or with coverage counters for a fuzzer."""
+"""Build the native kernels for tests with gcc or clang: with sanitizers, or with coverage counters for a fuzzer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 _ROOT = Path(__file__).parent.parent.parent
-_MODULE = "spark_klog.records.kernels._kernel"
+#: The native kernels: of records, and of Avro.
+MODULES = ("spark_klog.records.kernels._kernel", "spark_klog.schemas.avro._avro")
 _CC = os.environ.get("CC", "cc")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 TRACE = ("-fsanitize-coverage=trace-pc",)
@@ -29,10 +30,11 @@ __attribute__((no_sanitize_coverage)) void __sanitizer_cov_trace_pc(void) {
 """
 
 
-def build(folder: Path, *flags: str) -> Path:
-    """Compile the kernel with additional flags."""
-    source, trace, built = folder / "_kernel.c", folder / "trace.c", folder / "_kernel.so"
-    pyx = _ROOT / (_MODULE.replace(".", "/") + ".pyx")
+def build(folder: Path, module: str, *flags: str) -> Path:
+    """Compile a kernel of `MODULES` with additional flags."""
+    name = module.rpartition(".")[2]
+    source, trace, built = folder / f"{name}.c", folder / "trace.c", folder / f"{name}.so"
+    pyx = _ROOT / (module.replace(".", "/") + ".pyx")
     subprocess.run([sys.executable, "-m", "cython", "-3", str(pyx), "-o", str(source)], cwd=_ROOT, check=True)
     trace.write_text(_TRACE_SOURCE)
     options = ("-shared", "-fPIC", "-g", "-O1", "-fno-omit-frame-pointer", "-I" + sysconfig.get_path("include"))
@@ -42,11 +44,12 @@ def build(folder: Path, *flags: str) -> Path:
 
 def install(built: Path) -> ModuleType:
     """Make a built kernel the native kernel of this process."""
-    spec = importlib.util.spec_from_file_location(_MODULE, built)
+    name = next(module for module in MODULES if module.endswith(f".{built.stem}"))
+    spec = importlib.util.spec_from_file_location(name, built)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 

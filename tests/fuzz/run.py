@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .inputs import CORPUS, kept_folders
-from .native_build import TRACE, build, install, watch
+from .native_build import MODULES, TRACE, build, install, watch
 
 #: Most bytes of an input, and most seconds that it may take.
 _MAX_LEN = 4096
@@ -120,9 +120,10 @@ def main() -> None:
 
     with atheris.instrument_imports(include=["spark_klog"]):
         if arguments.trace:
-            traced = build(work, *TRACE)
-            install(traced)
-            watch(traced)
+            for module in MODULES:
+                traced = build(work, module, *TRACE)
+                install(traced)
+                watch(traced)
         targets = _load_targets(arguments.kernel)
     flags = [
         f"-artifact_prefix={work}/",

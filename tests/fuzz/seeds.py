@@ -15,6 +15,7 @@ from spark_klog.records.kernels.reference import append_record
 from spark_klog.wire.codecs import CODECS, codec_by_id
 from tests.support import log_07
 
+from .avro_rows import avro_seeds
 from .envelope import Mode, varint
 
 _DATA = Path(__file__).parent.parent / "data"
@@ -29,6 +30,9 @@ def seeds(target: str) -> Iterator[bytes]:
     """Seeds for a target of targets.py."""
     if target == "codecs":
         yield from _codec_seeds()
+        return
+    if target == "avro":
+        yield from avro_seeds()
         return
     knobs = [bytes((mode, span, choice, 0)) for mode, span, choice in ((Mode.WRAP, 0, 0x20), (Mode.FIT, 0x44, 7))]
     if target != "message_07":

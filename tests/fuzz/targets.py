@@ -3,7 +3,8 @@
 The promises: decoding foreign bytes returns or raises `DecodeError`, nothing else; decompressed data stay within the
 given limit; all kernels behave the same; one part of the package reads what another part writes.
 
-Input of all targets but `codecs`: four bytes of knobs (see `_Knobs`), then a source (see envelope.py).
+Input of all targets but `codecs` and `avro` (see avro_rows.py): four bytes of knobs (see `_Knobs`), then a source (see
+envelope.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from spark_klog.records.reading.reader import AbortedTransactions, records_of, v
 from spark_klog.wire.codecs import codec_by_id
 from tests.support.batches import read_records
 
+from .avro_rows import check
 from .codec_data import MAX_INFLATED, MEND, ORACLES
 from .envelope import Mode, wrap, wrap_07
 from .reading import Reading
@@ -428,7 +430,15 @@ def _look_into(item: Dumped) -> None:
     assert described["size"] == item.size
 
 
+# Avro
+
+
+def fuzz_avro(data: bytes) -> None:
+    """Decode Avro rows: both kernels agree, a bad row leaves no trace, and what is decoded can be encoded."""
+    check(data, tuple(kernel.name for kernel in reversed(KERNELS)))
+
+
 TARGETS: dict[str, Target] = {
     function.__name__.removeprefix("fuzz_"): function
-    for function in (fuzz_reader, fuzz_message_07, fuzz_codecs, fuzz_conversion, fuzz_assignment, fuzz_dump)
+    for function in (fuzz_reader, fuzz_message_07, fuzz_codecs, fuzz_conversion, fuzz_assignment, fuzz_dump, fuzz_avro)
 }

@@ -38,6 +38,7 @@ cdef enum:
     OP_LONG
     OP_INT_LONG
     OP_SCALED
+    OP_TIME
     OP_NUMBER_FLOAT
     OP_NUMBER_DOUBLE
     OP_FOUR

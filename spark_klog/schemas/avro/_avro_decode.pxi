@@ -249,7 +249,7 @@ cdef int decode_row(const Code *program, Builder *builders, const uint8_t *at, c
             state = append_boolean(&builders[pc[1]], at[0])
             at += 1
             pc += 2
-        elif op == OP_SCALED:
+        elif op == OP_SCALED or op == OP_TIME:
             at = read_number(at, end, &number)
             if at == NULL:
                 state = NUMBER_TOO_LONG if number else TRUNCATED
@@ -262,8 +262,18 @@ cdef int decode_row(const Code *program, Builder *builders, const uint8_t *at, c
                 break
             if pc[4] > 1:  # towards the past
                 number = number // pc[4] - (number % pc[4] < 0)
-            state = append_64(&builders[pc[1]], number)
-            pc += 5
+            if op == OP_SCALED:
+                state = append_64(&builders[pc[1]], number)
+                pc += 5
+            else:
+                if number < 0 or number >= <int64_t>86400 * pc[5]:
+                    state = TIME_TOO_LARGE
+                    break
+                if builders[pc[1]].width == 4:
+                    state = append_32(&builders[pc[1]], <int32_t>number)
+                else:
+                    state = append_64(&builders[pc[1]], number)
+                pc += 6
         elif op == OP_ENUM or op == OP_ENUM_INDEX:
             at = read_number(at, end, &number)
             if at == NULL:

@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any
 
 import fastavro
+import pyarrow as pa
 
 from spark_klog.schemas.avro.columns import Column, column_unit
 from spark_klog.schemas.avro.opcodes import MAX_EMPTY_ITEMS, Kind, Reason
@@ -290,6 +291,8 @@ def _number(plan: ReadValue, column: Column, given: int) -> bytes:
         if not -_INT64 <= given < _INT64:
             raise _Refused(Reason.TIME_TOO_LARGE)
         given //= max(plan.unit // unit, 1)
+        if pa.types.is_time(column.type) and not 0 <= given < 86_400 * unit:
+            raise _Refused(Reason.TIME_TOO_LARGE)
     return struct.pack("<i" if column.width == 4 else "<q", given)
 
 

@@ -25,6 +25,8 @@ class Op(IntEnum):
     INT_LONG = auto()
     #: slot, is_int, multiplier, divisor: a number in another unit, as INT64
     SCALED = auto()
+    #: slot, is_int, multiplier, divisor, unit: a time of day, in the column's width; `unit` is its parts of a second
+    TIME = auto()
     #: slot, is_int: a number as FLOAT
     NUMBER_FLOAT = auto()
     #: slot, is_int: a number as DOUBLE
@@ -181,7 +183,7 @@ TEXTS = {
     Reason.LEFT_OVER: "bytes are left over: it was written with another schema",
     Reason.NOT_BOOLEAN: "a boolean that is neither 0 nor 1",
     Reason.DECIMAL_TOO_LARGE: "a decimal of no bytes, or with more digits than its precision",
-    Reason.TIME_TOO_LARGE: "a time that does not fit into 64 bits in the column's unit",
+    Reason.TIME_TOO_LARGE: "a time that is beyond what the column can hold",
     Reason.TOO_MANY_EMPTY_ITEMS: "too many items of no bytes",
     Reason.TOO_LARGE: "more than 2 GiB in one column of a batch",
     Reason.IS_NULL: "is null, which its Avro type is not: make it a union with null",

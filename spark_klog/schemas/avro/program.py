@@ -195,6 +195,8 @@ class _Compiler(_Numbers):
         unit = column_unit(plan.reader, column.type) if plan.unit else 0
         if plan.reader.kind in ("float", "double"):
             self.emit(Op.NUMBER_FLOAT if column.width == 4 else Op.NUMBER_DOUBLE, column.slot, is_int)
+        elif unit and pa.types.is_time(column.type):
+            self.emit(Op.TIME, column.slot, is_int, max(unit // plan.unit, 1), max(plan.unit // unit, 1), unit)
         elif unit != plan.unit:
             self.emit(Op.SCALED, column.slot, is_int, max(unit // plan.unit, 1), max(plan.unit // unit, 1))
         elif column.width == 4:

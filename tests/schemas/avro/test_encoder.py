@@ -74,7 +74,7 @@ def test_timestamps_in_any_unit() -> None:
     late = pa.array([-1], pa.timestamp("ns", "UTC"))
     assert encode(_logical("long", "timestamp-micros"), late) == written("long", -1)
     too_late = pa.array([2**62], pa.timestamp("us", "UTC"))
-    with pytest.raises(EncodeError, match="64 bits"):
+    with pytest.raises(EncodeError, match="beyond"):
         encode(_logical("long", "timestamp-nanos"), too_late)
 
 

@@ -85,6 +85,13 @@ def test_durations() -> None:
     assert decode(schema, [b"\xff" * 12], types="arrow").bad
 
 
+@pytest.mark.parametrize(("kind", "logical"), [("int", "time-millis"), ("long", "time-micros")])
+def test_times_of_day_that_are_none(kind: str, logical: str) -> None:
+    values = written(kind, 0, -1, 86_400_000 * (1000 if kind == "long" else 1), 5)
+    assert [row for row, _ in decode(_logical(kind, logical), values, types="arrow").bad] == [1, 2]
+    assert not decode(_logical(kind, logical), values).bad
+
+
 def test_nanoseconds() -> None:
     schema = _logical("long", "timestamp-nanos")
     data = written("long", 1_700_000_000_123_456_789)
