@@ -58,31 +58,27 @@ cdef const uint8_t *read_slowly(const uint8_t *at, const uint8_t *end, int64_t *
     return NULL
 
 
-cdef inline const uint8_t *read_number(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
+cdef const uint8_t *read_long_number(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
     """As `read_slowly`, fast for numbers of up to eight bytes that are not the last ones."""
     cdef uint64_t word, stops
-    cdef int64_t slow = 0
     cdef int bits
     if end - at >= 8:
         memcpy(&word, at, 8)
-        if not word & 0x80:
-            word &= 0x7F
-            value[0] = <int64_t>(word >> 1) ^ -<int64_t>(word & 1)
-            return at + 1
         stops = ~word & <uint64_t>0x8080808080808080
         if stops:
             bits = klog_trailing_zeros(stops) + 1
-            at += bits >> 3
-            word &= <uint64_t>0xFFFFFFFFFFFFFFFF >> (64 - bits)
-            word = klog_packed_sevens(word)
+            word = klog_packed_sevens(word & (<uint64_t>0xFFFFFFFFFFFFFFFF >> (64 - bits)))
             value[0] = <int64_t>(word >> 1) ^ -<int64_t>(word & 1)
-            return at
-    elif at < end and at[0] < 0x80:
-        value[0] = <int64_t>(<uint64_t>at[0] >> 1) ^ -<int64_t>(at[0] & 1)
+            return at + (bits >> 3)
+    return read_slowly(at, end, value)
+
+
+cdef inline const uint8_t *read_number(const uint8_t *at, const uint8_t *end, int64_t *value) noexcept nogil:
+    """As `read_slowly`, fast for a number of one byte."""
+    if at < end and at[0] < 0x80:
+        value[0] = <int64_t>(at[0] >> 1) ^ -<int64_t>(at[0] & 1)
         return at + 1
-    at = read_slowly(at, end, &slow)
-    value[0] = slow
-    return at
+    return read_long_number(at, end, value)
 
 
 cdef inline bint is_text(const uint8_t *at, int64_t size) noexcept nogil:
@@ -173,14 +169,10 @@ cdef int decode_row(const Code *program, Builder *builders, const uint8_t *at, c
             state = append_64(&builders[pc[1]], number)
             pc += 2
         elif op == OP_UNION:
-            if at < end and at[0] < 0x80 and not at[0] & 1:
-                number = at[0] >> 1
-                at += 1
-            else:
-                at = read_number(at, end, &number)
-                if at == NULL:
-                    state = NUMBER_TOO_LONG if number else TRUNCATED
-                    break
+            at = read_number(at, end, &number)
+            if at == NULL:
+                state = NUMBER_TOO_LONG if number else TRUNCATED
+                break
             if number < 0 or number >= pc[1]:
                 state = NO_SUCH_BRANCH
                 break

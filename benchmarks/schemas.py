@@ -1,0 +1,195 @@
+"""Records with a schema, without a network: decode to Arrow, encode from Arrow."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+
+from benchmarks.figures import Bench, Result, Side, Work
+from benchmarks.record_batches import kernel, speed, take_turns
+from benchmarks.sides import SideFailed
+from spark_klog.schemas.avro.decoder import AvroDecoder
+from spark_klog.schemas.avro.encoder import AvroEncoder
+from spark_klog.schemas.avro.schema import parse_schema
+
+_ROWS = 65_536
+#: Rows of the sides that take one after the other.
+_FEW = 4_096
+#: What a Confluent serializer writes before a record: a zero, and the schema's id.
+_PREFIX = b"\x00\x00\x00\x00\x01"
+#: Ten fields of an order.
+SCHEMA: dict[str, Any] = {
+    "type": "record",
+    "name": "shop.Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "user", "type": "int"},
+        {"name": "item", "type": "string"},
+        {"name": "price", "type": "double"},
+        {"name": "quantity", "type": "int"},
+        {"name": "status", "type": {"type": "enum", "name": "Status", "symbols": ["NEW", "PAID", "SENT"]}},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "discount", "type": ["null", "double"], "default": None},
+        {"name": "paid", "type": "boolean"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    ],
+}
+#: A reader's schema of the same orders: a promoted, a renamed, a missing and a new field, another order.
+_EVOLVED: dict[str, Any] = {
+    "type": "record",
+    "name": "shop.Order",
+    "fields": [
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "id", "type": "long"},
+        {"name": "customer", "type": "long", "aliases": ["user"]},
+        *SCHEMA["fields"][2:8],
+        {"name": "currency", "type": "string", "default": "EUR"},
+    ],
+}
+
+
+def orders(count: int) -> Iterator[dict[str, Any]]:
+    """Random orders, as fastavro takes them."""
+    source = random.Random(7)
+    for number in range(count):
+        yield {
+            "id": 1_000_000_000 + number,
+            "user": source.randrange(1_000_000),
+            "item": f"item-{source.randrange(100_000)}",
+            "price": source.random() * 100,
+            "quantity": source.randrange(100),
+            "status": source.choice(("NEW", "PAID", "SENT")),
+            "note": "leave it with the neighbours" if source.random() < 0.3 else None,
+            "discount": 0.1 if source.random() < 0.5 else None,
+            "paid": source.random() < 0.5,
+            "at": 1_700_000_000_000_000 + 1000 * number,
+        }
+
+
+def _values(count: int) -> list[bytes]:
+    """The orders' records in binary form, each after the prefix."""
+    parsed = fastavro.parse_schema(SCHEMA)
+    values = []
+    for order in orders(count):
+        stream = io.BytesIO()
+        stream.write(_PREFIX)
+        fastavro.schemaless_writer(stream, parsed, order)
+        values.append(stream.getvalue())
+    return values
+
+
+def _decode(bench: Bench) -> Iterator[Result]:
+    values = _values(_ROWS)
+    column = pa.array(values, pa.binary())
+    bare = [value[len(_PREFIX) :] for value in values]
+    native, reference = Side("klog, native kernel"), Side("klog without the native kernel")
+    python, rust = Side("fastavro, to dicts"), Side("pyruhvro, one thread")
+    sides: list[tuple[Side, Callable[[], float]]] = [
+        (native, lambda: _decoded("native", column, SCHEMA)),
+        (reference, lambda: _decoded("reference", column[:_FEW], SCHEMA)),
+        (python, lambda: speed(lambda: _by_fastavro(bare[:_FEW]))),
+        (rust, lambda: speed(lambda: _by_pyruhvro(bare))),
+    ]
+    take_turns(sides, bench.repeat)
+    for peer in (python, rust, reference):
+        yield Result("decode Avro records of 10 fields, 55 B, to Arrow", "M records/s", native, peer, bench.command)
+    evolved = Side("klog, native kernel")
+    take_turns([(evolved, lambda: _decoded("native", column, _EVOLVED))], bench.repeat)
+    yield Result("decode them by another reader's schema", "M records/s", evolved, None, bench.command)
+
+
+def _decoded(name: str, column: pa.Array, reader: dict[str, Any]) -> float:
+    with kernel(name):
+        decoder = AvroDecoder(parse_schema(reader))
+    programs = [decoder.program(parse_schema(SCHEMA))]
+
+    def once() -> int:
+        decoded = decoder.decode(column, programs, starts=len(_PREFIX))
+        if decoded.bad or len(decoded.values) != len(column):
+            raise SideFailed(f"{len(decoded.bad)} bad rows")
+        return len(column)
+
+    return speed(once)
+
+
+def _by_fastavro(values: list[bytes]) -> int:
+    parsed = fastavro.parse_schema(SCHEMA)
+    rows = [fastavro.schemaless_reader(io.BytesIO(value), parsed, None) for value in values]
+    return len(rows)
+
+
+def _by_pyruhvro(values: list[bytes]) -> int:
+    import pyruhvro
+
+    return int(pyruhvro.deserialize_array(values, json.dumps(SCHEMA)).num_rows)
+
+
+def _encode(bench: Bench) -> Iterator[Result]:
+    values = _values(_ROWS)
+    decoder = AvroDecoder(parse_schema(SCHEMA))
+    decoded = decoder.decode(
+        pa.array(values, pa.binary()), [decoder.program(decoder.reader)], starts=len(_PREFIX)
+    ).values
+    few = list(orders(_FEW))
+    native, reference = Side("klog, native kernel"), Side("klog without the native kernel")
+    python, rust = Side("fastavro, from dicts"), Side("pyruhvro, one thread")
+    sides: list[tuple[Side, Callable[[], float]]] = [
+        (native, lambda: _encoded("native", decoded, values)),
+        (reference, lambda: _encoded("reference", decoded[:_FEW], values[:_FEW])),
+        (python, lambda: speed(lambda: _written_by_fastavro(few))),
+        (rust, lambda: speed(_pyruhvro_writer([value[len(_PREFIX) :] for value in values]))),
+    ]
+    take_turns(sides, bench.repeat)
+    for peer in (python, rust, reference):
+        yield Result("encode Arrow rows of 10 fields to Avro, 55 B", "M records/s", native, peer, bench.command)
+
+
+def _encoded(name: str, rows: pa.Array, values: list[bytes]) -> float:
+    with kernel(name):
+        encoder = AvroEncoder(parse_schema(SCHEMA), rows.type)
+    if encoder.encode(rows, _PREFIX).to_pylist() != values:
+        raise SideFailed("other bytes than fastavro's")
+
+    def once() -> int:
+        return len(encoder.encode(rows, _PREFIX))
+
+    return speed(once)
+
+
+def _written_by_fastavro(rows: list[dict[str, Any]]) -> int:
+    parsed = fastavro.parse_schema(SCHEMA)
+    for row in rows:
+        stream = io.BytesIO()
+        stream.write(_PREFIX)
+        fastavro.schemaless_writer(stream, parsed, row)
+        stream.getvalue()
+    return len(rows)
+
+
+def _pyruhvro_writer(values: list[bytes]) -> Callable[[], int]:
+    import pyruhvro
+
+    text = json.dumps(SCHEMA)
+    batch = pyruhvro.deserialize_array(values, text)
+    if pyruhvro.serialize_record_batch(batch, text, 1)[0].to_pylist() != values:
+        raise SideFailed("other bytes than fastavro's")
+    return lambda: len(pyruhvro.serialize_record_batch(batch, text, 1)[0])
+
+
+AVRO = Work(
+    "avro",
+    lambda bench: iter((*_decode(bench), *_encode(bench))),
+    (
+        f"Avro: one process, one core; {_ROWS:,} orders of ten fields (long, int, string, double, int, enum, two that "
+        "are null or not, boolean, timestamp) after a registry's prefix of five bytes, again and again, to Arrow and "
+        "back. fastavro makes dicts of Python and takes them: the way to Arrow is not in its figures. pyruhvro is in "
+        "Rust, and makes Arrow; it knows neither a reader's schema nor the prefix, which is cut off before. The last "
+        "peer of each is what a machine without a C compiler has.",
+    ),
+)
