@@ -20,11 +20,12 @@ import fastavro
 
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.avro.columns import Types
-from spark_klog.schemas.avro.decoder import AvroDecoder, Decoded
+from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.opcodes import TEXTS, Reason
 from spark_klog.schemas.avro.program import Program
 from spark_klog.schemas.avro.schema import parse_schema
+from spark_klog.schemas.rows import Decoded
 
 Json = Any
 _NULL = 255

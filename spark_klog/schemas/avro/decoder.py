@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -21,24 +21,11 @@ from spark_klog.schemas.avro.opcodes import VERSION, Kind, Reason
 from spark_klog.schemas.avro.program import Program, compile_plan
 from spark_klog.schemas.avro.resolution import resolve
 from spark_klog.schemas.avro.schema import AvroSchema
+from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
 _NATIVE = "spark_klog.schemas.avro._avro"
-
-
-class BadRow(NamedTuple):
-    """A row that does not decode: its number from 0, and why."""
-
-    row: int
-    reason: str
-
-
-class Decoded(NamedTuple):
-    """A decoded column, with a null for each row of `bad`, each null of the source, and each row without a program."""
-
-    values: pa.Array
-    bad: list[BadRow]
 
 
 class ColumnBuilders(Protocol):
@@ -182,7 +169,7 @@ def _imported() -> ModuleType | None:
     if kernel is None or getattr(kernel, "VERSION", 0) != VERSION:
         _log.warning(
             "Avro's native kernel %s: install spark_klog again with a C compiler; rows are decoded by fastavro, some "
-            "fifty times slower",
+            "hundred times slower",
             "is missing" if kernel is None else "was built from other sources",
         )
         return None

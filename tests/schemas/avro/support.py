@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.schemas.avro.columns import Types
-from spark_klog.schemas.avro.decoder import AvroDecoder, Decoded
+from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
+from spark_klog.schemas.rows import Decoded
 
 
 @pytest.fixture(params=["native", "reference"])

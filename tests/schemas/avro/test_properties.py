@@ -12,9 +12,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from spark_klog.schemas.avro.decoder import AvroDecoder, Decoded
+from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
+from spark_klog.schemas.rows import Decoded
 
 from .kernels import KERNELS
 from .model import evolutions, expected, records, values

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.avro.decoder import AvroDecoder, BadRow
+from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.schema import parse_schema
+from spark_klog.schemas.rows import BadRow
 
 from .support import decode, record, rows, written
 

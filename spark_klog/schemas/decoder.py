@@ -1,0 +1,69 @@
+"""Keys or values of records → Arrow, each record by the schema that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from spark_klog.errors import SchemaError
+from spark_klog.records.contract import BinaryColumn, HeadersColumn
+from spark_klog.schemas.avro.decoder import AvroDecoder
+from spark_klog.schemas.avro.program import Program
+from spark_klog.schemas.avro.schema import AvroSchema
+from spark_klog.schemas.prefix import SchemaKey, schema_keys
+from spark_klog.schemas.rows import BadRow, Decoded
+
+
+class RecordDecoder:
+    """Decodes a column of records to the Arrow type of one reader's schema, `type`.
+
+    `writer_of` returns the schema of an id or GUID, once for each; a `SchemaError` of it makes the rows of that schema
+    bad, for good. Any other error (a registry that is down) is raised, and the schema is asked for again the next time.
+    `column` is what is decoded: its name chooses the header that has the id.
+    """
+
+    def __init__(
+        self,
+        decoder: AvroDecoder,
+        writer_of: Callable[[SchemaKey], AvroSchema],
+        column: Literal["key", "value"] = "value",
+    ) -> None:
+        self._decoder = decoder
+        self._writer_of = writer_of
+        self._column = column
+        self.type: pa.DataType = decoder.type
+        #: The program of each schema, or why it has none.
+        self._programs: dict[SchemaKey, Program | str] = {}
+
+    def decode(self, values: pa.Array | BinaryColumn, headers: pa.Array | HeadersColumn | None = None) -> Decoded:
+        """Decode a binary column; `headers` are those of the same records, None if there are none to look at.
+
+        A row that does not decode is null, and in the result's `bad` with its reason, which names its schema.
+        """
+        keys, which, starts, bad = schema_keys(values, headers, self._column)
+        programs: list[Program] = []
+        # by schema the number of its program; the last is for rows without a schema
+        numbers = np.full(len(keys) + 1, -1, np.int32)
+        for number, key in enumerate(keys):
+            program = self._program(key)
+            if isinstance(program, str):
+                bad += [BadRow(row, f"{key}: {program}") for row in np.flatnonzero(which == number).tolist()]
+            else:
+                numbers[number] = len(programs)
+                programs.append(program)
+        decoded = self._decoder.decode(values, programs, pa.py_buffer(numbers[which]), pa.py_buffer(starts))
+        bad += [BadRow(row, f"{keys[which[row]]}: {reason}") for row, reason in decoded.bad]
+        return Decoded(decoded.values, sorted(bad))
+
+    def _program(self, key: SchemaKey) -> Program | str:
+        program = self._programs.get(key)
+        if program is None:
+            try:
+                program = self._decoder.program(self._writer_of(key))
+            except SchemaError as error:
+                program = str(error)
+            self._programs[key] = program
+        return program

@@ -1,0 +1,168 @@
+"""Schema ids in headers and before records: as confluent-kafka writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry.common.serde import SchemaId
+
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import SchemaError
+from spark_klog.records.contract import BinaryColumn, HeadersColumn
+from spark_klog.schemas.avro.decoder import AvroDecoder
+from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
+from spark_klog.schemas.decoder import RecordDecoder
+from spark_klog.schemas.prefix import SchemaKey, id_prefix, schema_keys
+
+_GUID = UUID("89791762-2336-4186-9674-299b90a802e2")
+_BY_ID = SchemaId("AVRO", 7).id_to_bytes()
+_BY_GUID = SchemaId("AVRO", guid=str(_GUID)).guid_to_bytes()
+_HEADERS = FULL.field("headers").type
+
+
+def _headers(*rows: list[tuple[str, bytes | None]] | None) -> pa.Array:
+    return pa.array([row and [{"key": key, "value": value} for key, value in row] for row in rows], _HEADERS)
+
+
+def _columns(values: pa.Array) -> BinaryColumn:
+    validity, offsets, data = values.buffers()
+    return BinaryColumn(offsets, data or b"", validity, values.null_count)
+
+
+def _found(values: Any, headers: Any = None) -> list[tuple[object, int]]:
+    keys, which, starts, bad = schema_keys(values, headers, "value")
+    reasons = dict(bad)
+    found = []
+    for row, (number, start) in enumerate(zip(which.tolist(), starts.tolist(), strict=True)):
+        found.append((keys[number] if number >= 0 else reasons.get(row), start))
+    return found
+
+
+def test_prefixes() -> None:
+    assert id_prefix(7) == _BY_ID
+    values = pa.array([_BY_ID + b"x", None, _BY_GUID, id_prefix(2**31 - 1), _BY_ID], pa.binary())
+    expected = [
+        (SchemaKey(7), 5),
+        (None, 0),
+        (SchemaKey(_GUID), 17),
+        (SchemaKey(2**31 - 1), 5),
+        (SchemaKey(7), 5),
+    ]
+    assert _found(values) == expected
+    assert _found(values.slice(2)) == expected[2:]
+    assert _found(values.cast(pa.large_binary())) == expected
+    assert _found(_columns(values)) == expected
+    assert _found(values[:0]) == []
+    assert _found(pa.array([None, None], pa.binary())) == [(None, 0)] * 2
+
+
+@pytest.mark.parametrize("number", [-1, 2**31])
+def test_ids_that_are_none(number: int) -> None:
+    with pytest.raises(SchemaError, match="not the id of a schema"):
+        id_prefix(number)
+
+
+def test_values_without_a_prefix() -> None:
+    values = pa.array([b"", b"\x00\x00\x00\x01", b"\x01" * 16, b'{"json": 1}'])
+    assert [reason for reason, _ in _found(values)] == [
+        "the value has 0 bytes: too few for a schema id",
+        "the value has 4 bytes: too few for a schema id",
+        "the value has 16 bytes: too few for a schema id",
+        "the value begins with the byte 0x7b, not with a schema id",
+    ]
+
+
+def test_headers_come_first() -> None:
+    name = "__value_schema_id"
+    values = pa.array([b"p", _BY_ID + b"p", None, b"p", b"p", b"p", b"p", _BY_ID], pa.binary())
+    headers = _headers(
+        [("other", b"1"), (name, _BY_GUID)],
+        None,
+        [(name, _BY_ID)],
+        [("__key_schema_id", _BY_ID), ("__value_schema_xx", _BY_ID), (name, _BY_ID), (name, _BY_GUID)],
+        [(name, _BY_GUID + b"\x02\x04")],
+        [(name, None)],
+        [(name, b"\x09abcd")],
+        [],
+    )
+    expected = [
+        (SchemaKey(_GUID), 0),
+        (SchemaKey(7), 5),
+        (None, 0),
+        (SchemaKey(7), 0),
+        (SchemaKey(_GUID, b"\x02\x04"), 0),
+        ("the header with the schema id has 0 bytes: too few for a schema id", 0),
+        ("the header with the schema id begins with the byte 0x09, not with a schema id", 0),
+        (SchemaKey(7), 5),
+    ]
+    assert _found(values, headers) == expected
+    assert _found(values.slice(3), headers.slice(3)) == expected[3:]
+    entries = headers.values
+    column = HeadersColumn(
+        headers.buffers()[1],
+        headers.buffers()[0],
+        1,
+        _columns(entries.field(0)),
+        _columns(entries.field(1)),
+        len(entries),
+    )
+    assert _found(_columns(values), column) == expected
+    assert _found(values[:2], _headers(None, None))[1] == expected[1]
+    assert _found(values[:0], headers[:0]) == []
+
+
+_SCHEMAS = {7: '"int"', 8: '"long"', 9: '"string"', _GUID: '{"type": "int", "doc": "by GUID"}'}
+
+
+class _Registry:
+    def __init__(self) -> None:
+        self.asked: list[object] = []
+        self.is_down = False
+
+    def schema(self, key: SchemaKey) -> AvroSchema:
+        self.asked.append(key.id)
+        if self.is_down:
+            raise ConnectionError("the registry is down")
+        if key.id not in _SCHEMAS:
+            raise SchemaError("the registry does not know it")
+        return parse_schema(_SCHEMAS[key.id])
+
+
+def test_each_record_by_its_schema() -> None:
+    registry = _Registry()
+    decoder = RecordDecoder(AvroDecoder(parse_schema('"long"')), registry.schema)
+    values = [
+        _BY_ID + b"\x02",
+        id_prefix(8) + b"\x04",
+        None,
+        id_prefix(5) + b"\x02",
+        b"?",
+        id_prefix(9) + b"\x02a",
+        b"\x06",
+    ]
+    values += [_BY_ID + b"", id_prefix(8) + b"\x08"]
+    headers = _headers(*[None] * 6, [("__value_schema_id", _BY_GUID)], None, None)
+    decoded = decoder.decode(pa.array(values, pa.binary()), headers)
+    assert decoded.values.type == decoder.type == pa.int64()
+    assert decoded.values.to_pylist() == [1, 2, None, None, None, None, 3, None, 4]
+    assert [row for row, _ in decoded.bad] == [3, 4, 5, 7]
+    reasons = [reason for _, reason in decoded.bad]
+    assert reasons[0] == "schema id 5: the registry does not know it"
+    assert "schema id 9: a value of the writer's schema can't be read" in reasons[2]
+    assert reasons[3].startswith("schema id 7: the value is cut off")
+    decoder.decode(pa.array(values, pa.binary()), headers)
+    assert sorted(map(str, registry.asked)) == sorted(map(str, [7, 8, 5, 9, _GUID]))
+
+
+def test_a_registry_that_is_down_is_asked_again() -> None:
+    registry = _Registry()
+    registry.is_down = True
+    decoder = RecordDecoder(AvroDecoder(parse_schema('"long"')), registry.schema)
+    values = pa.array([_BY_ID + b"\x02"])
+    with pytest.raises(ConnectionError):
+        decoder.decode(values)
+    registry.is_down = False
+    assert decoder.decode(values).values.to_pylist() == [1]
