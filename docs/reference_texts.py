@@ -108,6 +108,7 @@ CURES = {
     "RecordTooLargeToSend": "Raise `max.request.size`, and the topic's `max.message.bytes`.",
     "RequestTimedOut": "Check that the brokers run and lead the partition; raise `request.timeout.ms`.",
     "SaslError": "Check mechanism, user and password, and what the broker's listener offers.",
+    "SchemaError": "The text names the field: change the schema, the column's type, or the reader's schema.",
     "StartAfterEnd": "Swap the two, or widen the range.",
     "Superseded": "Stop one of the two runs.",
     "TlsError": "Set `ssl.truststore.location` to the broker's authority; use the name that its certificate has.",
