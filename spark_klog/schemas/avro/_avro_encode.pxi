@@ -5,6 +5,7 @@ cdef struct Input:
     const uint8_t *data
     const int32_t *offsets
     const uint8_t *validity
+    const uint8_t *limit  # end of the data
     int64_t offset
 
 
@@ -19,64 +20,62 @@ cdef inline bint is_null(const Input *given, int64_t index) noexcept nogil:
     return given.validity != NULL and not given.validity[index >> 3] >> (index & 7) & 1
 
 
-cdef inline void write_number(Bytes *out, int64_t value) noexcept nogil:
-    """Append a zig-zag varint; there is room for it."""
+cdef enum:
+    SLACK = 64  # room that every opcode has: more than a number and a word, or a decimal with its length
+
+
+cdef inline uint8_t *put_number(uint8_t *to, int64_t value) noexcept nogil:
+    """Write a zig-zag varint, of at most LARGEST_NUMBER bytes; the position after it."""
     cdef uint64_t number = (<uint64_t>value << 1) ^ <uint64_t>(value >> 63)
-    cdef uint8_t *at = out.data + out.size
     while number >= 0x80:
-        at[0] = <uint8_t>(number | 0x80)
-        at += 1
+        to[0] = <uint8_t>(number | 0x80)
+        to += 1
         number >>= 7
-    at[0] = <uint8_t>number
-    out.size = at + 1 - out.data
+    to[0] = <uint8_t>number
+    return to + 1
 
 
-cdef inline int write_bytes(Bytes *out, const uint8_t *value, int64_t size, bint with_length) noexcept nogil:
-    if room(out, size + LARGEST_NUMBER) < 0:
-        return NO_MEMORY
-    if with_length:
-        write_number(out, size)
-    if size:
-        memcpy(out.data + out.size, value, size)
-        out.size += size
-    return OK
+cdef uint8_t *grown(Bytes *out, const uint8_t *to, int64_t extra) noexcept nogil:
+    """Make room for `extra` bytes and the slack after `to`; where that is then, NULL if out of memory."""
+    out.size = to - out.data
+    if reserve(out, extra + SLACK) < 0:
+        return NULL
+    return out.data + out.size
 
 
-cdef int write_decimal(Bytes *out, const uint8_t *value, int64_t width, int64_t size) noexcept nogil:
-    """Append a little-endian number as a big-endian one of `size` bytes, or if that is -1 of as few as it needs."""
+cdef uint8_t *put_decimal(uint8_t *to, const uint8_t *value, int64_t width, int64_t size) noexcept nogil:
+    """Write a little-endian number as a big-endian one of `size` bytes, or if that is -1 of as few as it needs.
+
+    The position after it; NULL if it needs more bytes.
+    """
     cdef uint8_t sign = 0xFF if value[width - 1] & 0x80 else 0
     cdef int64_t used = width
     cdef int64_t i
     while used > 1 and value[used - 1] == sign and (value[used - 2] & 0x80) == (sign & 0x80):
         used -= 1
     if size >= 0 and used > size:
-        return DECIMAL_TOO_LARGE
-    if room(out, LARGEST_NUMBER + max(used, size)) < 0:
-        return NO_MEMORY
+        return NULL
     if size < 0:
-        write_number(out, used)
+        to = put_number(to, used)
         size = used
     for i in range(size):
-        out.data[out.size + i] = value[size - 1 - i] if size - 1 - i < used else sign
-    out.size += size
-    return OK
+        to[i] = value[size - 1 - i] if size - 1 - i < used else sign
+    return to + size
 
 
-cdef int write_duration(Bytes *out, const uint8_t *value) noexcept nogil:
+cdef uint8_t *put_duration(uint8_t *to, const uint8_t *value) noexcept nogil:
+    """Write MONTH_DAY_NANO as a duration; the position after it, NULL if it is none."""
     cdef int32_t given[2]
     cdef int64_t nanoseconds
     cdef uint32_t milliseconds
     memcpy(given, value, 8)
     memcpy(&nanoseconds, value + 8, 8)
     if given[0] < 0 or given[1] < 0 or nanoseconds < 0 or nanoseconds // 1000000 > <int64_t>0xFFFFFFFF:
-        return TIME_TOO_LARGE
+        return NULL
     milliseconds = <uint32_t>(nanoseconds // 1000000)
-    if room(out, 12) < 0:
-        return NO_MEMORY
-    memcpy(out.data + out.size, value, 8)
-    memcpy(out.data + out.size + 8, &milliseconds, 4)
-    out.size += 12
-    return OK
+    memcpy(to, value, 8)
+    memcpy(to + 8, &milliseconds, 4)
+    return to + 12
 
 
 cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Bytes *out, int32_t *position) noexcept nogil:
@@ -86,29 +85,43 @@ cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Byt
     cdef ListFrame frames[MAX_DEPTH + 3]
     cdef ListFrame *frame = frames
     cdef const Input *given = inputs
-    cdef const uint8_t *value
+    cdef const uint8_t *value = NULL
+    cdef uint8_t *to = out.data + out.size
+    cdef uint8_t *after
+    cdef const uint8_t *full = out.data + out.capacity - SLACK
+    cdef int64_t copied = 0  # bytes at `value` that the last opcode leaves to write
     cdef int64_t number = 0, at
     cdef int32_t op, short_number, i, chosen
     cdef int state = OK
     while True:
+        if copied:
+            if copied > full - to:
+                to = grown(out, to, copied)
+                if to == NULL:
+                    state = NO_MEMORY
+                    break
+                full = out.data + out.capacity - SLACK
+            memcpy(to, value, copied)
+            to += copied
+            copied = 0
+        if to > full:
+            to = grown(out, to, 0)
+            if to == NULL:
+                state = NO_MEMORY
+                break
+            full = out.data + out.capacity - SLACK
         op = pc[0]
         if op == WRITE_END:
             break
         if op != WRITE_LITERAL and op != WRITE_NEXT and op != WRITE_MEMBERS and op != WRITE_JUMP:
             given = &inputs[pc[1]]
         if op == WRITE_LONG:
-            if room(out, LARGEST_NUMBER) < 0:
-                state = NO_MEMORY
-                break
             memcpy(&number, given.data + 8 * (given.offset + index), 8)
-            write_number(out, number)
+            to = put_number(to, number)
             pc += 2
         elif op == WRITE_INT:
-            if room(out, LARGEST_NUMBER) < 0:
-                state = NO_MEMORY
-                break
             memcpy(&short_number, given.data + 4 * (given.offset + index), 4)
-            write_number(out, short_number)
+            to = put_number(to, short_number)
             pc += 2
         elif op == WRITE_REQUIRED:
             if is_null(given, index):
@@ -116,44 +129,38 @@ cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Byt
                 break
             pc += 2
         elif op == WRITE_BRANCH:
-            if room(out, 1) < 0:
-                state = NO_MEMORY
-                break
             if is_null(given, index):
-                out.data[out.size] = <uint8_t>pc[2]
-                out.size += 1
+                to[0] = <uint8_t>pc[2]
+                to += 1
                 pc = code + pc[4]
             else:
                 if pc[3] >= 0:
-                    out.data[out.size] = <uint8_t>pc[3]
-                    out.size += 1
+                    to[0] = <uint8_t>pc[3]
+                    to += 1
                 pc += 5
         elif op == WRITE_BYTES:
             at = given.offset + index
-            number = given.offsets[at]
-            state = write_bytes(out, given.data + number, given.offsets[at + 1] - number, True)
+            value = given.data + given.offsets[at]
+            number = given.offsets[at + 1] - given.offsets[at]
+            to = put_number(to, number)
             pc += 2
+            if number <= WORD and given.limit - value >= WORD:
+                memcpy(to, value, WORD)
+                to += number
+                continue
+            copied = number
         elif op == WRITE_EIGHT:
-            if room(out, 8) < 0:
-                state = NO_MEMORY
-                break
-            memcpy(out.data + out.size, given.data + 8 * (given.offset + index), 8)
-            out.size += 8
+            memcpy(to, given.data + 8 * (given.offset + index), 8)
+            to += 8
             pc += 2
         elif op == WRITE_FOUR:
-            if room(out, 4) < 0:
-                state = NO_MEMORY
-                break
-            memcpy(out.data + out.size, given.data + 4 * (given.offset + index), 4)
-            out.size += 4
+            memcpy(to, given.data + 4 * (given.offset + index), 4)
+            to += 4
             pc += 2
         elif op == WRITE_BOOLEAN:
-            if room(out, 1) < 0:
-                state = NO_MEMORY
-                break
             at = given.offset + index
-            out.data[out.size] = given.data[at >> 3] >> (at & 7) & 1
-            out.size += 1
+            to[0] = given.data[at >> 3] >> (at & 7) & 1
+            to += 1
             pc += 2
         elif op == WRITE_SCALED:
             at = given.offset + index
@@ -167,10 +174,7 @@ cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Byt
                 break
             if pc[4] > 1:  # towards the past
                 number = number // pc[4] - (number % pc[4] < 0)
-            if room(out, LARGEST_NUMBER) < 0:
-                state = NO_MEMORY
-                break
-            write_number(out, number)
+            to = put_number(to, number)
             pc += 5
         elif op == WRITE_ENUM:
             at = given.offset + index
@@ -184,23 +188,18 @@ cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Byt
             if chosen < 0:
                 state = NOT_A_SYMBOL
                 break
-            if room(out, LARGEST_NUMBER) < 0:
-                state = NO_MEMORY
-                break
-            write_number(out, chosen)
+            to = put_number(to, chosen)
             pc += 3 + 2 * pc[2]
         elif op == WRITE_LITERAL:
-            state = write_bytes(out, program.constants + pc[1], pc[2], False)
+            value = program.constants + pc[1]
+            copied = pc[2]
             pc += 3
         elif op == WRITE_JUMP:
             pc = code + pc[1]
         elif op == WRITE_LIST:
             at = given.offset + index
-            if room(out, LARGEST_NUMBER) < 0:
-                state = NO_MEMORY
-                break
             number = given.offsets[at + 1] - given.offsets[at]
-            write_number(out, number)  # 0: the end of the blocks
+            to = put_number(to, number)  # 0: the end of the blocks
             if number == 0:
                 pc = code + pc[2] + 2
             else:
@@ -214,17 +213,16 @@ cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Byt
             if index < frame.end:
                 pc = code + pc[1]
             else:
-                if room(out, 1) < 0:
-                    state = NO_MEMORY
-                    break
-                out.data[out.size] = 0
-                out.size += 1
+                to[0] = 0
+                to += 1
                 index = frame.index
                 frame -= 1
                 pc += 2
         elif op == WRITE_SIZED or op == WRITE_FIXED:
             value = given.data + pc[2] * (given.offset + index)
-            state = write_bytes(out, value, pc[2], op == WRITE_SIZED)
+            copied = pc[2]
+            if op == WRITE_SIZED:
+                to = put_number(to, copied)
             pc += 3
         elif op == WRITE_EXACT:
             at = given.offset + index
@@ -232,17 +230,28 @@ cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Byt
             if given.offsets[at + 1] - number != pc[2]:
                 state = WRONG_SIZE
                 break
-            state = write_bytes(out, given.data + number, pc[2], False)
+            value = given.data + number
+            copied = pc[2]
             pc += 3
         elif op == WRITE_DECIMAL:
-            state = write_decimal(out, given.data + pc[2] * (given.offset + index), pc[2], pc[3])
-            if state > OK:
+            if pc[3] > SLACK and to + pc[3] > full:
+                to = grown(out, to, pc[3])
+                if to == NULL:
+                    state = NO_MEMORY
+                    break
+                full = out.data + out.capacity - SLACK
+            after = put_decimal(to, given.data + pc[2] * (given.offset + index), pc[2], pc[3])
+            if after == NULL:
+                state = DECIMAL_TOO_LARGE
                 break
+            to = after
             pc += 4
         elif op == WRITE_DURATION:
-            state = write_duration(out, given.data + 16 * (given.offset + index))
-            if state > OK:
+            after = put_duration(to, given.data + 16 * (given.offset + index))
+            if after == NULL:
+                state = TIME_TOO_LARGE
                 break
+            to = after
             pc += 2
         elif op == WRITE_MEMBERS:
             chosen = -1
@@ -256,18 +265,15 @@ cdef int encode_row(const Code *program, const Input *inputs, int64_t index, Byt
                 state = IS_NULL
             if state != OK:
                 break
-            if room(out, 1) < 0:
-                state = NO_MEMORY
-                break
             if chosen < 0:
-                out.data[out.size] = <uint8_t>pc[1]
+                to[0] = <uint8_t>pc[1]
                 pc = code + pc[3]
             else:
-                out.data[out.size] = <uint8_t>pc[5 + 3 * chosen]
+                to[0] = <uint8_t>pc[5 + 3 * chosen]
                 pc = code + pc[6 + 3 * chosen]
-            out.size += 1
-        if state != OK:
-            break
+            to += 1
+    if to != NULL:
+        out.size = to - out.data
     position[0] = <int32_t>(pc - code)
     return state
 
@@ -286,8 +292,8 @@ cdef int encode_rows(const Code *program, const Input *inputs, int64_t count, co
     offsets[0] = 0
     for row in range(count):
         if not is_null(&inputs[0], row):
-            state = write_bytes(out, prefix, prefix_size, False)
             failed.position = 0
+            state = put(out, prefix, prefix_size)
             if state == OK:
                 state = encode_row(program, inputs, row, out, &failed.position)
             if state == OK and out.size > INT32_MAX:
@@ -333,9 +339,10 @@ def encode(program, inputs, int64_t count, prefix):
             given[i].data = <const uint8_t *>(<_View>views[3 * i]).data()
             given[i].offsets = <const int32_t *>(<_View>views[3 * i + 1]).data()
             given[i].validity = <const uint8_t *>(<_View>views[3 * i + 2]).data()
+            given[i].limit = given[i].data + (<_View>views[3 * i]).view.len
             given[i].offset = offset
         prepare(&offsets, 4 * (count + 1))
-        prepare(&out, count * (before_size + 32) + 16)
+        prepare(&out, count * (before_size + 32) + SLACK)
         with nogil:
             state = encode_rows(&code, given, count, before, before_size, &out, <int32_t *>offsets.data, &failed)
         if state == NO_MEMORY:
