@@ -24,12 +24,9 @@ EXTRAS = {
     "matplotlib": "demo",
     "starlette": "ui",
     "uvicorn": "ui",
-<<<<<<< HEAD
     "aws_msk_iam_sasl_signer": "msk",
     "openlineage": "lineage",
-=======
     "fastavro": "avro",
->>>>>>> 3cd1b99f (Avro: columns of records to Arrow by compiled programs, writer to reader)
 }
 
 #: The newest versions that the tests have run with. Newer ones are used with a warning.
