@@ -106,6 +106,7 @@ CURES = {
     "RebalanceFailed": "Look for a member that does not release its partitions; raise `rebalance.max.retries`.",
     "RecordTooLarge": "Raise the setting that the text names.",
     "RecordTooLargeToSend": "Raise `max.request.size`, and the topic's `max.message.bytes`.",
+    "RegistryError": "The text has the registry's words: check subject, credentials and compatibility level.",
     "RequestTimedOut": "Check that the brokers run and lead the partition; raise `request.timeout.ms`.",
     "SaslError": "Check mechanism, user and password, and what the broker's listener offers.",
     "SchemaError": "The text names the field: change the schema, the column's type, or the reader's schema.",

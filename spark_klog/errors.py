@@ -202,6 +202,15 @@ class SchemaError(KlogError, ValueError):
     """A schema that is invalid or not supported, or two that do not fit: names the types, and the field they are of."""
 
 
+class RegistryError(ErrorWithFields):
+    """A schema registry refuses a request: with an HTTP `status`, and an error `code` of Confluent's API, such as 409
+    for a schema that is not compatible, 40401 for a subject that is not there."""
+
+    def __init__(self, text: str, status: int, code: int) -> None:
+        self.text, self.status, self.code = text, status, code
+        super().__init__(text)
+
+
 class CorruptBatchError(DecodeError):
     """A record batch whose checksum does not match its bytes."""
 

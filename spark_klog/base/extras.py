@@ -27,6 +27,7 @@ EXTRAS = {
     "aws_msk_iam_sasl_signer": "msk",
     "openlineage": "lineage",
     "fastavro": "avro",
+    "httpx": "registry",
 }
 
 #: The newest versions that the tests have run with. Newer ones are used with a warning.

@@ -16,7 +16,7 @@ from spark_klog.base.names import PLAINTEXT
 from spark_klog.errors import ConfigError
 
 _SECRETS = frozenset({"sasl.jaas.config", "ssl.keystore.key", "ssl.key.pem"})
-_SECRET_ENDS = ("password", "secret")
+_SECRET_ENDS = ("password", "secret", "auth.user.info", "auth.token")
 _HIDDEN = "[hidden]"
 _NOT_SHOWN = "something that is not shown, as the secret is part of it"
 _NAME = re.compile(r"[a-z0-9._-]{1,100}")

@@ -1,0 +1,1 @@
+"""A client of schema registries: Confluent's REST API, as Apicurio, Karapace and Redpanda serve it too."""

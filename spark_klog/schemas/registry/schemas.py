@@ -1,0 +1,69 @@
+"""What a registry holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+from uuid import UUID
+
+Format = Literal["avro", "protobuf", "json-schema"]
+#: What formats are called in the REST API; Avro is left out there.
+TYPES: Final[dict[Format, str]] = {"avro": "AVRO", "protobuf": "PROTOBUF", "json-schema": "JSON"}
+_FORMATS: Final[dict[str, Format]] = {name: kind for kind, name in TYPES.items()}
+
+
+class Reference(NamedTuple):
+    """Another schema that one uses, by the name that it has there: an Avro type's, an imported file's, a URL."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A schema's text, and the schemas that it uses."""
+
+    text: str
+    format: Format = "avro"
+    references: tuple[Reference, ...] = ()
+
+    @classmethod
+    def of(cls, answer: dict[str, Any]) -> Schema:
+        """Of a registry's JSON; KeyError, TypeError or ValueError if it is not one."""
+        references = tuple(
+            Reference(str(one["name"]), str(one["subject"]), int(one["version"]))
+            for one in answer.get("references") or ()
+        )
+        return cls(str(answer["schema"]), _FORMATS[answer.get("schemaType") or "AVRO"], references)
+
+    def request(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"schema": self.text}
+        if self.format != "avro":
+            body["schemaType"] = TYPES[self.format]
+        if self.references:
+            body["references"] = [reference._asdict() for reference in self.references]
+        return body
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a subject. `guid` is None of a registry that has none."""
+
+    subject: str
+    version: int
+    id: int
+    schema: Schema
+    guid: UUID | None = None
+
+    @classmethod
+    def of(cls, answer: dict[str, Any]) -> Version:
+        """As `Schema.of`."""
+        guid = answer.get("guid")
+        return cls(
+            str(answer["subject"]),
+            int(answer["version"]),
+            int(answer["id"]),
+            Schema.of(answer),
+            None if guid is None else UUID(guid),
+        )

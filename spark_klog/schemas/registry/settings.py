@@ -1,0 +1,208 @@
+"""Settings of a schema registry, by the names of Confluent's clients, without their prefix `schema.registry.`.
+
+    url                              http(s)://HOST:PORT, several with commas between them
+    basic.auth.credentials.source    USER_INFO, URL (the default if a URL has a user), SASL_INHERIT
+    basic.auth.user.info             USER:PASSWORD
+    bearer.auth.credentials.source   STATIC_TOKEN, OAUTHBEARER
+    bearer.auth.token                of STATIC_TOKEN
+    bearer.auth.issuer.endpoint.url, .client.id, .client.secret, .scope      of OAUTHBEARER: client credentials
+    bearer.auth.logical.cluster, bearer.auth.identity.pool.id                what Confluent Cloud wants beside a token
+    ssl.*                            as a client's, see client/security/settings.py
+
+Secrets may be references, "env:NAME" or "file:PATH", which each process resolves by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from urllib.parse import unquote, urlsplit
+
+from spark_klog.base.settings import POSITIVE_INT, advice, any_of, choice, items, setting, settings_of, value_of, words
+from spark_klog.client.security.config import OAuthConfig, Settings, TlsConfig, resolved
+from spark_klog.client.security.settings import OTHER_NAMES, TLS, TLS_DEFAULTS, security_config
+from spark_klog.errors import ConfigError
+
+_TLS_NAMES = TLS | TLS_DEFAULTS | {name for name, own in OTHER_NAMES.items() if own in TLS}
+_TEXTS = words(
+    """
+    url basic.auth.credentials.source basic.auth.user.info bearer.auth.credentials.source bearer.auth.token
+    bearer.auth.issuer.endpoint.url bearer.auth.client.id bearer.auth.client.secret bearer.auth.scope
+    bearer.auth.logical.cluster bearer.auth.identity.pool.id
+    """
+)
+_BASIC = ("URL", "USER_INFO", "SASL_INHERIT")
+_BEARER = ("STATIC_TOKEN", "OAUTHBEARER")
+_SCHEMES = ("http", "https")
+
+
+@dataclass(frozen=True)
+class RegistryConfig:
+    """Where a registry is and how to ask it. No secret is in its repr, which hashes and compares by all of them."""
+
+    urls: tuple[str, ...]
+    user: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    oauth: OAuthConfig | None = None
+    #: Sent with each request.
+    headers: tuple[tuple[str, str], ...] = ()
+    tls: TlsConfig | None = None
+    #: How users write names of settings, for messages.
+    prefix: str = ""
+    connect_ms: int = setting("http.connect.timeout.ms", 10_000, POSITIVE_INT)
+    read_ms: int = setting("http.read.timeout.ms", 10_000, POSITIVE_INT)
+    wait_ms: int = setting("retries.wait.ms", 200, POSITIVE_INT)
+    longest_wait_ms: int = setting("retries.max.wait.ms", 5_000, POSITIVE_INT)
+    #: How long a call goes on trying a registry that is down.
+    deadline_ms: int = setting("retries.deadline.ms", 120_000, POSITIVE_INT)
+    #: How many schemas a process keeps, and for how long it takes a subject's latest version for that.
+    capacity: int = setting("cache.capacity", 1_000, POSITIVE_INT)
+    latest_seconds: int = setting("cache.latest.ttl.sec", 60, POSITIVE_INT)
+
+    def named(self, name: str) -> str:
+        return self.prefix + name
+
+
+#: All names that `registry_config` parses.
+NAMES = _TEXTS | _TLS_NAMES | {item.metadata["name"] for item in fields(RegistryConfig) if item.metadata}
+
+
+def registry_config(
+    settings: Mapping[str, str], prefix: str = "schema.registry.", client: Mapping[str, str] | None = None
+) -> RegistryConfig:
+    """Parse settings, by `NAMES`; `ConfigError` for wrong, unknown or contradicting ones, without their values.
+
+    `prefix` is what the user wrote before the names. `client` are the settings of the Kafka client, for SASL_INHERIT.
+    """
+    for name in settings:
+        if name not in NAMES:
+            raise ConfigError(f"unknown setting {prefix}{name}: {advice(name, NAMES)}")
+    return _Parser(resolved(settings, prefix), prefix, client or {}).config()
+
+
+@dataclass
+class _Parser:
+    settings: Settings
+    prefix: str
+    client: Mapping[str, str]
+
+    def config(self) -> RegistryConfig:
+        urls, (user, password) = self._urls()
+        source = self._choice("basic.auth.credentials.source", _BASIC)
+        info = self._text("basic.auth.user.info")
+        if source == "USER_INFO" or (source is None and info):
+            user, password = self._pair(info)
+        elif source == "SASL_INHERIT":
+            user, password = self._inherited()
+        elif info:
+            raise self._needs("basic.auth.user.info", "basic.auth.credentials.source=USER_INFO")
+        elif source == "URL" and not user:
+            raise self._error("basic.auth.credentials.source", "is URL, but the URL has no user")
+        bearer, token, oauth = self._bearer()
+        if bearer and user:
+            raise self._error("bearer.auth.credentials.source", "excludes a user and password: remove one of them")
+        headers = [
+            (header, self._text(name))
+            for name, header in (
+                ("bearer.auth.logical.cluster", "target-sr-cluster"),
+                ("bearer.auth.identity.pool.id", "Confluent-Identity-Pool-Id"),
+            )
+            if self._text(name)
+        ]
+        numbers = {
+            item.name: value_of(item.metadata["kind"], self.prefix + name, self.settings[name])
+            for name, item in settings_of(RegistryConfig).items()
+            if name in self.settings
+        }
+        tls = self._tls(urls)
+        return RegistryConfig(urls, user, password, token, oauth, tuple(headers), tls, prefix=self.prefix, **numbers)
+
+    def _text(self, name: str) -> str:
+        return self.settings.get(name, "").strip()
+
+    def _error(self, name: str, what: str) -> ConfigError:
+        return ConfigError(f"{self.prefix}{name} {what}")
+
+    def _needs(self, name: str, other: str) -> ConfigError:
+        return self._error(name, f"needs {self.prefix}{other}")
+
+    def _choice(self, name: str, choices: tuple[str, ...]) -> str | None:
+        text = self._text(name)
+        if not text:
+            return None
+        kind = choice(name, {one.lower(): one for one in choices}, any_of(choices), any_case=True)
+        return str(value_of(kind, self.prefix + name, text))
+
+    def _urls(self) -> tuple[tuple[str, ...], tuple[str, str]]:
+        """The URLs without users, and the user and password of the first that has one."""
+        urls, pair = [], ("", "")
+        for number, text in enumerate(items(self._text("url")), 1):
+            try:
+                parts = urlsplit(text)
+                host, _ = parts.hostname, parts.port
+            except ValueError:
+                host = None
+            if not host or parts.scheme not in _SCHEMES or parts.query or parts.fragment:
+                raise self._error("url", f"must be http://HOST:PORT or https://HOST:PORT, and its URL {number} is not")
+            if parts.username and not pair[0]:
+                pair = unquote(parts.username), unquote(parts.password or "")
+            urls.append(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/"))
+        if not urls:
+            raise ConfigError(f"{self.prefix}url is required: http://HOST:PORT of the schema registry")
+        return tuple(urls), pair
+
+    def _pair(self, info: str) -> tuple[str, str]:
+        user, colon, password = info.partition(":")
+        if not user or not colon:
+            raise self._error("basic.auth.user.info", "must be USER:PASSWORD, or env:NAME of a variable that holds it")
+        return user, password
+
+    def _inherited(self) -> tuple[str, str]:
+        sasl = security_config(resolved(self.client)).sasl
+        if sasl is None or not sasl.username:
+            raise self._error(
+                "basic.auth.credentials.source", "is SASL_INHERIT, but the client has no SASL user and password"
+            )
+        return sasl.username, sasl.password
+
+    def _bearer(self) -> tuple[str | None, str, OAuthConfig | None]:
+        source = self._choice("bearer.auth.credentials.source", _BEARER)
+        token = self._text("bearer.auth.token")
+        if source is None and token:
+            source = "STATIC_TOKEN"
+        given = next((name for name in sorted(self.settings) if name.startswith("bearer.auth.")), None)
+        if source is None:
+            if given is not None:
+                raise self._needs(given, "bearer.auth.credentials.source")
+            return None, "", None
+        if source == "STATIC_TOKEN":
+            if not token or not token.isascii() or not token.isprintable():
+                raise self._error("bearer.auth.token", "must be a token")
+            return source, token, None
+        parts = {}
+        for name in ("issuer.endpoint.url", "client.id", "client.secret"):
+            parts[name] = self._text(f"bearer.auth.{name}")
+            if not parts[name]:
+                raise self._error(
+                    "bearer.auth.credentials.source", f"is OAUTHBEARER: set {self.prefix}bearer.auth.{name}"
+                )
+        url = urlsplit(parts["issuer.endpoint.url"])
+        if url.scheme not in _SCHEMES or not url.hostname:
+            raise self._error("bearer.auth.issuer.endpoint.url", "must be https://HOST/...")
+        oauth = OAuthConfig(
+            endpoint=parts["issuer.endpoint.url"],
+            client_id=parts["client.id"],
+            client_secret=parts["client.secret"],
+            scope=self._text("bearer.auth.scope"),
+            ca=self._text("ssl.truststore.location") or self._text("ssl.ca.location"),
+        )
+        return source, "", oauth
+
+    def _tls(self, urls: tuple[str, ...]) -> TlsConfig | None:
+        given = {name: value for name, value in self.settings.items() if name in _TLS_NAMES}
+        if not any(url.startswith("https:") for url in urls):
+            if given:
+                raise self._error(next(iter(given)), f"is set, but {self.prefix}url is not https")
+            return None
+        return security_config({"security.protocol": "SSL", **given}, self.prefix).tls

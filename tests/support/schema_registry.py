@@ -1,0 +1,66 @@
+"""A schema registry that is not ours: franz-go's srfake, in a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.clients.build import built, compile_program, copy_into
+from tests.support.clients.process import sources
+from tests.support.kafka import HOST
+from tests.support.registries import download, program
+
+
+class SchemaRegistryProcess:
+    """A registry at `url`, whose requests are in `requests`."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def requests(self) -> list[str]:
+        """Method, path and query of each request so far."""
+        return self._log.read_text().splitlines()[1:]
+
+    def wait(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + 20
+        while not self._log.read_text().startswith("listening ") or not self._log.read_text().endswith("\n"):
+            assert process.poll() is None, "srfake ended"
+            assert time.monotonic() < deadline, "srfake does not start"
+            time.sleep(0.01)
+        self.port = int(self._log.read_text().splitlines()[0].rpartition(":")[2])
+
+
+@contextmanager
+def schema_registry(folder: Path, *arguments: str | Path, port: int = 0) -> Iterator[SchemaRegistryProcess]:
+    """Run one in `folder`; `arguments` are srfake's after its address. It begins empty."""
+    go = program(("go",), "golang-go")
+    files = [sources("srfake") / file for file in ("go.mod", "go.sum", "main.go")]
+
+    def build(target: Path) -> None:
+        copy_into(target, files)
+        download("the modules of srfake", [go, "mod", "download"], cwd=target)
+        offline = {"GOPROXY": "off", "CGO_ENABLED": "0"}
+        compile_program([go, "build", "-ldflags=-s -w", "-o", "srfake", "."], target, offline)
+
+    command = [str(built("srfake", files, build) / "srfake"), f"{HOST}:{port}", *map(str, arguments)]
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / f"srfake-{time.monotonic_ns()}.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, env=os.environ)
+    try:
+        registry = SchemaRegistryProcess(log)
+        registry.wait(process)
+        yield registry
+    finally:
+        process.kill()
+        process.wait()
