@@ -6,7 +6,8 @@ Computations are numpy's: pyarrow imports pandas to convert Python values, which
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,9 @@ from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, Rec
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import ColumnDecoder
+
 _HEADERS = FULL.field("headers").type
 #: Rows of an Arrow batch: Spark is half as fast again with these as with batches of 8,192 rows.
 ROWS = 65_536
@@ -29,10 +33,12 @@ BYTES = 8 * 1024 * 1024
 #: The last time that fits into 64 bits as microseconds.
 MAX_MILLISECONDS = 0x7FFFFFFF_FFFFFFFF // 1000
 _Int64s = np.ndarray[Any, np.dtype[np.int64]]
+_NO_DECODERS: Mapping[str, ColumnDecoder] = MappingProxyType({})
 
 
 class Unreadable(NamedTuple):
-    """A corrupt record batch of a partition, or a record whose timestamp does not fit; see `BadBatch`."""
+    """A corrupt record batch of a partition, or a record that does not decode or whose timestamp does not fit; see
+    `BadBatch`."""
 
     topic: str
     partition: int
@@ -48,6 +54,9 @@ class PartitionDecoder:
     A corrupt record batch is an error, and so is a record whose timestamp (ms) does not fit into microseconds:
     `CorruptBatchError` or `DecodeError`, which names the topic and partition. With `yields_bad` they are yielded as
     `Unreadable` instead, and left out. With the column `timestamp` in ms all records are in the batches.
+
+    `decoders` make rows of keys and values, by column; `schema` has their types. A record that one of them can't decode
+    is as bad as one with such a timestamp, unless the decoder is permissive.
     """
 
     def __init__(
@@ -59,12 +68,14 @@ class PartitionDecoder:
         *,
         checks: bool = True,
         yields_bad: bool = False,
+        decoders: Mapping[str, ColumnDecoder] = _NO_DECODERS,
     ) -> None:
         self._topic, self._partition = topic, partition
-        self._schema, self._yields_bad = schema, yields_bad
+        self._schema, self._yields_bad, self._decoders = schema, yields_bad, decoders
         names = frozenset(schema.names)
         self._is_exact = "timestamp" not in names or schema.field("timestamp").type.unit == "ms"
-        columns = (names if self._is_exact else names | {"offset"}) & frozenset(COLUMNS)
+        wanted = names if self._is_exact and not decoders else names | {"offset"}
+        columns = (wanted | {"headers"} if decoders else wanted) & frozenset(COLUMNS)
         self._reader = RecordReader(columns, rows=ROWS, size=BYTES, limit=limit, checks=checks, yields_bad=yields_bad)
         #: The columns `topic` and `partition`, built once and sliced.
         self._constants: dict[str, pa.Array] = {}
@@ -118,26 +129,40 @@ class PartitionDecoder:
             yield from self._batches(self._reader.finish())
 
     def _batches(self, columns: RecordColumns) -> Iterator[pa.RecordBatch]:
-        """Yield one Arrow batch, and before it the records whose timestamps do not fit into microseconds."""
+        """Yield one Arrow batch, and before it the records that are not in it: those that do not decode, and whose
+        timestamps do not fit into microseconds."""
         count = columns.count
         self._decoded += count
         parts, self._moved = [*self._moved, (self._topic, self._partition, count)], []
         fixed: dict[str, Any] = {"offset": columns.offset, "timestampType": columns.timestamp_type}
         fits: np.ndarray[Any, np.dtype[np.bool_]] | None = None
+        decoded: dict[str, pa.Array] = {}
+        for name, decoder in self._decoders.items():
+            source = columns.key if name == "key" else columns.value
+            assert source is not None
+            decoded[name], bad = decoder.decode(source, columns.headers)
+            if bad and not decoder.is_permissive:
+                fits = np.ones(count, np.bool_) if fits is None else fits
+                for row, reason in bad:
+                    fits[row] = False
+                    why = f"has a {name} that does not decode: {reason}"
+                    yield self._bad_record(row, why, source, columns, parts)
         if columns.timestamp is not None:
             times = np.frombuffer(columns.timestamp, np.int64)
             if not self._is_exact:
-                fits = has_microseconds(times)
-                if fits.all():
-                    fits = None
-                else:
-                    for row in np.flatnonzero(~fits).tolist():
-                        yield self._unfit(row, times[row], columns, parts)
+                has_time = has_microseconds(times)
+                if not has_time.all():
+                    for row in np.flatnonzero(~has_time).tolist():
+                        why = f"has the timestamp {times[row]} ms, which does not fit into microseconds"
+                        yield self._bad_record(row, why, columns.value, columns, parts)
+                    fits = has_time if fits is None else fits & has_time
                 times = np.multiply(times, 1000, out=times if times.flags.writeable else None)
             fixed["timestamp"] = times
         arrays = []
         for name, kind in zip(self._schema.names, self._schema.types, strict=True):
-            if name in fixed:
+            if name in decoded:
+                array = decoded[name]
+            elif name in fixed:
                 array = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(fixed[name])])
             elif name == "headers":
                 array = _headers(columns.headers, count)
@@ -155,20 +180,25 @@ class PartitionDecoder:
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         yield batch if fits is None else batch.filter(pa.array(fits))
 
-    def _unfit(self, row: int, time: int, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]) -> Unreadable:
-        """A record whose timestamp does not fit into microseconds; raises it as an error unless `yields_bad`."""
+    def _bad_record(
+        self,
+        row: int,
+        why: str,
+        source: BinaryColumn | None,
+        columns: RecordColumns,
+        parts: Sequence[tuple[str, int, int]],
+    ) -> Unreadable:
+        """A record that is left out, with its bytes of `source`; raises it as an error unless `yields_bad`."""
         topic, partition, _ = next(part for part in parts if row < part[-1])
         assert columns.offset is not None
         offset = int(np.frombuffer(columns.offset, np.int64)[row])
-        error = DecodeError(
-            f"the record at offset {offset} has the timestamp {time} ms, which does not fit into microseconds"
-        )
+        error = DecodeError(f"the record at offset {offset} {why}")
         if not self._yields_bad:
             raise DecodeError(f"{topic}-{partition}: {error}")
         value: Buffer = b""
-        if columns.value is not None:
-            start, end = np.frombuffer(columns.value.offsets, np.int32)[row : row + 2]
-            value = memoryview(columns.value.data)[start:end]
+        if source is not None:
+            start, end = np.frombuffer(source.offsets, np.int32)[row : row + 2]
+            value = memoryview(source.data)[start:end]
         return Unreadable(topic, partition, BadBatch(offset, memoryview(value), error))
 
 

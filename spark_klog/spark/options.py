@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
@@ -33,6 +33,9 @@ from spark_klog.client.settings import (
 )
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema, RegistrySettings
 
 _log = logging.getLogger(__name__)
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
@@ -66,11 +69,38 @@ SOURCE = (
     "groupIdPrefix",
     "offsetsPath",
     "estimateRecordBytes",
+    "mode",
 )
-SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix")
+SINK = (
+    "topic",
+    "createTopics",
+    "deliveryGuarantee",
+    "transactionalIdPrefix",
+    "autoRegisterSchemas",
+    "useLatestVersion",
+    "keySubjectNameStrategy",
+    "valueSubjectNameStrategy",
+)
+#: Options of rows instead of bytes, of reads and writes.
+_FORMATS = (
+    "keyFormat",
+    "keySchema",
+    "keySchemaId",
+    "keySubject",
+    "valueFormat",
+    "valueSchema",
+    "valueSchemaId",
+    "valueSubject",
+    "schemaRegistryUrl",
+)
+#: The prefix of a registry's settings among the options; Databricks' and Confluent's names mean the same.
+REGISTRY_PREFIX = "schemaRegistry."
+_REGISTRY_PREFIXES = tuple(
+    prefix.lower() for prefix in (REGISTRY_PREFIX, "confluent.schema.registry.", "schema.registry.")
+)
 #: The name of a cluster in clusters.toml.
 _CLUSTER = "cluster"
-_KNOWN = (*SOURCE, *SINK, "includeHeaders", _CLUSTER)
+_KNOWN = (*SOURCE, *SINK, *_FORMATS, "includeHeaders", _CLUSTER)
 #: Settings that users can't set, as with Spark's Kafka connector.
 PROTECTED = {
     "key.deserializer": "keys are binary: cast the column instead",
@@ -85,6 +115,7 @@ PROTECTED = {
 }
 #: Secrets that Spark does not redact by name, but shows in the plans of streams.
 _SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
+_SHOWN_USER = "basic.auth.user.info"
 _KNOWN_BY_KEY = {name.lower(): name for name in _KNOWN}
 #: Spark keeps the options and TBLPROPERTIES of a table in its catalog, and passes none of them to a Python source.
 _DROPPED = (
@@ -148,11 +179,13 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     Spark ignores the case of names: the results have settings in lower case, options as the documents write them.
     """
     settings = Settings()
-    own: dict[str, str] = {}
+    own: dict[str, str] = Settings()
     for name, value in options.items():
         key = name.lower()
         check_holds_no_secret(f"option {name}", key, value)
-        if key.startswith(PREFIX):
+        if key.startswith(_REGISTRY_PREFIXES):
+            _add_registry_setting(own, name, value)
+        elif key.startswith(PREFIX):
             setting = key[len(PREFIX) :]
             if setting in PROTECTED:
                 raise ConfigError(f"option {name} can't be set: {PROTECTED[setting]}")
@@ -186,6 +219,24 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         client_config(settings, PREFIX)
         _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
     return settings, own
+
+
+def _add_registry_setting(own: dict[str, str], name: str, value: str) -> None:
+    """Add a registry's setting as REGISTRY_PREFIX + its name in lower case; `ConfigError` if Spark would show it."""
+    key = name.lower()
+    setting = next(key.removeprefix(prefix) for prefix in _REGISTRY_PREFIXES if key.startswith(prefix))
+    is_reference = value.startswith(("env:", "file:"))
+    if (setting == _SHOWN_USER or setting in _SHOWN_KEYS) and not is_reference and "ENCRYPTED" not in value:
+        raise ConfigError(
+            f"option {name} holds a secret, and Spark would show it in plans: set it to env:NAME or file:PATH, a "
+            "variable or file of the driver and the executors that holds the secret"
+        )
+    if setting == "url" and "@" in value:
+        raise ConfigError(
+            f"option {name} has a user in it, and Spark would show it: set {REGISTRY_PREFIX}{_SHOWN_USER}"
+        )
+    if own.setdefault(REGISTRY_PREFIX + setting, value) != value:
+        raise ConfigError(f"option {name} and another name of the same setting differ: remove one")
 
 
 @cache
@@ -288,6 +339,9 @@ class SourceOptions:
     #: How long a task waits for records that should exist; None means kafka.request.timeout.ms.
     poll_timeout_ms: int | None = None
     estimate_record_bytes: bool = False
+    #: Columns that are to be rows, and once they are looked up the schemas of these rows.
+    formats: tuple[ColumnFormat, ...] = ()
+    readers: tuple[ReaderSchema, ...] = ()
 
 
 def _subscription(own: dict[str, str], default: Subscription | None) -> Subscription:
@@ -406,9 +460,10 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
     if (mode == "deadletter") != (path is not None):
         raise ConfigError("options badRecords=deadletter and badRecordsPath require each other")
     retries, pause = count(own, "fetchOffset.numRetries", 0), count(own, "fetchOffset.retryIntervalMs", 0)
+    subscription = _subscription(own, ALL_TOPICS if paths else None)
     return SourceOptions(
         client=settings,
-        subscription=_subscription(own, ALL_TOPICS if paths else None),
+        subscription=subscription,
         starting=starting,
         starting_option=start_option,
         ending=ending,
@@ -425,7 +480,102 @@ def source_options(options: Mapping[str, str], streaming: bool) -> SourceOptions
         paths=paths,
         poll_timeout_ms=count(own, "kafkaConsumer.pollTimeoutMs"),
         estimate_record_bytes=boolean(own, "estimateRecordBytes", False),
+        formats=_read_formats(settings, own, subscription),
     )
+
+
+def has_formats(options: Mapping[str, Any]) -> bool:
+    """Whether keys or values are to be rows."""
+    return not {"keyformat", "valueformat"}.isdisjoint(name.lower() for name in options)
+
+
+def source_formats(options: Mapping[str, str]) -> tuple[ColumnFormat, ...]:
+    """The formats of a read, before it is known whether it is a stream; errors as of `source_options`."""
+    settings, own = split(options)
+    return _read_formats(settings, own, _subscription(own, ALL_TOPICS if "path" in own else None))
+
+
+def _read_formats(
+    settings: dict[str, str], own: dict[str, str], subscription: Subscription
+) -> tuple[ColumnFormat, ...]:
+    """The formats of keys and values that are to be rows."""
+    topics = list(subscription.topics or subscription.assign or ())
+    topic = topics[0] if len(topics) == 1 else None
+    mode = chosen(own, "mode", {"failfast": "failfast", "permissive": "permissive"})
+    formats = column_formats(settings, own, topic, is_permissive=mode == "permissive")
+    if "mode" in own and not formats:
+        raise ConfigError("option mode needs valueFormat or keyFormat: it is about rows that do not decode")
+    for one in formats:
+        if one.registry is None and one.text is None:
+            raise ConfigError(
+                f"option {one.column}Format={one.format} needs schemaRegistryUrl, or {one.column}Schema: the text of "
+                "the schema that all records have, without a registry's ids before them"
+            )
+        if one.registry is not None and (one.text, one.schema_id, one.subject) == (None, None, None):
+            raise ConfigError(
+                f"option {one.column}Format={one.format} of several topics needs {one.column}Subject, "
+                f"{one.column}SchemaId or {one.column}Schema: the column has one schema, to which all records are "
+                "converted"
+            )
+    return formats
+
+
+def column_formats(
+    settings: dict[str, str], own: dict[str, str], topic: str | None, *, is_permissive: bool = False
+) -> tuple[ColumnFormat, ...]:
+    """Parse the options of rows instead of bytes. `topic` names the subjects, if it is the only one."""
+    registry = _registry(settings, own)
+    names = ("key", "value")
+    if not any(f"{name}Format" in own for name in names):
+        alone = next((name for name in _FORMATS if name in own), None)
+        if alone is not None or registry is not None:
+            raise ConfigError(f"option {alone or 'schemaRegistryUrl'} needs valueFormat or keyFormat, such as avro")
+        return ()
+    from spark_klog.schemas.column_format import ColumnFormat
+
+    formats = []
+    column: Column
+    for column in ("key", "value"):
+        texts = {name: own.get(f"{column}{name}", "").strip() for name in ("Schema", "SchemaId", "Subject")}
+        given = [f"{column}{name}" for name, text in texts.items() if text]
+        if f"{column}Format" not in own:
+            if given:
+                raise ConfigError(f"option {given[0]} needs {column}Format, such as avro")
+            continue
+        chosen(own, f"{column}Format", {"avro": "avro"})
+        if len(given) > 1 and not (given == [f"{column}Schema", f"{column}Subject"]):
+            raise ConfigError(f"options {' and '.join(given)} exclude each other: remove all but one")
+        for name in ("SchemaId", "Subject"):
+            if texts[name] and registry is None:
+                raise ConfigError(f"option {column}{name} needs schemaRegistryUrl")
+        schema_id = count(own, f"{column}SchemaId", 0)
+        subject = texts["Subject"] or None
+        if registry is not None and subject is None and schema_id is None and topic is not None:
+            subject = f"{topic}-{column}"
+        text = texts["Schema"] or None
+        formats.append(ColumnFormat(column, "avro", registry, text, schema_id, subject, is_permissive))
+    return tuple(formats)
+
+
+def _registry(settings: dict[str, str], own: dict[str, str]) -> RegistrySettings | None:
+    """The registry's settings, checked; None without any."""
+    given = Settings(
+        {name.removeprefix(REGISTRY_PREFIX): value for name, value in own.items() if name.startswith(REGISTRY_PREFIX)}
+    )
+    url = own.get("schemaRegistryUrl", "").strip()
+    if not url and not given:
+        return None
+    if url:
+        _add_registry_setting(own, f"{REGISTRY_PREFIX}url", url)
+        given["url"] = url
+    from spark_klog.schemas.column_format import RegistrySettings
+    from spark_klog.schemas.registry.settings import check_names as check_registry_names
+
+    if "url" not in given:
+        raise ConfigError(f"option {REGISTRY_PREFIX}{next(iter(given))} needs schemaRegistryUrl")
+    check_registry_names(given, REGISTRY_PREFIX)
+    inherits = given.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
+    return RegistrySettings(given, REGISTRY_PREFIX, Settings(settings if inherits else {}))
 
 
 def _check_query(

@@ -68,6 +68,13 @@ class RegistryConfig:
 NAMES = _TEXTS | _TLS_NAMES | {item.metadata["name"] for item in fields(RegistryConfig) if item.metadata}
 
 
+def check_names(settings: Mapping[str, str], prefix: str) -> None:
+    """Raise `ConfigError` for a name that is not in `NAMES`."""
+    for name in settings:
+        if name not in NAMES:
+            raise ConfigError(f"unknown setting {prefix}{name}: {advice(name, NAMES)}")
+
+
 def registry_config(
     settings: Mapping[str, str], prefix: str = "schema.registry.", client: Mapping[str, str] | None = None
 ) -> RegistryConfig:
@@ -75,9 +82,7 @@ def registry_config(
 
     `prefix` is what the user wrote before the names. `client` are the settings of the Kafka client, for SASL_INHERIT.
     """
-    for name in settings:
-        if name not in NAMES:
-            raise ConfigError(f"unknown setting {prefix}{name}: {advice(name, NAMES)}")
+    check_names(settings, prefix)
     return _Parser(resolved(settings, prefix), prefix, client or {}).config()
 
 

@@ -7,7 +7,7 @@ only some of them need are therefore imported late.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,14 @@ from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
-from spark_klog.spark.options import SourceOptions, include_headers, sink_options, source_options
+from spark_klog.spark.options import (
+    SourceOptions,
+    has_formats,
+    include_headers,
+    sink_options,
+    source_formats,
+    source_options,
+)
 from spark_klog.spark.read.batch_query import QuerySource, plan_batch_query
 from spark_klog.spark.read.broker_source import BrokerSource
 from spark_klog.spark.read.pushdown import Pushed, spark_pushes_filters
@@ -48,18 +55,23 @@ class KlogDataSource(DataSource):
         return "klog"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(FULL if include_headers(self.options) else WITHOUT_HEADERS)
+        schema = from_arrow_schema(FULL if include_headers(self.options) else WITHOUT_HEADERS)
+        if has_formats(self.options):
+            from spark_klog.spark.read.row_columns import with_rows
+
+            return with_rows(schema, source_formats(self.options))
+        return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
         warn_if_slow()
         reader = FilteringBatchQueryReader if spark_pushes_filters() else BatchQueryReader
-        return reader(source_options(self.options, streaming=False), _arrow_schema(schema))
+        return reader(*_of_schema(source_options(self.options, streaming=False), schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         warn_if_slow()
         try:
             options = source_options(self.options, streaming=True)
-            reader = StreamReader(options, _arrow_schema(schema))
+            reader = StreamReader(*_of_schema(options, schema))
         except ConfigError as error:
             return adapted(RefusedStreamReader(error), is_limited=False)
         return adapted(reader, is_limited=options.trigger.any)
@@ -85,16 +97,31 @@ class KlogDataSource(DataSource):
         return StreamWriter(options, schema)
 
 
-def _arrow_schema(schema: StructType) -> pa.Schema:
-    """The schema as an Arrow schema; `ConfigError` if a column of a user's schema differs from ours."""
+def _of_schema(options: SourceOptions, schema: StructType) -> tuple[SourceOptions, pa.Schema]:
+    """The options with the schemas of columns that are rows, and the Arrow schema; see `_arrow_schema`."""
+    if not options.formats:
+        return options, _arrow_schema(schema, {})
+    from spark_klog.spark.read.row_columns import readers_of
+
+    readers, types = readers_of(options.formats, schema)
+    return dataclasses.replace(options, readers=readers), _arrow_schema(schema, types)
+
+
+def _arrow_schema(schema: StructType, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """The schema as an Arrow schema; `types` are those of columns that are rows.
+
+    `ConfigError` if another column of a user's schema differs from ours.
+    """
     names = schema.fieldNames()
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"the schema has column {', '.join(twice)} more than once")
     ours = subset(names)
     given = arrow_schema(schema)
-    for name in names:
-        if given.field(name).type != ours.field(name).type:
+    for number, name in enumerate(names):
+        if name in types:
+            given = given.set(number, pa.field(name, types[name]))
+        elif given.field(name).type != ours.field(name).type:
             raise ConfigError(
                 f"column {name} is {ours.field(name).type}, but the schema says {given.field(name).type}: "
                 "read it as it is, then cast it"

@@ -55,6 +55,7 @@ from spark_klog.spark.worker_process import cluster_of, prepare_worker
 
 if TYPE_CHECKING:
     from spark_klog.log.stored.segment import StoredBatches
+    from spark_klog.schemas.column_format import ColumnDecoder
     from spark_klog.spark.read.directory_source import DirectorySource
 
 _log = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ def read_ranges(
         warn_if_read_again(plan, cluster_of(options.client))
     observer = observer or ReadObserver()
     bad_records = BadRecords(options.bad_records, observer.keep_letter)
+    decoders: dict[str, ColumnDecoder] = {reader.column: reader.decoder() for reader in options.readers}
     losses = LossReporter(options.on_data_loss, observer.loss_advice, "" if plan is None else plan.advice)
     pairs = in_reading_order(options, ranges, topic_ids) if reader is None else ((item, reader) for item in ranges)
     decoder: PartitionDecoder | None = None
@@ -150,7 +152,7 @@ def read_ranges(
         topic, partition, start, end = requested
         if decoder is None:
             limit = range_reader.config.decompressed_max_bytes
-            decoder = PartitionDecoder(topic, partition, schema, limit, yields_bad=True)
+            decoder = PartitionDecoder(topic, partition, schema, limit, yields_bad=True, decoders=decoders)
         decoder.move_to(topic, partition)
         refusals = _Refusals(options, range_reader.config)
         while start < end:
@@ -272,7 +274,8 @@ class BadRecords:
     claims, the reason, the time (ms), and the bytes in base64. The CRC-32 of the bytes in the name keeps apart batches
     that claim the same offset. A repeated task writes the same files. `keep` takes (name, letter) in place of the file.
 
-    The same for single records whose timestamps do not fit into microseconds: of them the value is kept.
+    The same for single records whose timestamps do not fit into microseconds, of which the value is kept, and for those
+    whose key or value does not decode, of which that is kept.
     """
 
     def __init__(self, options: BadRecordsOptions, keep: Callable[[str, dict[str, Any]], None] | None = None) -> None:

@@ -1,0 +1,149 @@
+"""How a column of records, key or value, becomes rows: which format, and the schema to read it as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import pyarrow as pa
+
+from spark_klog.client.security.config import Settings
+from spark_klog.errors import RegistryError, SchemaError
+from spark_klog.records.contract import BinaryColumn, HeadersColumn
+from spark_klog.schemas.avro.decoder import AvroDecoder
+from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
+from spark_klog.schemas.decoder import RecordDecoder
+from spark_klog.schemas.prefix import SchemaKey
+from spark_klog.schemas.registry.client import NOT_THERE, SchemaRegistry, registry_of
+from spark_klog.schemas.registry.schemas import Format, Schema
+from spark_klog.schemas.rows import Decoded
+
+Column = Literal["key", "value"]
+
+
+@dataclass(frozen=True)
+class RegistrySettings:
+    """Settings by `registry.settings.NAMES`, secrets as the user wrote them: references stay references."""
+
+    settings: Settings
+    #: What users write before a name.
+    prefix: str = "schema.registry."
+    #: The Kafka client's settings, if it is its user that asks.
+    client: Settings = field(default_factory=Settings)
+
+    def registry(self) -> SchemaRegistry:
+        return registry_of(self.settings, self.prefix, self.client)
+
+
+@dataclass(frozen=True)
+class ColumnFormat:
+    """A column's format. Rows are those of one schema, the reader's: `text`, or that of `schema_id`, or the latest of
+    `subject`.
+
+    With a registry each record names its own schema; without one all are bare records of the reader's. `is_permissive`
+    makes rows that do not decode null, without a word.
+    """
+
+    column: Column
+    format: Format
+    registry: RegistrySettings | None = None
+    text: str | None = None
+    schema_id: int | None = None
+    subject: str | None = None
+    is_permissive: bool = False
+
+    def reader(self, schema_id: int | None = None) -> ReaderSchema:
+        """The reader's schema; `schema_id` if it was looked up before. Asks the registry, errors as of its client.
+
+        `SchemaError` or `RegistryError` names the column.
+        """
+        if self.text is not None:
+            return ReaderSchema(self, self.text)
+        assert self.registry is not None  # who makes a format without a text has one
+        registry = self.registry.registry()
+        schema_id = self.schema_id if schema_id is None else schema_id
+        version = None
+        try:
+            if schema_id is not None:
+                schema = registry.schema(schema_id)
+            else:
+                assert self.subject is not None
+                latest = registry.latest(self.subject)
+                schema, schema_id, version = latest.schema, latest.id, latest.version
+            references = tuple(registry.references(schema))
+        except SchemaError as error:
+            raise SchemaError(f"the schema of column {self.column}, id {schema_id}: {error}") from None
+        except RegistryError as error:
+            if error.code not in NOT_THERE or self.subject is None:
+                raise
+            raise SchemaError(f"column {self.column}: {error}; name another subject, or a schema") from None
+        if schema.format != self.format:
+            raise SchemaError(f"column {self.column} is to be {self.format}, but its schema is {schema.format}")
+        return ReaderSchema(self, schema.text, references, schema_id, version)
+
+
+@dataclass(frozen=True)
+class ReaderSchema:
+    """The schema that a column is read as. `id` and `version` are the registry's, None of a text."""
+
+    format: ColumnFormat
+    text: str
+    references: tuple[str, ...] = ()
+    id: int | None = None
+    version: int | None = None
+
+    @property
+    def column(self) -> Column:
+        return self.format.column
+
+    def parsed(self) -> AvroSchema:
+        """`SchemaError` names the column."""
+        try:
+            return parse_schema(self.text, self.references)
+        except SchemaError as error:
+            raise SchemaError(f"the schema of column {self.column}: {error}") from None
+
+    def decoder(self) -> ColumnDecoder:
+        """A decoder, for one thread at a time. It asks the registry for other schemas than this one, and keeps them.
+
+        `SchemaError` names the column if its schema has no Arrow type.
+        """
+        reader = self.parsed()
+        try:
+            decoder = AvroDecoder(reader)
+        except SchemaError as error:
+            raise SchemaError(f"the schema of column {self.column}: {error}") from None
+        settings = self.format.registry
+        if settings is None:
+            return ColumnDecoder(decoder.type, self.format.is_permissive, _bare(decoder, reader))
+
+        def writer_of(key: SchemaKey) -> AvroSchema:
+            if key.id == self.id:
+                return reader
+            registry = settings.registry()
+            schema: Schema = registry.schema(key.id)
+            if schema.format != self.format.format:
+                raise SchemaError(f"it is {schema.format}, not {self.format.format}")
+            return parse_schema(schema.text, registry.references(schema))
+
+        return ColumnDecoder(
+            decoder.type, self.format.is_permissive, RecordDecoder(decoder, writer_of, self.column).decode
+        )
+
+
+Decode = Callable[[BinaryColumn, HeadersColumn | None], Decoded]
+
+
+@dataclass(frozen=True)
+class ColumnDecoder:
+    """Decodes a column to rows of `type`; `is_permissive` if those of `Decoded.bad` are to be null."""
+
+    type: pa.DataType
+    is_permissive: bool
+    decode: Decode
+
+
+def _bare(decoder: AvroDecoder, reader: AvroSchema) -> Decode:
+    programs = [decoder.program(reader)]
+    return lambda values, headers: decoder.decode(values, programs)

@@ -1,0 +1,64 @@
+"""Columns of a read that are rows instead of bytes: their types at analysis, and the schemas of their tasks.
+
+Spark analyses a query in one Python process and plans it in another, and in between a subject may get a new version. So
+the type that analysis gives a column has the schema's id as metadata, and planning takes the schema of that id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import DataType, StructField, StructType
+
+from spark_klog.errors import ConfigError
+from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
+
+#: Metadata of a column: what the registry calls its schema.
+ID, SUBJECT, VERSION = "klog.schema.id", "klog.schema.subject", "klog.schema.version"
+
+
+def with_rows(schema: StructType, formats: Sequence[ColumnFormat]) -> StructType:
+    """The schema of a read, with the types of columns that are rows. Asks the registry; errors as of `reader`."""
+    rows = {one.column: one.reader() for one in formats}
+    return StructType([_row_field(rows[field.name]) if field.name in rows else field for field in schema.fields])
+
+
+def readers_of(
+    formats: Sequence[ColumnFormat], schema: StructType
+) -> tuple[tuple[ReaderSchema, ...], dict[str, pa.DataType]]:
+    """The schemas of those columns that the query reads, and their Arrow types by column.
+
+    `ConfigError` if a user's schema says otherwise.
+    """
+    readers: list[ReaderSchema] = []
+    types: dict[str, pa.DataType] = {}
+    for one in formats:
+        if one.column not in schema.fieldNames():
+            continue
+        field = schema[one.column]
+        reader = one.reader(field.metadata.get(ID))
+        types[one.column] = reader.decoder().type
+        ours = _spark_type(types[one.column])
+        if field.dataType.simpleString() != ours.simpleString():
+            raise ConfigError(
+                f"column {one.column} is {ours.simpleString()} by its schema, but the query's schema says "
+                f"{field.dataType.simpleString()}: read it as it is, then select from it"
+            )
+        readers.append(reader)
+    return tuple(readers), types
+
+
+def _row_field(reader: ReaderSchema) -> StructField:
+    metadata: dict[str, Any] = {}
+    if reader.id is not None:
+        metadata[ID] = reader.id
+    if reader.version is not None:
+        metadata |= {SUBJECT: reader.format.subject, VERSION: reader.version}
+    return StructField(reader.column, _spark_type(reader.decoder().type), nullable=True, metadata=metadata)
+
+
+def _spark_type(kind: pa.DataType) -> DataType:
+    return from_arrow_type(kind, prefer_timestamp_ntz=True)
