@@ -25,9 +25,10 @@ HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 _ID, _GUID = 0, 1
 ID_SIZE, GUID_SIZE = 5, 17
 _INT32 = 1 << 31
+#: Schemas of a batch up to which they are sought one after the other, and not by sorting all ids.
+_FEW = 16
 
-_Ints = np.ndarray[Any, np.dtype[np.int64]]
-_Bools = np.ndarray[Any, np.dtype[np.bool_]]
+_Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class SchemaKey(NamedTuple):
@@ -47,8 +48,8 @@ class SchemaKeys(NamedTuple):
     """
 
     keys: list[SchemaKey]
-    which: np.ndarray[Any, np.dtype[np.int32]]
-    starts: np.ndarray[Any, np.dtype[np.int32]]
+    which: _Array
+    starts: _Array
     bad: list[BadRow]
 
 
@@ -69,68 +70,66 @@ def schema_keys(
     """
     data = _Bytes.of(values)
     keys = _Keys(len(data.sizes))
-    rows = np.flatnonzero(data.valid)
-    if headers is not None and len(rows):
+    rows = None if data.valid is None else np.flatnonzero(data.valid)
+    if headers is not None and len(data.sizes):
         rows = keys.add_headers(_HeaderValues.of(headers), HEADERS[column].encode(), rows)
-    keys.add(data, rows, rows, starts=True)
+    keys.add(data, rows, rows, in_values=True)
     return SchemaKeys(list(keys.numbers), keys.which, keys.starts, sorted(keys.bad))
 
 
 class _Bytes(NamedTuple):
-    """A binary column as arrays: where values begin, their sizes, which are not null, all bytes."""
+    """A binary column as arrays: where values begin, their sizes, which are not null (None: all), all bytes."""
 
-    begins: _Ints
-    sizes: _Ints
-    valid: _Bools
-    data: np.ndarray[Any, np.dtype[np.uint8]]
+    begins: _Array
+    sizes: _Array
+    valid: _Array | None
+    data: _Array
 
     @classmethod
     def of(cls, values: pa.Array | BinaryColumn) -> _Bytes:
+        valid: _Array | None = None
         if isinstance(values, BinaryColumn):
             ends = np.frombuffer(values.offsets, np.int32)
-            count = max(len(ends) - 1, 0)
-            valid = np.ones(count, np.bool_)
             if values.validity is not None:
-                valid = np.unpackbits(np.frombuffer(values.validity, np.uint8), count=count, bitorder="little") != 0
-            return cls(ends[:count].astype(np.int64), np.diff(ends), valid, np.frombuffer(values.data, np.uint8))
+                bits = np.frombuffer(values.validity, np.uint8)
+                valid = np.unpackbits(bits, count=len(ends) - 1, bitorder="little") != 0
+            return cls(ends[:-1], np.diff(ends), valid, np.frombuffer(values.data, np.uint8))
         if not (pa.types.is_binary(values.type) or pa.types.is_string(values.type)):
             values = values.cast(pa.binary())
-        count = len(values)
-        if not count:
-            return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.uint8))
         _, offsets, data = values.buffers()
-        ends = np.frombuffer(offsets, np.int32)[values.offset : values.offset + count + 1]
-        valid = np.ones(count, np.bool_)
+        ends = np.frombuffer(offsets or b"", np.int32)[values.offset : values.offset + len(values) + 1]
         if values.null_count:
             valid = values.is_valid().to_numpy(zero_copy_only=False)
-        content = np.frombuffer(data or b"", np.uint8)
-        return cls(ends[:-1].astype(np.int64), np.diff(ends), valid, content)
+        return cls(ends[:-1], np.diff(ends), valid, np.frombuffer(data or b"", np.uint8))
 
-    def of_size(self, rows: _Ints, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The first `size` bytes of these values, which have as many: one a line."""
-        lines: np.ndarray[Any, np.dtype[np.uint8]] = self.data[self.begins[rows][:, None] + np.arange(size)]
-        return lines
+    def items(self, rows: _Array | None, skipped: int, kind: str) -> _Array:
+        """An item of the type after `skipped` bytes of each of these values (None: of all), which must have them."""
+        begins = self.begins if rows is None else self.begins[rows]
+        width = np.dtype(kind).itemsize
+        # an item at each byte, whether aligned or not
+        every: _Array = np.ndarray((max(len(self.data) - width + 1, 0),), kind, self.data.data, strides=(1,))
+        return every[begins + skipped] if skipped else every[begins]
 
     def value(self, row: int) -> bytes:
         begin = self.begins[row]
-        return self.data[begin : begin + self.sizes[row]].tobytes()
+        return bytes(self.data[begin : begin + self.sizes[row]])
 
 
 class _HeaderValues(NamedTuple):
     """Headers as arrays: the end of each row's list, their names, their values."""
 
-    ends: _Ints
+    ends: _Array
     names: _Bytes
     values: _Bytes
 
     @classmethod
     def of(cls, headers: pa.Array | HeadersColumn) -> _HeaderValues:
         if isinstance(headers, HeadersColumn):
-            ends = np.frombuffer(headers.offsets, np.int32).astype(np.int64)
+            ends = np.frombuffer(headers.offsets, np.int32)
             return cls(ends, _Bytes.of(headers.keys), _Bytes.of(headers.values))
         entries = headers.values
         names, values = entries.field(0), entries.field(1)
-        return cls(headers.offsets.to_numpy().astype(np.int64), _Bytes.of(names), _Bytes.of(values))
+        return cls(headers.offsets.to_numpy(), _Bytes.of(names), _Bytes.of(values))
 
 
 class _Keys:
@@ -142,56 +141,96 @@ class _Keys:
         self.starts = np.zeros(count, np.int32)
         self.bad: list[BadRow] = []
 
-    def add_headers(self, headers: _HeaderValues, name: bytes, rows: _Ints) -> _Ints:
-        """Add the rows that have a header of that name; return the others."""
+    def add_headers(self, headers: _HeaderValues, name: bytes, rows: _Array | None) -> _Array | None:
+        """Add the rows that have a header of that name; return the others. None stands for all rows."""
         alike = np.flatnonzero(headers.names.sizes == len(name))
         alike = alike[(alike >= headers.ends[0]) & (alike < headers.ends[-1])]  # of these rows: they may be a slice
+        alike = alike[headers.names.items(alike, 0, f"S{len(name)}") == name]
         if not len(alike):
             return rows
-        wanted = np.frombuffer(name, np.uint8)
-        alike = alike[(headers.names.of_size(alike, len(name)) == wanted).all(axis=1)]
-        # the row of a header is that of the first list that ends after it
-        of_rows, first = np.unique(np.searchsorted(headers.ends[1:], alike, side="right"), return_index=True)
-        is_wanted = np.isin(of_rows, rows)
-        self.add(headers.values, alike[first][is_wanted], of_rows[is_wanted], starts=False)
-        return np.setdiff1d(rows, of_rows, assume_unique=True)
+        row_of_header = np.repeat(np.arange(len(self.which)), np.diff(headers.ends))
+        of_rows = row_of_header[alike - headers.ends[0]]
+        is_first = np.ones(len(alike), np.bool_)
+        is_first[1:] = of_rows[1:] != of_rows[:-1]
+        of_rows, places = of_rows[is_first], alike[is_first]
+        left = np.ones(len(self.which), np.bool_)
+        if rows is not None:
+            left[:] = False
+            left[rows] = True
+            wanted = left[of_rows]
+            of_rows, places = of_rows[wanted], places[wanted]
+        left[of_rows] = False
+        self.add(headers.values, places, of_rows, in_values=False)
+        return np.flatnonzero(left)
 
-    def add(self, data: _Bytes, places: _Ints, rows: _Ints, *, starts: bool) -> None:
-        """Add rows whose ids begin the values at `places`; `starts` if the payload follows in the same value."""
-        if not len(rows):
+    def add(self, data: _Bytes, places: _Array | None, rows: _Array | None, *, in_values: bool) -> None:
+        """Add rows (None: all) whose ids begin the values at `places`; `in_values` if the payload follows there."""
+        sizes = data.sizes if places is None else data.sizes[places]
+        if data.valid is not None and not in_values:
+            assert places is not None
+            sizes = np.where(data.valid[places], sizes, 0)
+        if not len(sizes):
             return
-        sizes = np.where(data.valid[places], data.sizes[places], 0)
-        first = np.full(len(rows), -1, np.int64)
+        if int(sizes.min()) >= ID_SIZE and not data.items(places, 0, "u1").any():
+            # by far the most frequent case: ids only, as _ID is 0
+            self._add_kind(data, places, rows, sizes, ID_SIZE, in_values)
+            return
+        every = np.arange(len(sizes))
+        places, rows = every if places is None else places, every if rows is None else rows
+        first = np.full(len(sizes), -1, np.int64)
         filled = sizes > 0
-        first[filled] = data.data[data.begins[places[filled]]]
-        with_id = (first == _ID) & (sizes >= ID_SIZE)
-        with_guid = (first == _GUID) & (sizes >= GUID_SIZE)
-        for chosen, size in ((with_id, ID_SIZE), (with_guid, GUID_SIZE)):
-            if not chosen.any():
-                continue
-            there, of_rows = places[chosen], rows[chosen]
-            if starts:
-                self.starts[of_rows] = size
-                self._add_fixed(data.of_size(there, size)[:, 1:], of_rows)
-            elif (sizes[chosen] == size).all():
-                self._add_fixed(data.of_size(there, size)[:, 1:], of_rows)
-            else:  # numbers of messages follow
-                for place, row in zip(there.tolist(), of_rows.tolist(), strict=True):
-                    value = data.value(place)
-                    self.which[row] = self._number(SchemaKey(_id(value[1:size]), value[size:]))
-        for index in np.flatnonzero(~(with_id | with_guid)).tolist():
-            self.bad.append(BadRow(int(rows[index]), _reason(int(sizes[index]), int(first[index]), starts)))
+        first[filled] = data.items(places[filled], 0, "u1")
+        left = np.ones(len(sizes), np.bool_)
+        for kind, size in ((_ID, ID_SIZE), (_GUID, GUID_SIZE)):
+            chosen = (first == kind) & (sizes >= size)
+            if chosen.any():
+                self._add_kind(data, places[chosen], rows[chosen], sizes[chosen], size, in_values)
+                left &= ~chosen
+        for index in np.flatnonzero(left).tolist():
+            self.bad.append(BadRow(int(rows[index]), _reason(int(sizes[index]), int(first[index]), in_values)))
 
-    def _add_fixed(self, ids: np.ndarray[Any, np.dtype[np.uint8]], rows: _Ints) -> None:
-        """Add rows with the bytes of ids or GUIDs, one a line."""
-        size = ids.shape[1]
-        if (ids == ids[0]).all():  # by far the most frequent case
-            self.which[rows] = self._number(SchemaKey(_id(ids[0].tobytes())))
+    def _add_kind(
+        self, data: _Bytes, places: _Array | None, rows: _Array | None, sizes: _Array, size: int, in_values: bool
+    ) -> None:
+        """Add rows with ids (or GUIDs) of `size` bytes."""
+        target = slice(None) if rows is None else rows
+        if in_values:
+            self.starts[target] = size
+        elif (sizes != size).any():  # numbers of messages follow
+            assert places is not None
+            assert rows is not None
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+                value = data.value(place)
+                self.which[row] = self._number(SchemaKey(_id(value[1:size]), value[size:]))
             return
-        lines = np.ascontiguousarray(ids).view(f"V{size}").ravel()
-        distinct, inverse = np.unique(lines, return_inverse=True)
-        numbers = [self._number(SchemaKey(_id(line.tobytes()))) for line in distinct]
-        self.which[rows] = np.array(numbers, np.int32)[inverse]
+        if size == ID_SIZE:
+            self.which[target] = self._numbers(data.items(places, 1, "<u4"))
+        else:
+            # by the two halves
+            halves = data.items(places, 1, "V16").view("<u8").reshape(-1, 2)
+            self.which[target] = self._numbers(halves)
+
+    def _numbers(self, ids: _Array) -> _Array | int:
+        """The number of each id's schema: ids are INT32, or two INT64 each, of the bytes as they stand."""
+        result = np.empty(len(ids), np.int32)
+        left: _Array | None = None
+        for _ in range(_FEW):
+            if left is not None and not len(left):
+                return result
+            some = ids if left is None else ids[left]
+            same = some == some[0]
+            if same.ndim > 1:
+                same = same.all(axis=1)
+            number = self._number(SchemaKey(_id(some[0].tobytes())))
+            if left is None and same.all():
+                return number
+            places = np.flatnonzero(same) if left is None else left[same]
+            result[places] = number
+            left = np.flatnonzero(~same) if left is None else left[~same]
+        distinct, inverse = np.unique(ids[left], axis=0, return_inverse=True)
+        numbers = [self._number(SchemaKey(_id(some.tobytes()))) for some in distinct]
+        result[left] = np.array(numbers, np.int32)[inverse.ravel()]
+        return result
 
     def _number(self, key: SchemaKey) -> int:
         return self.numbers.setdefault(key, len(self.numbers))

@@ -18,7 +18,7 @@ import spark_klog
 from tests.jobs.support import ROOT
 from tests.support.wheel import build_wheel
 
-_KERNEL = "spark_klog/records/kernels/_kernel."
+_KERNELS = ("spark_klog/records/kernels/_kernel.", "spark_klog/schemas/avro/_avro.")
 _SECONDS = 240
 _METADATA = """
 import json, sys, spark_klog
@@ -63,9 +63,10 @@ def _check(wheel: Path, folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler here")
-def test_wheel_has_the_native_kernel(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_has_the_native_kernels(wheel: Path, tmp_path: Path) -> None:
     names = _check(wheel, tmp_path)
-    assert [name for name in names if name.startswith(_KERNEL) and name.endswith(".so")]
+    for kernel in _KERNELS:
+        assert [name for name in names if name.startswith(kernel) and name.endswith(".so")]
 
 
 @pytest.mark.test_all("long")

@@ -114,6 +114,16 @@ def test_headers_come_first() -> None:
     assert _found(values[:0], headers[:0]) == []
 
 
+def test_many_schemas_in_a_batch() -> None:
+    ids = [number % 700 for number in range(5000)]
+    guids = [UUID(int=number % 90) for number in range(900)]
+    values = [id_prefix(number) for number in ids] + [b"\x01" + guid.bytes for guid in guids] + [id_prefix(1), b"?"]
+    expected = [SchemaKey(number) for number in (*ids, *guids, 1)]
+    found = _found(pa.array(values))
+    assert [key for key, _ in found[:-1]] == expected
+    assert [start for _, start in found] == [5] * 5000 + [17] * 900 + [5, 0]
+
+
 _SCHEMAS = {7: '"int"', 8: '"long"', 9: '"string"', _GUID: '{"type": "int", "doc": "by GUID"}'}
 
 

@@ -45,6 +45,9 @@ class _NoDefault:
     def __repr__(self) -> str:
         return "NO_DEFAULT"
 
+    def __reduce__(self) -> str:
+        return "NO_DEFAULT"  # the one of this module, in the process that loads it, too
+
 
 NO_DEFAULT: Final = _NoDefault()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.avro.columns import columns_of
-from spark_klog.schemas.avro.schema import parse_schema
+from spark_klog.schemas.avro.schema import NO_DEFAULT, parse_schema
 
 from .support import record
 
@@ -79,6 +80,13 @@ def test_texts_of_a_primitive(text: str | bytes) -> None:
 def test_refused(schema: Any, text: str) -> None:
     with pytest.raises(SchemaError, match=text):
         columns_of(parse_schema(schema))
+
+
+def test_schemas_are_sent_to_other_processes() -> None:
+    schema = parse_schema(record(("a", "int"), ("b", ["null", "int"], None)))
+    sent = pickle.loads(pickle.dumps(schema))  # noqa: S301
+    assert sent == schema
+    assert sent.fields[0].default is NO_DEFAULT
 
 
 def test_nested_too_deeply() -> None:
