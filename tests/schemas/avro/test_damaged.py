@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
 from typing import Any
 
@@ -60,15 +61,12 @@ _DAMAGED = [
 
 
 @pytest.mark.parametrize(("schema", "data", "reason"), _DAMAGED, ids=str)
-def test_a_damaged_row_among_others(schema: Any, data: bytes, reason: str, kernel: str) -> None:
-    if kernel == "reference" and data == b"\x01\x02":
-        data = b"\x02\x02"
-    if kernel == "reference" and "negative length" in reason:
-        reason += "|cut off"
+def test_a_damaged_row_among_others(schema: Any, data: bytes, reason: str) -> None:
     schema = record(("before", "string"), ("field", _array(schema)), ("after", "int"))
     good = b"\x02a\x00\x02"
-    result = decode(schema, [good, b"\x02b\x02" + data + (b"" if "cut off" in reason else b"\x00\x02"), good])
-    if "left over" not in reason:
+    after = b"" if "cut off" in reason else b"\x00\x02"
+    result = decode(schema, [good, b"\x02b\x02" + data + after, good])
+    if "left over" not in reason:  # what is left over of the field may be a value of the next ones
         assert [row for row, _ in result.bad] == [1]
     assert result.values.to_pylist()[::2] == [{"before": "a", "field": [], "after": 1}] * 2
 
@@ -78,8 +76,6 @@ def test_reasons(schema: Any, data: bytes, reason: str, kernel: str) -> None:
     (bad,) = decode(schema, [data]).bad
     assert bad.row == 0
     if kernel == "native" or "cut off" not in bad.reason:
-        import re
-
         assert re.search(reason, bad.reason)
 
 
