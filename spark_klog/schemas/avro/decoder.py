@@ -90,8 +90,13 @@ class AvroDecoder:
         start = starts if isinstance(starts, int) else 0
         if not programs:
             which = memoryview(array("i", [-1]) * count)
-        failures = self._builders.decode(programs, which, data, offsets, validity, first, count, by_row, start)
-        result = _array(self._column, self._builders.finish(), count)
+        builders = self._builders
+        try:
+            failures = builders.decode(programs, which, data, offsets, validity, first, count, by_row, start)
+            result = _array(self._column, builders.finish(), count)
+        except BaseException:
+            self._builders = _builders(self._column)  # these may hold rows of this call
+            raise
         bad = [BadRow(row, programs[number].describe(Reason(why), at)) for row, number, why, at in failures]
         return Decoded(result, bad)
 

@@ -149,3 +149,17 @@ def test_batches_do_not_see_each_other() -> None:
     for result in results:
         assert result.values.to_pylist() == [good, None, good]
         assert len(result.bad) == 1
+
+
+def test_a_call_that_fails_leaves_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = record(("a", "string"), ("b", _array("int")))
+    decoder = AvroDecoder(parse_schema(schema))
+    programs = [decoder.program(parse_schema(schema))]
+    column = pa.array(written(schema, {"a": "x", "b": [1]}, {"a": "y", "b": []}))
+    with monkeypatch.context() as patched:
+        patched.setattr("spark_klog.schemas.avro.decoder._array", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            decoder.decode(column, programs)
+    with pytest.raises((ValueError, IndexError)):  # one number for two rows
+        decoder.decode(column, programs, which=bytes(4))
+    assert decoder.decode(column[:1], programs).values.to_pylist() == [{"a": "x", "b": [1]}]
