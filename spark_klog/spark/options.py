@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
@@ -36,6 +36,7 @@ from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema, RegistrySettings
+    from spark_klog.schemas.column_writing import Strategy, WriteFormat, WriterSchema
 
 _log = logging.getLogger(__name__)
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
@@ -71,16 +72,9 @@ SOURCE = (
     "estimateRecordBytes",
     "mode",
 )
-SINK = (
-    "topic",
-    "createTopics",
-    "deliveryGuarantee",
-    "transactionalIdPrefix",
-    "autoRegisterSchemas",
-    "useLatestVersion",
-    "keySubjectNameStrategy",
-    "valueSubjectNameStrategy",
-)
+#: Options of a registry's subjects, to write only.
+_SUBJECTS = ("autoRegisterSchemas", "useLatestVersion", "keySubjectNameStrategy", "valueSubjectNameStrategy")
+SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix", *_SUBJECTS)
 #: Options of rows instead of bytes, of reads and writes.
 _FORMATS = (
     "keyFormat",
@@ -628,6 +622,9 @@ class SinkOptions:
     create_topics: int | None = None
     checkpoint: str | None = None
     id_prefix: str = DEFAULT_ID_PREFIX
+    #: Columns of rows, and once they are looked up the schemas that they are written by.
+    formats: tuple[WriteFormat, ...] = ()
+    writers: tuple[WriterSchema, ...] = ()
 
 
 def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOptions:
@@ -644,7 +641,38 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
     guarantee = chosen(own, "deliveryGuarantee", {name: name for name in ("at-least-once", "exactly-once")})
     is_exact = guarantee == "exactly-once"
     checkpoint = _checkpoint(options, settings, streaming) if is_exact else None
-    return SinkOptions(settings, _topic(own), create, checkpoint, _id_prefix(own, is_exact))
+    topic = _topic(own)
+    formats = _write_formats(settings, own, topic)
+    return SinkOptions(settings, topic, create, checkpoint, _id_prefix(own, is_exact), formats)
+
+
+#: How subjects are called, by the last part of the names of Confluent's classes, and in short.
+_STRATEGIES: dict[str, Strategy] = {
+    "topicnamestrategy": "topic",
+    "recordnamestrategy": "record",
+    "topicrecordnamestrategy": "topic-record",
+}
+
+
+def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | None) -> tuple[WriteFormat, ...]:
+    """How to write the columns that are rows."""
+    sources = column_formats(settings, own, None)
+    given = next((name for name in _SUBJECTS if name in own), None)
+    if given is not None and not any(one.registry for one in sources):
+        raise ConfigError(f"option {given} needs schemaRegistryUrl, and valueFormat or keyFormat")
+    registers, uses_latest = boolean(own, "autoRegisterSchemas", True), boolean(own, "useLatestVersion", False)
+    if uses_latest and registers and "autoRegisterSchemas" in own:
+        raise ConfigError("options autoRegisterSchemas=true and useLatestVersion=true exclude each other")
+    if not sources:
+        return ()
+    from spark_klog.schemas.column_writing import WriteFormat
+
+    formats = []
+    for one in sources:
+        name = f"{one.column}SubjectNameStrategy"
+        strategy = chosen({name: own.get(name, "TopicNameStrategy").rpartition(".")[2]}, name, _STRATEGIES)
+        formats.append(WriteFormat(one, topic, cast("Strategy", strategy), registers, uses_latest))
+    return tuple(formats)
 
 
 def _topic(own: dict[str, str]) -> str | None:

@@ -88,13 +88,13 @@ class KlogDataSource(DataSource):
         if options.checkpoint is not None:
             from spark_klog.spark.write.exactly_once_driver import ExactlyOnceWriter
 
-            writer = ExactlyOnceWriter(options, options.checkpoint, schema)
+            writer = ExactlyOnceWriter(options, options.checkpoint, schema, is_for_tasks=not self._was_pickled)
             if not self._was_pickled:
                 writer.claim()
             return writer
         from spark_klog.spark.write.sink import StreamWriter
 
-        return StreamWriter(options, schema)
+        return StreamWriter(options, schema, is_for_tasks=not self._was_pickled)
 
 
 def _of_schema(options: SourceOptions, schema: StructType) -> tuple[SourceOptions, pa.Schema]:

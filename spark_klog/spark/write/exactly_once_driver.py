@@ -246,9 +246,9 @@ class CheckpointMismatch(ErrorWithFields):
 class ExactlyOnceWriter(StreamWriter):
     """`df.writeStream.format("klog").option("deliveryGuarantee", "exactly-once")`."""
 
-    def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType) -> None:
+    def __init__(self, options: SinkOptions, checkpoint: str, schema: StructType, *, is_for_tasks: bool = True) -> None:
         """Raise `ConfigError` unless the checkpoint is a local folder."""
-        super().__init__(options, schema)
+        super().__init__(options, schema, is_for_tasks=is_for_tasks)
         self._checkpoint = checkpoint_folder(checkpoint)
         self._claimed: Claimed | None = None
 

@@ -11,8 +11,8 @@ rows of `spark.tvf.python_worker_logs()`, if spark.sql.pyspark.worker.logging.en
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -34,7 +34,7 @@ from spark_klog.columns.encode import by_topic
 from spark_klog.errors import ConfigError
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import SinkOptions
-from spark_klog.spark.versions import StreamArrowWriter
+from spark_klog.spark.versions import StreamArrowWriter, arrow_schema
 from spark_klog.spark.worker_process import prepare_worker
 from spark_klog.spark.write.producers import PRODUCERS, SinkProducer
 
@@ -98,8 +98,8 @@ class Written(WriterCommitMessage):
     counts: Counts
 
 
-def _check_schema(schema: StructType, topic: str | None) -> None:
-    """Raise `ConfigError` for a schema that can't be written as records."""
+def _check_schema(schema: StructType, topic: str | None, rows: Collection[str]) -> None:
+    """Raise `ConfigError` for a schema that can't be written as records; `rows` are columns that may have any type."""
     names = schema.fieldNames()
     if "value" not in names:
         raise ConfigError(f"no column 'value': the columns are {', '.join(names)}")
@@ -108,7 +108,7 @@ def _check_schema(schema: StructType, topic: str | None) -> None:
             raise ConfigError(f"there are {names.count(name)} columns '{name}': rename or drop all but one")
     if topic is None and "topic" not in names:
         raise ConfigError("no topic to write to: set the option 'topic' or add a column 'topic'")
-    for name in [name for name in _COLUMNS if name in names]:
+    for name in [name for name in _COLUMNS if name in names and name not in rows]:
         own, allowed = schema[name].dataType, _COLUMNS[name]
         if not isinstance(own, allowed) and (allowed or own.simpleString() != _HEADERS.simpleString()):
             wanted = " or ".join(kind.typeName() for kind in allowed) or _HEADERS.simpleString()
@@ -125,7 +125,7 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
     counts: Counts = {}
     for arrow_batch in arrow_batches:
         names = [name for name in arrow_batch.schema.names if name in _COLUMNS]
-        rows = arrow_batch.select(names)
+        rows = _encoded(arrow_batch.select(names), options, first)
         producer.send_arrow(rows, options.topic, options.create_topics, first)
         first += rows.num_rows
         counts = total([counts, count_rows(rows, options.topic)])
@@ -135,9 +135,27 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
     return counts
 
 
+def _encoded(rows: pa.RecordBatch, options: SinkOptions, first: int) -> pa.RecordBatch:
+    """The rows with binary keys and values; raises what `WriterSchema.encode` does, with rows counted from `first`."""
+    for writer in options.writers:
+        number = rows.schema.get_field_index(writer.column)
+        if number >= 0:
+            rows = rows.set_column(number, writer.column, writer.encode(rows.column(number), first))
+    return rows
+
+
 class _Writer:
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        _check_schema(schema, options.topic)
+    def __init__(self, options: SinkOptions, schema: StructType, *, is_for_tasks: bool = True) -> None:
+        """Schemas of columns that are rows are looked up, and registered, only if the writer `is_for_tasks`."""
+        columns = [one.source.column for one in options.formats]
+        _check_schema(schema, options.topic, columns)
+        for name in columns:
+            if name not in schema.fieldNames():
+                raise ConfigError(f"no column '{name}', which option {name}Format is for")
+        if columns and is_for_tasks:
+            types = [arrow_schema(StructType([schema[name]])).field(name).type for name in columns]
+            writers = [one.writer(kind) for one, kind in zip(options.formats, types, strict=True)]
+            options = replace(options, writers=tuple(writers))
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

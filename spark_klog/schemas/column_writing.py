@@ -1,0 +1,139 @@
+"""How a column of rows becomes keys or values of records: by which schema, and under which subject it is registered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+from spark_klog.errors import EncodeError, RegistryError, SchemaError
+from spark_klog.schemas.avro.encoder import AvroEncoder
+from spark_klog.schemas.avro.from_arrow import schema_of
+from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
+from spark_klog.schemas.column_format import ColumnFormat
+from spark_klog.schemas.prefix import id_prefix
+from spark_klog.schemas.registry.client import NOT_THERE, SchemaRegistry
+from spark_klog.schemas.registry.schemas import Schema
+
+#: How the subject of a schema is called: by the topic, by the record's full name, by both.
+Strategy = Literal["topic", "record", "topic-record"]
+_CONFLICT = 409
+
+
+@dataclass(frozen=True)
+class WriteFormat:
+    """How to write a column: by the schema of `source`, or without one by that of the column's Arrow type.
+
+    The schema is registered under its subject; if not `registers`, it must be there. With `uses_latest` the subject's
+    latest version is written instead, to which the column must fit. `topic` is None if rows go to several topics.
+    """
+
+    source: ColumnFormat
+    topic: str | None = None
+    strategy: Strategy = "topic"
+    registers: bool = True
+    uses_latest: bool = False
+
+    def writer(self, kind: pa.DataType) -> WriterSchema:
+        """The schema for a column of an Arrow type, registered if it has to be; errors as of the registry's client.
+
+        `SchemaError` names the column, and what does not fit.
+        """
+        try:
+            return self._writer(kind)
+        except SchemaError as error:
+            raise SchemaError(f"column {self.source.column}: {error}") from None
+
+    def _writer(self, kind: pa.DataType) -> WriterSchema:
+        source = self.source
+        text = source.text
+        if text is None and source.schema_id is None and not self._names_latest:
+            text = schema_of(kind)
+        if source.registry is None:
+            assert text is not None  # only a registry has ids and subjects
+            return _checked(WriterSchema(source, text), kind)
+        registry = source.registry.registry()
+        if source.schema_id is not None:
+            schema, number = registry.schema(source.schema_id), source.schema_id
+        elif self.uses_latest:
+            latest = registry.latest(self._subject(text))
+            schema, number = latest.schema, latest.id
+        else:
+            assert text is not None
+            schema = Schema(text, source.format)
+            number = self._registered(registry, self._subject(text), schema)
+        if schema.format != source.format:
+            raise SchemaError(f"it is to be {source.format}, but schema id {number} is {schema.format}")
+        return _checked(WriterSchema(source, schema.text, tuple(registry.references(schema)), number), kind)
+
+    @property
+    def _names_latest(self) -> bool:
+        """Whether the subject, and so the schema, is known without a text."""
+        return self.uses_latest and (self.source.subject is not None or self.strategy == "topic")
+
+    def _subject(self, text: str | None) -> str:
+        source = self.source
+        if source.subject is not None:
+            return source.subject
+        if self.strategy != "record" and self.topic is None:
+            raise SchemaError(
+                f"rows go to the topics of a column, so the subject is not known: set {source.column}Subject, or "
+                f"{source.column}SubjectNameStrategy=RecordNameStrategy"
+            )
+        if self.strategy == "topic":
+            return f"{self.topic}-{source.column}"
+        assert text is not None  # see `_names_latest`
+        name = parse_schema(text).name
+        if not name:
+            raise SchemaError("the schema has no name to call the subject by: it is no record, enum or fixed")
+        return name if self.strategy == "record" else f"{self.topic}-{name}"
+
+    def _registered(self, registry: SchemaRegistry, subject: str, schema: Schema) -> int:
+        try:
+            if self.registers:
+                return registry.register(subject, schema)
+            return registry.lookup(subject, schema)
+        except RegistryError as error:
+            what = f"column {self.source.column} can't be written under subject {subject}: {error}"
+            if error.status == _CONFLICT:
+                hint = "make the columns compatible, or set useLatestVersion=true to write by the subject's schema"
+            elif error.code in NOT_THERE and not self.registers:
+                hint = "set autoRegisterSchemas=true, useLatestVersion=true, or a schema that is there"
+            else:
+                raise
+            raise RegistryError(f"{what}; {hint}", error.status, error.code) from None
+
+
+@dataclass(frozen=True)
+class WriterSchema:
+    """The schema that a column is written by; `id`, the registry's, stands before each record, None: nothing does."""
+
+    source: ColumnFormat
+    text: str
+    references: tuple[str, ...] = ()
+    id: int | None = None
+
+    @property
+    def column(self) -> str:
+        return self.source.column
+
+    def parsed(self) -> AvroSchema:
+        return parse_schema(self.text, self.references)
+
+    def encode(self, values: pa.Array, first: int = 0) -> pa.Array:
+        """The binary column of the records; null stays null.
+
+        `EncodeError` names a row that does not fit, counted from `first`; `SchemaError` a field.
+        """
+        encoder = AvroEncoder(self.parsed(), values.type)
+        try:
+            return encoder.encode(values, b"" if self.id is None else id_prefix(self.id))
+        except EncodeError as error:
+            after = f", counted after {first} rows" if first else ""
+            raise EncodeError(f"column {self.column}, {error}{after}") from None
+
+
+def _checked(writer: WriterSchema, kind: pa.DataType) -> WriterSchema:
+    AvroEncoder(writer.parsed(), kind)
+    return writer

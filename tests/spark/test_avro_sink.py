@@ -1,0 +1,244 @@
+"""Rows written as Avro records, which confluent-kafka reads, with schemas in franz-go's registry."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from collections.abc import Iterator
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr, struct
+
+from spark_klog.errors import ConfigError
+from spark_klog.spark.options import sink_options
+from tests.support.schema_registry import SchemaRegistryProcess, schema_registry
+
+from .support import consume, create_topic, error_of, read
+
+pytestmark = [pytest.mark.peer, pytest.mark.usefixtures("one_attempt")]
+_AT = dt.datetime(2024, 5, 6, 7, 8, 9, 10, dt.timezone.utc)
+_COLUMNS = """
+    id, if(id % 2 = 0, null, concat('\u20ac ', id)) AS name, timestamp_micros(1714979289000010) AS at,
+    CAST(id AS DECIMAL(10, 2)) / 4 AS price, map('k', array(id)) AS tags, struct(id AS inner) AS address
+"""
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistryProcess]:
+    with schema_registry(tmp_path_factory.mktemp("registry")) as process:
+        yield process
+
+
+def _rows(spark: SparkSession, count: int, columns: str = _COLUMNS) -> DataFrame:
+    return spark.range(count).coalesce(1).selectExpr(f"struct({columns}) AS value")
+
+
+def _write(frame: DataFrame, servers: str, topic: str, **options: str) -> None:
+    writer = frame.write.format("klog").option("kafka.bootstrap.servers", servers).option("topic", topic)
+    writer.options(**options).option("valueFormat", "avro").mode("append").save()
+
+
+def _read_by_confluent(
+    registry: SchemaRegistryProcess, servers: str, topic: str, subject: str | None = None
+) -> list[Any]:
+    conf = {"subject.name.strategy": lambda *_: subject or f"{topic}-value"}
+    deserialize = AvroDeserializer(SchemaRegistryClient({"url": registry.url}), conf=conf)
+    context = SerializationContext(topic, MessageField.VALUE, [])
+    return [deserialize(record.value, context) for record in consume(servers, topic)]
+
+
+def test_what_is_written_confluent_reads(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+    topic = "written"
+    create_topic(servers, topic)
+    _write(_rows(spark, 3), servers, topic, schemaRegistryUrl=registry.url)
+    expected = [
+        {
+            "id": number,
+            "name": None if number % 2 == 0 else f"\u20ac {number}",
+            "at": _AT,
+            "price": Decimal(number) / 4,
+            "tags": {"k": [number]},
+            "address": {"inner": number},
+        }
+        for number in range(3)
+    ]
+    assert _read_by_confluent(registry, servers, topic) == expected
+    client = SchemaRegistryClient({"url": registry.url})
+    assert client.get_subjects().count("written-value") == 1
+    text = json.loads(client.get_latest_version("written-value").schema.schema_str)
+    assert text["name"] == "topLevelRecord"
+    assert text["fields"][1] == {"name": "name", "type": ["null", "string"], "default": None}
+    options = {"subscribe": topic, "valueFormat": "avro", "schemaRegistryUrl": registry.url}
+    back = read(spark, servers, **options).orderBy("offset").select("value.*")
+    assert back.collect() == _rows(spark, 3).select("value.*").collect()
+
+
+def test_keys_nulls_and_a_text(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+    topic = "keyed"
+    create_topic(servers, topic)
+    schema = json.dumps({"type": "record", "name": "a.V", "fields": [{"name": "id", "type": "int"}]})
+    frame = (
+        spark.range(2)
+        .coalesce(1)
+        .select(expr("CAST(id AS INT) AS key"), expr("if(id = 0, null, struct(CAST(id AS INT) AS id)) AS value"))
+    )
+    keys = {"keyFormat": "avro", "keySchema": '"int"'}
+    _write(
+        frame,
+        servers,
+        topic,
+        schemaRegistryUrl=registry.url,
+        valueSchema=schema,
+        valueSubjectNameStrategy="io.confluent.kafka.serializers.subject.TopicRecordNameStrategy",
+        **keys,
+    )
+    client = SchemaRegistryClient({"url": registry.url})
+    value = client.get_latest_version("keyed-a.V")
+    key = client.get_latest_version("keyed-key")
+    assert [(record.key, record.value) for record in consume(servers, topic)] == [
+        (b"\0" + key.schema_id.to_bytes(4, "big") + b"\0", None),
+        (b"\0" + key.schema_id.to_bytes(4, "big") + b"\2", b"\0" + value.schema_id.to_bytes(4, "big") + b"\2"),
+    ]
+
+
+def test_the_subjects_latest_version(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+    topic = "governed"
+    create_topic(servers, topic)
+    client = SchemaRegistryClient({"url": registry.url})
+    fields = [{"name": "id", "type": "long"}, {"name": "note", "type": "string", "default": "-"}]
+    text = json.dumps({"type": "record", "name": "a.Governed", "fields": fields})
+    number = client.register_schema("governed-value", Schema(text, "AVRO"))
+    options = {"schemaRegistryUrl": registry.url, "useLatestVersion": "true"}
+    _write(_rows(spark, 1, "id"), servers, topic, **options)
+    _write(
+        _rows(spark, 1, "7 AS id, 'x' AS note"),
+        servers,
+        topic,
+        schemaRegistryUrl=registry.url,
+        valueSchemaId=str(number),
+    )
+    assert _read_by_confluent(registry, servers, topic) == [{"id": 0, "note": "-"}, {"id": 7, "note": "x"}]
+    text = error_of(lambda: _write(_rows(spark, 1, "id, 1 AS other"), servers, topic, **options))
+    assert "column value: " in text
+    assert "other" in text
+    text = error_of(lambda: _write(_rows(spark, 1, "CAST(null AS LONG) AS id"), servers, topic, **options))
+    assert "column value, row 0: " in text
+    missing = {"schemaRegistryUrl": registry.url, "autoRegisterSchemas": "false"}
+    text = error_of(lambda: _write(_rows(spark, 1), servers, topic, **missing))
+    assert "column value can't be written under subject governed-value" in text
+    assert "set autoRegisterSchemas=true" in text
+    assert len(consume(servers, topic)) == 2
+    assert client.get_versions("governed-value") == [1]
+
+
+def test_without_a_registry(spark: SparkSession, servers: str) -> None:
+    topic = "bare-sink"
+    create_topic(servers, topic)
+    schema = {"type": "record", "name": "V", "fields": [{"name": "id", "type": "long"}]}
+    _write(_rows(spark, 2, "id"), servers, topic, valueSchema=json.dumps(schema))
+    parsed = fastavro.parse_schema(schema)
+    values = [
+        fastavro.schemaless_reader(io.BytesIO(record.value or b""), parsed, None) for record in consume(servers, topic)
+    ]
+    assert values == [{"id": 0}, {"id": 1}]
+
+
+@pytest.mark.parametrize(
+    "guarantee", [pytest.param("at-least-once", marks=pytest.mark.test_all("again")), "exactly-once"]
+)
+def test_a_stream(
+    spark: SparkSession, servers: str, registry: SchemaRegistryProcess, tmp_path: Path, guarantee: str
+) -> None:
+    topic = f"stream-{guarantee}"
+    create_topic(servers, topic)
+    frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+    writer = frame.select(struct("value").alias("value")).writeStream.format("klog")
+    writer = writer.option("kafka.bootstrap.servers", servers).option("topic", topic)
+    writer = writer.option("valueFormat", "avro").option("schemaRegistryUrl", registry.url)
+    writer = writer.option("deliveryGuarantee", guarantee).option("checkpointLocation", str(tmp_path))
+    before = len(registry.requests)
+    query = writer.start()
+    try:
+        while query.isActive and (query.lastProgress is None or query.lastProgress.batchId < 2):
+            query.awaitTermination(0.2)
+    finally:
+        query.stop()
+    seen = [row["value"] for row in _read_by_confluent(registry, servers, topic)]
+    assert sorted(seen)[:10] == list(range(10))
+    assert len(seen) == len(set(seen))
+    asked = registry.requests[before:]
+    assert f"POST /subjects/{topic}-value/versions?normalize=false" in asked
+
+
+def test_what_is_not_compatible(spark: SparkSession, servers: str) -> None:
+    class Conflict(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            data = json.dumps({"error_code": 409, "message": "READER_FIELD_MISSING_DEFAULT_VALUE: id"}).encode()
+            self.send_response(409)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Conflict)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        text = error_of(lambda: _write(_rows(spark, 1), servers, "conflict", schemaRegistryUrl=url))
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert "column value can't be written under subject conflict-value" in text
+    assert "READER_FIELD_MISSING_DEFAULT_VALUE: id" in text
+    assert "set useLatestVersion=true" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"autoRegisterSchemas": "false"}, "option autoRegisterSchemas needs schemaRegistryUrl"),
+        ({"valueFormat": "avro", "mode": "PERMISSIVE"}, "option mode is for reading"),
+        (
+            {"valueFormat": "avro", "schemaRegistryUrl": "http://a", "valueSubjectNameStrategy": "Mine"},
+            "option valueSubjectNameStrategy=Mine must be one of topicnamestrategy",
+        ),
+        (
+            {
+                "valueFormat": "avro",
+                "schemaRegistryUrl": "http://a",
+                "useLatestVersion": "true",
+                "autoRegisterSchemas": "true",
+            },
+            "exclude each other",
+        ),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        sink_options({"kafka.bootstrap.servers": "a:1", "topic": "t", **options})
+
+
+def test_a_column_of_topics(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+    for topic in ("one", "two"):
+        create_topic(servers, topic)
+    frame = _rows(spark, 2, "id").withColumn("topic", expr("if(value.id = 0, 'one', 'two')"))
+    writer = frame.write.format("klog").option("kafka.bootstrap.servers", servers).mode("append")
+    writer = writer.option("valueFormat", "avro").option("schemaRegistryUrl", registry.url)
+    assert "rows go to the topics of a column" in error_of(writer.save)
+    writer.option("valueSubject", "both").save()
+    for number, topic in enumerate(("one", "two")):
+        assert _read_by_confluent(registry, servers, topic, "both") == [{"id": number}]
