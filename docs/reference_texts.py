@@ -109,6 +109,7 @@ CURES = {
     "RegistryError": "The text has the registry's words: check subject, credentials and compatibility level.",
     "RequestTimedOut": "Check that the brokers run and lead the partition; raise `request.timeout.ms`.",
     "SaslError": "Check mechanism, user and password, and what the broker's listener offers.",
+    "SchemaChanged": "Restart the query; the option schemaEvolution chooses what happens.",
     "SchemaError": "The text names the field: change the schema, the column's type, or the reader's schema.",
     "StartAfterEnd": "Swap the two, or widen the range.",
     "Superseded": "Stop one of the two runs.",

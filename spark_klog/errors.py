@@ -202,6 +202,16 @@ class SchemaError(KlogError, ValueError):
     """A schema that is invalid or not supported, or two that do not fit: names the types, and the field they are of."""
 
 
+class SchemaChanged(ErrorWithFields):
+    """A stream met a record of a newer `version` of a `subject` than `read`, the one that it reads by."""
+
+    def __init__(self, subject: str, version: int, read: int, remedy: str) -> None:
+        self.subject, self.version, self.read, self.remedy = subject, version, read, remedy
+        super().__init__(
+            f"subject {subject} has records of version {version} now, and the query reads by version {read}: {remedy}"
+        )
+
+
 class RegistryError(ErrorWithFields):
     """A schema registry refuses a request: with an HTTP `status`, and an error `code` of Confluent's API, such as 409
     for a schema that is not compatible, 40401 for a subject that is not there."""

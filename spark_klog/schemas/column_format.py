@@ -9,7 +9,7 @@ from typing import Literal
 import pyarrow as pa
 
 from spark_klog.client.security.config import Settings
-from spark_klog.errors import RegistryError, SchemaError
+from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
@@ -20,6 +20,12 @@ from spark_klog.schemas.registry.schemas import Format, Schema
 from spark_klog.schemas.rows import Decoded
 
 Column = Literal["key", "value"]
+#: What a stream does about records of a newer version of its subject: it reads them by its own schema, or ends.
+Evolution = Literal["keep", "restart", "fail"]
+_REMEDIES = {
+    "restart": "restart it to read by the new one (schemaEvolution=restart)",
+    "fail": "set {}SchemaId to read by the new one, or schemaEvolution=keep (schemaEvolution=fail)",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,7 @@ class ColumnFormat:
     schema_id: int | None = None
     subject: str | None = None
     is_permissive: bool = False
+    evolution: Evolution = "keep"
 
     def reader(self, schema_id: int | None = None) -> ReaderSchema:
         """The reader's schema; `schema_id` if it was looked up before. Asks the registry, errors as of its client.
@@ -69,9 +76,15 @@ class ColumnFormat:
                 schema = registry.schema(schema_id)
             else:
                 assert self.subject is not None
-                latest = registry.latest(self.subject)
+                # Spark's processes live longer than a query, which may be one that a new version has ended
+                latest = registry.latest(self.subject, is_new=True)
                 schema, schema_id, version = latest.schema, latest.id, latest.version
             references = tuple(registry.references(schema))
+            if self.evolution != "keep":
+                assert self.subject is not None  # the options require it
+                version = registry.version_of(self.subject, schema)
+                if version is None:
+                    raise SchemaError(f"it is no version of subject {self.subject}, which schemaEvolution needs")
         except SchemaError as error:
             raise SchemaError(f"the schema of column {self.column}, id {schema_id}: {error}") from None
         except RegistryError as error:
@@ -125,11 +138,21 @@ class ReaderSchema:
             schema: Schema = registry.schema(key.id)
             if schema.format != self.format.format:
                 raise SchemaError(f"it is {schema.format}, not {self.format.format}")
+            self._check_version(registry, schema)
             return parse_schema(schema.text, registry.references(schema))
 
         return ColumnDecoder(
             decoder.type, self.format.is_permissive, RecordDecoder(decoder, writer_of, self.column).decode
         )
+
+    def _check_version(self, registry: SchemaRegistry, schema: Schema) -> None:
+        """Raise `SchemaChanged` if a schema is a newer version of the subject, and that is to end the query."""
+        subject, evolution = self.format.subject, self.format.evolution
+        if evolution == "keep" or subject is None or self.version is None:
+            return
+        version = registry.version_of(subject, schema)
+        if version is not None and version > self.version:
+            raise SchemaChanged(subject, version, self.version, _REMEDIES[evolution].format(self.column))
 
 
 Decode = Callable[[BinaryColumn, HeadersColumn | None], Decoded]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,7 +35,7 @@ from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema, RegistrySettings
+    from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, ReaderSchema, RegistrySettings
     from spark_klog.schemas.column_writing import Strategy, WriteFormat, WriterSchema
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,14 @@ SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
 #: Options for the end of a read; not allowed in a stream, which has no end.
 ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 #: Options of micro-batches; without effect in a batch query, as with Spark's Kafka connector.
-TRIGGER = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsets")
+TRIGGER = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "commitOffsets",
+    "schemaEvolution",
+)
 SOURCE = (
     "path",
     *SUBSCRIPTIONS,
@@ -497,8 +504,10 @@ def _read_formats(
     topic = topics[0] if len(topics) == 1 else None
     mode = chosen(own, "mode", {"failfast": "failfast", "permissive": "permissive"})
     formats = column_formats(settings, own, topic, is_permissive=mode == "permissive")
-    if "mode" in own and not formats:
-        raise ConfigError("option mode needs valueFormat or keyFormat: it is about rows that do not decode")
+    evolution = cast("Evolution", chosen(own, "schemaEvolution", {name: name for name in ("keep", "restart", "fail")}))
+    for name in ("mode", "schemaEvolution"):
+        if name in own and not formats:
+            raise ConfigError(f"option {name} needs valueFormat or keyFormat")
     for one in formats:
         if one.registry is None and one.text is None:
             raise ConfigError(
@@ -511,7 +520,19 @@ def _read_formats(
                 f"{one.column}SchemaId or {one.column}Schema: the column has one schema, to which all records are "
                 "converted"
             )
-    return formats
+        if evolution != "keep" and (one.subject is None or one.text is not None):
+            raise ConfigError(
+                f"option schemaEvolution={evolution} needs a subject: a topic, or {one.column}Subject, and no "
+                f"{one.column}Schema"
+            )
+        if evolution == "fail" and one.schema_id is None:
+            raise ConfigError(
+                f"option schemaEvolution=fail needs {one.column}SchemaId, the version to stay with: without it a "
+                "restart would take the subject's latest, which is schemaEvolution=restart"
+            )
+        if evolution == "restart" and one.schema_id is not None:
+            raise ConfigError(f"options schemaEvolution=restart and {one.column}SchemaId exclude each other")
+    return tuple(replace(one, evolution=evolution) for one in formats)
 
 
 def column_formats(
@@ -537,14 +558,14 @@ def column_formats(
                 raise ConfigError(f"option {given[0]} needs {column}Format, such as avro")
             continue
         chosen(own, f"{column}Format", {"avro": "avro"})
-        if len(given) > 1 and not (given == [f"{column}Schema", f"{column}Subject"]):
-            raise ConfigError(f"options {' and '.join(given)} exclude each other: remove all but one")
+        if f"{column}Schema" in given and f"{column}SchemaId" in given:
+            raise ConfigError(f"options {' and '.join(given[:2])} exclude each other: remove one of them")
         for name in ("SchemaId", "Subject"):
             if texts[name] and registry is None:
                 raise ConfigError(f"option {column}{name} needs schemaRegistryUrl")
         schema_id = count(own, f"{column}SchemaId", 0)
         subject = texts["Subject"] or None
-        if registry is not None and subject is None and schema_id is None and topic is not None:
+        if registry is not None and subject is None and topic is not None:
             subject = f"{topic}-{column}"
         text = texts["Schema"] or None
         formats.append(ColumnFormat(column, "avro", registry, text, schema_id, subject, is_permissive))

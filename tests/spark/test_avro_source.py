@@ -15,8 +15,10 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
+from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
 from spark_klog.errors import ConfigError
@@ -197,6 +199,56 @@ def test_a_stream(spark: SparkSession, servers: str, registry: SchemaRegistryPro
     assert 1 <= len(asked) <= 6  # by the processes that plan, and once by each of the workers
 
 
+@pytest.mark.parametrize("evolution", ["restart", "fail"])
+def test_a_stream_that_ends_with_its_schema(
+    spark: SparkSession, servers: str, registry: SchemaRegistryProcess, tmp_path: Path, evolution: str
+) -> None:
+    topic = f"evolving-{evolution}"
+    create_topic(servers, topic)
+    writer = _Writer(registry, topic)
+    first = writer.values(_V1, [_order(0)])
+    second = writer.values({**_V1, "doc": "the second"}, [_order(1)])
+    produce(servers, topic, map(Sent, [*first, *second]))
+    options = {"subscribe": topic, "valueFormat": "avro", "schemaRegistryUrl": registry.url}
+    options |= {"startingOffsets": "earliest", "schemaEvolution": evolution}
+    if evolution == "fail":
+        options["valueSchemaId"] = str(int.from_bytes(second[0][1:5], "big"))
+    table = tmp_path / "table"
+
+    def start() -> StreamingQuery:
+        reader = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers).options(**options)
+        rows = reader.load().select("value.*").writeStream.format("parquet")
+        return rows.option("checkpointLocation", str(tmp_path / "checkpoint")).start(str(table))
+
+    def failure(query: StreamingQuery) -> str:
+        with pytest.raises(StreamingQueryException) as caught:
+            query.awaitTermination(60)
+        return str(caught.value)
+
+    query = start()
+    query.processAllAvailable()
+    evolved = {**_V1, "fields": [*_V1["fields"], {"name": "note", "type": "string", "default": "-"}]}
+    produce(servers, topic, map(Sent, writer.values(evolved, [_order(2, note="n")])))
+    changed = f"subject {topic}-value has records of version 3 now, and the query reads by version 2: "
+    if evolution == "restart":
+        assert changed + "restart it to read by the new one" in failure(query)
+    else:
+        assert changed + "set valueSchemaId to read by the new one" in failure(query)
+        assert changed in failure(start())
+        options["schemaEvolution"] = "keep"
+    query = start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    rows = spark.read.option("mergeSchema", "true").parquet(str(table)).orderBy("id").collect()
+    assert [row.id for row in rows] == [0, 1, 2]
+    if evolution == "restart":
+        assert [row.note for row in rows] == [None, None, "n"]
+    else:
+        assert "note" not in rows[0].asDict()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -212,8 +264,17 @@ def test_a_stream(spark: SparkSession, servers: str, registry: SchemaRegistryPro
             "valueFormat=avro of several topics needs valueSubject",
         ),
         (
-            {"valueFormat": "avro", "schemaRegistryUrl": "http://a", "valueSchemaId": "7", "valueSubject": "s"},
-            "options valueSchemaId and valueSubject exclude each other",
+            {"valueFormat": "avro", "schemaRegistryUrl": "http://a", "valueSchemaId": "7", "valueSchema": "s"},
+            "options valueSchema and valueSchemaId exclude each other",
+        ),
+        ({"schemaEvolution": "restart"}, "option schemaEvolution needs valueFormat"),
+        (
+            {"valueFormat": "avro", "schemaRegistryUrl": "http://a", "schemaEvolution": "fail"},
+            "option schemaEvolution=fail needs valueSchemaId",
+        ),
+        (
+            {"valueFormat": "avro", "valueSchema": '"int"', "schemaEvolution": "restart"},
+            "option schemaEvolution=restart needs a subject",
         ),
         ({"valueFormat": "avro", "schemaRegistry.urls": "x"}, "needs schemaRegistryUrl"),
         ({"valueFormat": "avro", "schemaRegistryUrl": "http://a", "schemaRegistry.x": "x"}, "unknown setting"),
@@ -231,7 +292,7 @@ def test_a_stream(spark: SparkSession, servers: str, registry: SchemaRegistryPro
 def test_options_that_do_not_fit(options: dict[str, str], text: str) -> None:
     given = {"kafka.bootstrap.servers": "a:1", "subscribe": "t", **options}
     with pytest.raises(ConfigError, match=text) as caught:
-        source_options(given, streaming=False)
+        source_options(given, streaming=True)
     assert "very-secret" not in str(caught.value)
 
 

@@ -94,10 +94,10 @@ class SchemaRegistry:
         self._keep(self._schemas, key, schema)
         return schema
 
-    def latest(self, subject: str) -> Version:
-        """The latest version of a subject, which may be `latest_seconds` old."""
+    def latest(self, subject: str, *, is_new: bool = False) -> Version:
+        """The latest version of a subject, which may be `latest_seconds` old unless `is_new`."""
         kept = self._latest.get(subject)
-        if kept is not None and time.monotonic() - kept[0] < self.config.latest_seconds:
+        if kept is not None and not is_new and time.monotonic() - kept[0] < self.config.latest_seconds:
             return kept[1]
         version = self._version(subject, "latest")
         self._keep(self._latest, subject, (time.monotonic(), version))
@@ -131,6 +131,17 @@ class SchemaRegistry:
         """The id of a schema that is a version of a subject; `RegistryError` if it is none."""
         path = f"/subjects/{quote(subject, safe='')}?normalize={json.dumps(normalize)}"
         return self._id_of("POST", path, subject, schema)
+
+    def version_of(self, subject: str, schema: Schema) -> int | None:
+        """The number of a schema's version of a subject, None if it is none."""
+        what = f"subject {subject}"
+        try:
+            answer = self._request("POST", f"/subjects/{quote(subject, safe='')}", what, schema.request())
+        except RegistryError as error:
+            if error.code not in NOT_THERE:
+                raise
+            return None
+        return _parsed(lambda found: int(found["version"]), answer, what)
 
     def incompatibilities(self, subject: str, schema: Schema, version: str = "latest") -> list[str]:
         """Why a schema can't be the subject's next version; [] if it can. `version` is a number or "latest"."""

@@ -95,6 +95,8 @@ def test_each_id_is_asked_for_once(server: SchemaRegistryProcess) -> None:
         registry.latest("once")
     assert server.requests[before:] == [f"GET /schemas/ids/{number}", "GET /subjects/once/versions/latest"]
     assert registry_of(settings) is registry
+    registry.latest("once", is_new=True)
+    assert len(server.requests) == before + 3
 
 
 def test_what_is_not_there(server: SchemaRegistryProcess) -> None:
