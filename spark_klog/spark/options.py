@@ -83,7 +83,7 @@ SOURCE = (
 _SUBJECTS = ("autoRegisterSchemas", "useLatestVersion", "keySubjectNameStrategy", "valueSubjectNameStrategy")
 SINK = ("topic", "createTopics", "deliveryGuarantee", "transactionalIdPrefix", *_SUBJECTS)
 #: Options of rows instead of bytes, of reads and writes.
-_FORMATS = (
+FORMATS = (
     "keyFormat",
     "keySchema",
     "keySchemaId",
@@ -101,7 +101,7 @@ _REGISTRY_PREFIXES = tuple(
 )
 #: The name of a cluster in clusters.toml.
 _CLUSTER = "cluster"
-_KNOWN = (*SOURCE, *SINK, *_FORMATS, "includeHeaders", _CLUSTER)
+_KNOWN = (*SOURCE, *SINK, *FORMATS, "includeHeaders", _CLUSTER)
 #: Settings that users can't set, as with Spark's Kafka connector.
 PROTECTED = {
     "key.deserializer": "keys are binary: cast the column instead",
@@ -542,7 +542,7 @@ def column_formats(
     registry = _registry(settings, own)
     names = ("key", "value")
     if not any(f"{name}Format" in own for name in names):
-        alone = next((name for name in _FORMATS if name in own), None)
+        alone = next((name for name in FORMATS if name in own), None)
         if alone is not None or registry is not None:
             raise ConfigError(f"option {alone or 'schemaRegistryUrl'} needs valueFormat or keyFormat, such as avro")
         return ()

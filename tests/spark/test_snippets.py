@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from spark_klog.embedded import EmbeddedCluster
 from tests.support import papers
 from tests.support.klog import klog, klog_command
 from tests.support.papers import ROOT, Snippet
+from tests.support.schema_registry import schema_registry
 from tests.support.topics import make_topic
 
 #: Tests of the commands that do not run here, by the beginning of a command line.
@@ -80,8 +82,9 @@ class _Reader:
 
     def __init__(self, spark: SparkSession, folder: Path, servers: str, zookeeper: str) -> None:
         self.folder = folder
-        self._ports = {"127.0.0.1:9092": servers, "127.0.0.1:2181": zookeeper}
+        self.ports = {"127.0.0.1:9092": servers, "127.0.0.1:2181": zookeeper}
         self._children: list[subprocess.Popen[str]] = []
+        self.resources = ExitStack()
         self.namespace: dict[str, Any] = {"spark": spark, "servers": servers, "__name__": "page"}
 
     def text(self, text: str) -> str:
@@ -91,10 +94,10 @@ class _Reader:
         return text.replace('"127.0.0.1", 9092', '"{}", {}'.format(*self._address("127.0.0.1:9092").split(":")))
 
     def _address(self, address: str) -> str:
-        if not self._ports.get(address):
+        if not self.ports.get(address):
             with socket.create_server(("127.0.0.1", 0)) as server:
-                self._ports[address] = f"127.0.0.1:{server.getsockname()[1]}"
-        return self._ports[address]
+                self.ports[address] = f"127.0.0.1:{server.getsockname()[1]}"
+        return self.ports[address]
 
     def run(self, snippet: Snippet) -> None:
         text = self.text(snippet.text)
@@ -130,6 +133,7 @@ class _Reader:
         assert "ready on" in child.stdout.readline(), shlex.join(arguments)
 
     def close(self) -> None:
+        self.resources.close()
         for child in self._children:
             child.terminate()
             child.wait(_READY_SECONDS)
@@ -207,9 +211,15 @@ def _check_tutorial(reader: _Reader) -> None:
     assert sorted(tuple(row) for row in rows) == [("ada", "CART"), ("ada", "HOME"), ("grace", "SEARCH")]
 
 
+def _start_registry(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
+    registry = reader.resources.enter_context(schema_registry(reader.folder / "registry"))
+    reader.ports["127.0.0.1:8081"] = registry.url.removeprefix("http://")
+
+
 _BEFORE: dict[str, Callable[[_Reader, EmbeddedCluster, Path], None]] = {
     "docs/recipes/log-directories.md": _copy_log,
     "docs/recipes/named-clusters.md": _name_cluster,
+    "docs/recipes/schemas.md": _start_registry,
     "docs/recipes/switch.md": _run_with_checkpoint,
     "docs/recipes/zookeeper-to-kafka.md": _store_in_zookeeper,
 }
