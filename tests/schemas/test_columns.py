@@ -151,7 +151,7 @@ def test_the_schema_of_a_type() -> None:
     row: dict[str, Any] = dict.fromkeys(_KIND.names)
     full = {**row, "b": True, "i": 1, "s": "\u20ac", "list": [{"z": 1}, None], "inner": {"inner": {"y": "y"}}}
     rows = [{**row, "b": False}, full, None]
-    values = writer.encode(pa.array(rows, _KIND))
+    values = writer.encoder().encode(pa.array(rows, _KIND))
     read = [data and fastavro.schemaless_reader(io.BytesIO(data), parsed, None) for data in values.to_pylist()]
     assert read == rows
     data = _batch(0, [(b"k", value) for value in values.to_pylist()], [_TIME] * 3)
@@ -179,10 +179,9 @@ def test_what_avro_has_not() -> None:
 
 
 def test_a_row_that_does_not_fit() -> None:
-    writer = WriteFormat(ColumnFormat("value", "avro", text=json.dumps(_SCHEMA))).writer(
-        pa.struct([("id", pa.int64())])
-    )
+    source = ColumnFormat("value", "avro", text=json.dumps(_SCHEMA))
+    encoder = WriteFormat(source).writer(pa.struct([("id", pa.int64())])).encoder()
     rows = pa.array([{"id": 1}, {"id": None}])
     with pytest.raises(EncodeError, match=r"^column value, row 1: .*id.*, counted after 100 rows$"):
-        writer.encode(rows, 100)
-    assert writer.encode(rows[:1]).to_pylist() == [b"\2"]
+        encoder.encode(rows, 100)
+    assert encoder.encode(rows[:1]).to_pylist() == [b"\2"]

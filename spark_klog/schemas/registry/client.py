@@ -328,19 +328,22 @@ def _verification(error: BaseException) -> ssl.SSLCertVerificationError | None:
 
 
 _lock = threading.Lock()
-_registries: dict[tuple[Any, ...], SchemaRegistry] = {}
+_registries: dict[RegistryConfig, SchemaRegistry] = {}
 _MOST_REGISTRIES = 8
 
 
 def registry_of(
     settings: Mapping[str, str], prefix: str = "schema.registry.", client: Mapping[str, str] | None = None
 ) -> SchemaRegistry:
-    """The process's registry of these settings, see `registry_config`: what it has learnt is asked for once only."""
-    key = tuple(sorted(settings.items())), prefix, tuple(sorted((client or {}).items()))
+    """The process's registry of these settings, see `registry_config`: what it has learnt is asked for once only.
+
+    Secrets are resolved each time: a token's file may have another one.
+    """
+    config = registry_config(settings, prefix, client)
     with _lock:
-        registry = _registries.get(key)
+        registry = _registries.get(config)
         if registry is None:
-            registry = _registries[key] = SchemaRegistry(registry_config(settings, prefix, client))
+            registry = _registries[config] = SchemaRegistry(config)
             while len(_registries) > _MOST_REGISTRIES:  # who still has it goes on with it
                 del _registries[next(iter(_registries))]
     return registry

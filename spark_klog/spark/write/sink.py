@@ -123,9 +123,13 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
     """
     first = 0
     counts: Counts = {}
+    encoders = [writer.encoder() for writer in options.writers]
     for arrow_batch in arrow_batches:
         names = [name for name in arrow_batch.schema.names if name in _COLUMNS]
-        rows = _encoded(arrow_batch.select(names), options, first)
+        rows = arrow_batch.select(names)
+        for encoder in encoders:
+            place = names.index(encoder.column)
+            rows = rows.set_column(place, encoder.column, encoder.encode(rows.column(place), first))
         producer.send_arrow(rows, options.topic, options.create_topics, first)
         first += rows.num_rows
         counts = total([counts, count_rows(rows, options.topic)])
@@ -133,15 +137,6 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
     if not first and options.topic is not None and context is not None and context.partitionId() == 0:
         producer.require([options.topic], options.create_topics)
     return counts
-
-
-def _encoded(rows: pa.RecordBatch, options: SinkOptions, first: int) -> pa.RecordBatch:
-    """The rows with binary keys and values; raises what `WriterSchema.encode` does, with rows counted from `first`."""
-    for writer in options.writers:
-        number = rows.schema.get_field_index(writer.column)
-        if number >= 0:
-            rows = rows.set_column(number, writer.column, writer.encode(rows.column(number), first))
-    return rows
 
 
 class _Writer:

@@ -129,6 +129,14 @@ def test_basic(tmp_path: Path) -> None:
 def test_bearer(tmp_path: Path) -> None:
     with schema_registry(tmp_path, "Bearer abc.def") as server:
         assert _client(server.url, bearer_auth_token="abc.def").subjects() == []
+    file = tmp_path / "token"
+    with schema_registry(tmp_path, "Bearer abc.def") as server:
+        settings = {"url": server.url, "bearer.auth.token": f"file:{file}"}
+        file.write_text("old\n")
+        with pytest.raises(RegistryError, match="answers 40"):
+            registry_of(settings).subjects()
+        file.write_text("abc.def\n")
+        assert registry_of(settings).subjects() == []
     with TokenServer() as tokens, schema_registry(tmp_path) as server:
         settings = {
             "bearer_auth_credentials_source": "OAUTHBEARER",
