@@ -15,7 +15,7 @@ from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey
-from spark_klog.schemas.registry.client import NOT_THERE, SchemaRegistry, registry_of
+from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of
 from spark_klog.schemas.registry.schemas import Format, Schema
 from spark_klog.schemas.rows import Decoded
 
@@ -38,7 +38,7 @@ class RegistrySettings:
     #: The Kafka client's settings, if it is its user that asks.
     client: Settings = field(default_factory=Settings)
 
-    def registry(self) -> SchemaRegistry:
+    def registry(self) -> RegistryClient:
         return registry_of(self.settings, self.prefix, self.client)
 
 
@@ -145,7 +145,7 @@ class ReaderSchema:
             decoder.type, self.format.is_permissive, RecordDecoder(decoder, writer_of, self.column).decode
         )
 
-    def _check_version(self, registry: SchemaRegistry, schema: Schema) -> None:
+    def _check_version(self, registry: RegistryClient, schema: Schema) -> None:
         """Raise `SchemaChanged` if a schema is a newer version of the subject, and that is to end the query."""
         subject, evolution = self.format.subject, self.format.evolution
         if evolution == "keep" or subject is None or self.version is None:

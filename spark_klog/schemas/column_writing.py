@@ -13,7 +13,7 @@ from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.prefix import id_prefix
-from spark_klog.schemas.registry.client import NOT_THERE, SchemaRegistry
+from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient
 from spark_klog.schemas.registry.schemas import Schema
 
 #: How the subject of a schema is called: by the topic, by the record's full name, by both.
@@ -89,7 +89,7 @@ class WriteFormat:
             raise SchemaError("the schema has no name to call the subject by: it is no record, enum or fixed")
         return name if self.strategy == "record" else f"{self.topic}-{name}"
 
-    def _registered(self, registry: SchemaRegistry, subject: str, schema: Schema) -> int:
+    def _registered(self, registry: RegistryClient, subject: str, schema: Schema) -> int:
         try:
             if self.registers:
                 return registry.register(subject, schema)

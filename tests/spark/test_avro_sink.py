@@ -22,7 +22,7 @@ from pyspark.sql.functions import expr, struct
 
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options import sink_options
-from tests.support.schema_registry import SchemaRegistryProcess, schema_registry
+from tests.support.clients.srfake import SrFake, serving_srfake
 
 from .support import consume, create_topic, error_of, read
 
@@ -35,8 +35,8 @@ _COLUMNS = """
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistryProcess]:
-    with schema_registry(tmp_path_factory.mktemp("registry")) as process:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SrFake]:
+    with serving_srfake(tmp_path_factory.mktemp("registry")) as process:
         yield process
 
 
@@ -49,16 +49,14 @@ def _write(frame: DataFrame, servers: str, topic: str, **options: str) -> None:
     writer.options(**options).option("valueFormat", "avro").mode("append").save()
 
 
-def _read_by_confluent(
-    registry: SchemaRegistryProcess, servers: str, topic: str, subject: str | None = None
-) -> list[Any]:
+def _read_by_confluent(registry: SrFake, servers: str, topic: str, subject: str | None = None) -> list[Any]:
     conf = {"subject.name.strategy": lambda *_: subject or f"{topic}-value"}
     deserialize = AvroDeserializer(SchemaRegistryClient({"url": registry.url}), conf=conf)
     context = SerializationContext(topic, MessageField.VALUE, [])
     return [deserialize(record.value, context) for record in consume(servers, topic)]
 
 
-def test_what_is_written_confluent_reads(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+def test_what_is_written_confluent_reads(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "written"
     create_topic(servers, topic)
     _write(_rows(spark, 3), servers, topic, schemaRegistryUrl=registry.url)
@@ -84,7 +82,7 @@ def test_what_is_written_confluent_reads(spark: SparkSession, servers: str, regi
     assert back.collect() == _rows(spark, 3).select("value.*").collect()
 
 
-def test_keys_nulls_and_a_text(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+def test_keys_nulls_and_a_text(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "keyed"
     create_topic(servers, topic)
     schema = json.dumps({"type": "record", "name": "a.V", "fields": [{"name": "id", "type": "int"}]})
@@ -112,7 +110,7 @@ def test_keys_nulls_and_a_text(spark: SparkSession, servers: str, registry: Sche
     ]
 
 
-def test_the_subjects_latest_version(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+def test_the_subjects_latest_version(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "governed"
     create_topic(servers, topic)
     client = SchemaRegistryClient({"url": registry.url})
@@ -157,9 +155,7 @@ def test_without_a_registry(spark: SparkSession, servers: str) -> None:
 @pytest.mark.parametrize(
     "guarantee", [pytest.param("at-least-once", marks=pytest.mark.test_all("again")), "exactly-once"]
 )
-def test_a_stream(
-    spark: SparkSession, servers: str, registry: SchemaRegistryProcess, tmp_path: Path, guarantee: str
-) -> None:
+def test_a_stream(spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path, guarantee: str) -> None:
     topic = f"stream-{guarantee}"
     create_topic(servers, topic)
     frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
@@ -232,7 +228,7 @@ def test_options_that_do_not_fit(options: dict[str, str], text: str) -> None:
         sink_options({"kafka.bootstrap.servers": "a:1", "topic": "t", **options})
 
 
-def test_a_column_of_topics(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+def test_a_column_of_topics(spark: SparkSession, servers: str, registry: SrFake) -> None:
     for topic in ("one", "two"):
         create_topic(servers, topic)
     frame = _rows(spark, 2, "id").withColumn("topic", expr("if(value.id = 0, 'one', 'two')"))

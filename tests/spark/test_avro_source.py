@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from spark_klog.errors import ConfigError
 from spark_klog.spark.options import source_options
 from spark_klog.spark.read.source import KlogDataSource
-from tests.support.schema_registry import SchemaRegistryProcess, schema_registry
+from tests.support.clients.srfake import SrFake, serving_srfake
 from tests.support.tcp_proxy import TcpProxy
 
 from .support import Sent, create_topic, error_of, produce, read
@@ -51,8 +51,8 @@ _KEY = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistryProcess]:
-    with schema_registry(tmp_path_factory.mktemp("registry")) as process:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SrFake]:
+    with serving_srfake(tmp_path_factory.mktemp("registry")) as process:
         yield process
 
 
@@ -64,7 +64,7 @@ def _order(number: int, **more: Any) -> dict[str, Any]:
 class _Writer:
     """Serializes values of a topic as confluent-kafka does."""
 
-    def __init__(self, registry: SchemaRegistryProcess, topic: str) -> None:
+    def __init__(self, registry: SrFake, topic: str) -> None:
         self._client = SchemaRegistryClient({"url": registry.url})
         self._topic = topic
 
@@ -82,7 +82,7 @@ class _Writer:
         return value, tuple(headers)
 
 
-def test_each_record_by_its_own_schema(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+def test_each_record_by_its_own_schema(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "orders"
     create_topic(servers, topic)
     writer = _Writer(registry, topic)
@@ -134,7 +134,7 @@ def test_the_schema_of_a_text_and_bare_records(spark: SparkSession, servers: str
     assert frame.filter("value.id = 1").count() == 1
 
 
-def test_wrong_columns_fail_at_analysis(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+def test_wrong_columns_fail_at_analysis(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "analysed"
     create_topic(servers, topic)
     _Writer(registry, topic).values(_V1, [_order(1)])
@@ -148,9 +148,7 @@ def test_wrong_columns_fail_at_analysis(spark: SparkSession, servers: str, regis
     assert "column value is struct<id:bigint," in text
 
 
-def test_what_does_not_decode(
-    spark: SparkSession, servers: str, registry: SchemaRegistryProcess, tmp_path: Path
-) -> None:
+def test_what_does_not_decode(spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path) -> None:
     topic = "poisoned"
     create_topic(servers, topic)
     good = _Writer(registry, topic).values(_V1, [_order(number) for number in range(3)])
@@ -177,7 +175,7 @@ def test_what_does_not_decode(
     assert "does not have it" in by_offset[3]["reason"]
 
 
-def test_a_stream(spark: SparkSession, servers: str, registry: SchemaRegistryProcess, tmp_path: Path) -> None:
+def test_a_stream(spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path) -> None:
     topic = "streamed"
     create_topic(servers, topic)
     writer = _Writer(registry, topic)
@@ -202,7 +200,7 @@ def test_a_stream(spark: SparkSession, servers: str, registry: SchemaRegistryPro
     assert 1 <= len(asked) <= 6  # by the processes that plan, and once by each of the workers
 
 
-def test_a_registry_that_is_down_delays(spark: SparkSession, servers: str, registry: SchemaRegistryProcess) -> None:
+def test_a_registry_that_is_down_delays(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "delayed"
     create_topic(servers, topic)
     writer = _Writer(registry, topic)
@@ -228,7 +226,7 @@ def test_a_registry_that_is_down_delays(spark: SparkSession, servers: str, regis
 
 @pytest.mark.parametrize("evolution", ["restart", "fail"])
 def test_a_stream_that_ends_with_its_schema(
-    spark: SparkSession, servers: str, registry: SchemaRegistryProcess, tmp_path: Path, evolution: str
+    spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path, evolution: str
 ) -> None:
     topic = f"evolving-{evolution}"
     create_topic(servers, topic)

@@ -24,9 +24,9 @@ from pyspark.sql import SparkSession
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
 from tests.support import papers
+from tests.support.clients.srfake import serving_srfake
 from tests.support.klog import klog, klog_command
 from tests.support.papers import ROOT, Snippet
-from tests.support.schema_registry import schema_registry
 from tests.support.topics import make_topic
 
 #: Tests of the commands that do not run here, by the beginning of a command line.
@@ -212,7 +212,7 @@ def _check_tutorial(reader: _Reader) -> None:
 
 
 def _start_registry(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
-    registry = reader.resources.enter_context(schema_registry(reader.folder / "registry"))
+    registry = reader.resources.enter_context(serving_srfake(reader.folder / "registry"))
     reader.ports["127.0.0.1:8081"] = registry.url.removeprefix("http://")
 
 

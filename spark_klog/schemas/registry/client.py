@@ -43,7 +43,7 @@ _BEARER_NAMES = {
 }
 
 
-class SchemaRegistry:
+class RegistryClient:
     """A registry, at one of the URLs of `config`: another one after an error. Threads may share it.
 
     Each call ends within `config.deadline_ms`: a registry that is down is asked again until then, with back-off.
@@ -73,7 +73,7 @@ class SchemaRegistry:
         self._registered: dict[tuple[str, Schema], int] = {}
 
     def __repr__(self) -> str:
-        return f"SchemaRegistry({', '.join(self.config.urls)})"
+        return f"RegistryClient({', '.join(self.config.urls)})"
 
     def close(self) -> None:
         self._client.close()
@@ -328,13 +328,13 @@ def _verification(error: BaseException) -> ssl.SSLCertVerificationError | None:
 
 
 _lock = threading.Lock()
-_registries: dict[RegistryConfig, SchemaRegistry] = {}
+_registries: dict[RegistryConfig, RegistryClient] = {}
 _MOST_REGISTRIES = 8
 
 
 def registry_of(
     settings: Mapping[str, str], prefix: str = "schema.registry.", client: Mapping[str, str] | None = None
-) -> SchemaRegistry:
+) -> RegistryClient:
     """The process's registry of these settings, see `registry_config`: what it has learnt is asked for once only.
 
     Secrets are resolved each time: a token's file may have another one.
@@ -343,7 +343,7 @@ def registry_of(
     with _lock:
         registry = _registries.get(config)
         if registry is None:
-            registry = _registries[config] = SchemaRegistry(config)
+            registry = _registries[config] = RegistryClient(config)
             while len(_registries) > _MOST_REGISTRIES:  # who still has it goes on with it
                 del _registries[next(iter(_registries))]
     return registry

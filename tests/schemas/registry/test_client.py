@@ -18,12 +18,12 @@ from confluent_kafka.schema_registry import Schema as ConfluentSchema, SchemaRef
 
 from spark_klog.errors import ConnectionFailed, RegistryError, SaslError, SchemaError, TlsError
 from spark_klog.schemas.avro.schema import parse_schema
-from spark_klog.schemas.registry.client import SchemaRegistry, registry_of
+from spark_klog.schemas.registry.client import RegistryClient, registry_of
 from spark_klog.schemas.registry.schemas import Reference, Schema
 from spark_klog.schemas.registry.settings import registry_config
 from tests.support.certificates import KEY_PASSWORD, make_certificates
+from tests.support.clients.srfake import SrFake, serving_srfake
 from tests.support.kafka import HOST
-from tests.support.schema_registry import SchemaRegistryProcess, schema_registry
 from tests.support.token_server import TokenServer
 
 pytestmark = pytest.mark.peer
@@ -33,21 +33,21 @@ _INT = Schema('"int"')
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistryProcess]:
-    with schema_registry(tmp_path_factory.mktemp("registry")) as registry:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SrFake]:
+    with serving_srfake(tmp_path_factory.mktemp("registry")) as registry:
         yield registry
 
 
-def _client(url: str, **settings: str) -> SchemaRegistry:
+def _client(url: str, **settings: str) -> RegistryClient:
     named = {name.replace("_", "."): value for name, value in settings.items()}
-    return SchemaRegistry(registry_config({"url": url, **named}))
+    return RegistryClient(registry_config({"url": url, **named}))
 
 
-def _theirs(server: SchemaRegistryProcess) -> SchemaRegistryClient:
+def _theirs(server: SrFake) -> SchemaRegistryClient:
     return SchemaRegistryClient({"url": server.url})
 
 
-def test_what_confluents_client_registers(server: SchemaRegistryProcess) -> None:
+def test_what_confluents_client_registers(server: SrFake) -> None:
     theirs, ours = _theirs(server), _client(server.url)
     subject = "a/b c\u20ac-value"
     city = theirs.register_schema("city", ConfluentSchema(_CITY, "AVRO"))
@@ -67,7 +67,7 @@ def test_what_confluents_client_registers(server: SchemaRegistryProcess) -> None
     assert ours.versions(subject) == [1]
 
 
-def test_what_it_registers(server: SchemaRegistryProcess) -> None:
+def test_what_it_registers(server: SrFake) -> None:
     theirs, ours = _theirs(server), _client(server.url)
     with pytest.raises(RegistryError, match=r"subject made: .* answers 404") as caught:
         ours.lookup("made", _INT)
@@ -85,7 +85,7 @@ def test_what_it_registers(server: SchemaRegistryProcess) -> None:
     assert ours.incompatibilities("made", _INT) == []
 
 
-def test_each_id_is_asked_for_once(server: SchemaRegistryProcess) -> None:
+def test_each_id_is_asked_for_once(server: SrFake) -> None:
     number = _theirs(server).register_schema("once", ConfluentSchema(_CITY, "AVRO"))
     settings = {"url": server.url, "cache.latest.ttl.sec": "3600"}
     before = len(server.requests)
@@ -99,7 +99,7 @@ def test_each_id_is_asked_for_once(server: SchemaRegistryProcess) -> None:
     assert len(server.requests) == before + 3
 
 
-def test_what_is_not_there(server: SchemaRegistryProcess) -> None:
+def test_what_is_not_there(server: SrFake) -> None:
     ours = _client(server.url)
     for key in (999_999, UUID(int=7)):
         with pytest.raises(SchemaError, match=rf"^the schema registry {server.url} does not have it$"):
@@ -110,14 +110,14 @@ def test_what_is_not_there(server: SchemaRegistryProcess) -> None:
 
 
 def test_basic(tmp_path: Path) -> None:
-    with schema_registry(tmp_path, "Basic YWxpY2U6c2VjOnJldA==") as server:
+    with serving_srfake(tmp_path, "Basic YWxpY2U6c2VjOnJldA==") as server:
         info = {"basic_auth_credentials_source": "USER_INFO", "basic_auth_user_info": "alice:sec:ret"}
         assert _client(server.url, **info).subjects() == []
         assert _client(server.url.replace("//", "//alice:sec%3Aret@")).subjects() == []
         sasl = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
         sasl |= {"sasl.username": "alice", "sasl.password": "sec:ret"}
         source = {"url": server.url, "basic.auth.credentials.source": "SASL_INHERIT"}
-        assert SchemaRegistry(registry_config(source, client=sasl)).subjects() == []
+        assert RegistryClient(registry_config(source, client=sasl)).subjects() == []
         with pytest.raises(
             RegistryError, match=r"answers 40[13].*check schema.registry.basic.auth.user.info"
         ) as caught:
@@ -127,17 +127,17 @@ def test_basic(tmp_path: Path) -> None:
 
 
 def test_bearer(tmp_path: Path) -> None:
-    with schema_registry(tmp_path, "Bearer abc.def") as server:
+    with serving_srfake(tmp_path, "Bearer abc.def") as server:
         assert _client(server.url, bearer_auth_token="abc.def").subjects() == []
     file = tmp_path / "token"
-    with schema_registry(tmp_path, "Bearer abc.def") as server:
+    with serving_srfake(tmp_path, "Bearer abc.def") as server:
         settings = {"url": server.url, "bearer.auth.token": f"file:{file}"}
         file.write_text("old\n")
         with pytest.raises(RegistryError, match="answers 40"):
             registry_of(settings).subjects()
         file.write_text("abc.def\n")
         assert registry_of(settings).subjects() == []
-    with TokenServer() as tokens, schema_registry(tmp_path) as server:
+    with TokenServer() as tokens, serving_srfake(tmp_path) as server:
         settings = {
             "bearer_auth_credentials_source": "OAUTHBEARER",
             "bearer_auth_issuer_endpoint_url": tokens.url,
@@ -158,7 +158,7 @@ def test_mutual_tls(tmp_path: Path) -> None:
     key = folder / "server.plain.key"
     decrypt = ["openssl", "ec", "-in", folder / "server.key", "-passin", f"pass:{KEY_PASSWORD}", "-out", key]
     subprocess.run(decrypt, check=True, capture_output=True)
-    with schema_registry(tmp_path, "", folder / "server.crt", key, files.ca) as server:
+    with serving_srfake(tmp_path, "", folder / "server.crt", key, files.ca) as server:
         url = server.url.replace("http:", "https:")
         own = {"ssl_keystore_location": str(files.client), "ssl_keystore_type": "PEM"}
         assert _client(url, ssl_truststore_location=str(files.ca), **own).subjects() == []
@@ -170,7 +170,7 @@ def test_mutual_tls(tmp_path: Path) -> None:
             _client(url, ssl_ca_location=str(files.ca), retries_deadline_ms="300").subjects()
 
 
-def test_another_url_answers_at_once(server: SchemaRegistryProcess) -> None:
+def test_another_url_answers_at_once(server: SrFake) -> None:
     with socket.socket() as closed:
         closed.bind((HOST, 0))
         url = f"http://{HOST}:{closed.getsockname()[1]},{server.url}"
@@ -191,7 +191,7 @@ def test_a_registry_that_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFix
         thread = threading.Thread(target=lambda: results.append(client.subjects()))
         thread.start()
         time.sleep(0.5)
-        with schema_registry(tmp_path, port=port):
+        with serving_srfake(tmp_path, port=port):
             thread.join(20)
     assert results == [[]]
     first, last = caplog.messages
@@ -209,6 +209,6 @@ def test_one_that_stays_away() -> None:
         assert time.monotonic() - began < 5
 
 
-def test_no_registry(server: SchemaRegistryProcess) -> None:
+def test_no_registry(server: SrFake) -> None:
     with pytest.raises(RegistryError, match="is it the URL of a schema registry"):
         _client(f"{server.url}/elsewhere").subjects()

@@ -1,4 +1,4 @@
-"""A schema registry that is not ours: franz-go's srfake, in a process."""
+"""A schema registry that is not ours: franz-go's fake of Confluent's, in a process; it is built on the first call."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tests.support.clients.build import built, compile_program, copy_into
 from tests.support.clients.process import sources
@@ -15,7 +16,7 @@ from tests.support.kafka import HOST
 from tests.support.registries import download, program
 
 
-class SchemaRegistryProcess:
+class SrFake:
     """A registry at `url`, whose requests are in `requests`."""
 
     def __init__(self, log: Path) -> None:
@@ -41,7 +42,7 @@ class SchemaRegistryProcess:
 
 
 @contextmanager
-def schema_registry(folder: Path, *arguments: str | Path, port: int = 0) -> Iterator[SchemaRegistryProcess]:
+def serving_srfake(folder: Path, *arguments: str | Path, port: int = 0) -> Iterator[SrFake]:
     """Run one in `folder`; `arguments` are srfake's after its address. It begins empty."""
     go = program(("go",), "golang-go")
     files = [sources("srfake") / file for file in ("go.mod", "go.sum", "main.go")]
@@ -58,9 +59,16 @@ def schema_registry(folder: Path, *arguments: str | Path, port: int = 0) -> Iter
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, env=os.environ)
     try:
-        registry = SchemaRegistryProcess(log)
+        registry = SrFake(log)
         registry.wait(process)
         yield registry
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def running_srfake() -> Iterator[str]:
+    """The URL of one, for who needs no more."""
+    with TemporaryDirectory() as folder, serving_srfake(Path(folder)) as registry:
+        yield registry.url
