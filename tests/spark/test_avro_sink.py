@@ -228,6 +228,7 @@ def test_options_that_do_not_fit(options: dict[str, str], text: str) -> None:
         sink_options({"kafka.bootstrap.servers": "a:1", "topic": "t", **options})
 
 
+@pytest.mark.test_all("again")
 def test_a_column_of_topics(spark: SparkSession, servers: str, registry: SrFake) -> None:
     for topic in ("one", "two"):
         create_topic(servers, topic)

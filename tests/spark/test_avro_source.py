@@ -200,6 +200,7 @@ def test_a_stream(spark: SparkSession, servers: str, registry: SrFake, tmp_path:
     assert 1 <= len(asked) <= 6  # by the processes that plan, and once by each of the workers
 
 
+@pytest.mark.test_all("again")
 def test_a_registry_that_is_down_delays(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "delayed"
     create_topic(servers, topic)
@@ -224,7 +225,7 @@ def test_a_registry_that_is_down_delays(spark: SparkSession, servers: str, regis
             proxy.close()
 
 
-@pytest.mark.parametrize("evolution", ["restart", "fail"])
+@pytest.mark.parametrize("evolution", ["restart", pytest.param("fail", marks=pytest.mark.test_all("again"))])
 def test_a_stream_that_ends_with_its_schema(
     spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path, evolution: str
 ) -> None:

@@ -184,3 +184,12 @@ def test_a_dead_letter_that_can_not_be_written_ends_the_task(tmp_path: Path) -> 
     bad_records = BadRecords(BadRecordsOptions("deadletter", str(tmp_path / "file" / "dead")))
     with pytest.raises(OSError, match="file/dead"):
         offsets_read(bad_records, three_batches()[1])
+
+
+def test_a_task_logs_some_of_many(caplog: pytest.LogCaptureFixture) -> None:
+    bad_records = BadRecords(BadRecordsOptions("skip"))
+    for offset in range(1000):
+        bad_records.handle("t", 3, BAD._replace(offset=offset))
+    assert len(caplog.messages) == 100
+    assert caplog.messages[0] == "t-3: skipped 12 bytes of bad records: the CRC is wrong"
+    assert caplog.messages[-1].endswith("; this task logs no more of them")

@@ -74,6 +74,8 @@ _EXECUTION = "spark.sql.execution.root.id"
 #: How long the look-up of newer records may take, in ms.
 _LOOK_UP_MS = 2000
 _MOST_PLANS = 1000
+#: Bad batches and records that a task logs: a topic may hold a million records of a schema that does not fit.
+_MOST_LOGGED = 100
 #: Topics that were gone after a range had waited for them, with the error code: the next range does not wait again.
 _gone: WeakKeyDictionary[Cluster, dict[tuple[str, UUID | None], int]] = WeakKeyDictionary()
 #: The execution id that this process has first read each plan in; None after the warning. The newest plan is last.
@@ -282,6 +284,7 @@ class BadRecords:
         self._options, self._keep = options, keep
         #: The name of the last dead letter.
         self._last = ""
+        self._handled = 0
 
     def readable(self, parts: Iterable[pa.RecordBatch | Unreadable]) -> Iterator[pa.RecordBatch]:
         """The Arrow batches of what a decoder gives; handles the rest."""
@@ -301,7 +304,10 @@ class BadRecords:
         if file == self._last:  # the next fetch starts with the batch that the last one ended with
             return
         self._last = file
-        _log.error("%s: skipped %d bytes of bad records: %s", name, len(bad.data), bad.error)
+        self._handled += 1
+        if self._handled <= _MOST_LOGGED:
+            more = "; this task logs no more of them" if self._handled == _MOST_LOGGED else ""
+            _log.error("%s: skipped %d bytes of bad records: %s%s", name, len(bad.data), bad.error, more)
         letter = {
             "topic": topic,
             "partition": partition,
