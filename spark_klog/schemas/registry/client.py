@@ -75,6 +75,12 @@ class RegistryClient:
     def __repr__(self) -> str:
         return f"RegistryClient({', '.join(self.config.urls)})"
 
+    def __enter__(self) -> RegistryClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         self._client.close()
 
