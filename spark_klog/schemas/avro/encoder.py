@@ -38,7 +38,7 @@ class AvroEncoder:
         wanted = self._program.plan.type
         if values.type != wanted:
             try:
-                values = values.cast(wanted)
+                values = values.cast(_nullable(wanted))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise EncodeError(f"{values.type} can't be written as {self.schema}: {error}") from None
         if self._kernel is None:
@@ -54,6 +54,17 @@ class AvroEncoder:
         offsets, data = map(pa.py_buffer, written)
         validity = values.is_valid().buffers()[1] if values.null_count else None
         return pa.Array.from_buffers(pa.binary(), len(values), [validity, offsets, data], values.null_count)
+
+
+def _nullable(kind: pa.DataType) -> pa.DataType:
+    """The type with nullable fields: below a null there are nulls, which pyarrow refuses in other fields."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, pa.field("value", _nullable(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
+    return kind
 
 
 def _arrays(program: WriteProgram, values: pa.Array) -> list[pa.Array]:

@@ -181,3 +181,18 @@ def test_values_that_do_not_fit(schema: Any, array: pa.Array, text: str, kernel:
         array = array.cast(pa.struct([("a", pa.int32())]))
     with pytest.raises(EncodeError, match="row 1: " + text if kernel == "native" else text):
         encode(schema, array)
+
+
+@pytest.mark.parametrize("number", [pa.int16(), pa.int32()])
+def test_nulls_below_a_null_are_no_nulls_of_their_field(number: pa.DataType) -> None:
+    inner = pa.struct([pa.field("n", number, nullable=False)])
+    kind = pa.struct([pa.field("l", pa.list_(inner)), pa.field("m", pa.map_(pa.string(), inner))])
+    numbers = pa.array([1, None], number)
+    structs = pa.StructArray.from_arrays([numbers], fields=list(inner), mask=pa.array([False, True]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), structs)
+    maps = pa.MapArray.from_arrays(pa.array([0, 2], pa.int32()), pa.array(["a", "b"]), structs)
+    values = pa.StructArray.from_arrays([lists, maps], fields=list(kind))
+    entry = ["null", record(("n", "int"), name="I")]
+    schema = record(("l", {"type": "array", "items": entry}), ("m", {"type": "map", "values": ["null", "I"]}))
+    encoded = AvroEncoder(parse_schema(schema), kind).encode(values)
+    assert encoded.to_pylist() == [b"\x04\x02\x02\x00\x00" + b"\x04\x02a\x02\x02\x02b\x00\x00"]
