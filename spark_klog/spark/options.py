@@ -117,6 +117,7 @@ PROTECTED = {
 #: Secrets that Spark does not redact by name, but shows in the plans of streams.
 _SHOWN_KEYS = frozenset({"ssl.keystore.key", "ssl.key.pem"})
 _SHOWN_USER = "basic.auth.user.info"
+_TWO = "; or set schemaRegistry.basic.auth.username and schemaRegistry.basic.auth.password, which Spark hides"
 _KNOWN_BY_KEY = {name.lower(): name for name in _KNOWN}
 #: Spark keeps the options and TBLPROPERTIES of a table in its catalog, and passes none of them to a Python source.
 _DROPPED = (
@@ -231,6 +232,7 @@ def _add_registry_setting(own: dict[str, str], name: str, value: str) -> None:
         raise ConfigError(
             f"option {name} holds a secret, and Spark would show it in plans: set it to env:NAME or file:PATH, a "
             "variable or file of the driver and the executors that holds the secret"
+            f"{_TWO if setting == _SHOWN_USER else ''}"
         )
     if setting == "url" and "@" in value:
         raise ConfigError(

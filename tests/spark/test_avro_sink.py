@@ -21,7 +21,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr, struct
 
 from spark_klog.errors import ConfigError
+from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.spark.options import sink_options
+from spark_klog.spark.versions import arrow_schema
 from tests.support.clients.srfake import SrFake, serving_srfake
 
 from .support import consume, create_topic, error_of, read
@@ -138,6 +140,27 @@ def test_the_subjects_latest_version(spark: SparkSession, servers: str, registry
     assert "set autoRegisterSchemas=true" in text
     assert len(consume(servers, topic)) == 2
     assert client.get_versions("governed-value") == [1]
+
+
+_TYPES = """
+    true AS b, CAST(1 AS BYTE) AS i8, CAST(-2 AS SHORT) AS i16, CAST(3 AS INT) AS i32, -4L AS i64, 1.5F AS f,
+    -2.5D AS d, CAST(12.34 AS DECIMAL(38, 10)) AS wide, X'00FF' AS x, date'1969-12-31' AS day,
+    timestamp'1900-01-01 00:00:00.000001' AS at, timestamp_ntz'2024-02-29 23:59:59.999999' AS ntz,
+    array(struct(1 AS z, null AS nothing), null) AS items, map('a', map('b', array(1.5D, null))) AS nested,
+    struct(struct(struct('deep' AS s) AS c) AS b) AS a, CAST(null AS LONG) AS no
+"""
+
+
+def test_all_types_come_back(spark: SparkSession, servers: str) -> None:
+    topic = "all-types"
+    create_topic(servers, topic)
+    frame = _rows(spark, 2, f"id, {_TYPES}").selectExpr("if(value.id = 0, value, null) AS value")
+    _write(frame, servers, topic)
+    text = schema_of(arrow_schema(frame.schema).field("value").type)
+    back = read(spark, servers, subscribe=topic, valueFormat="avro", valueSchema=text).select("value")
+    assert [row.asDict(recursive=True) for row in back.collect()] == [
+        row.asDict(recursive=True) for row in frame.collect()
+    ]
 
 
 def test_without_a_registry(spark: SparkSession, servers: str) -> None:

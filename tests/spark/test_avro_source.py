@@ -14,7 +14,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.errors import StreamingQueryException
@@ -320,6 +320,31 @@ def test_options_that_do_not_fit(options: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
         source_options(given, streaming=True)
     assert "very-secret" not in str(caught.value)
+
+
+def test_plans_show_no_secret(spark: SparkSession, servers: str, tmp_path: Path) -> None:
+    topic = "secret"
+    create_topic(servers, topic)
+    token = "very-secret"
+    basic = base64.b64encode(f"alice:{token}".encode()).decode()
+    with serving_srfake(tmp_path / "registry", f"Basic {basic}") as registry:
+        theirs = SchemaRegistryClient({"url": registry.url, "basic.auth.user.info": f"alice:{token}"})
+        theirs.register_schema("secret-value", Schema(json.dumps(_V1), "AVRO"))
+        options = {"subscribe": topic, "valueFormat": "avro", "schemaRegistryUrl": registry.url}
+        options |= {"schemaRegistry.basic.auth.username": "alice", "schemaRegistry.basic.auth.password": token}
+        reader = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers).options(**options)
+        query = reader.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
+        try:
+            query.processAllAvailable()
+            plan = query._jsq.explainInternal(True)
+        finally:
+            query.stop()
+        wrong = {**options, "schemaRegistry.basic.auth.password": "very-secret-too"}
+        text = error_of(lambda: read(spark, servers, **wrong))
+    assert "klog" in plan
+    assert "check schemaRegistry.basic.auth.user.info" in text
+    written = [file.read_text(errors="replace") for file in (tmp_path / "c").rglob("*") if file.is_file()]
+    assert not any("very-secret" in shown for shown in [plan, text, *written])
 
 
 def test_databricks_names() -> None:

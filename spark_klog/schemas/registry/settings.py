@@ -3,6 +3,7 @@
     url                              http(s)://HOST:PORT, several with commas between them
     basic.auth.credentials.source    USER_INFO, URL (the default if a URL has a user), SASL_INHERIT
     basic.auth.user.info             USER:PASSWORD
+    basic.auth.username, basic.auth.password    the same in two, of which Spark hides the second (ours)
     bearer.auth.credentials.source   STATIC_TOKEN, OAUTHBEARER
     bearer.auth.token                of STATIC_TOKEN
     bearer.auth.issuer.endpoint.url, .client.id, .client.secret, .scope      of OAUTHBEARER: client credentials
@@ -26,7 +27,8 @@ from spark_klog.errors import ConfigError
 _TLS_NAMES = TLS | TLS_DEFAULTS | {name for name, own in OTHER_NAMES.items() if own in TLS}
 _TEXTS = words(
     """
-    url basic.auth.credentials.source basic.auth.user.info bearer.auth.credentials.source bearer.auth.token
+    url basic.auth.credentials.source basic.auth.user.info basic.auth.username basic.auth.password
+    bearer.auth.credentials.source bearer.auth.token
     bearer.auth.issuer.endpoint.url bearer.auth.client.id bearer.auth.client.secret bearer.auth.scope
     bearer.auth.logical.cluster bearer.auth.identity.pool.id
     """
@@ -95,7 +97,7 @@ class _Parser:
     def config(self) -> RegistryConfig:
         urls, (user, password) = self._urls()
         source = self._choice("basic.auth.credentials.source", _BASIC)
-        info = self._text("basic.auth.user.info")
+        info = self._info()
         if source == "USER_INFO" or (source is None and info):
             user, password = self._pair(info)
         elif source == "SASL_INHERIT":
@@ -156,6 +158,18 @@ class _Parser:
         if not urls:
             raise ConfigError(f"{self.prefix}url is required: http://HOST:PORT of the schema registry")
         return tuple(urls), pair
+
+    def _info(self) -> str:
+        """USER:PASSWORD, from one setting or two."""
+        info, name = self._text("basic.auth.user.info"), self._text("basic.auth.username")
+        password = self.settings.get("basic.auth.password", "")
+        if not name and not password:
+            return info
+        if info:
+            raise self._error("basic.auth.user.info", f"excludes {self.prefix}basic.auth.username: remove one of them")
+        if not name or not password or ":" in name:
+            raise self._error("basic.auth.username", f"needs {self.prefix}basic.auth.password, and has no colon")
+        return f"{name}:{password}"
 
     def _pair(self, info: str) -> tuple[str, str]:
         user, colon, password = info.partition(":")

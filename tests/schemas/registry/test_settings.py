@@ -27,6 +27,7 @@ def test_urls_and_users() -> None:
     assert config.tls is not None
     config = registry_config({**_URL, "basic.auth.user.info": "u:p:q"})
     assert (config.user, config.password) == ("u", "p:q")
+    assert registry_config({**_URL, "basic.auth.username": "u", "basic.auth.password": "p:q"}) == config
 
 
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,6 +62,14 @@ def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ({"url": "http://a:port"}, "its URL 1 is not$"),
         ({**_URL, "urls": "x"}, r"unknown setting schema\.registry\.urls: did you mean url\?"),
         ({**_URL, "basic.auth.user.info": "very-secret"}, r"basic\.auth\.user\.info must be USER:PASSWORD"),
+        (
+            {**_URL, "basic.auth.password": "very-secret"},
+            r"basic\.auth\.username needs schema\.registry\.basic\.auth\.pa",
+        ),
+        (
+            {**_URL, "basic.auth.username": "u", "basic.auth.password": "p", "basic.auth.user.info": "u:very-secret"},
+            r"excludes schema\.registry\.basic\.auth\.username",
+        ),
         ({**_URL, "basic.auth.credentials.source": "USER_INFO"}, r"basic\.auth\.user\.info must be"),
         ({**_URL, "basic.auth.credentials.source": "URL"}, "the URL has no user"),
         ({**_URL, "basic.auth.credentials.source": "SASL_INHERIT"}, "no SASL user"),
