@@ -71,6 +71,7 @@ class RegistryClient:
         self._versions: dict[tuple[str, int], Version] = {}
         self._latest: dict[str, tuple[float, Version]] = {}
         self._registered: dict[tuple[str, Schema], int] = {}
+        self._numbers: dict[tuple[str, Schema], int] = {}
 
     def __repr__(self) -> str:
         return f"RegistryClient({', '.join(self.config.urls)})"
@@ -140,6 +141,9 @@ class RegistryClient:
 
     def version_of(self, subject: str, schema: Schema) -> int | None:
         """The number of a schema's version of a subject, None if it is none."""
+        kept = self._numbers.get((subject, schema))
+        if kept is not None:
+            return kept
         what = f"subject {subject}"
         try:
             answer = self._request("POST", f"/subjects/{quote(subject, safe='')}", what, schema.request())
@@ -147,7 +151,9 @@ class RegistryClient:
             if error.code not in NOT_THERE:
                 raise
             return None
-        return _parsed(lambda found: int(found["version"]), answer, what)
+        number = _parsed(lambda found: int(found["version"]), answer, what)
+        self._keep(self._numbers, (subject, schema), number)
+        return number
 
     def incompatibilities(self, subject: str, schema: Schema, version: str = "latest") -> list[str]:
         """Why a schema can't be the subject's next version; [] if it can. `version` is a number or "latest"."""

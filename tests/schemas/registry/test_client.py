@@ -97,6 +97,9 @@ def test_each_id_is_asked_for_once(server: SrFake) -> None:
     assert registry_of(settings) is registry
     registry.latest("once", is_new=True)
     assert len(server.requests) == before + 3
+    assert [registry.version_of("once", Schema(_CITY)) for _ in range(2)] == [1, 1]
+    assert len(server.requests) == before + 4
+    assert registry.version_of("once", _INT) is None
 
 
 def test_what_is_not_there(server: SrFake) -> None:
