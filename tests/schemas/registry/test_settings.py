@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from spark_klog.client.security.config import Settings
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, MissingPackage
+from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.schemas.registry.settings import registry_config
 
 _URL = {"url": "http://a:8081"}
@@ -86,3 +88,9 @@ def test_what_is_refused(settings: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
         registry_config(settings)
     assert "very-secret" not in str(caught.value)
+
+
+def test_without_httpx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(MissingPackage, match=r"^a schema registry needs httpx.*pip install 'spark-klog\[registry\]'$"):
+        RegistryClient(registry_config(_URL))
