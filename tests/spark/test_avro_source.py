@@ -134,7 +134,7 @@ def test_the_schema_of_a_text_and_bare_records(spark: SparkSession, servers: str
     assert frame.filter("value.id = 1").count() == 1
 
 
-def test_wrong_columns_fail_at_analysis(spark: SparkSession, servers: str, registry: SrFake) -> None:
+def test_wrong_columns_fail_at_analysis(spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path) -> None:
     topic = "analysed"
     create_topic(servers, topic)
     _Writer(registry, topic).values(_V1, [_order(1)])
@@ -143,6 +143,12 @@ def test_wrong_columns_fail_at_analysis(spark: SparkSession, servers: str, regis
     assert "subject analysed-key" in error_of(lambda: read(spark, servers, **options, keyFormat="avro"))
     text = error_of(lambda: read(spark, servers, **options, valueSchema='{"type": "rec"}'))
     assert "the schema of column value" in text
+    stream = spark.readStream.format("klog").schema("value STRUCT<id: BIGINT>").options(**options)
+    stream = stream.option("kafka.bootstrap.servers", servers).option("valueSubject", "none")
+    writer = stream.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    text = error_of(lambda: writer.start().awaitTermination(60))
+    assert "column value: subject none, version latest: the schema registry" in text
+    assert "UnboundLocalError" not in text
     user = spark.read.format("klog").schema("value STRUCT<id: STRING>").options(**options)
     text = error_of(lambda: user.option("kafka.bootstrap.servers", servers).load().collect())
     assert "column value is struct<id:bigint," in text

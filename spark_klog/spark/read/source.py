@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from spark_klog.client.places import OffsetSpec
 from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, subset
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, KlogError
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.records.kernels import warn_if_slow
 from spark_klog.spark.options import (
@@ -72,7 +72,7 @@ class KlogDataSource(DataSource):
         try:
             options = source_options(self.options, streaming=True)
             reader = StreamReader(*_of_schema(options, schema))
-        except ConfigError as error:
+        except KlogError as error:
             return adapted(RefusedStreamReader(error), is_limited=False)
         return adapted(reader, is_limited=options.trigger.any)
 

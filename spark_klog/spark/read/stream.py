@@ -19,7 +19,7 @@ from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import list_offsets, offsets_of_led
 from spark_klog.client.places import Offsets, check_covers
 from spark_klog.client.retry import Lasting, pause_seconds
-from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
+from spark_klog.errors import KlogError, RequestTimedOut
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.spark.options import LOST, RECORD_BYTES, SourceOptions
 from spark_klog.spark.read.broker_source import BrokerSource
@@ -68,12 +68,12 @@ class RangePartition(InputPartition):
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """Raises the error of a query's options when Spark first calls it.
+    """Raises the error of a query's options or schemas when Spark first calls it.
 
     If `streamReader` raised it, Spark would hide it behind an UnboundLocalError of its own.
     """
 
-    def __init__(self, error: ConfigError) -> None:
+    def __init__(self, error: KlogError) -> None:
         self._error = error
 
     def _refuse(self, *_: Any) -> Any:  # Spark takes a `latestOffset` with parameters for one with read limits
