@@ -1,7 +1,7 @@
 """HTTP/1.1 server of small pages, in an event loop or in a thread of its own: one request per connection.
 
 A request's head has at most 8 KiB; it must arrive within 5 seconds, and its body within another 5. At most 16
-connections are served at a time, further ones get status 503.
+connections are served at a time (or as many as the server is made for), further ones get status 503.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Request(NamedTuple):
     path: str
     headers: Mapping[str, str]
     reader: asyncio.StreamReader
+    query: str = ""
 
     async def body(self, size: int) -> bytes:
         return await asyncio.wait_for(self.reader.readexactly(size), _RECEIVE_SECONDS)
@@ -62,14 +63,16 @@ def parse_head(head: bytes, reader: asyncio.StreamReader) -> Request | None:
         return None
     named = (line.partition(":") for line in lines if line)
     headers = {name.strip().lower(): value.strip() for name, _, value in named}
-    return Request(words[0], words[1].partition("?")[0], headers, reader)
+    path, _, query = words[1].partition("?")
+    return Request(words[0], path, headers, reader, query)
 
 
 class HttpServer:
-    """Serves what `pages` answers."""
+    """Serves what `pages` answers, to at most `most` connections at a time."""
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: Pages, most: int = _MAX_CONNECTIONS) -> None:
         self._pages = pages
+        self._most = most
         self._open = 0
 
     async def listen(self, listener: socket.socket) -> asyncio.Server:
@@ -95,7 +98,7 @@ class HttpServer:
             writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader) -> tuple[str, Response]:
-        if self._open > _MAX_CONNECTIONS:
+        if self._open > self._most:
             return "", refusal(503)
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _RECEIVE_SECONDS)
@@ -109,15 +112,15 @@ class HttpThread:
     """Serves pages at http://ADDRESS in a thread until `close`. The thread calls `pages`.
 
     `address` is HOST:PORT, or a port of 127.0.0.1; port 0 picks a free one. Raises `ConfigError`, which names `option`,
-    if the address is malformed or in use.
+    if the address is malformed or in use. At most `most` connections are served at a time.
     """
 
-    def __init__(self, address: str, pages: Pages, option: str = "--metrics") -> None:
+    def __init__(self, address: str, pages: Pages, option: str = "--metrics", most: int = _MAX_CONNECTIONS) -> None:
         host, port = parse_listen(address, option, LOOPBACK)
         self._listener = bind(host, port, option)
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._pages = pages
+        self._pages, self._most = pages, most
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=f"klog-{option.lstrip('-')}", daemon=True)
@@ -130,7 +133,7 @@ class HttpThread:
             self._loop.close()
 
     async def _serve(self) -> None:
-        server = await HttpServer(self._pages).listen(self._listener)
+        server = await HttpServer(self._pages, self._most).listen(self._listener)
         try:
             await self._stop.wait()
         finally:

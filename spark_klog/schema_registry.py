@@ -1,0 +1,132 @@
+"""A schema registry with Confluent's REST API, in a thread: over any Kafka cluster, embedded or not.
+
+    with SchemaRegistry({"bootstrap.servers": "127.0.0.1:9092"}) as registry:
+        print(registry.url)                                     # http://127.0.0.1:8081
+
+Its state is the compacted topic `_schemas`, in the form of Confluent's registry: it takes over from one, and one from
+it. One registry at a time may use the topic: two would give the same id to different schemas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from http import HTTPStatus
+from typing import Any, Final
+
+from spark_klog.client import Admin, Consumer, Producer
+from spark_klog.errors import KlogError
+from spark_klog.schemas.registry.server import errors
+from spark_klog.schemas.registry.server.api import answer, content_type, refusal_body
+from spark_klog.schemas.registry.server.errors import RegistryRefusal
+from spark_klog.schemas.registry.server.log import START_SECONDS, TOPIC, WRITE_SECONDS, SchemaLog
+from spark_klog.schemas.registry.server.registry import Registry
+from spark_klog.wire.http import LOOPBACK, HttpThread, Request, Response
+from spark_klog.wire.listening import is_loopback, is_own_host, parse_listen
+
+_log = logging.getLogger(__name__)
+DEFAULT_ADDRESS: Final = f"{LOOPBACK}:8081"
+_OPTION: Final = "--schema-registry"
+#: Larger than any record that brokers take by default.
+_MAX_BODY: Final = 4 << 20
+_MAX_CONNECTIONS: Final = 128
+#: Requests that are carried out at a time; others wait.
+_WORKERS: Final = 16
+#: Seconds until a request is answered, and the client may ask again.
+_ANSWER_SECONDS: Final = 2 * WRITE_SECONDS + 5
+#: What the writing of the topic needs, whatever the user's settings are.
+_PRODUCER: Final = {"acks": "all", "linger.ms": "0", "delivery.timeout.ms": "25000", "request.timeout.ms": "10000"}
+
+
+class SchemaRegistry:
+    """A context manager: serves from its construction until `close`.
+
+    `settings` are those of a client, by Kafka's names: where the cluster is, and how to log in. `listen` is HOST:PORT,
+    or a port of 127.0.0.1; port 0 picks a free one. There is no log-in here: whoever reaches the port may register and
+    delete schemas. Raises `ConfigError` for a setting, an address or a topic that does not do, `KlogError` if the
+    cluster does not answer or the topic is not read to its end within 300 s.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], listen: str = DEFAULT_ADDRESS, topic: str = TOPIC) -> None:
+        host, _ = parse_listen(listen, _OPTION, LOOPBACK)
+        #: A page of another site can send requests here under a name of its own; only who listens on one more knows it.
+        self._host = host if is_loopback(host) else None
+        with ExitStack() as opened:
+            admin = opened.enter_context(Admin(settings))
+            consumer = Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": "false"})
+            opened.callback(consumer.close)
+            self._log = SchemaLog(admin, consumer, lambda: Producer({**settings, **_PRODUCER}), topic)
+            opened.pop_all()
+            admin.close()
+        self._workers = ThreadPoolExecutor(_WORKERS, "klog-schemas")
+        try:
+            try:
+                self._log.catch_up(START_SECONDS)
+            except RegistryRefusal as refused:
+                raise KlogError(f"the schema registry can't start: {refused.reason}") from refused
+            self._registry = Registry(self._log)
+            self._server = HttpThread(listen, self._answer, _OPTION, _MAX_CONNECTIONS)
+        except BaseException:
+            self._workers.shutdown(wait=False)
+            self._log.close()
+            raise
+        _log.info("schema registry at %s, topic %s", self.url, topic)
+
+    @property
+    def url(self) -> str:
+        """http://HOST:PORT: the value for schema.registry.url."""
+        return f"http://{self._server.address}"
+
+    async def _answer(self, request: Request) -> Response:
+        kind = content_type(request.headers.get("accept", ""))
+        try:
+            self._check_origin(request)
+            body = await _body(request)
+            call = asyncio.get_running_loop().run_in_executor(
+                self._workers, answer, self._registry, request.method, request.path, request.query, body
+            )
+            made = await asyncio.wait_for(call, _ANSWER_SECONDS)
+            return Response(made.status, kind, made.body, made.allow)
+        except RegistryRefusal as error:
+            refused = error
+        except asyncio.TimeoutError:
+            refused = errors.timed_out(f"not answered within {_ANSWER_SECONDS:g} s")
+        except (OSError, EOFError):
+            raise  # the client is gone
+        except Exception as error:
+            _log.exception("%s %s failed", request.method, request.path)
+            refused = errors.store_failed(f"{type(error).__name__}: {error}")
+        return Response(refused.status, kind, refusal_body(refused))
+
+    def _check_origin(self, request: Request) -> None:
+        """Refuse what pages of other sites make a browser send to this machine's loopback interface."""
+        if self._host is not None and not is_own_host(request.headers.get("host", ""), self._host):
+            raise errors.bare(HTTPStatus.FORBIDDEN, "the Host header names another server")
+        if "origin" in request.headers:
+            raise errors.bare(HTTPStatus.FORBIDDEN, "requests of web pages are refused")
+
+    def close(self) -> None:
+        """Stop serving. May be called twice."""
+        self._server.close()
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._log.close()
+
+    def __enter__(self) -> SchemaRegistry:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _body(request: Request) -> bytes:
+    if request.headers.get("transfer-encoding"):
+        raise errors.bare(HTTPStatus.LENGTH_REQUIRED, "a Content-Length is required, not Transfer-Encoding")
+    size = request.headers.get("content-length", "0")
+    if not size.isascii() or not size.isdecimal():
+        raise errors.bare(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
+    if int(size) > _MAX_BODY:
+        raise errors.bare(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {_MAX_BODY:,} bytes")
+    return await request.body(int(size)) if int(size) else b""

@@ -1,0 +1,48 @@
+"""What a registry needs of a schema, whatever its format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+AVRO: Final = "AVRO"
+JSON: Final = "JSON"
+PROTOBUF: Final = "PROTOBUF"
+#: Texts of referenced schemas by the names of the references, each after those that it needs itself.
+References = Mapping[str, str]
+
+
+class InvalidSchema(ValueError):
+    """A text that is not a schema of its format; the message says what is wrong, and where."""
+
+
+class ParsedSchema(Protocol):
+    """A schema. Two with the same `canonical` are the same."""
+
+    #: "AVRO", "JSON" or "PROTOBUF".
+    schema_type: str
+
+    def canonical(self) -> str:
+        """The text as a registry stores it: without its author's white space."""
+        ...
+
+    def normalized(self) -> str:
+        """A text in which what makes no difference, such as the order of properties, is always the same."""
+        ...
+
+    def formatted(self, form: str) -> str:
+        """The text in a form that the format knows, `canonical` for any other."""
+        ...
+
+    def unreadable(self, writer: ParsedSchema) -> list[str]:
+        """Why a reader with this schema can't read what `writer`, of the same format, wrote; [] if it can.
+
+        Texts are Confluent's, {errorType:'...', description:'...', ...}, with READER and WRITER (below) in the places
+        of what the caller calls the two.
+        """
+        ...
+
+
+#: Places in the texts of `ParsedSchema.unreadable`.
+READER: Final = "\ue000"
+WRITER: Final = "\ue001"

@@ -1,0 +1,568 @@
+"""The REST API of Confluent's schema registry.
+
+    /subjects...  /schemas...  /compatibility...  /config...  /mode...  /contexts  /v1/metadata/...
+
+Any of the first five may stand behind /contexts/CONTEXT. A page is a function of the `Request` of its row in `_PAGES`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+from spark_klog.schemas.registry.formats import AVRO, TYPES
+from spark_klog.schemas.registry.server import errors
+from spark_klog.schemas.registry.server.errors import RegistryRefusal
+from spark_klog.schemas.registry.server.registry import LATEST, Registry
+from spark_klog.schemas.registry.server.state import (
+    DEFAULT_CONTEXT,
+    DEFAULT_LEVEL,
+    DEFAULT_MODE,
+    GLOBAL_CONTEXT,
+    Definition,
+    Reference,
+    State,
+    Version,
+    guid_of,
+    qualified,
+    split,
+    within,
+)
+
+CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
+#: What a client may ask for; any other gets the first.
+_ACCEPTED: Final = (CONTENT_TYPE, "application/vnd.schemaregistry+json", "application/json")
+_INT32_MAX: Final = (1 << 31) - 1
+#: Rows of a list, if no limit is given.
+_MOST_ROWS: Final = 20_000
+#: Fields of a configuration: as they are asked for, and as they are stored.
+_CONFIG_FIELDS: Final = {
+    "compatibility": "compatibilityLevel",
+    "alias": "alias",
+    "normalize": "normalize",
+    "validateFields": "validateFields",
+    "validateRules": "validateRules",
+    "compatibilityPolicy": "compatibilityPolicy",
+    "compatibilityGroup": "compatibilityGroup",
+    "defaultMetadata": "defaultMetadata",
+    "overrideMetadata": "overrideMetadata",
+    "defaultRuleSet": "defaultRuleSet",
+    "overrideRuleSet": "overrideRuleSet",
+}
+
+
+class Answer(NamedTuple):
+    """A response: the body's bytes, and the methods that a 405 names."""
+
+    status: int
+    body: bytes
+    allow: str = ""
+
+
+class Asked:
+    """A request for a page: what its path names, its query, its body."""
+
+    def __init__(self, registry: Registry, context: str, names: list[str], query: str, body: bytes) -> None:
+        self.registry = registry
+        #: What the path calls the context, "." if it names none.
+        self.context = context
+        self.names = names
+        self._query = parse_qs(query, keep_blank_values=True)
+        self._body = body
+
+    def flag(self, name: str) -> bool:
+        return self.text(name).lower() == "true"
+
+    def text(self, name: str) -> str:
+        return self._query.get(name, [""])[-1]
+
+    def texts(self, name: str) -> list[str]:
+        return self._query.get(name, [])
+
+    def subject(self, index: int = 0) -> str:
+        """The subject in the path, in the context of the path unless it names one."""
+        subject = self.names[index]
+        return subject if subject.startswith(":.") else qualified(self.context, subject)
+
+    def scope(self) -> str | None:
+        """The subject or context in the path, None for the default context."""
+        if self.names:
+            subject = self.subject()
+            return None if subject in (":.:", "") else subject
+        return None if self.context == DEFAULT_CONTEXT else qualified(self.context, "")
+
+    def number(self, index: int) -> int:
+        """The version in the path."""
+        text = self.names[index]
+        if text.lower() in ("latest", "-1"):
+            return LATEST
+        if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= _INT32_MAX:
+            raise errors.invalid_version(text)
+        return int(text)
+
+    def id(self) -> int:
+        text = self.names[0]
+        if not text.isascii() or not text.isdecimal() or int(text) > _INT32_MAX:
+            raise errors.bare(HTTPStatus.NOT_FOUND)
+        return int(text)
+
+    def rows(self, values: list[Any]) -> list[Any]:
+        """The rows that `offset` and `limit` ask for."""
+        offset, limit = (
+            int(text) if text.isascii() and text.isdecimal() else 0
+            for text in (self.text("offset"), self.text("limit"))
+        )
+        return values[offset : offset + (limit or _MOST_ROWS)]
+
+    def fields(self) -> dict[str, Any]:
+        """The body's JSON object."""
+        try:
+            fields = json.loads(self._body or b"null")
+        except (ValueError, RecursionError) as error:
+            raise errors.bare(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, "the body must be a JSON object")
+        return fields
+
+    def definition(self) -> tuple[Definition, dict[str, Any]]:
+        """The schema in the body, and all of the body."""
+        fields = self.fields()
+        references = fields.get("references") or []
+        metadata, rule_set = fields.get("metadata"), fields.get("ruleSet")
+        for name, value, wanted in (
+            ("schema", fields.get("schema"), str | None),
+            ("schemaType", fields.get("schemaType"), str | None),
+            ("references", references, list),
+            ("metadata", metadata, dict | None),
+            ("ruleSet", rule_set, dict | None),
+            ("id", fields.get("id"), int | None),
+            ("version", fields.get("version"), int | None),
+        ):
+            if not isinstance(value, wanted):
+                raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} has the wrong type")
+        schema_type = fields.get("schemaType") or AVRO
+        if schema_type not in TYPES:
+            raise errors.invalid_schema(f"Invalid schema type {schema_type}")
+        if not (fields.get("schema") or "").strip():
+            raise errors.invalid_schema("Empty schema")
+        made = Definition(schema_type, fields["schema"], tuple(map(_reference, references)), metadata, rule_set)
+        return made, fields
+
+
+def _reference(value: Any) -> Reference:
+    fields = value if isinstance(value, dict) else {}
+    name, subject, version = fields.get("name"), fields.get("subject"), fields.get("version")
+    if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
+        raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, "a reference has name, subject and version")
+    if version != LATEST and not 1 <= version <= _INT32_MAX:
+        raise errors.invalid_version(str(version))
+    return Reference(name, subject, version)
+
+
+# --- subjects
+
+
+def _list_subjects(asked: Asked) -> Any:
+    prefix = asked.text("subjectPrefix")
+    any_context = prefix.startswith(":*:") or (not asked.texts("subjectPrefix") and asked.context == DEFAULT_CONTEXT)
+    prefix = prefix.removeprefix(":*:")
+
+    def look_up(state: State) -> list[str]:
+        found = []
+        for subject in state.subjects():
+            if any_context:
+                if not (subject.startswith(prefix) or split(subject)[1].startswith(prefix)):
+                    continue
+            elif not subject.startswith(prefix if prefix.startswith(":.") else qualified(asked.context, prefix)):
+                continue
+            there, current = state.versions(subject, deleted=True), state.versions(subject)
+            if asked.flag("deletedOnly"):
+                is_listed = len(current) < len(there)
+            else:
+                is_listed = bool(there if asked.flag("deleted") else current)
+            if is_listed:
+                found.append(subject)
+        return found
+
+    return asked.rows(asked.registry.read(look_up))
+
+
+def _list_versions(asked: Asked) -> Any:
+    subject = asked.subject()
+    deleted, only = asked.flag("deleted"), asked.flag("deletedOnly")
+    there = asked.registry.read(lambda state: state.versions(subject, deleted=True))
+    if not any(deleted or only or not version.is_deleted for version in there):
+        raise errors.subject_not_found(subject)
+    if asked.flag("deletedAsNegative"):
+        return asked.rows([-version.version if version.is_deleted else version.version for version in there])
+    return asked.rows(
+        [version.version for version in there if (version.is_deleted if only else deleted or not version.is_deleted)]
+    )
+
+
+def _get_version(asked: Asked) -> Any:
+    version = asked.registry.version(asked.subject(), asked.number(1), deleted=asked.flag("deleted"))
+    return _whole(asked, version)
+
+
+def _get_version_text(asked: Asked) -> Any:
+    return _get_version(asked)["schema"].encode()
+
+
+def _referenced_by(asked: Asked) -> Any:
+    version = asked.registry.version(asked.subject(), asked.number(1), deleted=True)
+    deleted = asked.flag("deleted")
+    users = asked.registry.read(lambda state: state.users(version.subject, version.version, deleted=deleted))
+    return asked.rows(sorted({user.id for user in users}))
+
+
+def _register(asked: Asked) -> Any:
+    definition, fields = asked.definition()
+    id, number = fields.get("id"), fields.get("version")
+    version = asked.registry.register(
+        asked.subject(),
+        _resolved(asked, definition),
+        id=-1 if id is None else id,
+        version=max(number or 0, 0),
+        normalize=asked.flag("normalize"),
+    )
+    made = _whole(asked, version)
+    del made["subject"]
+    return {"id": made.pop("id")} | made
+
+
+def _resolved(asked: Asked, definition: Definition) -> Definition:
+    """The schema with references to the latest version, -1, as those to the version that is it now."""
+    if all(reference.version != LATEST for reference in definition.references):
+        return definition
+    subject = asked.subject()
+    references = []
+    for reference in definition.references:
+        if reference.version == LATEST:
+            latest = asked.registry.version(within(subject, reference.subject), LATEST)
+            reference = reference._replace(version=latest.version)
+        references.append(reference)
+    return definition._replace(references=tuple(references))
+
+
+def _look_up(asked: Asked) -> Any:
+    definition, _ = asked.definition()
+    version = asked.registry.look_up(
+        asked.subject(),
+        _resolved(asked, definition),
+        normalize=asked.flag("normalize"),
+        deleted=asked.flag("deleted"),
+    )
+    return _whole(asked, version)
+
+
+def _latest_with_metadata(asked: Asked) -> Any:
+    subject = asked.subject()
+    wanted = dict(zip(asked.texts("key"), asked.texts("value"), strict=False))
+    deleted = asked.flag("deleted")
+    there = asked.registry.read(lambda state: state.versions(subject, deleted=deleted))
+    if not there:
+        raise errors.subject_not_found(subject)
+    for version in reversed(there):
+        properties = (version.definition.metadata or {}).get("properties") or {}
+        if wanted.items() <= properties.items():
+            return _whole(asked, version)
+    raise errors.schema_not_found()
+
+
+def _delete_subject(asked: Asked) -> Any:
+    return asked.registry.delete_subject(asked.subject(), permanent=asked.flag("permanent"))
+
+
+def _delete_version(asked: Asked) -> Any:
+    return asked.registry.delete_version(asked.subject(), asked.number(1), permanent=asked.flag("permanent"))
+
+
+def _whole(asked: Asked, version: Version) -> dict[str, Any]:
+    """A version as JSON, its text in the form that `format` asks for."""
+    made = {"subject": version.subject, "version": version.version, "id": version.id}
+    return made | _schema(asked, version)
+
+
+def _schema(asked: Asked, version: Version) -> dict[str, Any]:
+    definition = version.definition
+    made: dict[str, Any] = {"guid": guid_of(definition.digest())} | definition.json()
+    if form := asked.text("format"):
+        made["schema"] = asked.registry.stored(version).formatted(form)
+    if asked.text("referenceFormat") == "qualified" and definition.references:
+        made["references"] = [
+            reference._replace(subject=within(version.subject, reference.subject)).json()
+            for reference in definition.references
+        ]
+    made["ts"] = version.timestamp
+    return made | ({"deleted": True} if version.is_deleted else {})
+
+
+# --- schemas
+
+
+def _list_schemas(asked: Asked) -> Any:
+    prefix = asked.text("subjectPrefix").removeprefix(":*:")
+    deleted, latest = asked.flag("deleted"), asked.flag("latestOnly")
+
+    def look_up(state: State) -> list[Version]:
+        found: list[Version] = []
+        for subject in state.subjects():
+            context, name = split(subject)
+            if asked.context not in (DEFAULT_CONTEXT, context) or not (
+                subject.startswith(prefix) or name.startswith(prefix)
+            ):
+                continue
+            versions = state.versions(subject, deleted=deleted)
+            found += versions[-1:] if latest else versions
+        return found
+
+    return [_whole(asked, version) for version in asked.rows(asked.registry.read(look_up))]
+
+
+def _types(_: Asked) -> Any:
+    return list(TYPES)
+
+
+def _get_id(asked: Asked) -> Any:
+    version = asked.registry.of_id(asked.context, asked.id(), asked.text("subject") or None)
+    made = _schema(asked, version)
+    made.pop("deleted", None)
+    if asked.flag("fetchMaxId"):
+        context = split(version.subject)[0]
+        made["maxId"] = asked.registry.read(lambda state: state.last_id(context))
+    return made
+
+
+def _get_id_text(asked: Asked) -> Any:
+    return _get_id(asked)["schema"].encode()
+
+
+def _versions_of_id(asked: Asked) -> list[Version]:
+    """Versions that have an id, those of a subject if the query names one."""
+    subject = asked.text("subject")
+    context = split(subject)[0] if subject.startswith(":.") else asked.context
+    there = asked.registry.read(lambda state: state.of_id(context, asked.id()))
+    if not there:
+        raise errors.schema_not_found()
+    name = split(subject)[1]
+    return sorted(
+        (
+            version
+            for version in there
+            if (asked.flag("deleted") or not version.is_deleted) and name in ("", split(version.subject)[1])
+        ),
+        key=lambda version: (version.subject, version.version),
+    )
+
+
+def _subjects_of_id(asked: Asked) -> Any:
+    return asked.rows(sorted({version.subject for version in _versions_of_id(asked)}))
+
+
+def _places_of_id(asked: Asked) -> Any:
+    found = _versions_of_id(asked)
+    return asked.rows([{"subject": version.subject, "version": version.version} for version in found])
+
+
+def _get_guid(asked: Asked) -> Any:
+    ids = asked.registry.read(lambda state: state.ids_of_guid(asked.names[0]))
+    for context, id in ids.items():
+        made = _schema(asked, asked.registry.of_id(context, id))
+        made.pop("deleted", None)
+        return made
+    raise errors.schema_not_found(asked.names[0])
+
+
+def _ids_of_guid(asked: Asked) -> Any:
+    ids = asked.registry.read(lambda state: state.ids_of_guid(asked.names[0]))
+    if not ids:
+        raise errors.schema_not_found(asked.names[0])
+    return [{"context": context, "id": id} for context, id in ids.items()]
+
+
+# --- compatibility
+
+
+def _compatible_with_version(asked: Asked) -> Any:
+    return _compatibility(asked, asked.number(1))
+
+
+def _compatible_with_subject(asked: Asked) -> Any:
+    return _compatibility(asked, None)
+
+
+def _compatibility(asked: Asked, number: int | None) -> Any:
+    verbose = asked.flag("verbose")
+    try:
+        definition, _ = asked.definition()
+        messages = asked.registry.incompatibilities(
+            asked.subject(), _resolved(asked, definition), number, normalize=asked.flag("normalize")
+        )
+    except RegistryRefusal as refused:
+        if refused.code != errors.INVALID_SCHEMA or not verbose:
+            raise
+        messages = [refused.reason]
+    return {"is_compatible": not messages} | ({"messages": messages} if verbose else {})
+
+
+# --- configuration and modes
+
+
+def _get_config(asked: Asked) -> Any:
+    scope = asked.scope()
+    if asked.flag("defaultToGlobal"):
+        return _shown(asked.registry.read(lambda state: state.config_in_scope(scope)))
+    found = asked.registry.read(lambda state: state.config(scope))
+    if found is None and scope not in (None, GLOBAL_CONTEXT):
+        assert scope is not None
+        raise errors.no_level_of_subject(scope)
+    return _shown(found or {})
+
+
+def _shown(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"compatibilityLevel": DEFAULT_LEVEL} | {name: value for name, value in config.items() if name != "subject"}
+
+
+def _put_config(asked: Asked) -> Any:
+    fields = asked.fields()
+    level = fields.get("compatibility")
+    if level is not None:
+        if not isinstance(level, str) or level.upper() not in errors.LEVELS:
+            raise errors.invalid_level()
+        fields["compatibility"] = level.upper()
+    for name in ("normalize", "validateFields", "validateRules"):
+        if not isinstance(fields.get(name), bool | None):
+            raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} must be true or false")
+    changes = {stored: fields[name] for name, stored in _CONFIG_FIELDS.items() if name in fields}
+    value = asked.registry.configure(asked.scope(), changes)
+    return {name: value[stored] for name, stored in _CONFIG_FIELDS.items() if stored in value}
+
+
+def _delete_config(asked: Asked) -> Any:
+    return _shown(asked.registry.delete_config(asked.scope()))
+
+
+def _get_mode(asked: Asked) -> Any:
+    scope = asked.scope()
+    if asked.flag("defaultToGlobal"):
+        return {"mode": asked.registry.read(lambda state: state.mode_in_scope(scope))}
+    found = asked.registry.read(lambda state: state.mode(scope))
+    if found is None and scope not in (None, GLOBAL_CONTEXT):
+        assert scope is not None
+        raise errors.no_mode_of_subject(scope)
+    return {"mode": found or DEFAULT_MODE}
+
+
+def _put_mode(asked: Asked) -> Any:
+    mode = asked.fields().get("mode")
+    if not isinstance(mode, str):
+        raise errors.invalid_mode()
+    asked.registry.set_mode(asked.scope(), mode.upper(), force=asked.flag("force"))
+    return {"mode": mode.upper()}
+
+
+def _delete_mode(asked: Asked) -> Any:
+    return {"mode": asked.registry.delete_mode(asked.scope())}
+
+
+# --- the server
+
+
+def _list_contexts(asked: Asked) -> Any:
+    prefix = asked.text("contextPrefix")
+    found = asked.registry.read(lambda state: state.contexts())
+    return asked.rows([context for context in found if context.startswith(prefix)])
+
+
+def _delete_context(asked: Asked) -> Any:
+    asked.registry.delete_context(_context(asked.names[0]))
+
+
+def _root(_: Asked) -> Any:
+    return {}
+
+
+_Page = Callable[[Asked], Any]
+#: Pages by path (* is a name) and method.
+_PAGES: Final[dict[tuple[str, ...], dict[str, _Page]]] = {
+    (): {"GET": _root, "POST": _root},
+    ("subjects",): {"GET": _list_subjects},
+    ("subjects", "*"): {"POST": _look_up, "DELETE": _delete_subject},
+    ("subjects", "*", "metadata"): {"GET": _latest_with_metadata},
+    ("subjects", "*", "versions"): {"GET": _list_versions, "POST": _register},
+    ("subjects", "*", "versions", "*"): {"GET": _get_version, "DELETE": _delete_version},
+    ("subjects", "*", "versions", "*", "schema"): {"GET": _get_version_text},
+    ("subjects", "*", "versions", "*", "referencedby"): {"GET": _referenced_by},
+    ("schemas",): {"GET": _list_schemas},
+    ("schemas", "types"): {"GET": _types},
+    ("schemas", "ids", "*"): {"GET": _get_id},
+    ("schemas", "ids", "*", "schema"): {"GET": _get_id_text},
+    ("schemas", "ids", "*", "subjects"): {"GET": _subjects_of_id},
+    ("schemas", "ids", "*", "versions"): {"GET": _places_of_id},
+    ("schemas", "guids", "*"): {"GET": _get_guid},
+    ("schemas", "guids", "*", "ids"): {"GET": _ids_of_guid},
+    ("compatibility", "subjects", "*", "versions"): {"POST": _compatible_with_subject},
+    ("compatibility", "subjects", "*", "versions", "*"): {"POST": _compatible_with_version},
+    ("config",): {"GET": _get_config, "PUT": _put_config, "DELETE": _delete_config},
+    ("config", "*"): {"GET": _get_config, "PUT": _put_config, "DELETE": _delete_config},
+    ("mode",): {"GET": _get_mode, "PUT": _put_mode, "DELETE": _delete_mode},
+    ("mode", "*"): {"GET": _get_mode, "PUT": _put_mode, "DELETE": _delete_mode},
+    ("contexts",): {"GET": _list_contexts},
+    ("contexts", "*"): {"DELETE": _delete_context},
+}
+
+
+def answer(registry: Registry, method: str, path: str, query: str, body: bytes) -> Answer:
+    """Answer a request; `path` as it was sent, its names still quoted."""
+    try:
+        parts = [unquote(part) for part in path.strip("/").split("/")] if path.strip("/") else []
+        context = DEFAULT_CONTEXT
+        if len(parts) > 2 and parts[0] == "contexts":
+            context, parts = _context(parts[1]), parts[2:]
+        pages, names = _page(parts)
+        if pages is None:
+            raise errors.bare(HTTPStatus.NOT_FOUND)
+        page = pages.get("GET" if method == "HEAD" else method)
+        if page is None:
+            refused = errors.bare(HTTPStatus.METHOD_NOT_ALLOWED)
+            return Answer(refused.status, refusal_body(refused), ", ".join(sorted(pages)))
+        made = page(Asked(registry, context, names, query, body))
+    except RegistryRefusal as refused:
+        return Answer(refused.status, refusal_body(refused))
+    if made is None:
+        return Answer(HTTPStatus.NO_CONTENT, b"")
+    return Answer(HTTPStatus.OK, made if isinstance(made, bytes) else _dumps(made))
+
+
+def refusal_body(refused: RegistryRefusal) -> bytes:
+    return _dumps({"error_code": refused.code, "message": refused.reason})
+
+
+def content_type(accept: str) -> str:
+    """The type of the answer to a request with an Accept header."""
+    wanted = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return next((name for name in wanted if name in _ACCEPTED), CONTENT_TYPE)
+
+
+def _dumps(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _page(parts: list[str]) -> tuple[dict[str, _Page] | None, list[str]]:
+    """The pages of a path by method, and the names in it."""
+    for pattern, pages in _PAGES.items():
+        if len(pattern) == len(parts) and all(
+            want == part or (want == "*" and part) for want, part in zip(pattern, parts, strict=True)
+        ):
+            return pages, [part for want, part in zip(pattern, parts, strict=True) if want == "*"]
+    return None, []
+
+
+def _context(text: str) -> str:
+    """A context's name: CONTEXT, .CONTEXT and :.CONTEXT: all mean .CONTEXT."""
+    name = text.strip(":")
+    return name if name.startswith(".") else f".{name}"

@@ -1,0 +1,171 @@
+"""The topic that a registry keeps its state in: read to its end, followed, and written.
+
+A thread reads the topic. `append` returns once the thread has read back what was written, so that the state never says
+more than the log, and a reader sees its own writes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from spark_klog.errors import (
+    ConfigError,
+    DeliveryPending,
+    ErrorCode,
+    KlogError,
+    ProtocolError,
+    RecordTooLargeToSend,
+    is_retriable,
+)
+from spark_klog.schemas.registry.server.errors import schema_too_large, store_failed, timed_out
+from spark_klog.schemas.registry.server.records import NOOP, Key, Record, dumps
+from spark_klog.schemas.registry.server.state import State
+
+if TYPE_CHECKING:
+    from spark_klog.client import Admin, Consumer, Producer
+
+_log = logging.getLogger(__name__)
+TOPIC: Final = "_schemas"
+#: Seconds until a write is read back.
+WRITE_SECONDS: Final = 30.0
+#: Seconds that a start may take to read the topic.
+START_SECONDS: Final = 300.0
+_MAX_REPLICAS: Final = 3
+_POLL_SECONDS: Final = 1.0
+_BACK_OFF_SECONDS: Final = 0.5
+_CLOSE_SECONDS: Final = 10.0
+
+
+class SchemaLog:
+    """The topic, and the `State` that its records make.
+
+    `consumer` is the log's own from now on: `close` closes it. `make_producer` is called for the first write and after
+    a failed one. Hold `lock` to use `state`.
+    """
+
+    def __init__(
+        self, admin: Admin, consumer: Consumer, make_producer: Callable[[], Producer], topic: str = TOPIC
+    ) -> None:
+        """`ConfigError` if the topic is there and is not compacted, or has several partitions; `KlogError`."""
+        self.topic = topic
+        self.state = State()
+        self.lock = threading.Condition(threading.RLock())
+        self._consumer, self._make_producer = consumer, make_producer
+        self._producer: Producer | None = None
+        #: Held during a write: they are in the log in the order in which they were decided.
+        self._writing = threading.Lock()
+        #: The offset after the last record in `state`.
+        self._position = 0
+        self._failure: KlogError | None = None
+        self._is_closing = False
+        _create_topic(admin, topic)
+        consumer.assign([(topic, 0, 0)])
+        self._thread = threading.Thread(target=self._follow, name="klog-schemas", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._is_closing:
+            try:
+                records = self._consumer.poll(_POLL_SECONDS)
+                position = self._consumer.position(self.topic, 0)
+            except KlogError as error:
+                if self._is_closing:
+                    return
+                _log.warning("reading the schemas' topic %s: %s", self.topic, error)
+                with self.lock:
+                    self._failure = error
+                    self.lock.notify_all()
+                time.sleep(_BACK_OFF_SECONDS)
+                continue
+            with self.lock:
+                for record in records:
+                    self.state.apply(record.key, record.value, record.timestamp)
+                self._failure = None
+                self._position = position
+                self.lock.notify_all()
+
+    def catch_up(self, seconds: float = WRITE_SECONDS) -> None:
+        """Return when the state has all that was in the log at the call; `RegistryRefusal` if it has not in time."""
+        self.append([Record(Key(NOOP), None)], seconds)
+
+    def append(self, records: Sequence[Record], seconds: float = WRITE_SECONDS) -> None:
+        """Write records, in order, and return when `state` has them.
+
+        `RegistryRefusal` if that fails. They may be in the log nevertheless, and then are read later.
+        """
+        deadline = time.monotonic() + seconds
+        with self._writing:
+            last = self._write(records, deadline)
+        with self.lock:
+            while self._position <= last:
+                left = deadline - time.monotonic()
+                if self._is_closing or left <= 0:
+                    why = (
+                        "the registry is closing" if self._is_closing else self._failure or f"not within {seconds:g} s"
+                    )
+                    raise timed_out(f"topic {self.topic} was written to, but not read back: {why}")
+                self.lock.wait(left)
+
+    def _write(self, records: Sequence[Record], deadline: float) -> int:
+        """Write records; the offset of the last one."""
+        with self.lock:
+            spelled = [
+                (self.state.spelled(record.key), None if record.value is None else dumps(record.value))
+                for record in records
+            ]
+        try:
+            if self._producer is None:
+                self._producer = self._make_producer()
+            producer = self._producer
+            sent = [producer.send(self.topic, value, key, partition=0) for key, value in spelled]
+            return max(delivery.result(max(0.0, deadline - time.monotonic())).offset for delivery in sent)
+        except RecordTooLargeToSend as error:
+            raise schema_too_large(str(error)) from error
+        except KlogError as error:
+            self._abandon_producer()
+            if isinstance(error, ProtocolError) and error.code == ErrorCode.MESSAGE_TOO_LARGE:
+                raise schema_too_large(str(error)) from error
+            refusal = timed_out if is_retriable(error) or isinstance(error, DeliveryPending) else store_failed
+            raise refusal(f"writing to topic {self.topic}: {error}") from error
+
+    def _abandon_producer(self) -> None:
+        """After a failed write, whose records may be in the log or not, a producer writes no more."""
+        if self._producer is not None:
+            self._producer.abort()
+            self._producer = None
+
+    def close(self) -> None:
+        """Stop following the topic. May be called twice, from any thread but the log's."""
+        with self.lock:
+            self._is_closing = True
+            self.lock.notify_all()
+        self._consumer.wakeup()
+        self._thread.join(_CLOSE_SECONDS)
+        self._consumer.close()
+        with self._writing:
+            self._abandon_producer()
+
+
+def _create_topic(admin: Admin, topic: str) -> None:
+    """Create the topic, with up to three replicas, or check the one that is there."""
+    replicas = max(1, min(_MAX_REPLICAS, len(admin.cluster.nodes)))
+    try:
+        admin.create_topic(topic, 1, replication_factor=replicas, configs={"cleanup.policy": "compact"})
+        return
+    except ProtocolError as error:
+        if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+            raise
+    count = len(admin.describe_topic(topic).partitions)
+    if count != 1:
+        raise ConfigError(f"topic {topic} has {count} partitions: a registry's topic must have one")
+    (settings,) = admin.describe_configs([("topic", topic)]).check().values()
+    policy = settings["cleanup.policy"].value
+    if policy != "compact":
+        raise ConfigError(
+            f"topic {topic} has cleanup.policy={policy}: schemas would be lost; set cleanup.policy=compact "
+            f"(klog topics alter {topic} --config cleanup.policy=compact)"
+        )

@@ -1,0 +1,483 @@
+"""A schema registry's operations on what is in its topic, as Confluent's registry does them.
+
+Reads use the state; what changes it waits until the state has all of the log, decides, writes, and returns once that is
+read back. One write at a time, so two registrations of the same schema get the same id.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from spark_klog.errors import MissingPackage
+from spark_klog.schemas.registry.formats import InvalidSchema, ParsedSchema, parse
+from spark_klog.schemas.registry.formats.contract import READER, WRITER
+from spark_klog.schemas.registry.server import errors
+from spark_klog.schemas.registry.server.log import SchemaLog
+from spark_klog.schemas.registry.server.records import (
+    CLEAR_SUBJECT,
+    CONFIG,
+    CONTEXT,
+    DELETE_SUBJECT,
+    MODE,
+    SCHEMA,
+    Key,
+    Record,
+)
+from spark_klog.schemas.registry.server.state import (
+    DEFAULT_CONTEXT,
+    DEFAULT_LEVEL,
+    DEFAULT_MODE,
+    GLOBAL_CONTEXT,
+    Definition,
+    State,
+    Version,
+    qualified,
+    schema_value,
+    split,
+    within,
+)
+
+#: Parsed schemas that are kept.
+_MOST_PARSED: Final = 1000
+#: Schemas that refer to each other, from one that is registered.
+_MOST_REFERENCES: Final = 1000
+_MAX_SCHEMA_SHOWN: Final = 10 * 1024
+LATEST: Final = -1
+_T = TypeVar("_T")
+_IMPORTING: Final = frozenset(("IMPORT", "FORWARD"))
+
+
+class Registry:
+    """The operations; thread-safe. Each raises `RegistryRefusal`. Subjects are qualified by their context (`state`)."""
+
+    def __init__(self, log: SchemaLog) -> None:
+        self._log = log
+        #: Held while a change is decided and written.
+        self._changing = threading.Lock()
+        self._parsed: OrderedDict[tuple[str, bytes], ParsedSchema] = OrderedDict()
+        self._parsing = threading.Lock()
+
+    def read(self, look_up: Callable[[State], _T]) -> _T:
+        """What `look_up` finds in the state, which nothing changes meanwhile."""
+        with self._log.lock:
+            return look_up(self._log.state)
+
+    # --- schemas
+
+    def parsed(self, subject: str, definition: Definition, *, is_new: bool = False) -> ParsedSchema:
+        """A schema with those that it refers to."""
+        try:
+            references = self._texts(subject, definition)
+            return parse(definition.schema_type, definition.schema, references, is_new=is_new)
+        except InvalidSchema as error:
+            raise errors.invalid_schema(f"Invalid schema of type {definition.schema_type}, details: {error}") from error
+        except MissingPackage as error:
+            raise errors.invalid_schema(str(error)) from error
+
+    def stored(self, version: Version) -> ParsedSchema:
+        """The parsed schema of a version."""
+        key = split(version.subject)[0], version.definition.digest()
+        with self._parsing:
+            if (kept := self._parsed.get(key)) is not None:
+                self._parsed.move_to_end(key)
+                return kept
+        made = self.parsed(version.subject, version.definition)
+        with self._parsing:
+            self._parsed[key] = made
+            if len(self._parsed) > _MOST_PARSED:
+                self._parsed.popitem(last=False)
+        return made
+
+    def _texts(self, subject: str, definition: Definition) -> dict[str, str]:
+        """Texts of the schemas that a schema refers to, directly or not, each after those that it needs itself."""
+        texts: dict[str, str] = {}
+        under_way: set[tuple[str, int]] = set()
+
+        def add(parent: str, definition: Definition) -> None:
+            for name, referenced, number in definition.references:
+                if name in texts:
+                    continue
+                place = within(parent, referenced), number
+                if place in under_way:
+                    raise errors.invalid_schema(f"schemas refer to each other in a circle: {name}")
+                with self._log.lock:
+                    version = _numbered(self._log.state, *place, deleted=True)
+                if version is None:
+                    raise errors.invalid_schema(
+                        f'No schema reference found for subject "{referenced}" and version {number}'
+                    )
+                under_way.add(place)
+                add(place[0], version.definition)
+                under_way.discard(place)
+                texts[name] = version.definition.schema
+                if len(texts) > _MOST_REFERENCES:
+                    raise errors.invalid_schema(f"the schema refers to more than {_MOST_REFERENCES} others")
+
+        add(subject, definition)
+        return texts
+
+    def _canonical(
+        self, subject: str, definition: Definition, *, normalize: bool, is_new: bool
+    ) -> tuple[Definition, ParsedSchema]:
+        normalize = normalize or bool(self.read(lambda state: state.config_in_scope(subject)).get("normalize"))
+        parsed = self.parsed(subject, definition, is_new=is_new)
+        text = parsed.normalized() if normalize else parsed.canonical()
+        references = tuple(sorted(set(definition.references))) if normalize else definition.references
+        return definition._replace(schema=text, references=references), parsed
+
+    def version(self, subject: str, number: int, *, deleted: bool = False) -> Version:
+        """A version of a subject; `LATEST` is the newest that is not deleted (with `deleted`, of all)."""
+        with self._log.lock:
+            state = self._log.state
+            version = _numbered(state, subject, number, deleted=deleted)
+            if version is None:
+                if not state.versions(subject, deleted=deleted):
+                    raise errors.subject_not_found(subject)
+                raise errors.version_not_found(number)
+            return version
+
+    def of_id(self, context: str, id: int, subject: str | None = None) -> Version:
+        """A version with the schema of an id, which may be deleted; that of `subject` if there is one.
+
+        In the default context an id without `subject` is looked for in others, too.
+        """
+        with self._log.lock:
+            state = self._log.state
+            if subject is not None:
+                own, name = split(subject)
+                context = own if own != DEFAULT_CONTEXT else context
+                found = state.of_id(context, id)
+                subject = qualified(context, name)
+                same = [version for version in found if not name or version.subject == subject]
+                if same or context != DEFAULT_CONTEXT:
+                    found = same
+            else:
+                found = state.of_id(context, id)
+            if not found:
+                raise errors.schema_not_found(id)
+            return found[0]
+
+    def look_up(self, subject: str, definition: Definition, *, normalize: bool, deleted: bool) -> Version:
+        """The version of a subject that has a schema."""
+        canonical, _ = self._canonical(subject, definition, normalize=normalize, is_new=False)
+        with self._log.lock:
+            state = self._log.state
+            version = _with_schema(state, subject, canonical, deleted=deleted)
+            if version is None:
+                if not state.versions(subject, deleted=deleted):
+                    raise errors.subject_not_found(subject)
+                raise errors.schema_not_found()
+            return version
+
+    def register(
+        self, subject: str, definition: Definition, *, id: int = -1, version: int = 0, normalize: bool = False
+    ) -> Version:
+        """The version of a subject that has a schema; it becomes the next one if there is none.
+
+        `id` and `version` are given in mode IMPORT only.
+        """
+        if not split(subject)[1] or subject in ("__GLOBAL", "__EMPTY"):
+            raise errors.invalid_subject(subject)
+        self._check_register_mode(subject, has_id=id >= 0)
+        canonical, parsed = self._canonical(subject, definition, normalize=normalize, is_new=id < 0)
+        if id < 0 and version == 0:
+            with self._log.lock:
+                there = _with_schema(self._log.state, subject, canonical, deleted=False)
+            if there is not None:
+                return there
+        with self._changing:
+            self._log.catch_up()
+            self._check_register_mode(subject, has_id=id >= 0)
+            with self._log.lock:
+                state = self._log.state
+                versions = state.versions(subject, deleted=True)
+                there = _with_schema(state, subject, canonical, deleted=False)
+                config, mode = state.config_in_scope(subject), state.mode_in_scope(subject)
+                context = split(subject)[0]
+                known_id = state.id_of(context, canonical)
+                has_context = state.has_context(context)
+                next_id = state.next_id(context)
+                holders = state.of_id(context, id) if id >= 0 else []
+            if version == 0 and there is not None and id in (-1, there.id):
+                return there
+            if mode not in _IMPORTING:
+                current = [known for known in versions if not known.is_deleted]
+                messages = self._incompatibilities(config, canonical, parsed, current)
+                if messages:
+                    raise errors.incompatible(subject, messages)
+            next_version = max((known.version for known in versions), default=0) + 1
+            if version and version != next_version and mode not in _IMPORTING:
+                raise errors.invalid_schema("Version is not one more than previous version")
+            if any(holder.definition != canonical for holder in holders):
+                raise errors.not_permitted(f"Overwrite new schema with id {id} in context {context} is not permitted.")
+            number = version or next_version
+            chosen = id if id >= 0 else next_id if known_id is None else known_id
+            value = schema_value(subject, number, chosen, canonical, False)
+            records = [] if has_context else [_context_record(context)]
+            # a deleted version that comes back is forgotten, once the new one is there
+            records += [Record(Key(SCHEMA, subject, number), value), *self._replaced(versions, chosen, number)]
+            self._log.append(records)
+            return self.version(subject, number)
+
+    def _replaced(self, versions: list[Version], id: int, number: int) -> list[Record]:
+        """Tombstones of the deleted versions before `number` that have an id and that no schema refers to."""
+        with self._log.lock:
+            return [
+                Record(Key(SCHEMA, known.subject, known.version), None)
+                for known in versions
+                if known.is_deleted
+                and known.id == id
+                and known.version < number
+                and not self._log.state.users(known.subject, known.version, deleted=True)
+            ]
+
+    def _check_register_mode(self, subject: str, *, has_id: bool) -> None:
+        mode = self.read(lambda state: state.mode_in_scope(subject))
+        context = _context_of(subject)
+        if mode.startswith("READONLY"):
+            raise errors.not_permitted(f"Subject {subject} in context {context} is in read-only mode")
+        if has_id and mode not in _IMPORTING:
+            raise errors.not_permitted(f"Subject {subject} in context {context} is not in import mode")
+        if not has_id and mode != DEFAULT_MODE:
+            raise errors.not_permitted(f"Subject {subject} in context {context} is not in read-write mode")
+
+    # --- compatibility
+
+    def incompatibilities(
+        self, subject: str, definition: Definition, number: int | None, *, normalize: bool
+    ) -> list[str]:
+        """Why a schema is not compatible with a version of a subject, or with those that its level asks for (None)."""
+        with self._log.lock:
+            state = self._log.state
+            config = state.config_in_scope(subject)
+            if number is None:
+                versions = state.versions(subject)
+            else:
+                version = _numbered(state, subject, number, deleted=False)
+                if version is None and number != LATEST:
+                    raise errors.version_not_found(number)
+                versions = [] if version is None else [version]
+        canonical, parsed = self._canonical(subject, definition, normalize=normalize, is_new=True)
+        return self._incompatibilities(config, canonical, parsed, versions)
+
+    def _incompatibilities(
+        self, config: dict[str, Any], definition: Definition, parsed: ParsedSchema, versions: list[Version]
+    ) -> list[str]:
+        """Why a schema is not compatible with earlier ones, the oldest first."""
+        level = str(config["compatibilityLevel"])
+        if level == "NONE":
+            return []
+        group = config.get("compatibilityGroup")
+        if group is not None:
+            own = _property(definition, group)
+            versions = [version for version in versions if _property(version.definition, group) == own]
+        checked = versions if level.endswith("_TRANSITIVE") else versions[-1:]
+        direction = level.removesuffix("_TRANSITIVE")
+        for version in reversed(checked):
+            messages = self._differences(direction, parsed, version)
+            if messages:
+                return [*messages, f"{{validateFields: 'false', compatibility: '{level}'}}"]
+        return []
+
+    def _differences(self, direction: str, parsed: ParsedSchema, version: Version) -> list[str]:
+        if parsed.schema_type != version.definition.schema_type:
+            return ["Incompatible because of different schema type"]
+        earlier = self.stored(version)
+        messages = []
+        if direction in ("FORWARD", "FULL"):
+            messages += [_worded(text, "old", "new") for text in earlier.unreadable(parsed)]
+        if direction in ("BACKWARD", "FULL"):
+            messages += [_worded(text, "new", "old") for text in parsed.unreadable(earlier)]
+        if messages:
+            text = version.definition.schema
+            shown = f"'{text}'" if len(text) <= _MAX_SCHEMA_SHOWN else f"<truncated> '{text[:_MAX_SCHEMA_SHOWN]}...'"
+            messages += [f"{{oldSchemaVersion: {version.version}}}", f"{{oldSchema: {shown}}}"]
+        return messages
+
+    # --- deletes
+
+    def delete_version(self, subject: str, number: int, *, permanent: bool) -> int:
+        """Delete a version, which stays readable by its id; with `permanent`, after that, for good. Its number."""
+        with self._changing:
+            self._log.catch_up()
+            with self._log.lock:
+                state = self._log.state
+                version = _numbered(state, subject, number, deleted=True)
+                if version is None:
+                    if not state.versions(subject, deleted=True):
+                        raise errors.subject_not_found(subject)
+                    raise errors.version_not_found(number)
+                number = version.version
+                if version.is_deleted and not permanent:
+                    raise errors.version_soft_deleted(subject, number)
+                self._check_writable(state, subject)
+                if state.users(subject, number, deleted=permanent):
+                    raise errors.reference_exists(subject, number)
+                if permanent and not version.is_deleted:
+                    raise errors.version_not_soft_deleted(subject, number)
+                is_last = len(state.versions(subject, deleted=True)) == 1
+                records = [Record(Key(SCHEMA, subject, number), None if permanent else version.value(True))]
+                if permanent and is_last:
+                    records += _settings_gone(state, subject)
+            self._log.append(records)
+            return number
+
+    def delete_subject(self, subject: str, *, permanent: bool) -> list[int]:
+        """Delete all versions of a subject, or with `permanent` those that were deleted. Returns their numbers."""
+        with self._changing:
+            self._log.catch_up()
+            with self._log.lock:
+                state = self._log.state
+                if not state.versions(subject, deleted=True):
+                    raise errors.subject_not_found(subject)
+                versions = state.versions(subject, deleted=permanent)
+                if not versions:
+                    raise errors.subject_soft_deleted(subject)
+                self._check_writable(state, subject)
+                for version in versions:
+                    users = state.users(subject, version.version, deleted=permanent)
+                    if any(user.subject != subject for user in users):
+                        raise errors.reference_exists(subject, version.version)
+                    if permanent and not version.is_deleted:
+                        raise errors.subject_not_soft_deleted(subject)
+                numbers = [version.version for version in versions]
+                if permanent:
+                    records = [Record(Key(SCHEMA, subject, number), None) for number in reversed(numbers)]
+                    records += _settings_gone(state, subject)
+                else:
+                    value = {"subject": subject, "version": numbers[-1]}
+                    records = [Record(Key(DELETE_SUBJECT, subject), value)]
+            self._log.append(records)
+            return numbers
+
+    def delete_context(self, context: str) -> None:
+        """Forget a context without subjects."""
+        with self._changing:
+            self._log.catch_up()
+            with self._log.lock:
+                if any(split(subject)[0] == context for subject in self._log.state.subjects()):
+                    raise errors.context_not_empty(context)
+            self._log.append([Record(Key(CONTEXT, context), None)])
+
+    @staticmethod
+    def _check_writable(state: State, subject: str | None) -> None:
+        if state.mode_in_scope(subject).startswith("READONLY"):
+            raise errors.not_permitted(
+                f"Subject {subject} in context {_context_of(subject or '')} is in read-only mode"
+            )
+
+    # --- configuration
+
+    def configure(self, subject: str | None, changes: dict[str, Any]) -> dict[str, Any]:
+        """Change fields of the configuration of a subject, a context or (None) all; the configuration as it is then."""
+        with self._changing:
+            self._log.catch_up()
+            with self._log.lock:
+                self._check_writable(self._log.state, subject)
+                old = self._log.state.config(subject) or {}
+            value = ({} if subject is None else {"subject": subject}) | old | changes
+            value = {name: item for name, item in value.items() if item is not None}
+            self._log.append([Record(Key(CONFIG, subject), value)])
+            return value
+
+    def delete_config(self, subject: str | None) -> dict[str, Any]:
+        """Forget a configuration; what it was."""
+        with self._changing:
+            self._log.catch_up()
+            with self._log.lock:
+                self._check_writable(self._log.state, subject)
+                old = self._log.state.config(subject)
+            if old is None:
+                if subject is not None:
+                    raise errors.subject_not_found(subject)
+                return {"compatibilityLevel": DEFAULT_LEVEL}
+            self._log.append([Record(Key(CONFIG, subject), None)])
+            return old
+
+    def set_mode(self, subject: str | None, mode: str, *, force: bool) -> None:
+        """Set the mode of a subject, a context or (None) all; unless forced, IMPORT needs that there are no schemas."""
+        if mode not in errors.MODES:
+            raise errors.invalid_mode()
+        with self._changing:
+            self._log.catch_up()
+            records = []
+            with self._log.lock:
+                state = self._log.state
+                if mode == "IMPORT" and state.mode_in_scope(subject) != "IMPORT" and not force:
+                    for name in state.subjects():
+                        if not _is_meant(subject, name):
+                            continue
+                        if state.versions(name):
+                            raise errors.not_permitted("Cannot import since found existing subjects")
+                        for version in state.versions(name, deleted=True):
+                            if state.users(name, version.version, deleted=True):
+                                raise errors.reference_exists(name, version.version)
+                            records.append(Record(Key(SCHEMA, name, version.version), None))
+                    cleared = {} if subject is None else {"subject": subject}
+                    records.append(Record(Key(CLEAR_SUBJECT, subject), cleared))
+            value = ({} if subject is None else {"subject": subject}) | {"mode": mode}
+            self._log.append([*records, Record(Key(MODE, subject), value)])
+
+    def delete_mode(self, subject: str | None) -> str:
+        """Forget the mode of a subject, a context or (None) all; what it was."""
+        with self._changing:
+            self._log.catch_up()
+            old = self.read(lambda state: state.mode(subject))
+            if old is None:
+                if subject is not None:
+                    raise errors.subject_not_found(subject)
+                return DEFAULT_MODE
+            self._log.append([Record(Key(MODE, subject), None)])
+            return old
+
+
+def _numbered(state: State, subject: str, number: int, *, deleted: bool) -> Version | None:
+    if number == LATEST:
+        there = state.versions(subject) or (state.versions(subject, deleted=True) if deleted else [])
+        return there[-1] if there else None
+    version = state.version(subject, number)
+    return version if version is not None and (deleted or not version.is_deleted) else None
+
+
+def _with_schema(state: State, subject: str, definition: Definition, *, deleted: bool) -> Version | None:
+    """The newest version of a subject with a schema. One without metadata or rules also means one that has some."""
+    versions = state.versions(subject, deleted=deleted)
+    same = [version for version in versions if version.definition == definition]
+    if not same and definition.metadata is None and definition.rule_set is None:
+        bare = [version for version in versions if version.definition[:3] == definition[:3]]
+        same = bare
+    return same[-1] if same else None
+
+
+def _context_of(subject: str) -> str:
+    return qualified(split(subject)[0], "")
+
+
+def _context_record(context: str) -> Record:
+    return Record(Key(CONTEXT, context), {"tenant": "default", "context": context})
+
+
+def _settings_gone(state: State, subject: str) -> list[Record]:
+    """Records that forget the configuration and the mode of a subject, if it has any."""
+    gone = [MODE] if state.mode(subject) is not None else []
+    gone += [CONFIG] if state.config(subject) is not None else []
+    return [Record(Key(keytype, subject), None) for keytype in gone]
+
+
+def _is_meant(scope: str | None, subject: str) -> bool:
+    """Whether a setting of a subject, a context or (None) the default context is one for the subject."""
+    if scope == GLOBAL_CONTEXT:
+        return True
+    context, name = split(scope or "")
+    return subject == scope if name else split(subject)[0] == context
+
+
+def _worded(text: str, reader: str, writer: str) -> str:
+    return text.replace(READER, reader).replace(WRITER, writer)
+
+
+def _property(definition: Definition, name: str) -> object:
+    return ((definition.metadata or {}).get("properties") or {}).get(name)
