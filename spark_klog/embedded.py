@@ -1,6 +1,7 @@
-"""A cluster in child processes of the caller: brokers, and ZooKeeper on request.
+"""A cluster in child processes of the caller: brokers, and ZooKeeper and a schema registry on request.
 
     DATA_DIR/broker-N/       data directory of broker N      DATA_DIR/broker-N.log   its log
+    DATA_DIR/schema-registry.log                             the schema registry's log; its state is a topic
     DATA_DIR/directories/    the brokers' shared tree, without ZooKeeper
     DATA_DIR/zookeeper/      ZooKeeper's data                DATA_DIR/zookeeper.log
     DATA_DIR/klog-cluster.properties   marks the directory as a cluster's (see `log.layout`)
@@ -141,6 +142,10 @@ class EmbeddedCluster:
     and time out after 10 s (group.consumer.heartbeat.interval.ms, group.consumer.session.timeout.ms). `log_format` of
     the brokers' logs is "text" or "json". `ClusterStartError` names the process that did not start.
 
+    With `schema_registry` a schema registry with Confluent's REST API is served at `schema_registry_url`: True picks a
+    free loopback port, a text is HOST:PORT or a port. Its state is the topic `_schemas`, so it needs a listener without
+    security: otherwise `ConfigError`, and see `spark_klog.schema_registry`.
+
     `faults` (see `spark_klog.broker.faults`) apply from the first request on. If it is not None (it may be empty),
     `inject` and `clear_faults` change them, and return when every broker has applied the change. A restarted broker
     starts them from the beginning. `ConfigError` for an invalid fault.
@@ -156,6 +161,7 @@ class EmbeddedCluster:
         log_format: str = "text",
         listen: str | None = None,
         zookeeper_port: int | None = None,
+        schema_registry: bool | str = False,
     ) -> None:
         if brokers < 1:
             raise ConfigError(f"brokers={brokers}: give at least 1")
@@ -165,6 +171,11 @@ class EmbeddedCluster:
             raise ConfigError("faults is a single Fault: give a list of faults")
         if listen is not None and "listeners" in (settings or {}):
             raise ConfigError(f"listen={listen!r} and the setting listeners exclude each other: give one of them")
+        if schema_registry and not (settings or {}).get("listeners", "PLAINTEXT:").startswith("PLAINTEXT:"):
+            raise ConfigError(
+                "schema_registry=True needs a first listener without security: start a "
+                "spark_klog.schema_registry.SchemaRegistry with client settings that log in"
+            )
         host, port = parse_listen(listen, "listen") if listen is not None else (_HOST, 0)
         self._listen_first, self._listen_others = host_and_port(host, port), host_and_port(host, 0)
         self._count = brokers
@@ -181,6 +192,10 @@ class EmbeddedCluster:
         #: Descriptor with the directory's lock while the cluster runs.
         self._lock: int | None = None
         self.zookeeper_connect: str | None = None
+        #: Where the schema registry listens, or is to listen; None without one.
+        self._registry_address: str | None = f"{_HOST}:0" if schema_registry is True else schema_registry or None
+        self._registry: ChildProcess | None = None
+        self.schema_registry_url: str | None = None
         self._faults = None if faults is None else list(faults)
         #: Held during a command to the brokers and their answers.
         self._commands = threading.Lock()
@@ -203,6 +218,8 @@ class EmbeddedCluster:
                 self._start_zookeeper()
             for broker_id in range(self._count):
                 self.restart(broker_id)
+            if self._registry_address is not None:
+                self.restart_schema_registry()
         except BaseException:
             self.stop()
             raise
@@ -334,11 +351,38 @@ class EmbeddedCluster:
         """SIGKILL a broker; `ConfigError` if it is unknown or was not started."""
         self._started(broker_id).kill()
 
+    def restart_schema_registry(self) -> None:
+        """Start the schema registry that was killed, with its address. It reads its topic before it serves.
+
+        `ConfigError` if it is running, or the cluster has none; `ClusterStartError`.
+        """
+        if self._registry_address is None or self._lock is None:
+            raise ConfigError("there is no schema registry: start the cluster with schema_registry=True")
+        if self._registry is not None and self._registry.popen.poll() is None:
+            raise ConfigError("the schema registry is running; kill it first")
+        command = [sys.executable, "-m", "spark_klog.cli", "schema-registry", "--stop-with-stdin"]
+        command += ["--bootstrap-server", self.bootstrap_servers, "--listen", self._registry_address]
+        self._registry = ChildProcess(command, self.data_dir / "schema-registry.log", subprocess.PIPE, self._lock)
+        line = self._registry.next_line()
+        if not line:
+            self._registry.kill()
+            raise self._registry.start_error("the schema registry")
+        self.schema_registry_url = line.rsplit(" ", 1)[1]
+        self._registry_address = self.schema_registry_url.removeprefix("http://")
+
+    def kill_schema_registry(self) -> None:
+        """SIGKILL the schema registry; `ConfigError` if there is none."""
+        if self._registry is None:
+            raise ConfigError("there is no schema registry: start the cluster with schema_registry=True")
+        self._registry.kill()
+
     def ended(self) -> dict[str, int]:
         """Exit codes of the processes that ended before `stop`; -N for signal N."""
         processes = {f"broker {broker_id}": process for broker_id, process in self._brokers.items()}
         if self._zookeeper is not None:
             processes["ZooKeeper"] = self._zookeeper
+        if self._registry is not None:
+            processes["schema registry"] = self._registry
         codes = {name: process.popen.poll() for name, process in processes.items()}
         return {name: code for name, code in codes.items() if code is not None}
 
@@ -409,6 +453,9 @@ class EmbeddedCluster:
         """Stop all processes cleanly, and remove a temporary data directory; in a forked process do nothing."""
         if self._maker.is_forked:
             return  # the processes, the lock and the directory are the parent's
+        if self._registry is not None:
+            self._registry.stop()
+            self._registry = None
         for process in self._brokers.values():
             process.stop()
         if self._zookeeper is not None:

@@ -3,6 +3,7 @@
     klog_cluster            a cluster shared by the tests of a session (with pytest-xdist: of a worker), or of the
                             scope in the ini option klog_cluster_scope
     klog_cluster_factory    starts clusters for one test, with the arguments of `EmbeddedCluster`
+    klog_schema_registry    the URL of a schema registry over klog_cluster's brokers
     klog_topic              the name of a new topic on klog_cluster, with one partition or the arguments of
                             @pytest.mark.klog_topic(partitions=3, settings={...})
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from spark_klog.broker.faults import Fault
     from spark_klog.embedded import EmbeddedCluster
 
-_FIXTURES = frozenset({"klog_cluster", "klog_cluster_factory", "klog_topic"})
+_FIXTURES = frozenset({"klog_cluster", "klog_cluster_factory", "klog_schema_registry", "klog_topic"})
 _SCOPES = ("session", "package", "module", "class", "function")
 #: A report shows at most so many characters of each broker's log, the last ones.
 _SHOWN = 20_000
@@ -99,7 +100,10 @@ def klog_cluster(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathF
 def klog_cluster_factory(
     pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., EmbeddedCluster]]:
-    """Start clusters: (brokers=1, zookeeper=False, settings=None, faults=None). They stop when the test ends."""
+    """Start clusters: (brokers=1, zookeeper=False, settings=None, faults=None, schema_registry=False).
+
+    They stop when the test ends.
+    """
     from spark_klog.embedded import EmbeddedCluster
 
     running = pytestconfig.stash[_running]
@@ -110,8 +114,11 @@ def klog_cluster_factory(
         zookeeper: bool = False,
         settings: dict[str, str] | None = None,
         faults: Iterable[Fault] | None = None,
+        schema_registry: bool | str = False,
     ) -> EmbeddedCluster:
-        cluster = EmbeddedCluster(brokers, zookeeper, tmp_path_factory.mktemp("klog"), settings, faults).start()
+        cluster = EmbeddedCluster(
+            *(brokers, zookeeper, tmp_path_factory.mktemp("klog"), settings, faults), schema_registry=schema_registry
+        ).start()
         own.append(cluster)
         running.append(cluster)
         return cluster
@@ -120,6 +127,15 @@ def klog_cluster_factory(
     for cluster in own:
         running.remove(cluster)
         cluster.stop()
+
+
+@pytest.fixture(scope=_scope)
+def klog_schema_registry(klog_cluster: EmbeddedCluster) -> Iterator[str]:
+    """The URL of a schema registry that tests share: each test should use subjects of its own."""
+    from spark_klog.schema_registry import SchemaRegistry
+
+    with SchemaRegistry({"bootstrap.servers": klog_cluster.bootstrap_servers}, "0") as registry:
+        yield registry.url
 
 
 @pytest.fixture

@@ -129,4 +129,7 @@ async def _body(request: Request) -> bytes:
         raise errors.bare(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
     if int(size) > _MAX_BODY:
         raise errors.bare(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {_MAX_BODY:,} bytes")
-    return await request.body(int(size)) if int(size) else b""
+    try:
+        return await request.body(int(size)) if int(size) else b""
+    except asyncio.TimeoutError:
+        raise errors.bare(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: How often to check the processes of a cluster.
 _WATCH_SECONDS = 0.5
+#: Seconds that a broker's end waits for that of its schema registry.
+_REGISTRY_SECONDS = 10.0
 #: Subcommands with modules of their own.
 _MODULES = (
     {
@@ -42,7 +44,11 @@ _MODULES = (
         for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users")
     }
     | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
-    | {"doctor": "spark_klog.cli.doctor", "demo": "spark_klog.cli.jobs.demo"}
+    | {
+        "doctor": "spark_klog.cli.doctor",
+        "demo": "spark_klog.cli.jobs.demo",
+        "schema-registry": "spark_klog.cli.commands.schema_registry",
+    }
 )
 _log_format_option = click.option(
     "--log-format", default=TEXT, show_default=True, type=click.Choice(FORMATS), help="Format of the log on stderr."
@@ -104,7 +110,7 @@ class _Group(CommandGroup):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _MODULES:
             return super().get_command(ctx, name)
-        command: click.Command = getattr(import_module(_MODULES[name]), name)
+        command: click.Command = getattr(import_module(_MODULES[name]), name.replace("-", "_"))
         return command
 
     def resolve_command(
@@ -180,6 +186,7 @@ Examples:
   klog broker --data-dir /var/klog
   klog broker --config server.properties --metrics 127.0.0.1:9400
   klog broker --data-dir /var/klog --listen 0.0.0.0:9092 --set log.retention.hours=24
+  klog broker --data-dir /var/klog --schema-registry 127.0.0.1:8081
 """
 )
 @click.option(
@@ -200,6 +207,12 @@ Examples:
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting by Kafka's name; repeatable.")
 @click.option("--metrics", metavar="HOST:PORT", help="Serve metrics for Prometheus at http://HOST:PORT/metrics.")
 @click.option(
+    "--schema-registry",
+    metavar="HOST:PORT",
+    help="Serve a schema registry with Confluent's REST API at http://HOST:PORT (a port alone is one of 127.0.0.1); its "
+    "state is the topic _schemas. In a cluster, one broker only.",
+)
+@click.option(
     "--control",
     metavar="HOST:PORT",
     help="For tests: script faults by HTTP at http://HOST:PORT/faults (a port alone is one of 127.0.0.1).",
@@ -219,6 +232,7 @@ def broker(
     directories: str | None,
     settings: tuple[str, ...],
     metrics: str | None,
+    schema_registry: str | None,
     control: str | None,
     allow_remote_control: bool,
     log_format: str,
@@ -261,7 +275,60 @@ def broker(
             _stop_after(lambda: follow(script, lines, click.echo))
     if stop_with_stdin and not faults:
         _stop_after(_read_stdin)
-    run(config, lambda line: click.echo("\n".join([line, *addresses])), make_server)
+    registry = None
+    if schema_registry is not None:
+        first = next(iter(config.security.listeners), None)
+        if first is not None and first.protocol != "PLAINTEXT":
+            raise click.UsageError(
+                f"--schema-registry can't log in to the first listener, {first.name} ({first.protocol}): run "
+                "klog schema-registry with --command-config"
+            )
+        registry = _OwnRegistry(schema_registry)
+
+    def ready(line: str) -> None:
+        click.echo("\n".join([line, *addresses]))
+        if registry is not None:
+            registry.start(line.rsplit(" ", 1)[1])
+
+    try:
+        run(config, ready, make_server)
+    finally:
+        if registry is not None:
+            registry.close()
+    if registry is not None and registry.error is not None:
+        raise registry.error
+
+
+class _OwnRegistry:
+    """The schema registry of a broker, in the broker's process; if it does not start, the broker stops."""
+
+    def __init__(self, listen: str) -> None:
+        self._listen = listen
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.error: KlogError | None = None
+
+    def start(self, broker: str) -> None:
+        """Start it without waiting: the broker answers it from the thread that calls this."""
+        self._thread = threading.Thread(target=self._serve, args=(broker,), name="klog-schema-registry", daemon=True)
+        self._thread.start()
+
+    def _serve(self, broker: str) -> None:
+        from spark_klog.schema_registry import SchemaRegistry
+
+        try:
+            with SchemaRegistry({"bootstrap.servers": broker}, self._listen) as registry:
+                click.echo(f"klog schema registry ready on {registry.url}")
+                self._ended.wait()
+        except KlogError as error:
+            if not self._ended.is_set():
+                self.error = error
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_REGISTRY_SECONDS)
 
 
 def _log_as(ctx: click.Context, log_format: str) -> None:
@@ -291,6 +358,7 @@ def _read_stdin() -> None:
 Examples:
   klog cluster --data-dir /tmp/klog --brokers 3
   klog cluster --data-dir /tmp/klog --zookeeper --listen 127.0.0.1:9092
+  klog cluster --data-dir /tmp/klog --schema-registry 8081
 """
 )
 @click.option(
@@ -303,6 +371,9 @@ Examples:
 @click.option("--listen", metavar="HOST:PORT", help="Address of broker 0; the others use free ports of that host.")
 @click.option("--zookeeper", is_flag=True, help="Start a ZooKeeper, too, from pyspark's jars.")
 @click.option("--zookeeper-port", type=click.IntRange(1, 65535), help="Its port on 127.0.0.1; default: a free port.")
+@click.option(
+    "--schema-registry", metavar="HOST:PORT", help="Serve a schema registry, too (a port alone is one of 127.0.0.1)."
+)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A broker setting; repeatable.")
 @_log_format_option
 @click.pass_context
@@ -313,6 +384,7 @@ def cluster(
     listen: str | None,
     zookeeper: bool,
     zookeeper_port: int | None,
+    schema_registry: str | None,
     settings: tuple[str, ...],
     log_format: str,
 ) -> None:
@@ -328,12 +400,15 @@ def cluster(
         log_format=log_format,
         listen=listen,
         zookeeper_port=zookeeper_port,
+        schema_registry=schema_registry or False,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), made as running:
         click.echo(f"klog cluster ready on {running.bootstrap_servers}")
         if running.zookeeper_connect:
             click.echo(f"zookeeper ready on {running.zookeeper_connect}")
+        if running.schema_registry_url:
+            click.echo(f"schema registry ready on {running.schema_registry_url}")
         _watch(running)
 
 
