@@ -28,6 +28,8 @@ EXTRAS = {
     "openlineage": "lineage",
     "fastavro": "avro",
     "httpx": "registry",
+    "jsonschema": "jsonschema",
+    "grpc_tools": "protobuf",
 }
 
 #: The newest versions that the tests have run with. Newer ones are used with a warning.

@@ -209,8 +209,8 @@ Examples:
 @click.option(
     "--schema-registry",
     metavar="HOST:PORT",
-    help="Serve a schema registry with Confluent's REST API at http://HOST:PORT (a port alone is one of 127.0.0.1); its "
-    "state is the topic _schemas. In a cluster, one broker only.",
+    help="Serve a schema registry, with Confluent's REST API, at http://HOST:PORT (a port alone is one of 127.0.0.1). "
+    "Its state is the topic _schemas. In a cluster, one broker only.",
 )
 @click.option(
     "--control",

@@ -30,8 +30,8 @@ Examples:
 def schema_registry(listen: str, topic: str, stop_with_stdin: bool, cluster: ChosenCluster) -> None:
     """Serve a schema registry, with Confluent's REST API, until SIGTERM or Ctrl-C.
 
-    Its state is the cluster's topic _schemas, which it creates: it takes over from Confluent's registry, and Confluent's
-    from it. Only one may run at a time. There is no log-in and no encryption: whoever reaches the port may register and
+    Its state is the cluster's topic _schemas, which it creates: it takes over from Confluent's registry, and that from
+    it. Only one may run at a time. There is no log-in and no encryption: whoever reaches the port may register and
     delete schemas.
     """
     from spark_klog.schema_registry import SchemaRegistry

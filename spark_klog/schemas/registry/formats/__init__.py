@@ -12,7 +12,7 @@ from spark_klog.schemas.registry.formats.contract import (
 )
 
 #: In the order in which Confluent's registry lists them.
-TYPES = (AVRO,)
+TYPES = (JSON, PROTOBUF, AVRO)
 
 __all__ = ["AVRO", "JSON", "PROTOBUF", "TYPES", "InvalidSchema", "ParsedSchema", "References", "parse"]
 
@@ -26,4 +26,12 @@ def parse(schema_type: str, text: str, references: References, *, is_new: bool =
         from spark_klog.schemas.registry.formats.avro import AvroSchema
 
         return AvroSchema(text, references, is_new=is_new)
+    if schema_type == JSON:
+        from spark_klog.schemas.registry.formats.json_schema import JsonSchema
+
+        return JsonSchema(text, references)
+    if schema_type == PROTOBUF:
+        from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
+
+        return ProtobufSchema(text, references)
     raise InvalidSchema(f"Invalid schema type {schema_type}")

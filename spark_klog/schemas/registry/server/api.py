@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote
 
-from spark_klog.schemas.registry.formats import AVRO, TYPES
+from spark_klog.schemas.registry.formats import AVRO, PROTOBUF, TYPES
 from spark_klog.schemas.registry.server import errors
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
 from spark_klog.schemas.registry.server.registry import LATEST, Registry
@@ -231,6 +231,9 @@ def _register(asked: Asked) -> Any:
     )
     made = _whole(asked, version)
     del made["subject"]
+    if definition.schema_type == PROTOBUF:
+        # confluent-kafka keeps the answer for its deserializers, which can only read the base64 that it sends
+        made["schema"] = definition.schema
     return {"id": made.pop("id")} | made
 
 

@@ -1,0 +1,307 @@
+"""JSON Schemas for a registry: checked against their meta-schema, in canonical form, with their references resolved.
+
+A parsed schema is a `Node`: what a JSON Schema says, taken apart as validators for Java do, whose view Confluent's
+rules of compatibility are about (`json_differences`). Keywords of several kinds side by side are an allOf of one kind
+each, a list of types is an anyOf.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote, urljoin
+
+from spark_klog.base.extras import require
+from spark_klog.schemas.registry.formats.contract import (
+    JSON,
+    READER,
+    WRITER,
+    InvalidSchema,
+    ParsedSchema,
+    References,
+)
+
+_MAX_DEPTH: Final = 200
+#: Keywords that make a schema one of arrays, objects, numbers or strings if it has no type.
+_OF_ARRAYS: Final = frozenset(
+    (
+        *("items", "additionalItems", "prefixItems", "unevaluatedItems", "minItems", "maxItems", "uniqueItems"),
+        *("contains", "minContains", "maxContains"),
+    )
+)
+_OF_OBJECTS: Final = frozenset(
+    (
+        *("properties", "required", "minProperties", "maxProperties", "dependencies", "dependentRequired"),
+        *("dependentSchemas", "patternProperties", "additionalProperties", "propertyNames", "unevaluatedProperties"),
+    )
+)
+_OF_NUMBERS: Final = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"))
+_OF_STRINGS: Final = frozenset(("minLength", "maxLength", "pattern", "format"))
+_SNIFFED: Final = (("array", _OF_ARRAYS), ("object", _OF_OBJECTS), ("number", _OF_NUMBERS), ("string", _OF_STRINGS))
+#: Dialects whose `items` stands after `prefixItems`.
+_MODERN: Final = ("2020-12",)
+
+
+@dataclass(eq=False)
+class Node:
+    """A schema, or its part of one kind: array, object, number, string, boolean, null, enum, const, not, empty, false,
+    combined, conditional.
+    """
+
+    kind: str
+    #: The JSON object with the keywords.
+    keywords: dict[str, Any] = field(default_factory=dict)
+    #: Of combined: allOf, anyOf or oneOf.
+    criterion: str = ""
+    subschemas: list[Node] = field(default_factory=list)
+    properties: dict[str, Node] = field(default_factory=dict)
+    patterns: dict[str, Node] = field(default_factory=dict)
+    dependent: dict[str, Node] = field(default_factory=dict)
+    required_with: dict[str, set[str]] = field(default_factory=dict)
+    #: The schema of each item, if there is one for all.
+    items: Node | None = None
+    #: Schemas of the first items.
+    first_items: list[Node] = field(default_factory=list)
+    #: Whether there may be other properties or items, and their schema.
+    permits_more: bool = True
+    more: Node | None = None
+    unevaluated: Node | None = None
+    #: Of not.
+    negated: Node | None = None
+
+    @property
+    def required(self) -> set[str]:
+        return set(self.keywords.get("required") or ())
+
+
+class JsonSchema:
+    """A JSON Schema. `InvalidSchema` if the text is none, or refers to what is not among the references."""
+
+    schema_type = JSON
+
+    def __init__(self, text: str, references: References) -> None:
+        require("a registry's JSON Schemas", "jsonschema")
+        from jsonschema.exceptions import SchemaError
+        from jsonschema.validators import Draft7Validator, validator_for
+
+        self.value = _loaded(text)
+        documents = {name: _loaded(reference) for name, reference in references.items()}
+        try:
+            validator_for(self.value, default=Draft7Validator).check_schema(self.value)
+        except SchemaError as error:
+            place = "/".join(map(str, error.absolute_path))
+            raise InvalidSchema(f"#/{place}: {error.message}") from None
+        except RecursionError:
+            raise InvalidSchema("the schema is nested too deeply") from None
+        self.root = _Loader(documents).document(self.value, "")
+
+    def canonical(self) -> str:
+        return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
+
+    def normalized(self) -> str:
+        return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+    def formatted(self, form: str) -> str:
+        return self.canonical()
+
+    def unreadable(self, writer: ParsedSchema) -> list[str]:
+        from spark_klog.schemas.registry.formats.json_differences import differences
+
+        assert isinstance(writer, JsonSchema)
+        found = differences(writer.root, self.root)
+        return [change.text(READER, WRITER) for change in found if not change.is_compatible]
+
+
+def _loaded(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise InvalidSchema("the schema is nested too deeply") from None
+    except ValueError as error:
+        raise InvalidSchema(f"a JSON Schema must be JSON: {error}") from None
+    if not isinstance(value, dict | bool):
+        raise InvalidSchema("a JSON Schema must be an object, true or false")
+    return value
+
+
+class _Loader:
+    """Makes nodes of schemas, each once: two places with the same reference have the same node."""
+
+    def __init__(self, documents: dict[str, Any]) -> None:
+        self._documents = documents
+        #: Nodes by the identity of the JSON object, and the document that it is in.
+        self._nodes: dict[tuple[int, int], Node] = {}
+        #: Objects with references that are being followed.
+        self._following: set[int] = set()
+
+    def document(self, value: Any, base: str) -> Node:
+        return self._load(value, value, base, 0)
+
+    def _load(self, value: Any, document: Any, base: str, depth: int) -> Node:
+        if depth > _MAX_DEPTH:
+            raise InvalidSchema(f"the schema is nested more than {_MAX_DEPTH} levels deep")
+        if value is True or value == {}:
+            return Node("empty")
+        if value is False:
+            return Node("false")
+        if not isinstance(value, dict):
+            raise InvalidSchema(f"{json.dumps(value)[:200]} is not a schema")
+        key = id(value), id(document)
+        if key in self._nodes:
+            return self._nodes[key]
+        identifier = value.get("$id", value.get("id"))
+        if isinstance(identifier, str) and not identifier.startswith("#"):
+            base = urljoin(base, identifier)
+        reference = value.get("$ref", value.get("$dynamicRef"))
+        if isinstance(reference, str):
+            if id(value) in self._following:
+                raise InvalidSchema(f"$ref {reference} refers to itself")
+            self._following.add(id(value))
+            target, owner, owner_base = self._resolve(reference, document, base)
+            made = self._nodes[key] = self._load(target, owner, owner_base, depth + 1)
+            self._following.discard(id(value))
+            return made
+        made = self._nodes[key] = Node("empty", value)
+        parts = list(self._parts(value, document, base, depth))
+        if len(parts) == 1:
+            made.__dict__.update(parts[0].__dict__)
+        elif parts:
+            made.kind, made.criterion, made.subschemas = "combined", "allOf", parts
+        return made
+
+    def _parts(self, value: dict[str, Any], document: Any, base: str, depth: int) -> Iterator[Node]:
+        """The nodes of a schema's kinds."""
+
+        def load(below: Any) -> Node:
+            return self._load(below, document, base, depth + 1)
+
+        if "enum" in value:
+            yield Node("enum", value)
+        for criterion in ("allOf", "anyOf", "oneOf"):
+            if isinstance(value.get(criterion), list):
+                subschemas = [load(below) for below in value[criterion]]
+                yield Node("combined", value, criterion=criterion, subschemas=subschemas)
+        if "const" in value:
+            yield Node("const", value)
+        if "not" in value:
+            yield Node("not", value, negated=load(value["not"]))
+        if "if" in value:
+            branches = [load(value[name]) for name in ("if", "then", "else") if name in value]
+            yield Node("conditional", value, subschemas=branches)
+        types = value.get("type")
+        if isinstance(types, list):
+            yield Node(
+                "combined",
+                value,
+                criterion="anyOf",
+                subschemas=[self._of_type(kind, value, document, base, depth) for kind in types],
+            )
+        elif isinstance(types, str):
+            yield self._of_type(types, value, document, base, depth)
+        else:
+            for kind, keywords in _SNIFFED:
+                if not keywords.isdisjoint(value):
+                    yield self._of_type(kind, value, document, base, depth)
+
+    def _of_type(self, kind: str, value: dict[str, Any], document: Any, base: str, depth: int) -> Node:
+        def load(below: Any) -> Node:
+            return self._load(below, document, base, depth + 1)
+
+        def each(name: str) -> dict[str, Node]:
+            return {key: load(below) for key, below in (value.get(name) or {}).items()}
+
+        if kind == "integer":
+            return Node("number", value | {"type": "integer"})
+        if kind == "array":
+            made = self._array(value, document, load)
+            more = "unevaluatedItems"
+        elif kind == "object":
+            made = Node("object", value, properties=each("properties"), patterns=each("patternProperties"))
+            made.dependent = each("dependentSchemas")
+            made.required_with = {key: set(names) for key, names in (value.get("dependentRequired") or {}).items()}
+            for key, below in (value.get("dependencies") or {}).items():
+                if isinstance(below, list):
+                    made.required_with[key] = set(below)
+                else:
+                    made.dependent[key] = load(below)
+            _set_more(made, value.get("additionalProperties", True), load)
+            more = "unevaluatedProperties"
+        else:
+            return Node(kind, value)
+        if more in value:
+            made.unevaluated = load(value[more])
+        return made
+
+    def _array(self, value: dict[str, Any], document: Any, load: Any) -> Node:
+        made = Node("array", value)
+        dialect = document.get("$schema", "") if isinstance(document, dict) else ""
+        is_modern = "prefixItems" in value or any(name in dialect for name in _MODERN)
+        items = value.get("items")
+        if is_modern and "prefixItems" in value:
+            made.first_items = [load(below) for below in value["prefixItems"]]
+            _set_more(made, True if items is None else items, load)
+        elif isinstance(items, list):
+            made.first_items = [load(below) for below in items]
+            _set_more(made, value.get("additionalItems", True), load)
+        else:
+            if items is not None:
+                made.items = load(items)
+            _set_more(made, value.get("additionalItems", True), load)
+        return made
+
+    def _resolve(self, reference: str, document: Any, base: str) -> tuple[Any, Any, str]:
+        """What a $ref means: the schema, the document that it is in, and that one's base URI."""
+        url, _, fragment = reference.partition("#")
+        if url:
+            full = urljoin(base, url)
+            for name, other in self._documents.items():
+                own = other.get("$id", other.get("id")) if isinstance(other, dict) else None
+                if name in (url, full) or (isinstance(own, str) and own.rstrip("#") in (url, full)):
+                    return self._within(other, fragment, reference), other, own or name
+            for below in _objects(document):
+                own = below.get("$id", below.get("id"))
+                if isinstance(own, str) and own and urljoin(base, own).rstrip("#") == full:
+                    return self._within(below, fragment, reference), document, full
+            raise InvalidSchema(f"$ref {reference} is neither in the schema nor among its references")
+        return self._within(document, fragment, reference), document, base
+
+    @staticmethod
+    def _within(document: Any, fragment: str, reference: str) -> Any:
+        """The schema at a fragment of a document: a JSON pointer, or an anchor."""
+        found = document
+        if fragment and not fragment.startswith("/"):
+            for below in _objects(document):
+                if below.get("$anchor", below.get("$dynamicAnchor")) == fragment or below.get("$id") == f"#{fragment}":
+                    return below
+            raise InvalidSchema(f"$ref {reference}: there is no such anchor")
+        for part in fragment.split("/")[1:]:
+            name = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            elif isinstance(found, dict) and name in found:
+                found = found[name]
+            else:
+                raise InvalidSchema(f"$ref {reference}: there is no {name!r}")
+        return found
+
+
+def _set_more(made: Node, more: Any, load: Any) -> None:
+    """What an array or object says of items or properties that it does not name."""
+    if more is False:
+        made.permits_more = False
+    elif more is not True:
+        made.more = load(more)
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """All JSON objects in a value."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            yield item
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item

@@ -1,0 +1,179 @@
+"""Protobuf schemas for a registry: a .proto text, or a serialized FileDescriptorProto in base64.
+
+protoc, of grpcio-tools, parses them in a process of its own with a deadline: texts come from anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from spark_klog.base.extras import require
+from spark_klog.schemas.registry.formats.contract import (
+    PROTOBUF,
+    READER,
+    WRITER,
+    InvalidSchema,
+    ParsedSchema,
+    References,
+)
+
+_PARSE_SECONDS: Final = 20.0
+#: What protoc says of the file that it parses.
+_ERROR: Final = re.compile(r"^(?P<file>[^:\n]+):(?P<place>\d+:\d+: )?(?P<reason>.*)$", re.MULTILINE)
+_ROOT: Final = "schema.proto"
+#: Files that Confluent's clients take for known, beside google/protobuf/ and google/type/.
+_KNOWN: Final = {
+    "confluent/meta.proto": """syntax = "proto3";
+package confluent;
+import "google/protobuf/descriptor.proto";
+message Meta {
+  string doc = 1;
+  map<string, string> params = 2;
+  repeated string tags = 3;
+}
+extend google.protobuf.FileOptions { Meta file_meta = 1088; }
+extend google.protobuf.MessageOptions { Meta message_meta = 1088; }
+extend google.protobuf.FieldOptions { Meta field_meta = 1088; }
+extend google.protobuf.EnumOptions { Meta enum_meta = 1088; }
+extend google.protobuf.EnumValueOptions { Meta enum_value_meta = 1088; }
+""",
+    "confluent/type/decimal.proto": """syntax = "proto3";
+package confluent.type;
+message Decimal {
+  bytes value = 1;
+  uint32 precision = 2;
+  int32 scale = 3;
+}
+""",
+}
+
+
+class ProtobufSchema:
+    """A Protobuf schema. `InvalidSchema` if the text does not compile."""
+
+    schema_type = PROTOBUF
+
+    def __init__(self, text: str, references: References) -> None:
+        require("a registry's Protobuf schemas", "grpc_tools")
+        if (descriptor := _from_base64(text)) is not None:
+            from spark_klog.schemas.registry.formats.protobuf_text import proto_text
+
+            text = proto_text(descriptor, [descriptor], "")
+        self._text = text
+        compiled = _compiled(text, references)
+        #: The FileDescriptorProto of the schema, and those of all files that it needs.
+        self.file: Any = compiled.file[-1]
+        self.files: list[Any] = list(compiled.file)
+
+    @cached_property
+    def _canonical(self) -> str:
+        from spark_klog.schemas.registry.formats.protobuf_text import proto_text
+
+        return proto_text(self.file, self.files, self._text)
+
+    def canonical(self) -> str:
+        return self._canonical
+
+    def normalized(self) -> str:
+        from spark_klog.schemas.registry.formats.protobuf_text import normal, proto_text
+
+        return proto_text(normal(self.file), self.files, "")
+
+    def formatted(self, form: str) -> str:
+        """`serialized` is the FileDescriptorProto in base64, which has no comments and no places of the text."""
+        if form != "serialized":
+            return self.canonical()
+        bare = type(self.file)()
+        bare.CopyFrom(self.file)
+        bare.ClearField("source_code_info")
+        return base64.b64encode(bare.SerializeToString()).decode()
+
+    def unreadable(self, writer: ParsedSchema) -> list[str]:
+        from spark_klog.schemas.registry.formats.protobuf_differences import differences
+
+        assert isinstance(writer, ProtobufSchema)
+        return [change.text(READER, WRITER) for change in differences(writer, self) if not change.is_compatible]
+
+
+def _from_base64(text: str) -> Any | None:
+    """The FileDescriptorProto that a text is in base64; None if it is none."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
+    try:
+        return FileDescriptorProto.FromString(base64.b64decode(text.strip(), validate=True))
+    except (binascii.Error, DecodeError, ValueError):
+        return None
+
+
+def _compiled(text: str, references: References) -> Any:
+    """The FileDescriptorSet of a text and of what it imports, the text's own file last."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    with tempfile.TemporaryDirectory(prefix="klog-proto-") as folder:
+        root = Path(folder, "in")
+        name = _ROOT
+        while name in references:
+            name = f"_{name}"
+        for path, content in [*_KNOWN.items(), *references.items(), (name, text)]:
+            if not _is_inside(path):
+                raise InvalidSchema(f"{path!r} is not a path that can be imported")
+            file = root / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(_plain(path, content), encoding="utf-8")
+        made = Path(folder, "out")
+        command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root}", *_shared_types(text, references)]
+        command += ["--include_imports", "--include_source_info", f"--descriptor_set_out={made}", name]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=_PARSE_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            raise InvalidSchema(f"protoc did not parse the schema within {_PARSE_SECONDS:g} s") from None
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").replace(f"{root}/", "")
+            raise InvalidSchema("; ".join(_reasons(said, name)))
+        return FileDescriptorSet.FromString(made.read_bytes())
+
+
+def _plain(path: str, content: str) -> str:
+    """The text of a file that another one imports; registries hand out serialized ones, too."""
+    descriptor = _from_base64(content) if path not in _KNOWN else None
+    if descriptor is None:
+        return content
+    from spark_klog.schemas.registry.formats.protobuf_text import proto_text
+
+    return proto_text(descriptor, [descriptor], "")
+
+
+def _is_inside(path: str) -> bool:
+    parts = path.split("/")
+    return all(part not in ("", ".", "..") and "\0" not in part and "\\" not in part for part in parts)
+
+
+def _shared_types(text: str, references: References) -> list[str]:
+    """Where google/type/ is, of googleapis-common-protos, if it is imported and installed."""
+    if not any("google/type/" in content for content in (text, *references.values())):
+        return []
+    from importlib.util import find_spec
+
+    spec = find_spec("google.type")
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    return [f"-I{Path(place).parent.parent}" for place in places]
+
+
+def _reasons(errors: str, name: str) -> Iterator[str]:
+    """What protoc said; all of it if it has another form."""
+    found = [match for match in _ERROR.finditer(errors) if "warning:" not in match["reason"]]
+    for match in found:
+        file = "" if match["file"] == name else f"{match['file']}: "
+        yield f"{file}{match['place'] or ''}{match['reason'].strip()}"
+    if not found:
+        yield errors.strip()[-2000:] or "protoc failed"
