@@ -276,8 +276,10 @@ def make_cluster(server_dir: Path) -> Iterator[Callable[..., EmbeddedCluster]]:
         zookeeper: bool = False,
         settings: dict[str, str] | None = None,
         faults: list[Fault] | None = None,
+        schema_registry: bool | str = False,
     ) -> EmbeddedCluster:
-        cluster = EmbeddedCluster(brokers, zookeeper, server_dir / f"cluster-{len(running)}", settings, faults)
+        folder = server_dir / f"cluster-{len(running)}"
+        cluster = EmbeddedCluster(brokers, zookeeper, folder, settings, faults, schema_registry=schema_registry)
         running.append(cluster.start())
         return cluster
 
