@@ -1,0 +1,199 @@
+"""Avro schemas in a registry: the canonical text is Java's, and compatibility is that of Apache's avro package."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import avro.compatibility
+import avro.schema
+import pytest
+from hypothesis import given, strategies as st
+
+from spark_klog.schemas.registry.formats.avro import AvroSchema
+from spark_klog.schemas.registry.formats.contract import READER, WRITER, InvalidSchema
+
+_PRIMITIVES = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ('"int"', '"int"'),
+        ("int", '"int"'),
+        ('{"type": "int"}', '"int"'),
+        ('{"type": {"type": "int"}}', '"int"'),
+        ('{"type":"long","logicalType":"timestamp-millis"}', '{"type":"long","logicalType":"timestamp-millis"}'),
+        ('["null", {"type":"string"}]', '["null","string"]'),
+        ('{"items":"int","type":"array","x":1}', '{"type":"array","items":"int","x":1}'),
+        (
+            '{"name":"a.b.R","type":"record","aliases":["Q","c.Q"],"fields":[],"doc":"what"}',
+            '{"type":"record","name":"R","namespace":"a.b","doc":"what","fields":[],"aliases":["Q","c.Q"]}',
+        ),
+        (  # a name is short in its own namespace, and full in another one
+            '{"type":"record","name":"R","namespace":"n","fields":[{"name":"f","type":{"type":"fixed","name":"F","size":2}},'
+            '{"name":"g","type":{"type":"record","name":"m.S","fields":[{"name":"h","type":"n.F"}]}},'
+            '{"name":"i","type":"F","order":"ignore","default":"ab","x":null}]}',
+            '{"type":"record","name":"R","namespace":"n","fields":[{"name":"f","type":{"type":"fixed","name":"F","size":2}},'
+            '{"name":"g","type":{"type":"record","name":"S","namespace":"m","fields":[{"name":"h","type":"n.F"}]}},'
+            '{"name":"i","type":"F","default":"ab","order":"ignore","x":null}]}',
+        ),
+        (
+            '{"type":"enum","default":"A","symbols":["A","B"],"name":"E","x":1}',
+            '{"type":"enum","name":"E","symbols":["A","B"],"default":"A","x":1}',
+        ),
+        ('{"type":"record","name":"R","fields":[{"name":"é","type":["null","R"],"default":null}]}', None),
+    ],
+)
+def test_the_canonical_text(text: str, canonical: str | None) -> None:
+    schema = AvroSchema(text, {})
+    assert schema.canonical() == (text if canonical is None else canonical)
+    assert AvroSchema(schema.canonical(), {}).canonical() == schema.canonical()
+
+
+def test_the_normalized_text() -> None:
+    text = (
+        '{"type":"record","name":"R","namespace":"n","z":1,"aliases":["B","A"],"fields":[{"type":{"type":"bytes","scale":0,'
+        '"precision":4,"logicalType":"decimal","y":{"b":1,"a":2}},"name":"f","default":"x"},{"name":"g","type":"int"}]}'
+    )
+    assert AvroSchema(text, {}).normalized() == (
+        '{"name":"n.R","type":"record","fields":[{"name":"f","type":{"type":"bytes","logicalType":"decimal","precision":4,'
+        '"y":{"a":2,"b":1}},"order":"ascending","default":"x"},{"name":"g","type":"int","order":"ascending"}],'
+        '"aliases":["n.A","n.B"],"z":1}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "must be JSON"),
+        ("NaN", "must be JSON"),
+        ("7", "7 is not an Avro type"),
+        ("{}", "No type"),
+        ('"R"', 'Undefined name: "R"'),
+        ('{"type":"array"}', "array without 'items'"),
+        ('{"type":"fixed","name":"F"}', "Invalid or no size"),
+        ('{"type":"enum","name":"E","symbols":["A","A"]}', "has a symbol twice"),
+        ('{"type":"enum","name":"E","symbols":["A"],"default":"B"}', "Enum Default: B is not in"),
+        ('{"type":"record","name":"R"}', "Record has no fields"),
+        ('{"type":"record","fields":[]}', "No name in schema"),
+        ('{"type":"record","name":"int","fields":[]}', "may not be named after primitives"),
+        ('{"type":"record","name":"1R","fields":[]}', "Illegal name"),
+        (
+            '{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"int"}]}',
+            "Duplicate field",
+        ),
+        ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","default":"x"}]}', "Invalid default"),
+        ('["int","int"]', "Duplicate in union"),
+        ('["int",["long"]]', "Nested union"),
+        ('[{"type":"fixed","name":"F","size":1},{"type":"fixed","name":"F","size":1}]', "Can't redefine: F"),
+    ],
+)
+def test_what_is_no_schema(text: str, reason: str) -> None:
+    with pytest.raises(InvalidSchema, match=reason):
+        AvroSchema(text, {}, is_new=True)
+
+
+def test_references() -> None:
+    references = {
+        "n.F": '{"type":"fixed","name":"n.F","size":2}',
+        "n.A": '{"type":"record","name":"n.A","fields":[{"name":"f","type":"F"}]}',
+    }
+    schema = AvroSchema('{"type":"array","items":"n.A"}', references)
+    assert schema.canonical() == '{"type":"array","items":"n.A"}'
+    assert '"size":2' in schema.formatted("resolved")
+    with pytest.raises(InvalidSchema, match=r"reference n\.A: Undefined name"):
+        AvroSchema('{"type":"array","items":"n.A"}', {"n.A": references["n.A"]})
+
+
+_SCHEMAS = st.deferred(
+    lambda: st.one_of(st.sampled_from(_PRIMITIVES), _ARRAYS, _MAPS, _UNIONS, _FIXED, _ENUMS, _RECORDS)
+)
+_ARRAYS = st.builds(lambda items: {"type": "array", "items": items}, _SCHEMAS)
+_MAPS = st.builds(lambda items: {"type": "map", "values": items}, _SCHEMAS)
+_UNIONS = st.lists(st.sampled_from(_PRIMITIVES), min_size=1, max_size=4, unique=True)
+_FIXED = st.builds(lambda size: {"type": "fixed", "name": "F", "size": size}, st.integers(1, 2))
+_ENUMS = st.builds(
+    lambda symbols, has_default: (
+        {"type": "enum", "name": "E", "symbols": symbols} | ({"default": symbols[0]} if has_default else {})
+    ),
+    st.lists(st.sampled_from("XYZ"), min_size=1, max_size=3, unique=True),
+    st.booleans(),
+)
+_FIELDS = st.fixed_dictionaries(
+    {"name": st.sampled_from("abc"), "type": _SCHEMAS},
+    optional={"aliases": st.lists(st.sampled_from("abcd"), max_size=1)},
+)
+_DEFAULTED = st.builds(lambda name: {"name": name, "type": "int", "default": 1}, st.sampled_from("abc"))
+_RECORDS = st.builds(
+    lambda name, fields: {"type": "record", "name": name, "fields": fields},
+    st.sampled_from(["R", "n.R"]),
+    st.lists(st.one_of(_FIELDS, _DEFAULTED), max_size=3, unique_by=lambda field: str(field["name"])),
+)
+
+
+def _renamed(schema: Any, numbers: dict[str, int]) -> Any:
+    """The schema with each named type having a name of its own: names are declared once."""
+    if isinstance(schema, list):
+        return [_renamed(branch, numbers) for branch in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _renamed(value, numbers) if key != "default" else value for key, value in schema.items()}
+    if "name" in made and made.get("type") in ("record", "enum", "fixed"):
+        numbers[made["name"]] = numbers.get(made["name"], 0) + 1
+        made["name"] += str(numbers[made["name"]])
+    return made
+
+
+@given(_SCHEMAS, _SCHEMAS)
+def test_compatibility_is_that_of_apaches_package(reader: Any, writer: Any) -> None:
+    texts = [json.dumps(_renamed(schema, {})) for schema in (reader, writer)]
+    ours = [AvroSchema(text, {}) for text in texts]
+    checker = avro.compatibility.ReaderWriterCompatibilityChecker()
+    theirs = checker.get_compatibility(*(avro.schema.parse(text) for text in texts))
+    is_compatible = theirs.compatibility is avro.compatibility.SchemaCompatibilityType.compatible
+    assert (not ours[0].unreadable(ours[1])) is is_compatible
+    assert AvroSchema(ours[0].normalized(), {}).normalized() == ours[0].normalized()
+
+
+@pytest.mark.parametrize(
+    ("reader", "writer", "kind", "path", "message"),
+    [
+        ('"int"', '"long"', "TYPE_MISMATCH", "/", "reader type: INT not compatible with writer type: LONG"),
+        ('["int"]', '["int","string"]', "MISSING_UNION_BRANCH", "/1", "reader union lacking writer type: STRING"),
+        (
+            '{"type":"fixed","name":"F","size":2}',
+            '{"type":"fixed","name":"F","size":3}',
+            "FIXED_SIZE_MISMATCH",
+            "/size",
+            "expected: 3, found: 2",
+        ),
+        (
+            '{"type":"enum","name":"E","symbols":["A"]}',
+            '{"type":"enum","name":"E","symbols":["C","B","A"]}',
+            "MISSING_ENUM_SYMBOLS",
+            "/symbols",
+            "[B, C]",
+        ),
+        (
+            '{"type":"record","name":"R","fields":[]}',
+            '{"type":"record","name":"n.S","fields":[]}',
+            "NAME_MISMATCH",
+            "/name",
+            "expected: n.S",
+        ),
+        (
+            '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"map","values":"int"}}]}',
+            '{"type":"record","name":"R","fields":[{"name":"a","type":{"type":"map","values":"string"}}]}',
+            "TYPE_MISMATCH",
+            "/fields/0/type/values",
+            "reader type: INT not compatible with writer type: STRING",
+        ),
+    ],
+)
+def test_what_a_difference_says(reader: str, writer: str, kind: str, path: str, message: str) -> None:
+    (text,) = AvroSchema(reader, {}).unreadable(AvroSchema(writer, {}))
+    assert text.startswith(f"{{errorType:'{kind}', description:'")
+    assert f"path '{path}'" in text
+    assert text.endswith(f"additionalInfo:'{message}'}}")
+    assert (READER in text) is (WRITER in text) is (kind != "NAME_MISMATCH")
