@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from spark_klog.schemas.registry.formats.contract import (
 
 _PARSE_SECONDS: Final = 20.0
 #: What protoc says of the file that it parses.
-_ERROR: Final = re.compile(r"^(?P<file>[^:\n]+):(?P<place>\d+:\d+: )?(?P<reason>.*)$", re.MULTILINE)
+_ERROR: Final = re.compile(r"^(?P<file>[^: \n]+\.proto):(?P<place>\d+:\d+: )?(?P<reason>.*)$", re.MULTILINE)
 _ROOT: Final = "schema.proto"
 #: Files that Confluent's clients take for known, beside google/protobuf/ and google/type/.
 _KNOWN: Final = {
@@ -65,9 +66,7 @@ class ProtobufSchema:
     def __init__(self, text: str, references: References) -> None:
         require("a registry's Protobuf schemas", "grpc_tools")
         if (descriptor := _from_base64(text)) is not None:
-            from spark_klog.schemas.registry.formats.protobuf_text import proto_text
-
-            text = proto_text(descriptor, [descriptor], "")
+            text = _text_of(descriptor, references)
         self._text = text
         compiled = _compiled(text, references)
         #: The FileDescriptorProto of the schema, and those of all files that it needs.
@@ -115,6 +114,17 @@ def _from_base64(text: str) -> Any | None:
         return None
 
 
+def _text_of(descriptor: Any, references: References) -> str:
+    """The text of a FileDescriptorProto. Its custom options have names in the files that it imports only."""
+    from spark_klog.schemas.registry.formats.protobuf_text import proto_text
+
+    files = []
+    if any(not path.startswith("google/protobuf/") for path in descriptor.dependency):
+        imports = "".join(f"import {json.dumps(path)};\n" for path in descriptor.dependency)
+        files = list(_compiled(f'syntax = "proto3";\n{imports}', references).file)[:-1]
+    return proto_text(descriptor, [*files, descriptor], "")
+
+
 def _compiled(text: str, references: References) -> Any:
     """The FileDescriptorSet of a text and of what it imports, the text's own file last."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
@@ -129,7 +139,7 @@ def _compiled(text: str, references: References) -> Any:
                 raise InvalidSchema(f"{path!r} is not a path that can be imported")
             file = root / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(_plain(path, content), encoding="utf-8")
+            file.write_text(content, encoding="utf-8")
         made = Path(folder, "out")
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root}", *_shared_types(text, references)]
         command += ["--include_imports", "--include_source_info", f"--descriptor_set_out={made}", name]
@@ -141,16 +151,6 @@ def _compiled(text: str, references: References) -> Any:
             said = done.stderr.decode(errors="replace").replace(f"{root}/", "")
             raise InvalidSchema("; ".join(_reasons(said, name)))
         return FileDescriptorSet.FromString(made.read_bytes())
-
-
-def _plain(path: str, content: str) -> str:
-    """The text of a file that another one imports; registries hand out serialized ones, too."""
-    descriptor = _from_base64(content) if path not in _KNOWN else None
-    if descriptor is None:
-        return content
-    from spark_klog.schemas.registry.formats.protobuf_text import proto_text
-
-    return proto_text(descriptor, [descriptor], "")
 
 
 def _is_inside(path: str) -> bool:

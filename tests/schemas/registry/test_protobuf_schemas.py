@@ -1,0 +1,176 @@
+"""Protobuf schemas in a registry: the canonical text, and Confluent's rules of compatibility."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from spark_klog.schemas.registry.formats.contract import InvalidSchema
+from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
+from spark_klog.schemas.registry.formats.protobuf_differences import differences
+
+_WHOLE = """syntax = "proto3";
+package a.b;
+
+import "other.proto";
+import "confluent/meta.proto";
+import public "google/protobuf/timestamp.proto";
+
+option java_package = "x.y";
+
+message M {
+  reserved 20 to 22;
+  reserved 30;
+  reserved "gone";
+
+  option deprecated = true;
+
+  int32 a = 1;
+  repeated string many = 2 [json_name = "MANY"];
+  map<string, Inner> map = 3;
+  optional double maybe = 4;
+  google.protobuf.Timestamp at = 5 [
+    deprecated = true,
+    (confluent.field_meta) = { doc: "when" }
+  ];
+  c.Other other = 6;
+  Kind kind = 7;
+
+  oneof choice {
+    int64 left = 8;
+    Inner right = 9;
+  }
+
+  message Inner {
+    bytes data = 1;
+  }
+  enum Kind {
+    option allow_alias = true;
+    ZERO = 0;
+    NULL = 0;
+    ONE = 1 [deprecated = true];
+  }
+}
+message Empty {}
+enum Top {
+  FIRST = 0;
+}
+
+service Service {
+  rpc Call (M) returns (stream Empty);
+}
+"""
+_OTHER = {"other.proto": 'syntax = "proto3"; package c; message Other { int32 x = 1; }'}
+_PROTO2 = """syntax = "proto2";
+
+message M {
+  required int32 a = 1;
+  optional string b = 2 [default = "x\\"y"];
+  optional double c = 3 [default = 1.5];
+
+  repeated group G = 4 {
+    optional bool on = 1 [default = true];
+  }
+
+  extensions 100 to max;
+}
+
+extend M {
+  optional int32 more = 100;
+}
+"""
+
+
+@pytest.mark.parametrize(("text", "references"), [(_WHOLE, _OTHER), (_PROTO2, {})])
+def test_the_canonical_text(text: str, references: dict[str, str]) -> None:
+    schema = ProtobufSchema(text, references)
+    assert schema.canonical() == text
+    squeezed = "// a comment\n" + text.replace("\n  ", "\n/* x */ ").replace("{\n", "{")
+    assert ProtobufSchema(squeezed, references).canonical() == text
+    serialized = ProtobufSchema(schema.formatted("serialized"), references)
+    assert serialized.normalized() == schema.normalized()
+    assert ProtobufSchema(serialized.canonical(), references).canonical() == serialized.canonical()
+    descriptor = FileDescriptorProto.FromString(base64.b64decode(schema.formatted("serialized")))
+    assert descriptor.message_type[0].name == "M"
+
+
+def test_the_normalized_text() -> None:
+    one = 'syntax = "proto3"; message M { N b = 2; string a = 1; enum E { Y = 0; X = 1; } } message N {}'
+    other = 'syntax = "proto3"; message M { string a = 1; .N b = 2; enum E { Y = 0; X = 1; } } message N {}'
+    assert ProtobufSchema(one, {}).canonical() != ProtobufSchema(other, {}).canonical()
+    assert ProtobufSchema(one, {}).normalized() == ProtobufSchema(other, {}).normalized()
+
+
+@pytest.mark.parametrize(
+    ("text", "references", "reason"),
+    [
+        ('syntax = "proto3"; message M { int32 a = 1 }', {}, r"1:\d+: Expected"),
+        ('syntax = "proto3"; message M { X a = 1; }', {}, '"X" is not defined'),
+        ('syntax = "proto3"; import "none.proto";', {}, "none.proto: File not found"),
+        ('syntax = "proto3"; import "../../../etc/hosts";', {}, "etc/hosts"),
+        ('syntax = "proto3";', {"../x.proto": ""}, "is not a path"),
+        ('syntax = "proto3";', {"/x.proto": ""}, "is not a path"),
+    ],
+)
+def test_what_is_no_schema(text: str, references: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidSchema, match=reason) as refused:
+        ProtobufSchema(text, references)
+    assert "klog-proto" not in str(refused.value)  # no folder of this machine
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "change"),
+    [
+        ("int32 a = 1;", "int32 a = 1; string b = 2;", "+FIELD_ADDED #/M/2"),
+        ("int32 a = 1;", "", "+FIELD_REMOVED #/M/1"),
+        ("int32 a = 1;", "int32 b = 1;", "+FIELD_NAME_CHANGED #/M/1"),
+        ("int32 a = 1;", "uint64 a = 1;", "+"),
+        ("int32 a = 1;", "sint32 a = 1;", "-FIELD_SCALAR_KIND_CHANGED #/M/1"),
+        ("string a = 1;", "bytes a = 1;", "+"),
+        ("fixed32 a = 1;", "fixed64 a = 1;", "-FIELD_SCALAR_KIND_CHANGED #/M/1"),
+        ("int32 a = 1;", "N a = 1;", "-FIELD_KIND_CHANGED #/M/1"),
+        ("N a = 1;", "O a = 1;", "-FIELD_NAMED_TYPE_CHANGED #/M/1"),
+        ("optional int32 a = 1;", "repeated int32 a = 1;", "-FIELD_NUMERIC_LABEL_CHANGED #/M/1"),
+        ("optional string a = 1;", "repeated string a = 1;", "+FIELD_STRING_OR_BYTES_LABEL_CHANGED #/M/1"),
+        ("map<string, int32> a = 1;", "map<string, string> a = 1;", "-FIELD_SCALAR_KIND_CHANGED #/M/1"),
+        ("E a = 1;", "int32 a = 1;", "+"),
+        ("oneof o { int32 a = 1; int32 b = 2; }", "oneof o { int32 a = 1; }", "-ONEOF_FIELD_REMOVED #/M/o/2"),
+        ("oneof o { int32 a = 1; }", "oneof o { int32 a = 1; int32 b = 2; }", "+ONEOF_FIELD_ADDED #/M/o/2"),
+        ("int32 a = 1; int32 b = 2;", "oneof o { int32 a = 1; int32 b = 2; }", "-MULTIPLE_FIELDS_MOVED_TO_ONEOF #/M/o"),
+        ("int32 a = 1;", "oneof o { int32 a = 1; }", "+ONEOF_ADDED #/M/o"),
+        ("oneof o { int32 a = 1; }", "int32 a = 1;", "+ONEOF_FIELD_MOVED_TO_TOP_LEVEL #/M/1"),
+        ("message X {}", "", "-MESSAGE_REMOVED #/M/X"),
+        ("", "message X {}", "+MESSAGE_ADDED #/M/X"),
+        ("M m = 1; int32 a = 2;", "M m = 1; string a = 2;", "-FIELD_SCALAR_KIND_CHANGED #/M/2"),  # recursive
+    ],
+)
+def test_rules_of_compatibility(old: str, new: str, change: str) -> None:
+    before, after = (
+        ProtobufSchema(
+            f'syntax = "proto3"; message M {{ {body} }} message N {{}} message O {{}} enum E {{ Z = 0; }}', {}
+        )
+        for body in (old, new)
+    )
+    found = {f"{each.kind} {each.path}" for each in differences(before, after)}
+    assert found >= ({change[1:]} if change[1:] else set())
+    assert (not after.unreadable(before)) is (change[0] == "+")
+
+
+def test_imported_messages_are_compared() -> None:
+    text = 'syntax = "proto3"; import "other.proto"; message M { c.Other other = 1; }'
+    before = ProtobufSchema(text, _OTHER)
+    assert ProtobufSchema(text, {"other.proto": _OTHER["other.proto"].replace(" x =", " y =")}).unreadable(before) == []
+    changes = ProtobufSchema(text, {"other.proto": _OTHER["other.proto"].replace("int32", "string")}).unreadable(before)
+    assert ["FIELD_SCALAR_KIND_CHANGED" in changes[0], "FIELD_NAMED_TYPE_CHANGED" in changes[1]] == [True, True]
+
+
+def test_required_fields_and_packages() -> None:
+    def schema(package: str, fields: str) -> ProtobufSchema:
+        return ProtobufSchema(f'syntax = "proto2"; package {package}; message M {{ {fields} }}', {})
+
+    before = schema("p", "required int32 a = 1;")
+    assert "REQUIRED_FIELD_REMOVED" in schema("p", "").unreadable(before)[0]
+    assert "REQUIRED_FIELD_ADDED" in schema("p", "required int32 a = 1; required int32 b = 2;").unreadable(before)[0]
+    assert "PACKAGE_CHANGED" in schema("q", "required int32 a = 1;").unreadable(before)[0]
