@@ -303,6 +303,10 @@ class _OwnRegistry:
     """The schema registry of a broker, in the broker's process; if it does not start, the broker stops."""
 
     def __init__(self, listen: str) -> None:
+        """`ConfigError` if it could not listen, before the broker starts."""
+        from spark_klog.wire.listening import bind, parse_listen
+
+        bind(*parse_listen(listen, "--schema-registry", "127.0.0.1"), "--schema-registry").close()
         self._listen = listen
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None

@@ -151,14 +151,19 @@ class SchemaLog:
 
 
 def _create_topic(admin: Admin, topic: str) -> None:
-    """Create the topic, with up to three replicas, or check the one that is there."""
-    replicas = max(1, min(_MAX_REPLICAS, len(admin.cluster.nodes)))
-    try:
-        admin.create_topic(topic, 1, replication_factor=replicas, configs={"cleanup.policy": "compact"})
-        return
-    except ProtocolError as error:
-        if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
-            raise
+    """Create the topic, with three replicas where there are as many brokers, or check the one that is there."""
+    replicas: int | None = max(1, min(_MAX_REPLICAS, len(admin.cluster.nodes)))
+    while True:
+        try:
+            admin.create_topic(topic, 1, replication_factor=replicas, configs={"cleanup.policy": "compact"})
+            return
+        except ProtocolError as error:
+            if error.code == ErrorCode.INVALID_REPLICATION_FACTOR and replicas is not None:
+                replicas = None  # the brokers' default: those of this package do not replicate
+            elif error.code == ErrorCode.TOPIC_ALREADY_EXISTS:
+                break
+            else:
+                raise
     count = len(admin.describe_topic(topic).partitions)
     if count != 1:
         raise ConfigError(f"topic {topic} has {count} partitions: a registry's topic must have one")

@@ -1,0 +1,108 @@
+"""How a registry is started: by a command, beside a broker, in a cluster, by pytest's fixtures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spark_klog.embedded import ClusterStartError, EmbeddedCluster
+from spark_klog.errors import ConfigError
+from tests.schemas.registry.asking import ask, register
+from tests.support.klog import klog_command, klog_refusal
+from tests.test_pytest_plugin import run, users
+
+__all__ = ["users"]
+pytest_plugins = ["pytester"]
+
+
+@contextmanager
+def _running(*arguments: str, lines: int) -> Iterator[list[str]]:
+    """The last words of a command's first lines; it is stopped by SIGTERM, and ends with 0."""
+    with subprocess.Popen(klog_command(*arguments), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield [process.stdout.readline().strip().rpartition(" ")[2] for _ in range(lines)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_the_command(cluster: EmbeddedCluster) -> None:
+    arguments = ["schema-registry", "-b", cluster.bootstrap_servers, "--listen", "0", "--topic", "own"]
+    for expected in ([], ["s"]):
+        with _running(*arguments, lines=1) as (url,):
+            assert url.startswith("http://127.0.0.1:")
+            assert ask(url, "GET", "/subjects") == (200, expected)
+            register(url, "s", '"int"')
+    with _running(*arguments, lines=1) as (url,):
+        taken = url.removeprefix("http://")
+        refusal = klog_refusal("schema-registry", "-b", cluster.bootstrap_servers, "--listen", taken)
+        assert f"can't listen on {taken}: Address already in use" in refusal
+
+
+def test_beside_a_broker(tmp_path: Path) -> None:
+    arguments = ["broker", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--schema-registry", "0"]
+    for expected in ([], ["s"]):
+        with _running(*arguments, lines=2) as (_, url):
+            assert ask(url, "GET", "/subjects") == (200, expected)
+            register(url, "s", '"int"')
+    refusal = klog_refusal(*arguments[:-1], "192.0.2.1:1")
+    assert "can't listen on 192.0.2.1:1" in refusal
+    secure = ["--set", "listeners=SASL_PLAINTEXT://127.0.0.1:0", "--set", "klog.users.file=/dev/null"]
+    assert "--schema-registry" in klog_refusal(*arguments[:3], "--schema-registry", "0", *secure, code=2)
+
+
+def test_in_a_cluster(make_cluster: Callable[..., EmbeddedCluster], tmp_path: Path) -> None:
+    cluster = make_cluster(2, schema_registry=True)
+    url = cluster.schema_registry_url
+    assert url is not None
+    id = register(url, "s", '"int"')
+    with pytest.raises(ConfigError, match="is running; kill it first"):
+        cluster.restart_schema_registry()
+    cluster.kill_schema_registry()
+    assert cluster.ended() == {"schema registry": -signal.SIGKILL}
+    with pytest.raises(OSError, match="refused"):
+        ask(url, "GET", "/subjects")
+    cluster.restart_schema_registry()
+    assert cluster.schema_registry_url == url
+    assert ask(url, "GET", f"/schemas/ids/{id}")[0] == 200
+
+    without = make_cluster()
+    assert without.schema_registry_url is None
+    for action in (without.kill_schema_registry, without.restart_schema_registry):
+        with pytest.raises(ConfigError, match="there is no schema registry"):
+            action()
+    with pytest.raises(ClusterStartError, match="the schema registry did not start: can't listen on"):
+        make_cluster(schema_registry=url.removeprefix("http://"))
+    with pytest.raises(ConfigError, match="needs a first listener without security"):
+        make_cluster(settings={"listeners": "SASL_PLAINTEXT://127.0.0.1:0"}, schema_registry=True)
+
+
+def test_a_cluster_of_the_command(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with _running("cluster", "--data-dir", data, "--schema-registry", "0", lines=2) as (_, url):
+        assert ask(url, "GET", "/subjects") == (200, [])
+    assert os.path.exists(f"{data}/schema-registry.log")
+
+
+def test_fixtures(users: pytest.Pytester) -> None:
+    users.makepyfile(
+        """
+    import urllib.request
+
+    def subjects(url):
+        with urllib.request.urlopen(f"{url}/subjects", timeout=20) as answer:
+            return answer.read()
+
+    def test_shared(klog_schema_registry):
+        assert subjects(klog_schema_registry) == b"[]"
+
+    def test_own(klog_cluster_factory):
+        assert subjects(klog_cluster_factory(schema_registry=True).schema_registry_url) == b"[]"
+    """
+    )
+    run(users).assert_outcomes(passed=2)
