@@ -33,8 +33,9 @@ _OPTION: Final = "--schema-registry"
 #: Larger than any record that brokers take by default.
 _MAX_BODY: Final = 4 << 20
 _MAX_CONNECTIONS: Final = 128
-#: Requests that are carried out at a time; others wait.
-_WORKERS: Final = 16
+#: Requests that are carried out at a time; others wait. Changes may wait for brokers, and must not hold up reading.
+_READERS: Final = 8
+_WRITERS: Final = 8
 #: Seconds until a request is answered, and the client may ask again.
 _ANSWER_SECONDS: Final = 2 * WRITE_SECONDS + 5
 #: What the writing of the topic needs, whatever the user's settings are.
@@ -61,7 +62,8 @@ class SchemaRegistry:
             self._log = SchemaLog(admin, consumer, lambda: Producer({**settings, **_PRODUCER}), topic)
             opened.pop_all()
             admin.close()
-        self._workers = ThreadPoolExecutor(_WORKERS, "klog-schemas")
+        self._readers = ThreadPoolExecutor(_READERS, "klog-schemas-read")
+        self._writers = ThreadPoolExecutor(_WRITERS, "klog-schemas-write")
         try:
             try:
                 self._log.catch_up(START_SECONDS)
@@ -70,8 +72,7 @@ class SchemaRegistry:
             self._registry = Registry(self._log)
             self._server = HttpThread(listen, self._answer, _OPTION, _MAX_CONNECTIONS)
         except BaseException:
-            self._workers.shutdown(wait=False)
-            self._log.close()
+            self._stop()
             raise
         _log.info("schema registry at %s, topic %s", self.url, topic)
 
@@ -85,8 +86,9 @@ class SchemaRegistry:
         try:
             self._check_origin(request)
             body = await _body(request)
+            workers = self._writers if _is_change(request) else self._readers
             call = asyncio.get_running_loop().run_in_executor(
-                self._workers, answer, self._registry, request.method, request.path, request.query, body
+                workers, answer, self._registry, request.method, request.path, request.query, body
             )
             made = await asyncio.wait_for(call, _ANSWER_SECONDS)
             return Response(made.status, kind, made.body, made.allow)
@@ -111,7 +113,11 @@ class SchemaRegistry:
     def close(self) -> None:
         """Stop serving. May be called twice."""
         self._server.close()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._stop()
+
+    def _stop(self) -> None:
+        for workers in (self._readers, self._writers):
+            workers.shutdown(wait=False, cancel_futures=True)
         self._log.close()
 
     def __enter__(self) -> SchemaRegistry:
@@ -119,6 +125,13 @@ class SchemaRegistry:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_change(request: Request) -> bool:
+    """Whether a request may write to the topic; compatibility is checked, and a schema looked up, by POST, too."""
+    if request.method == "POST":
+        return request.path.rstrip("/").endswith("/versions") and "/compatibility/" not in request.path
+    return request.method not in ("GET", "HEAD")
 
 
 async def _body(request: Request) -> bytes:

@@ -82,6 +82,11 @@ def test_how_a_schema_is_found(registry: str) -> None:
         ("POST", "/subjects/refused/versions", b"{", 400),
         ("POST", "/subjects/refused/versions", [], 422),
         ("POST", "/subjects/refused/versions", {"schema": 7}, 422),
+        ("POST", "/subjects/refused/versions", {"schema": ONE, "metadata": {"properties": {"a": 1}}}, 422),
+        ("POST", "/subjects/refused/versions", {"schema": ONE, "metadata": {"tags": ["a"]}}, 422),
+        ("POST", "/subjects/refused/versions", b'{"schema": "\\ud800"}', 400),
+        ("POST", "/subjects/a%0Ab/versions", {"schema": ONE}, 42208),
+        ("POST", "/subjects/:.x:/versions", {"schema": ONE}, 42208),
         ("GET", "/nothing", None, 404),
         ("GET", "/schemas/ids/x", None, 404),
         ("PUT", "/subjects", None, 405),
@@ -206,6 +211,19 @@ def test_configuration(registry: str) -> None:
     assert ask(registry, "DELETE", "/config/c1") == (200, found)
     assert ask(registry, "DELETE", "/config/c1")[1]["error_code"] == 40401
     assert ask(registry, "GET", "/config/c1")[1]["error_code"] == 40408
+
+
+def test_metadata_is_part_of_a_schema(registry: str) -> None:
+    metadata = {"properties": {"owner": "me"}, "tags": {"a": ["pii"]}, "sensitive": ["owner"]}
+    register(registry, "meta", record("meta"))
+    register(registry, "meta", record("meta"), metadata=metadata)
+    assert ask(registry, "GET", "/subjects/meta/versions") == (200, [1, 2])
+    assert ask(registry, "GET", "/subjects/meta/versions/2")[1]["metadata"] == metadata
+    assert ask(registry, "GET", "/subjects/meta/metadata?key=owner&value=me")[1]["version"] == 2
+    assert ask(registry, "GET", "/subjects/meta/metadata?key=owner&value=you")[1]["error_code"] == 40403
+    ask(registry, "PUT", "/config/meta", {"compatibilityGroup": "owner"})
+    new = {"schema": '"string"', "metadata": {"properties": {"owner": "you"}}}
+    assert ask(registry, "POST", "/subjects/meta/versions", new)[0] == 200  # nobody else is of this group
 
 
 def test_modes(registry: str) -> None:

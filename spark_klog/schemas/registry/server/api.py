@@ -125,6 +125,10 @@ class Asked:
             raise errors.bare(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {error}") from None
         if not isinstance(fields, dict):
             raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, "the body must be a JSON object")
+        try:
+            _dumps(fields)
+        except UnicodeEncodeError:
+            raise errors.bare(HTTPStatus.BAD_REQUEST, "the body has half of a surrogate pair") from None
         return fields
 
     def definition(self) -> tuple[Definition, dict[str, Any]]:
@@ -143,6 +147,7 @@ class Asked:
         ):
             if not isinstance(value, wanted):
                 raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} has the wrong type")
+        _check_metadata(metadata)
         schema_type = fields.get("schemaType") or AVRO
         if schema_type not in TYPES:
             raise errors.invalid_schema(f"Invalid schema type {schema_type}")
@@ -150,6 +155,16 @@ class Asked:
             raise errors.invalid_schema("Empty schema")
         made = Definition(schema_type, fields["schema"], tuple(map(_reference, references)), metadata, rule_set)
         return made, fields
+
+
+def _check_metadata(metadata: dict[str, Any] | None) -> None:
+    """Refuse metadata whose tags, properties and sensitive names have other types than texts."""
+    tags, properties, sensitive = ((metadata or {}).get(name) for name in ("tags", "properties", "sensitive"))
+    texts = [*(properties or {}).values()] if isinstance(properties or {}, dict) else [None]
+    for names in [*(tags or {}).values(), sensitive or []] if isinstance(tags or {}, dict) else [None]:
+        texts += names if isinstance(names, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, "metadata has tags, properties and sensitive, of texts")
 
 
 def _reference(value: Any) -> Reference:

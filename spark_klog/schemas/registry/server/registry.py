@@ -6,6 +6,7 @@ read back. One write at a time, so two registrations of the same schema get the 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -46,6 +47,7 @@ _MOST_PARSED: Final = 1000
 _MOST_REFERENCES: Final = 1000
 _MAX_SCHEMA_SHOWN: Final = 10 * 1024
 LATEST: Final = -1
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _T = TypeVar("_T")
 _IMPORTING: Final = frozenset(("IMPORT", "FORWARD"))
 
@@ -142,7 +144,7 @@ class Registry:
     def of_id(self, context: str, id: int, subject: str | None = None) -> Version:
         """A version with the schema of an id, which may be deleted; that of `subject` if there is one.
 
-        In the default context an id without `subject` is looked for in others, too.
+        A `subject` that names a context takes the place of `context`, and must have the id.
         """
         with self._log.lock:
             state = self._log.state
@@ -179,7 +181,7 @@ class Registry:
 
         `id` and `version` are given in mode IMPORT only.
         """
-        if not split(subject)[1] or subject in ("__GLOBAL", "__EMPTY"):
+        if not split(subject)[1] or subject in ("__GLOBAL", "__EMPTY") or _CONTROL.search(subject):
             raise errors.invalid_subject(subject)
         self._check_register_mode(subject, has_id=id >= 0)
         canonical, parsed = self._canonical(subject, definition, normalize=normalize, is_new=id < 0)

@@ -191,6 +191,7 @@ class State:
             self._clear(value.get("subject"))
 
     def _add(self, version: Version) -> None:
+        digest = version.definition.digest()
         context = self._contexts.setdefault(split(version.subject)[0], _Context())
         place = version.subject, version.version
         same = context.versions.setdefault(version.id, {})
@@ -202,7 +203,7 @@ class State:
             return
         same[place] = version
         context.last_id = max(context.last_id, version.id)
-        context.ids[version.definition.digest()] = version.id
+        context.ids[digest] = version.id
         versions = self._subjects.setdefault(version.subject, {})
         versions[version.version] = version
         if next(reversed(versions)) != max(versions):
