@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import avro.compatibility
 import avro.schema
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from spark_klog.schemas.registry.formats.avro import AvroSchema
 from spark_klog.schemas.registry.formats.contract import READER, WRITER, InvalidSchema
@@ -42,6 +45,10 @@ _PRIMITIVES = ["null", "boolean", "int", "long", "float", "double", "bytes", "st
             '{"type":"enum","default":"A","symbols":["A","B"],"name":"E","x":1}',
             '{"type":"enum","name":"E","symbols":["A","B"],"default":"A","x":1}',
         ),
+        (  # numbers as Java writes them
+            '{"type":"array","items":"int","x":[1.0,100000000.0,1e300,-2.5e-5,0.001,12345678.9,1,0.0,9999999.0]}',
+            '{"type":"array","items":"int","x":[1.0,1.0E8,1.0E300,-2.5E-5,0.001,1.23456789E7,1,0.0,9999999.0]}',
+        ),
         ('{"type":"record","name":"R","fields":[{"name":"é","type":["null","R"],"default":null}]}', None),
     ],
 )
@@ -68,6 +75,7 @@ def test_the_normalized_text() -> None:
     [
         ("{", "must be JSON"),
         ("NaN", "must be JSON"),
+        ('{"type":"int","x":1e400}', "1e400 is too large"),
         ("7", "7 is not an Avro type"),
         ("{}", "No type"),
         ('"R"', 'Undefined name: "R"'),
@@ -131,6 +139,32 @@ _RECORDS = st.builds(
     st.lists(st.one_of(_FIELDS, _DEFAULTED), max_size=3, unique_by=lambda field: str(field["name"])),
 )
 
+#: Reads lines READER TAB WRITER; writes the reader's text, then TAB KIND|PATH|MESSAGE for each difference.
+_ORACLE = """
+import java.io.*;
+import org.apache.avro.*;
+
+public class AvroOracle {
+    public static void main(String[] arguments) throws Exception {
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, "UTF-8"));
+        PrintStream out = new PrintStream(System.out, false, "UTF-8");
+        for (String line; (line = lines.readLine()) != null; out.println()) {
+            Schema reader = new Schema.Parser().parse(line.split("\\t")[0]);
+            Schema writer = new Schema.Parser().parse(line.split("\\t")[1]);
+            out.print(reader);
+            try {
+                for (SchemaCompatibility.Incompatibility each : SchemaCompatibility.checkReaderWriterCompatibility(
+                        reader, writer).getResult().getIncompatibilities())
+                    out.print("\\t" + each.getType() + "|" + each.getLocation() + "|" + each.getMessage());
+            } catch (AvroRuntimeException error) {
+                out.print("\\tAvroRuntimeException");
+            }
+        }
+        out.flush();
+    }
+}
+"""
+
 
 def _renamed(schema: Any, numbers: dict[str, int]) -> Any:
     """The schema with each named type having a name of its own: names are declared once."""
@@ -140,8 +174,9 @@ def _renamed(schema: Any, numbers: dict[str, int]) -> Any:
         return schema
     made = {key: _renamed(value, numbers) if key != "default" else value for key, value in schema.items()}
     if "name" in made and made.get("type") in ("record", "enum", "fixed"):
-        numbers[made["name"]] = numbers.get(made["name"], 0) + 1
-        made["name"] += str(numbers[made["name"]])
+        simple = made["name"].rpartition(".")[2]
+        numbers[simple] = numbers.get(simple, 0) + 1
+        made["name"] += str(numbers[simple])
     return made
 
 
@@ -151,15 +186,60 @@ def test_compatibility_is_that_of_apaches_package(reader: Any, writer: Any) -> N
     ours = [AvroSchema(text, {}) for text in texts]
     checker = avro.compatibility.ReaderWriterCompatibilityChecker()
     theirs = checker.get_compatibility(*(avro.schema.parse(text) for text in texts))
+    messages = ours[0].unreadable(ours[1])
+    assume(not any("matches several fields" in message for message in messages))  # there theirs takes the first one
     is_compatible = theirs.compatibility is avro.compatibility.SchemaCompatibilityType.compatible
-    assert (not ours[0].unreadable(ours[1])) is is_compatible
+    assert (not messages) is is_compatible
     assert AvroSchema(ours[0].normalized(), {}).normalized() == ours[0].normalized()
+
+
+@pytest.mark.test_all("again")
+def test_texts_and_differences_are_javas(tmp_path: Path) -> None:
+    """Avro for Java, of pyspark's jars, on random schemas: the same canonical texts, and the same differences."""
+    pairs: list[tuple[str, str]] = []
+
+    @settings(max_examples=500, database=None)
+    @given(_SCHEMAS, _SCHEMAS)
+    def gather(reader: Any, writer: Any) -> None:
+        pairs.append((json.dumps(_renamed(reader, {})), json.dumps(_renamed(writer, {}))))
+
+    gather()
+    oracle = tmp_path / "AvroOracle.java"
+    oracle.write_text(_ORACLE)
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    command = ["java", "-cp", str(Path(spec.origin).parent / "jars" / "*"), str(oracle)]
+    lines = "".join("\t".join(pair) + "\n" for pair in pairs)
+    done = subprocess.run(command, input=lines.encode(), stdout=subprocess.PIPE, timeout=120, check=True)
+    for (reader, writer), line in zip(pairs, done.stdout.decode().splitlines(), strict=True):
+        text, *theirs = line.split("\t")
+        ours = AvroSchema(reader, {}, is_new=True)
+        assert ours.canonical() == text
+        messages = ours.unreadable(AvroSchema(writer, {}, is_new=True))
+        if theirs == ["AvroRuntimeException"]:
+            (message,) = messages
+            assert "matches several fields" in message
+            continue
+        assert len(messages) == len(theirs)
+        for message, difference in zip(messages, theirs, strict=True):
+            kind, path, said = difference.split("|")
+            assert message.startswith(f"{{errorType:'{kind}'")
+            assert f"path '{path}'" in message
+            assert message.endswith(f"additionalInfo:'{said}'}}")
 
 
 @pytest.mark.parametrize(
     ("reader", "writer", "kind", "path", "message"),
     [
         ('"int"', '"long"', "TYPE_MISMATCH", "/", "reader type: INT not compatible with writer type: LONG"),
+        (
+            '"int"',
+            '["int","string"]',
+            "TYPE_MISMATCH",
+            "/1",
+            "reader type: INT not compatible with writer type: STRING",
+        ),
         ('["int"]', '["int","string"]', "MISSING_UNION_BRANCH", "/1", "reader union lacking writer type: STRING"),
         (
             '{"type":"fixed","name":"F","size":2}',

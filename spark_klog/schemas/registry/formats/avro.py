@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
+from math import isinf
 from typing import Any, Final
 
 from spark_klog.schemas.registry.formats.contract import (
@@ -106,12 +108,15 @@ class AvroSchema:
 
     def unreadable(self, writer: ParsedSchema) -> list[str]:
         assert isinstance(writer, AvroSchema)
-        return [difference.text() for difference in _Comparison().compare(self.root, writer.root, ("",))]
+        try:
+            return [difference.text() for difference in _Comparison().compare(self.root, writer.root, ("",))]
+        except _Ambiguous as error:
+            return [f"Unexpected exception during compatibility check: {error}"]
 
 
 def _loaded(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refused)
+        return json.loads(text, parse_constant=_refused, parse_float=_finite)
     except RecursionError:
         raise InvalidSchema("the schema is nested too deeply") from None
     except ValueError as error:
@@ -120,12 +125,34 @@ def _loaded(text: str) -> Any:
         raise InvalidSchema(f"an Avro schema must be JSON: {error}") from None
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if isinf(value):
+        raise ValueError(f"{text[:50]} is too large")
+    return value
+
+
 def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
 def _dumps(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """The JSON text as Java's Jackson writes it: without white space, and with Java's form of doubles."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_dumps(key)}:{_dumps(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_dumps, value))}]"
+    return _java_double(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def _java_double(value: float) -> str:
+    """The text of Java's `Double.toString`: 1.5, 1.0E8."""
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return repr(value)
+    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    first, *rest = map(str, digits)
+    return f"{'-' if sign else ''}{first}.{''.join(rest) or '0'}E{exponent + len(rest)}"
 
 
 class _Parser:
@@ -452,6 +479,10 @@ class _Difference:
         return f"{{errorType:'{self.kind}', description:'{described}', additionalInfo:'{self.message}'}}"
 
 
+class _Ambiguous(Exception):
+    """A reader's field means several of the writer's, by its aliases: Java refuses to compare such schemas."""
+
+
 class _Comparison:
     """The rules of the specification's "Schema Resolution", for all data of a writer's schema."""
 
@@ -470,8 +501,8 @@ class _Comparison:
         if reader.kind == writer.kind:
             yield from self._same_kind(reader, writer, path)
         elif writer.kind == "union":
-            for branch in writer.branches:
-                yield from self.compare(reader, branch, ("",))
+            for index, branch in enumerate(writer.branches):
+                yield from self.compare(reader, branch, (*path, str(index)))
         elif reader.kind == "union":
             if all(self.compare(branch, writer, ("",)) for branch in reader.branches):
                 yield _Difference(
@@ -510,6 +541,8 @@ class _Comparison:
         for index, item in enumerate(reader.fields):
             place = (*path, "fields", str(index))
             names = [name for name in (item.name, *item.aliases) if name in written]
+            if len(names) > 1:
+                raise _Ambiguous(f"field {item.name} of {reader.full_name} matches several fields: {', '.join(names)}")
             if names:
                 yield from self.compare(item.type, written[names[0]].type, (*place, "type"))
             elif not item.default:

@@ -126,7 +126,10 @@ class Registry:
     ) -> tuple[Definition, ParsedSchema]:
         normalize = normalize or bool(self.read(lambda state: state.config_in_scope(subject)).get("normalize"))
         parsed = self.parsed(subject, definition, is_new=is_new)
-        text = parsed.normalized() if normalize else parsed.canonical()
+        try:
+            text = parsed.normalized() if normalize else parsed.canonical()
+        except RecursionError:
+            raise errors.invalid_schema("the schema is nested too deeply") from None
         references = tuple(sorted(set(definition.references))) if normalize else definition.references
         return definition._replace(schema=text, references=references), parsed
 
