@@ -84,6 +84,7 @@ def test_how_a_schema_is_found(registry: str) -> None:
         ("POST", "/subjects/refused/versions", {"schema": 7}, 422),
         ("POST", "/subjects/refused/versions", {"schema": ONE, "metadata": {"properties": {"a": 1}}}, 422),
         ("POST", "/subjects/refused/versions", {"schema": ONE, "metadata": {"tags": ["a"]}}, 422),
+        ("POST", "/subjects/refused/versions", {"schema": ONE, "ruleSet": {"domainRules": [{"name": 7}]}}, 42210),
         ("POST", "/subjects/refused/versions", b'{"schema": "\\ud800"}', 400),
         ("POST", "/subjects/a%0Ab/versions", {"schema": ONE}, 42208),
         ("POST", "/subjects/:.x:/versions", {"schema": ONE}, 42208),
@@ -221,6 +222,12 @@ def test_metadata_is_part_of_a_schema(registry: str) -> None:
     assert ask(registry, "GET", "/subjects/meta/versions/2")[1]["metadata"] == metadata
     assert ask(registry, "GET", "/subjects/meta/metadata?key=owner&value=me")[1]["version"] == 2
     assert ask(registry, "GET", "/subjects/meta/metadata?key=owner&value=you")[1]["error_code"] == 40403
+    rule = {"name": "r", "kind": "CONDITION", "mode": "WRITE", "type": "CEL", "expr": "true", "tags": ["b", "a"]}
+    register(registry, "meta", record("meta"), metadata=metadata, ruleSet={"domainRules": [rule]})
+    found = ask(registry, "GET", "/subjects/meta/versions/3")[1]
+    text = record("meta").replace(": ", ":").replace(", ", ",")
+    digest = hashlib.md5(f"{text}\1apiiownermeowner\1rCONDITIONWRITECELabtrue".encode()).digest()
+    assert (found["ruleSet"], found["guid"]) == ({"domainRules": [rule]}, str(uuid.UUID(bytes=digest)))
     ask(registry, "PUT", "/config/meta", {"compatibilityGroup": "owner"})
     new = {"schema": '"string"', "metadata": {"properties": {"owner": "you"}}}
     assert ask(registry, "POST", "/subjects/meta/versions", new)[0] == 200  # nobody else is of this group

@@ -154,6 +154,10 @@ class Asked:
         if not (fields.get("schema") or "").strip():
             raise errors.invalid_schema("Empty schema")
         made = Definition(schema_type, fields["schema"], tuple(map(_reference, references)), metadata, rule_set)
+        try:
+            made.digest()
+        except (TypeError, AttributeError):
+            raise errors.invalid_rule_set() from None
         return made, fields
 
 

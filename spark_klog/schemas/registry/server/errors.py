@@ -126,6 +126,10 @@ def schema_too_large(reason: str) -> RegistryRefusal:
     return RegistryRefusal(42209, reason)
 
 
+def invalid_rule_set() -> RegistryRefusal:
+    return RegistryRefusal(42210, "Invalid rule set: migrationRules, domainRules and encodingRules are lists of rules")
+
+
 def context_not_empty(context: str) -> RegistryRefusal:
     return RegistryRefusal(42211, f"The specified context '{context}' is not empty.")
 

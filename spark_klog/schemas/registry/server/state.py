@@ -55,7 +55,10 @@ class Definition(NamedTuple):
     rule_set: dict[str, Any] | None = None
 
     def digest(self) -> bytes:
-        """The MD5 of text, references, metadata and rules that Confluent's registry finds schemas by."""
+        """The MD5 of text, references, metadata and rules that Confluent's registry finds schemas by.
+
+        `TypeError` or `AttributeError` if a rule has fields of other types than Confluent's.
+        """
         md5 = hashlib.md5(self.schema.encode(), usedforsecurity=False)
         for name, subject, version in self.references:
             md5.update(name.encode() + subject.encode() + version.to_bytes(4, "big", signed=True))
@@ -67,7 +70,10 @@ class Definition(NamedTuple):
                 md5.update(key.encode() + value.encode())
             md5.update(b"".join(text.encode() for text in sorted(self.metadata.get("sensitive") or ())))
         if self.rule_set is not None:
-            md5.update(b"\1" + repr(self.rule_set).encode())
+            md5.update(b"\1")
+            for kind in ("migrationRules", "domainRules", "encodingRules"):
+                md5.update(b"".join(map(_rule_bytes, self.rule_set.get(kind) or ())))
+            md5.update((self.rule_set.get("enableAt") or "").encode())
         return md5.digest()
 
     def json(self) -> dict[str, Any]:
@@ -79,6 +85,17 @@ class Definition(NamedTuple):
         if self.rule_set is not None:
             made["ruleSet"] = self.rule_set
         return made | {"schema": self.schema}
+
+
+def _rule_bytes(rule: dict[str, Any]) -> bytes:
+    """What of a rule is part of a schema's digest."""
+    texts = [
+        *(rule.get("name"), rule.get("doc"), rule.get("kind") or "TRANSFORM", rule.get("mode") or "WRITEREAD"),
+        *(rule.get("type"), *sorted(rule.get("tags") or ())),
+        *(text for item in sorted((rule.get("params") or {}).items()) for text in item),
+        *(rule.get("expr"), rule.get("onSuccess"), rule.get("onFailure")),
+    ]
+    return "".join(text for text in texts if text is not None).encode() + b"\1" * bool(rule.get("disabled"))
 
 
 @dataclass
