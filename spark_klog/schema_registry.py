@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from spark_klog.client import Admin, Consumer, Producer
+from spark_klog.client.security.config import Settings
 from spark_klog.errors import KlogError
 from spark_klog.schemas.registry.server import errors
 from spark_klog.schemas.registry.server.api import answer, content_type, refusal_body
@@ -38,6 +39,9 @@ _READERS: Final = 8
 _WRITERS: Final = 8
 #: Seconds until a request is answered, and the client may ask again.
 _ANSWER_SECONDS: Final = 2 * WRITE_SECONDS + 5
+#: Settings of the user's other clients that this one must not have.
+_LEFT_OUT: Final = frozenset(("group.id", "group.instance.id", "transactional.id"))
+_CONSUMER: Final = {"auto.offset.reset": "earliest", "enable.auto.commit": "false"}
 #: What the writing of the topic needs, whatever the user's settings are.
 _PRODUCER: Final = {"acks": "all", "linger.ms": "0", "delivery.timeout.ms": "25000", "request.timeout.ms": "10000"}
 
@@ -55,11 +59,12 @@ class SchemaRegistry:
         host, _ = parse_listen(listen, _OPTION, LOOPBACK)
         #: A page of another site can send requests here under a name of its own; only who listens on one more knows it.
         self._host = host if is_loopback(host) else None
+        settings = Settings({name: value for name, value in settings.items() if name not in _LEFT_OUT})
         with ExitStack() as opened:
             admin = opened.enter_context(Admin(settings))
-            consumer = Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": "false"})
+            consumer = Consumer(settings | _CONSUMER)
             opened.callback(consumer.close)
-            self._log = SchemaLog(admin, consumer, lambda: Producer({**settings, **_PRODUCER}), topic)
+            self._log = SchemaLog(admin, consumer, lambda: Producer(settings | _PRODUCER), topic)
             opened.pop_all()
             admin.close()
         self._readers = ThreadPoolExecutor(_READERS, "klog-schemas-read")

@@ -1,0 +1,95 @@
+"""What a registry reads from its topic is the same before and after compaction, whatever was done."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from hypothesis import given, settings, strategies as st
+
+from spark_klog.schemas.registry.server.errors import RegistryRefusal
+from spark_klog.schemas.registry.server.registry import Registry
+from spark_klog.schemas.registry.server.state import Definition, Reference, State
+from tests.schemas.registry.memory_log import MemoryLog
+
+_SUBJECTS = ["a", "b", ":.x:a"]
+_TEXTS = ['"int"', '"long"', '"string"']
+_ACTIONS = st.one_of(
+    st.tuples(st.just("register"), st.sampled_from(_SUBJECTS), st.sampled_from(_TEXTS), st.booleans()),
+    st.tuples(st.just("delete_version"), st.sampled_from(_SUBJECTS), st.integers(1, 4), st.booleans()),
+    st.tuples(st.just("delete_subject"), st.sampled_from(_SUBJECTS), st.booleans()),
+    st.tuples(st.just("configure"), st.sampled_from([None, *_SUBJECTS]), st.sampled_from(["NONE", "FULL"])),
+    st.tuples(st.just("delete_config"), st.sampled_from([None, *_SUBJECTS])),
+    st.tuples(st.just("set_mode"), st.sampled_from([None, *_SUBJECTS]), st.sampled_from(["READWRITE", "IMPORT"])),
+    st.tuples(st.just("delete_mode"), st.sampled_from([None, *_SUBJECTS])),
+)
+
+
+def _act(registry: Registry, action: tuple[Any, ...]) -> None:
+    name, subject, *rest = action
+    if name == "register":
+        text, has_reference = rest
+        references = (Reference("R", "a", 1),) if has_reference else ()
+        registry.register(subject, Definition("AVRO", text, references))
+    elif name == "delete_version":
+        registry.delete_version(subject, rest[0], permanent=rest[1])
+    elif name == "delete_subject":
+        registry.delete_subject(subject, permanent=rest[0])
+    elif name == "configure":
+        registry.configure(subject, {"compatibilityLevel": rest[0]})
+    elif name == "set_mode":
+        registry.set_mode(subject, rest[0], force=False)
+    else:
+        getattr(registry, name)(subject)
+
+
+def _seen(state: State) -> dict[str, Any]:
+    """What requests can see of a state."""
+    versions = [version for subject in state.subjects() for version in state.versions(subject, deleted=True)]
+    return {
+        "versions": versions,
+        "contexts": state.contexts(),
+        "configs": {subject: state.config(subject) for subject in [None, *_SUBJECTS]},
+        "modes": {subject: state.mode(subject) for subject in [None, *_SUBJECTS]},
+        "ids": [state.id_of(context, Definition("AVRO", text)) for context in (".", ".x") for text in _TEXTS],
+        "by id": [
+            sorted((version.subject, version.version) for version in state.of_id(context, id))
+            for context in (".", ".x")
+            for id in range(1, 20)
+        ],
+        "users": [
+            sorted((user.subject, user.version) for user in state.users(version.subject, version.version, deleted=True))
+            for version in versions
+        ],
+    }
+
+
+def _replayed(records: list[tuple[bytes, bytes | None]]) -> State:
+    state = State()
+    for key, value in records:
+        state.apply(key, value, timestamp=0)
+    return state
+
+
+@settings(max_examples=200)
+@given(st.lists(_ACTIONS, max_size=25), st.integers(0, 60))
+def test_replays_of_a_compacted_topic(actions: list[tuple[Any, ...]], clean: int) -> None:
+    log = MemoryLog()
+    registry = Registry(log)  # type: ignore[arg-type]
+    registry.configure(None, {"compatibilityLevel": "NONE"})
+    for action in actions:
+        with suppress(RegistryRefusal):
+            _act(registry, action)
+    assert _seen(_replayed(log.records)) == _seen(log.state)
+    # the cleaner has reached offset `clean`: before it the last record of each key is left, tombstones are not
+    last = {key: offset for offset, (key, _) in enumerate(log.records[:clean])}
+    compacted = [
+        (key, value)
+        for offset, (key, value) in enumerate(log.records)
+        if offset >= clean or (last[key] == offset and value is not None)
+    ]
+    assert _seen(_replayed(compacted)) == _seen(log.state)
+    assert _replayed(log.records).last_id(".") == log.state.last_id(".")
+    ids = {(version.subject[:2] == ":.", version.id): version.definition for version in _seen(log.state)["versions"]}
+    for version in _seen(log.state)["versions"]:
+        assert ids[version.subject[:2] == ":.", version.id] == version.definition  # an id is that of one schema
