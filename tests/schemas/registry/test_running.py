@@ -14,7 +14,9 @@ import pytest
 from spark_klog.embedded import ClusterStartError, EmbeddedCluster
 from spark_klog.errors import ConfigError
 from tests.schemas.registry.asking import ask, register
+from tests.support.certificates import Certificates
 from tests.support.klog import klog_command, klog_refusal
+from tests.support.secure_broker import SecureBroker
 from tests.test_pytest_plugin import run, users
 
 __all__ = ["users"]
@@ -42,6 +44,17 @@ def test_the_command(cluster: EmbeddedCluster) -> None:
         taken = url.removeprefix("http://")
         refusal = klog_refusal("schema-registry", "-b", cluster.bootstrap_servers, "--listen", taken)
         assert f"can't listen on {taken}: Address already in use" in refusal
+
+
+@pytest.mark.test_all("mechanism")
+def test_over_a_secure_broker(tmp_path: Path, certificates: Certificates) -> None:
+    with SecureBroker(tmp_path / "broker", certificates) as broker:
+        config = tmp_path / "client.properties"
+        config.write_text(f"{broker.java('SASL_SSL', 'SCRAM-SHA-256')}group.id=mine\ntransactional.id=mine\n")
+        servers = broker.servers("SASL_SSL")
+        arguments = ["schema-registry", "-b", servers, "--command-config", str(config), "--listen", "0"]
+        with _running(*arguments, lines=1) as (url,):
+            assert register(url, "s", '"int"') == 1
 
 
 def test_beside_a_broker(tmp_path: Path) -> None:
