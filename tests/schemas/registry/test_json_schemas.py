@@ -158,6 +158,7 @@ def test_references() -> None:
     [
         ("{", "must be JSON"),
         ("7", "must be an object"),
+        ('{"const":NaN}', "NaN is not JSON"),
         ('{"type":"nothing"}', "#/type: 'nothing' is not valid"),
         ('{"properties":{"a":{"maxLength":-1}}}', "#/properties/a/maxLength: -1 is less than the minimum"),
         ('{"$ref":"other.json"}', "other.json is neither in the schema nor among its references"),
@@ -175,5 +176,7 @@ def test_what_is_no_schema(text: str, reason: str) -> None:
 
 
 def test_texts() -> None:
-    schema = JsonSchema('{ "b": 1,\n "a": "é" }', {})
-    assert (schema.canonical(), schema.normalized()) == ('{"b":1,"a":"é"}', '{"a":"é","b":1}')
+    schema = JsonSchema('{ "b": {"z": 1, "y": [1.50, 1e300, 100000000.0, 0.0000001, 12]},\n "a": "é" }', {})
+    # as Java's BigDecimal writes them
+    assert schema.canonical() == '{"b":{"z":1,"y":[1.50,1E+300,100000000.0,1E-7,12]},"a":"é"}'
+    assert schema.normalized() == '{"a":"é","b":{"y":[1.50,1E+300,100000000.0,1E-7,12],"z":1}}'

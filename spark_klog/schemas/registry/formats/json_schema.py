@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Final
 from urllib.parse import unquote, urljoin
 
@@ -86,6 +87,7 @@ class JsonSchema:
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import Draft7Validator, validator_for
 
+        self._text = text
         self.value = _loaded(text)
         documents = {name: _loaded(reference) for name, reference in references.items()}
         try:
@@ -98,10 +100,10 @@ class JsonSchema:
         self.root = _Loader(documents).document(self.value, "")
 
     def canonical(self) -> str:
-        return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
+        return _written(json.loads(self._text, parse_float=Decimal), is_sorted=False)
 
     def normalized(self) -> str:
-        return json.dumps(self.value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        return _written(json.loads(self._text, parse_float=Decimal), is_sorted=True)
 
     def formatted(self, form: str) -> str:
         return self.canonical()
@@ -114,9 +116,24 @@ class JsonSchema:
         return [change.text(READER, WRITER) for change in found if not change.is_compatible]
 
 
+def _written(value: Any, *, is_sorted: bool) -> str:
+    """The JSON text as Java's Jackson writes it, with decimals as they were: 1.50, 1E+300."""
+    if isinstance(value, dict):
+        items = sorted(value.items()) if is_sorted else value.items()
+        made = (f"{_written(key, is_sorted=False)}:{_written(item, is_sorted=is_sorted)}" for key, item in items)
+        return f"{{{','.join(made)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(_written(item, is_sorted=is_sorted) for item in value)}]"
+    return str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
 def _loaded(text: str) -> Any:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refused)
     except RecursionError:
         raise InvalidSchema("the schema is nested too deeply") from None
     except ValueError as error:
