@@ -141,6 +141,26 @@ def test_recursive_schemas() -> None:
     assert "'#/properties/value'" in tree(_STRING).unreadable(tree(_INT))[0]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "is_covered"),
+    [
+        ("^a", True),
+        ("b$", True),
+        ("^(a|c)+b$", True),
+        ("^(x)+$", False),
+        ("(", False),
+        (r"^\p{L}", False),
+        ("^(a+)+$", False),
+    ],
+)
+def test_patterns_of_properties(pattern: str, is_covered: bool) -> None:
+    name = "a" * 60 + "b"  # for which the last pattern would need ages
+    old = _object(**{name: _INT})
+    new = {"type": "object", "patternProperties": {pattern: _INT}, "additionalProperties": False}
+    before, after = (JsonSchema(json.dumps(schema), {}) for schema in (old | {"additionalProperties": False}, new))
+    assert (not after.unreadable(before)) is is_covered
+
+
 def test_references() -> None:
     text = (
         '{"properties":{"a":{"$ref":"common.json#/definitions/a"},"b":{"$ref":"#b"}},'

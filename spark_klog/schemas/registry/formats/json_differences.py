@@ -6,10 +6,14 @@ not named, a closed one none, a partially open one those that a pattern or a sch
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -46,6 +50,10 @@ _KEYWORDS_OF_STRINGS: Final = ("maxLength", "minLength")
 _KEYWORDS_OF_OBJECTS: Final = ("maxProperties", "minProperties")
 _KEYWORDS_OF_ARRAYS: Final = ("maxItems", "minItems", "maxContains", "minContains")
 _CAPITAL: Final = re.compile("([A-Z])")
+_REPEATED_GROUP: Final = re.compile(r"\)[*+{?]")
+#: A program that ends with 0 if the pattern is found in the text, both of which it reads.
+_SEARCH: Final = "import json, re, sys; sys.exit(not re.search(*json.load(sys.stdin)))"
+_SEARCH_SECONDS: Final = 2.0
 #: Passes until recursive schemas are decided; each one finds at least one more pair that is incompatible.
 _MOST_PASSES: Final = 100
 
@@ -393,12 +401,25 @@ def _is_open(node: Node) -> bool:
 def _admitted(node: Node, name: str) -> Node | None:
     """The schema of a property that an object does not name, if there is one."""
     for pattern, schema in node.patterns.items():
-        try:
-            if re.search(pattern, name):
-                return schema
-        except re.error:  # Python's expressions are not those of JSON Schema
-            continue
+        if _matches(pattern, name):
+            return schema
     return _admitted_item(node)
+
+
+@lru_cache(1024)
+def _matches(pattern: str, name: str) -> bool:
+    """Whether a pattern is in a property's name; not if it can't be said, as Python's syntax is another one.
+
+    A group that is repeated can take for ever, and holds up every thread: a process of its own looks for that, for 2 s.
+    """
+    try:
+        if not _REPEATED_GROUP.search(pattern):
+            return re.search(pattern, name) is not None
+        command = [sys.executable, "-I", "-S", "-c", _SEARCH]
+        given = json.dumps([pattern, name]).encode()
+        return subprocess.run(command, input=given, capture_output=True, timeout=_SEARCH_SECONDS).returncode == 0
+    except (re.error, RecursionError, OverflowError, subprocess.TimeoutExpired):
+        return False
 
 
 def _admitted_item(node: Node) -> Node | None:

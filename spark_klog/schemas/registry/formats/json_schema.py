@@ -84,6 +84,7 @@ class JsonSchema:
 
     def __init__(self, text: str, references: References) -> None:
         require("a registry's JSON Schemas", "jsonschema")
+        from jsonschema import FormatChecker
         from jsonschema.exceptions import SchemaError
         from jsonschema.validators import Draft7Validator, validator_for
 
@@ -91,7 +92,9 @@ class JsonSchema:
         self.value = _loaded(text)
         documents = {name: _loaded(reference) for name, reference in references.items()}
         try:
-            validator_for(self.value, default=Draft7Validator).check_schema(self.value)
+            # no formats: patterns have JavaScript's or Java's syntax, not Python's
+            validator = validator_for(self.value, default=Draft7Validator)
+            validator.check_schema(self.value, format_checker=FormatChecker(formats=()))
         except SchemaError as error:
             place = "/".join(map(str, error.absolute_path))
             raise InvalidSchema(f"#/{place}: {error.message}") from None
