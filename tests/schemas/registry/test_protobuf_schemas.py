@@ -96,6 +96,24 @@ def test_the_canonical_text(text: str, references: dict[str, str]) -> None:
     assert descriptor.message_type[0].name == "M"
 
 
+def test_maps_of_serialized_schemas_are_messages() -> None:
+    """As Confluent's registry writes them, though protoc does not take such a text."""
+    text = 'syntax = "proto3";\n\nmessage M {\n  map<string, M> ms = 1;\n}\n'
+    serialized = ProtobufSchema(text, {}).formatted("serialized")
+    schema = ProtobufSchema(serialized, {})
+    assert schema.canonical() == (
+        'syntax = "proto3";\n\nmessage M {\n  repeated .M.MsEntry ms = 1;\n\n  message MsEntry {\n'
+        "    option map_entry = true;\n\n    string key = 1;\n    .M value = 2;\n  }\n}\n"
+    )
+    again = ProtobufSchema(schema.canonical(), {})
+    assert again.canonical() == schema.canonical()
+    assert again.formatted("serialized") == serialized
+    assert again.normalized() == ProtobufSchema(text, {}).normalized() == text.replace(", M>", ", .M>")
+    changed = ProtobufSchema(text.replace("string, M", "string, int32"), {})
+    assert "FIELD_KIND_CHANGED" in changed.unreadable(again)[0]
+    assert ProtobufSchema(text, {}).unreadable(again) == []
+
+
 def test_the_normalized_text() -> None:
     one = 'syntax = "proto3"; message M { N b = 2; string a = 1; enum E { Y = 0; X = 1; } } message N {}'
     other = 'syntax = "proto3"; message M { string a = 1; .N b = 2; enum E { Y = 0; X = 1; } } message N {}'

@@ -31,6 +31,10 @@ _PARSE_SECONDS: Final = 20.0
 #: What protoc says of the file that it parses.
 _ERROR: Final = re.compile(r"^(?P<file>[^: \n]+\.proto):(?P<place>\d+:\d+: )?(?P<reason>.*)$", re.MULTILINE)
 _ROOT: Final = "schema.proto"
+#: protoc refuses this option, which only it may set, but texts in Confluent's registry have it.
+_MAP_ENTRY: Final = re.compile(r"option\s+map_entry\s*=\s*true\s*;")
+#: A reserved name of a message instead.
+_MARKER: Final = "_map_"
 #: Files that Confluent's clients take for known, beside google/protobuf/ and google/type/.
 _KNOWN: Final = {
     "confluent/meta.proto": """syntax = "proto3";
@@ -85,7 +89,7 @@ class ProtobufSchema:
     def normalized(self) -> str:
         from spark_klog.schemas.registry.formats.protobuf_text import normal, proto_text
 
-        return proto_text(normal(self.file), self.files, "")
+        return proto_text(normal(self.file), self.files, "", has_map_types=True)
 
     def formatted(self, form: str) -> str:
         """`serialized` is the FileDescriptorProto in base64, which has no comments and no places of the text."""
@@ -139,7 +143,7 @@ def _compiled(text: str, references: References) -> Any:
                 raise InvalidSchema(f"{path!r} is not a path that can be imported")
             file = root / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content, encoding="utf-8")
+            file.write_text(_MAP_ENTRY.sub(_marked, content), encoding="utf-8")
         made = Path(folder, "out")
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root}", *_shared_types(text, references)]
         command += ["--include_imports", "--include_source_info", f"--descriptor_set_out={made}", name]
@@ -150,7 +154,27 @@ def _compiled(text: str, references: References) -> Any:
         if done.returncode:
             said = done.stderr.decode(errors="replace").replace(f"{root}/", "")
             raise InvalidSchema("; ".join(_reasons(said, name)))
-        return FileDescriptorSet.FromString(made.read_bytes())
+        files = FileDescriptorSet.FromString(made.read_bytes())
+        for file_made in files.file:
+            for message in file_made.message_type:
+                _set_map_entries(message)
+        return files
+
+
+def _marked(found: re.Match[str]) -> str:
+    """The marker, as long as what it replaces, and over as many lines: places in the text stay."""
+    marker = f'reserved "{_MARKER}";'
+    lines = found[0].count("\n")
+    return marker + "\n" * lines if lines else marker.ljust(len(found[0]))
+
+
+def _set_map_entries(message: Any) -> None:
+    """Give messages with the marker the option that it stands for."""
+    if _MARKER in message.reserved_name:
+        message.reserved_name.remove(_MARKER)
+        message.options.map_entry = True
+    for nested in message.nested_type:
+        _set_map_entries(nested)
 
 
 def _is_inside(path: str) -> bool:

@@ -33,12 +33,15 @@ _END_OF_NUMBERS: Final = 536_870_912
 _INDENT: Final = "  "
 
 
-def proto_text(file: Any, files: Iterable[Any], text: str) -> str:
+def proto_text(file: Any, files: Iterable[Any], text: str, *, has_map_types: bool = False) -> str:
     """The text of `file`, a FileDescriptorProto; `files` has it and all that it imports, for custom options.
 
-    `text` is what it was parsed from, or "".
+    `text` is what it was parsed from, or "". Maps are `map<K, V>` where the text has that, or with `has_map_types`;
+    otherwise repeated messages with the option map_entry: so Confluent's registry writes what clients send serialized.
+    protoc refuses that option, see `protobuf`.
     """
-    return "".join(f"{line}\n" if line else "\n" for line in _Printer(file, files, text).lines())
+    printer = _Printer(file, files, text, has_map_types)
+    return "".join(f"{line}\n" if line else "\n" for line in printer.lines())
 
 
 def normal(file: Any) -> Any:
@@ -77,8 +80,9 @@ def _sort_enum(enum: Any) -> None:
 
 
 class _Printer:
-    def __init__(self, file: Any, files: Iterable[Any], text: str) -> None:
+    def __init__(self, file: Any, files: Iterable[Any], text: str, has_map_types: bool) -> None:
         self._file = file
+        self._has_map_types = has_map_types
         self._lines = text.split("\n")
         self._spans = {tuple(place.path): list(place.span) for place in file.source_code_info.location} if text else {}
         self._options = _OptionReader(files)
@@ -163,10 +167,16 @@ class _Printer:
         )
         if message.extension:
             inner += ["", *self._extensions(message.extension, (*path, 6), message.nested_type)]
+        hidden = {
+            entry.name
+            for n, field in enumerate(message.field)
+            if (entry := _map_entry(field, message.nested_type)) is not None
+            and self._type(field, (*path, 2, n), message.nested_type).startswith("map<")
+        }
         nested = [
             (index, below)
             for index, below in enumerate(message.nested_type)
-            if not below.options.map_entry and not _is_group(below, message)
+            if below.name not in hidden and not _is_group(below, message)
         ]
         if nested or message.enum_type:
             inner.append("")
@@ -212,16 +222,13 @@ class _Printer:
         if field.type in _SCALARS:
             return _SCALARS[field.type]
         written = self._written((*path, 6))
-        if field.type == _MESSAGE and field.label == _REPEATED:
-            entry = next(
-                (m for m in nested if m.options.map_entry and field.type_name.rpartition(".")[2] == m.name), None
-            )
-            if entry is not None:
-                if written is not None and written.startswith("map<"):
-                    key, _, value = written[4:-1].partition(",")
-                    return f"map<{key.strip()}, {value.strip()}>"
-                key, value = (self._type(part, (), ()) for part in entry.field)
-                return f"map<{key}, {value}>"
+        entry = _map_entry(field, nested)
+        if entry is not None and written is not None and written.startswith("map<"):
+            key, _, value = written[4:-1].partition(",")
+            return f"map<{key.strip()}, {value.strip()}>"
+        if entry is not None and self._has_map_types:
+            key, value = (self._type(part, (), ()) for part in entry.field)
+            return f"map<{key}, {value}>"
         return written or field.type_name
 
     def _enum(self, enum: Any) -> Iterator[str]:
@@ -285,7 +292,7 @@ class _OptionReader:
             kind = self._pool.FindMessageTypeByName(options.DESCRIPTOR.full_name)
             options = GetMessageClass(kind).FromString(options.SerializeToString())
         for field, value in options.ListFields():
-            if field.name in ("map_entry", "uninterpreted_option") and not field.is_extension:
+            if field.name == "uninterpreted_option" and not field.is_extension:
                 continue
             name = f"({field.full_name})" if field.is_extension else field.name
             for item in value if field.is_repeated and not _is_map(field) else [value]:
@@ -343,6 +350,14 @@ def _range(first: int, last: int, most: int) -> str:
     if first == last:
         return str(first)
     return f"{first} to {'max' if last >= most else last}"
+
+
+def _map_entry(field: Any, nested: Any) -> Any | None:
+    """The message of a map's entries, if the field is a map."""
+    if field.type != _MESSAGE or field.label != _REPEATED:
+        return None
+    name = field.type_name.rpartition(".")[2]
+    return next((message for message in nested if message.options.map_entry and message.name == name), None)
 
 
 def _is_group(message: Any, parent: Any) -> bool:
