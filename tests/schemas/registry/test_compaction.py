@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
+from spark_klog.schemas.registry.server.records import SCHEMA, Key, Record
 from spark_klog.schemas.registry.server.registry import Registry
-from spark_klog.schemas.registry.server.state import Definition, Reference, State
+from spark_klog.schemas.registry.server.state import Definition, Reference, State, schema_value
 from tests.schemas.registry.memory_log import MemoryLog
 
 _SUBJECTS = ["a", "b", ":.x:a"]
@@ -69,6 +72,27 @@ def _replayed(records: list[tuple[bytes, bytes | None]]) -> State:
     for key, value in records:
         state.apply(key, value, timestamp=0)
     return state
+
+
+class _SharedLog(MemoryLog):
+    """A log into which another registry writes, just before this one does."""
+
+    def __init__(self, foreign: Record) -> None:
+        super().__init__()
+        self._foreign = [foreign]
+
+    def append(self, records: Sequence[Record]) -> None:
+        super().append([self._foreign.pop(), *records] if self._foreign else records)
+
+
+@pytest.mark.parametrize("subject", ["a", "b"])
+def test_another_registry_that_writes(subject: str) -> None:
+    value = schema_value(subject, 1, 1, Definition("AVRO", '"long"'), False)
+    registry = Registry(_SharedLog(Record(Key(SCHEMA, subject, 1), value)))  # type: ignore[arg-type]
+    with pytest.raises(RegistryRefusal, match="another registry writes to this topic") as refused:
+        registry.register("a", Definition("AVRO", '"int"'))
+    assert refused.value.code == 50001
+    assert registry.register("c", Definition("AVRO", '"int"')).id == 2
 
 
 @settings(max_examples=200)

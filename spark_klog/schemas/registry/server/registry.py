@@ -225,7 +225,14 @@ class Registry:
             # a deleted version that comes back is forgotten, once the new one is there
             records += [Record(Key(SCHEMA, subject, number), value), *self._replaced(versions, chosen, number)]
             self._log.append(records)
-            return self.version(subject, number)
+            with self._log.lock:
+                made = self._log.state.version(subject, number)
+            if made is None or (made.id, made.definition) != (chosen, canonical):
+                raise errors.store_failed(
+                    f"id {chosen} or version {number} of subject {subject} went to another schema meanwhile: another "
+                    "registry writes to this topic, stop one of them"
+                )
+            return made
 
     def _replaced(self, versions: list[Version], id: int, number: int) -> list[Record]:
         """Tombstones of the deleted versions before `number` that have an id and that no schema refers to."""

@@ -187,6 +187,12 @@ class State:
         if key.keytype == SCHEMA:
             assert key.subject is not None
             version = None if value is None else _version(key, value, timestamp)
+            if version is not None and self._has_others_id(version):
+                _log.error(
+                    "id %d belongs to another schema: version %d of subject %s is passed over",
+                    *(version.id, version.version, version.subject),
+                )
+                return
             self._remove(key.subject, key.version)
             if version is not None:
                 self._add(version)
@@ -212,12 +218,6 @@ class State:
         context = self._contexts.setdefault(split(version.subject)[0], _Context())
         place = version.subject, version.version
         same = context.versions.setdefault(version.id, {})
-        if any(other.definition.schema != version.definition.schema for other in same.values()):
-            _log.error(
-                "id %d belongs to two schemas: that of version %d of subject %s is passed over",
-                *(version.id, version.version, version.subject),
-            )
-            return
         same[place] = version
         context.last_id = max(context.last_id, version.id)
         context.ids[digest] = version.id
@@ -227,6 +227,11 @@ class State:
             self._subjects[version.subject] = dict(sorted(versions.items()))
         for used in self._used(version):
             self._users.setdefault(used, {})[place] = version
+
+    def _has_others_id(self, version: Version) -> bool:
+        """Whether another schema has the version's id: two registries have written, and the first one counts."""
+        same = self.of_id(split(version.subject)[0], version.id)
+        return any(other.definition.schema != version.definition.schema for other in same)
 
     def _remove(self, subject: str, number: int) -> None:
         version = self._subjects.get(subject, {}).pop(number, None)
