@@ -195,7 +195,7 @@ AVRO = Work(
         f"Avro: one process, processor time; {_ROWS:,} orders of ten fields (long, int, string, double, int, enum, two "
         "that are null or not, boolean, timestamp) after a registry's prefix of five bytes, to Arrow and back. "
         "fastavro makes dicts of Python and takes them: the way to Arrow is not in its figures. pyruhvro is in Rust, "
-        "and makes Arrow; it knows neither a reader's schema nor the prefix, which is cut off before. The last peer of each is "
-        "what a machine without a C compiler has.",
+        "and makes Arrow; it knows neither a reader's schema nor the prefix, which is cut off before. The last peer of "
+        "each is what a machine without a C compiler has.",
     ),
 )
