@@ -199,8 +199,9 @@ for module in ("spark_klog.spark.lineage", "spark_klog.load.lineage", "spark_klo
 def test_extras_are_those_of_the_project() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     for package, extra in EXTRAS.items():
+        distribution = "grpcio-tools" if package == "grpc_tools" else package.replace("_", "-")
         (line,) = (line for line in text.splitlines() if line.startswith(f"{extra} = "))
-        assert f'"{package.replace("_", "-")}' in line, (package, extra)
+        assert f'"{distribution}' in line, (package, extra)
 
 
 @pytest.mark.parametrize(
