@@ -30,13 +30,13 @@ from spark_klog.broker.settings.log_settings import BROKER_LOG_SETTINGS, broker_
 from spark_klog.cli.main import main
 from spark_klog.client import settings as client_settings
 from spark_klog.client.consumer import settings as consumer_settings
-from spark_klog.client.security import settings as security_settings
 from spark_klog.client.settings import LIBRDKAFKAS
 from spark_klog.errors import ErrorCode, Remedy
 from spark_klog.groups import lag
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
+from spark_klog.security import settings as security_settings
 from spark_klog.spark import listener
 
 _PACKAGE = Path(spark_klog.__file__).parent

@@ -18,13 +18,13 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from spark_klog.client import Admin, Consumer, Producer
-from spark_klog.client.security.config import Settings
 from spark_klog.errors import KlogError
 from spark_klog.schemas.registry.server import errors
 from spark_klog.schemas.registry.server.api import answer, content_type, refusal_body
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
 from spark_klog.schemas.registry.server.log import START_SECONDS, TOPIC, WRITE_SECONDS, SchemaLog
 from spark_klog.schemas.registry.server.registry import Registry
+from spark_klog.security.config import Settings
 from spark_klog.wire.http import LOOPBACK, HttpThread, Request, Response
 from spark_klog.wire.listening import is_loopback, is_own_host, parse_listen
 

@@ -40,13 +40,13 @@ from spark_klog.client.places import (
     check_covers,
     parse_offsets,
 )
-from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import named_cluster
 from spark_klog.columns.decode import PartitionDecoder, Unreadable
 from spark_klog.columns.schema import WITHOUT_HEADERS, subset
 from spark_klog.errors import ConfigError, OffsetOutOfRange, ReaderClosed, StartAfterEnd
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import AbortedTransactions
+from spark_klog.security.config import Settings
 
 #: Of a broker on this machine, as for the commands.
 _DEFAULT_SERVERS = "127.0.0.1:9092"

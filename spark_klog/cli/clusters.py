@@ -13,9 +13,9 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import parse_settings
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import check_names, named_cluster, parse_bootstrap
 from spark_klog.errors import ConfigError
+from spark_klog.security.config import Settings
 
 _Command = Callable[..., Any]
 DEFAULT_SERVERS = "127.0.0.1:9092"

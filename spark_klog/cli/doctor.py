@@ -28,10 +28,10 @@ from spark_klog.cli.output import StatusLine, say
 from spark_klog.client import Admin
 from spark_klog.client.net.connection import Connection
 from spark_klog.client.net.dial import Dial
-from spark_klog.client.security.config import Settings
 from spark_klog.client.settings import ClientConfig, client_config
 from spark_klog.errors import AuthenticationError, ConnectionFailed, HandshakeInterrupted, KlogError, RequestTimedOut
 from spark_klog.protocol.apis import METADATA
+from spark_klog.security.config import Settings
 from spark_klog.trees.paths import host_and_port
 
 #: Of the round trip.

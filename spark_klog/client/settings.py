@@ -41,11 +41,11 @@ from spark_klog.base.settings import (
     value_of,
     words,
 )
-from spark_klog.client.security import settings as security_settings
-from spark_klog.client.security.config import SecurityConfig, Settings, check_holds_no_secret, is_plain_name, resolved
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import READ_COMMITTED, READ_UNCOMMITTED
 from spark_klog.records.partitioning import KAFKAS, PARTITIONERS, Partitioning
+from spark_klog.security import settings as security_settings
+from spark_klog.security.config import SecurityConfig, Settings, check_holds_no_secret, is_plain_name, resolved
 from spark_klog.wire.codecs import MAX_DECOMPRESSED, Codec, codec_by_name
 from spark_klog.wire.primitives import MAX_FRAME
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError
+from spark_klog.security.config import Settings
 
 #: Topics that a pattern leaves out: Kafka's internal ones, and those of MirrorMaker 2.
 INTERNAL = re.compile(r"__.*|.*[.-]internal|mm2-.*")

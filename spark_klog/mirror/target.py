@@ -15,12 +15,12 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.producer.receipts import Receipt
 from spark_klog.client.producer.sender import Sender
 from spark_klog.client.producer.transactions import Transactions
-from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError, ErrorCode, MirrorFenced, ProducerFenced, RequestTimedOut
 from spark_klog.mirror.batches import OutBatch
 from spark_klog.mirror.progress import OWNER, RELEASE, Owner, Progress, ProgressReader, note_record, progress_topic
 from spark_klog.mirror.settings import MirrorSettings
 from spark_klog.records.building.assignment import own_batch
+from spark_klog.security.config import Settings
 
 _log = logging.getLogger(__name__)
 #: Seconds between two looks, each of which may need the next one to see a record.

@@ -22,7 +22,6 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import Committed, GroupOffsets, first_and_end
-from spark_klog.client.security.config import Settings
 from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import subset
 from spark_klog.errors import ConfigError, KlogError, LoadError
@@ -38,6 +37,7 @@ from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_o
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import JSON_LINES
 from spark_klog.load.tasks.writers import MOST_OPEN
+from spark_klog.security.config import Settings
 
 _log = logging.getLogger(__name__)
 #: Extents of a partition that are noted: brokers take 4,096 bytes of metadata.

@@ -8,7 +8,6 @@ from typing import Literal
 
 import pyarrow as pa
 
-from spark_klog.client.security.config import Settings
 from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.avro.decoder import AvroDecoder
@@ -18,6 +17,7 @@ from spark_klog.schemas.prefix import SchemaKey
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of
 from spark_klog.schemas.registry.schemas import Format, Schema
 from spark_klog.schemas.rows import Decoded
+from spark_klog.security.config import Settings
 
 Column = Literal["key", "value"]
 #: What a stream does about records of a newer version of its subject: it reads them by its own schema, or ends.

@@ -22,7 +22,6 @@ from spark_klog.client.places import (
     parse_timestamp,
     parse_timestamps,
 )
-from spark_klog.client.security.config import Settings, check_holds_no_secret
 from spark_klog.client.settings import (
     ClientConfig,
     check_names,
@@ -33,6 +32,7 @@ from spark_klog.client.settings import (
 )
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
+from spark_klog.security.config import Settings, check_holds_no_secret
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, ReaderSchema, RegistrySettings

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 from spark_klog.client.net.connection import FrameStream
-from spark_klog.client.security.tls import TlsSocket
+from spark_klog.security.tls import TlsSocket
 from tests.support.certificates import KEY_PASSWORD, make_certificates, trusting
 
 _SECONDS = 60.0

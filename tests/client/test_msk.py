@@ -11,11 +11,11 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 import pytest
 
-from spark_klog.client.security.sasl import SaslExchange
-from spark_klog.client.security.tokens import aws_region
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ConfigError, ConnectionFailed, SaslError
 from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from spark_klog.security.sasl import SaslExchange
+from spark_klog.security.tokens import aws_region
 
 KEY, SECRET = "AKIAEXAMPLE", "the/secret+key"
 BROKER = "b-1.demo.a1b2c3.c2.kafka.eu-central-1.amazonaws.com:9098"
@@ -61,7 +61,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr("spark_klog.client.security.tokens._kept", {})
+    monkeypatch.setattr("spark_klog.security.tokens._kept", {})
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spark_klog.client.security.sasl import SaslExchange
 from spark_klog.client.settings import client_config
 from spark_klog.errors import ErrorCode, SaslError
 from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from spark_klog.security.sasl import SaslExchange
 
 #: Kafka's message for a wrong name or password.
 _KAFKAS = "Authentication failed: Invalid username or password"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client.security.config import SaslConfig, Settings
-from spark_klog.client.security.settings import parse_jaas
 from spark_klog.client.settings import client_config, without_effect
 from spark_klog.errors import ConfigError
+from spark_klog.security.config import SaslConfig, Settings
+from spark_klog.security.settings import parse_jaas
 from spark_klog.spark.options import sink_options, source_options
 
 SERVERS = {"bootstrap.servers": "h:1"}

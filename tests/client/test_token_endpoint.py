@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from spark_klog.client.security.config import OAuthConfig
-from spark_klog.client.security.sasl import OAuthBearer
-from spark_klog.client.security.tokens import token_of
 from spark_klog.errors import KlogError, SaslError
+from spark_klog.security.config import OAuthConfig
+from spark_klog.security.sasl import OAuthBearer
+from spark_klog.security.tokens import token_of
 from tests.support.certificates import make_certificates
 from tests.support.token_server import TokenServer
 

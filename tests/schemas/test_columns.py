@@ -12,13 +12,13 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from spark_klog.client.security.config import Settings
 from spark_klog.columns.decode import MAX_MILLISECONDS, PartitionDecoder, Unreadable
 from spark_klog.columns.schema import WITHOUT_HEADERS
 from spark_klog.errors import DecodeError, EncodeError, SchemaError
 from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
+from spark_klog.security.config import Settings
 from tests.support.batches import make_batch
 
 _SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}

@@ -50,9 +50,9 @@ from spark_klog.cli.jobs.running import (
     spark_session,
 )
 from spark_klog.cli.output import print_table, say
-from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError
 from spark_klog.groups.stores import open_store, tree_addresses
+from spark_klog.security.config import Settings
 
 _JOB = "batch_load"
 _APPLICATION = "klog batch load"

@@ -18,7 +18,6 @@ from spark_klog.client.coordinator import Coordinators
 from spark_klog.client.forks import Maker
 from spark_klog.client.offsets import UNKNOWN_SECONDS
 from spark_klog.client.requests import unsent
-from spark_klog.client.security import settings as security_settings
 from spark_klog.client.settings import ClientConfig, client_config, setting_texts
 from spark_klog.errors import (
     AdminClosed,
@@ -37,6 +36,7 @@ from spark_klog.errors import (
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import GROUP
+from spark_klog.security import settings as security_settings
 
 _log = logging.getLogger(__name__)
 _API_TIMEOUT = "default.api.timeout.ms"

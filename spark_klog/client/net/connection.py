@@ -22,7 +22,6 @@ from spark_klog.client.answers import check_code
 from spark_klog.client.net.dial import Dial
 from spark_klog.client.net.waiting import wait_until_ready
 from spark_klog.client.retry import shown_seconds
-from spark_klog.client.security.sasl import SaslExchange
 from spark_klog.client.settings import ClientConfig
 from spark_klog.errors import (
     ConnectionFailed,
@@ -50,6 +49,7 @@ from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.groups import OFFSETS_WITH_TOPIC_IDS
 from spark_klog.protocol.tables.metadata import WITH_IDENTITY
 from spark_klog.protocol.tables.transactions import FIRST_OF_TRANSACTIONS_2
+from spark_klog.security.sasl import SaslExchange
 from spark_klog.wire.primitives import SIZE, Buffer, frame_size
 
 _log = logging.getLogger(__name__)
@@ -658,7 +658,7 @@ class Connection:
             return ConnectionFailed(text)
         security = self._config.security
         if security.tls is not None:
-            from spark_klog.client.security.tls import refusal  # the ssl module takes long to import
+            from spark_klog.security.tls import refusal  # the ssl module takes long to import
 
             # with TLS 1.3 the broker checks the client's certificate only after the handshake
             refused = refusal(error, self.address, security.tls)

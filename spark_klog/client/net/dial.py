@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from spark_klog.base.in_a_thread import addresses_of
 from spark_klog.client.net.waiting import wait_until_ready
-from spark_klog.client.security.config import TlsConfig
 from spark_klog.errors import ConnectionFailed
+from spark_klog.security.config import TlsConfig
 
 if TYPE_CHECKING:
-    from spark_klog.client.security.tls import Handshake
+    from spark_klog.security.tls import Handshake
 
 _UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EWOULDBLOCK})
 
@@ -34,7 +34,7 @@ class Dial:
         self._host = host
         self._begin_handshake = None
         if tls is not None:
-            from spark_klog.client.security.tls import handshakes  # the ssl module takes long to import
+            from spark_klog.security.tls import handshakes  # the ssl module takes long to import
 
             self._begin_handshake = handshakes(tls)
         self._handshake: Handshake | None = None

@@ -18,12 +18,12 @@ from uuid import UUID
 
 from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
-from spark_klog.client.security.config import without_secrets
-from spark_klog.client.security.key_stores import client_context
-from spark_klog.client.security.tokens import token_of
 from spark_klog.errors import ConnectionFailed, KlogError, RegistryError, SchemaError, TlsError
 from spark_klog.schemas.registry.schemas import Schema, Version
 from spark_klog.schemas.registry.settings import RegistryConfig, registry_config
+from spark_klog.security.config import without_secrets
+from spark_klog.security.key_stores import client_context
+from spark_klog.security.tokens import token_of
 
 _log = logging.getLogger(__name__)
 _K = TypeVar("_K")

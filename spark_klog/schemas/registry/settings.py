@@ -8,7 +8,7 @@
     bearer.auth.token                of STATIC_TOKEN
     bearer.auth.issuer.endpoint.url, .client.id, .client.secret, .scope      of OAUTHBEARER: client credentials
     bearer.auth.logical.cluster, bearer.auth.identity.pool.id                what Confluent Cloud wants beside a token
-    ssl.*                            as a client's, see client/security/settings.py
+    ssl.*                            as a client's, see security/settings.py
 
 Secrets may be references, "env:NAME" or "file:PATH", which each process resolves by itself.
 """
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, fields
 from urllib.parse import unquote, urlsplit
 
 from spark_klog.base.settings import POSITIVE_INT, advice, any_of, choice, items, setting, settings_of, value_of, words
-from spark_klog.client.security.config import OAuthConfig, Settings, TlsConfig, resolved
-from spark_klog.client.security.settings import OTHER_NAMES, TLS, TLS_DEFAULTS, security_config
 from spark_klog.errors import ConfigError
+from spark_klog.security.config import OAuthConfig, Settings, TlsConfig, resolved
+from spark_klog.security.settings import OTHER_NAMES, TLS, TLS_DEFAULTS, security_config
 
 _TLS_NAMES = TLS | TLS_DEFAULTS | {name for name, own in OTHER_NAMES.items() if own in TLS}
 _TEXTS = words(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_klog.client.security.config import Settings
 from spark_klog.errors import ConfigError, MissingPackage
 from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.schemas.registry.settings import registry_config
+from spark_klog.security.config import Settings
 
 _URL = {"url": "http://a:8081"}
 _OAUTH = {

@@ -32,8 +32,8 @@ from typing import Any
 
 from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
-from spark_klog.client.security.config import MskConfig, OAuthConfig, without_secrets
 from spark_klog.errors import ConfigError, ConnectionFailed, KlogError, SaslError
+from spark_klog.security.config import MskConfig, OAuthConfig, without_secrets
 
 #: Brokers of MSK and MSK Serverless: ...kafka.REGION.amazonaws.com, ...kafka-serverless.REGION.amazonaws.com.
 _HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?\.?")

@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from spark_klog.client.security.config import Source, TlsConfig
 from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.security.config import Source, TlsConfig
 from spark_klog.wire.primitives import Reader
 
 JKS_MAGIC = b"\xfe\xed\xfe\xed"

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from spark_klog.base.names import PLAIN, PLAINTEXT, SCRAM_SHA_256, SCRAM_SHA_512, SECURITY_PROTOCOLS
 from spark_klog.base.settings import BOOLEAN, any_of, choice, items, nearest, value_of, words
-from spark_klog.client.security.config import (
+from spark_klog.errors import ConfigError
+from spark_klog.security.config import (
     GSSAPI,
     OAUTHBEARER,
     KerberosConfig,
@@ -31,7 +32,6 @@ from spark_klog.client.security.config import (
     dereferenced,
     is_secret,
 )
-from spark_klog.errors import ConfigError
 
 #: The settings of SASL, and those of TLS that need TLS, by Java's names.
 SASL = words(

@@ -14,9 +14,9 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from spark_klog.client.security.config import TlsConfig
-from spark_klog.client.security.key_stores import client_context
 from spark_klog.errors import HandshakeInterrupted, TlsError
+from spark_klog.security.config import TlsConfig
+from spark_klog.security.key_stores import client_context
 
 _WANTS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
 #: OpenSSL's X509_V_ERR_*.

@@ -14,8 +14,8 @@ from hashlib import sha256
 from typing import Any
 
 from spark_klog.base.in_a_thread import within
-from spark_klog.client.security.config import KerberosConfig
 from spark_klog.errors import ConfigError, ConnectionFailed, SaslError
+from spark_klog.security.config import KerberosConfig
 
 _NO_LAYER = 1
 _PACKAGE = "GSSAPI needs the package gssapi: pip install 'spark-klog[kerberos]'; it is built with Kerberos's headers"

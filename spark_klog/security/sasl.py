@@ -31,12 +31,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from spark_klog.base.names import PLAIN, SCRAM_HASHES
-from spark_klog.client.security.config import GSSAPI, OAUTHBEARER, SecurityConfig, without_secrets
 from spark_klog.errors import ErrorCode, SaslError
 from spark_klog.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from spark_klog.protocol.codec import Message
 from spark_klog.protocol.schema import Api
 from spark_klog.protocol.tables.security import MIN_ITERATIONS
+from spark_klog.security.config import GSSAPI, OAUTHBEARER, SecurityConfig, without_secrets
 
 #: Keeps a server from making the client compute for minutes; brokers other than Kafka's may have more than it allows.
 _MAX_ITERATIONS = 1_000_000
@@ -181,13 +181,13 @@ class SaslExchange:
         config = self._config
         host = self._address.rpartition(":")[0].strip("[]")
         if config.mechanism == OAUTHBEARER:
-            from spark_klog.client.security.tokens import token_of  # urllib takes long to import
+            from spark_klog.security.tokens import token_of  # urllib takes long to import
 
             assert config.oauth is not None
             token = token_of(config.oauth, host, deadline, self._named)
             self._mechanism = OAuthBearer(token, config.oauth.extensions)
         elif config.mechanism == GSSAPI:
-            from spark_klog.client.security.kerberos import Kerberos  # needs the package gssapi
+            from spark_klog.security.kerberos import Kerberos  # needs the package gssapi
 
             assert config.kerberos is not None
             self._mechanism = Kerberos(config.kerberos, host, deadline, self._named)
