@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
-from spark_klog.schemas.avro.decoder import AvroDecoder
-from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
+from spark_klog.schemas.codec import Decoder, codec_of
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of
-from spark_klog.schemas.registry.schemas import Format, Schema
+from spark_klog.schemas.registry.schemas import Format, References, Schema
 from spark_klog.schemas.rows import Decoded
 from spark_klog.security.config import Settings
 
@@ -79,7 +78,7 @@ class ColumnFormat:
                 # Spark's processes live longer than a query, which may be one that a new version has ended
                 latest = registry.latest(self.subject, is_new=True)
                 schema, schema_id, version = latest.schema, latest.id, latest.version
-            references = tuple(registry.references(schema))
+            references = registry.references(schema)
             if self.evolution != "keep":
                 assert self.subject is not None  # the options require it
                 version = registry.version_of(self.subject, schema)
@@ -102,7 +101,7 @@ class ReaderSchema:
 
     format: ColumnFormat
     text: str
-    references: tuple[str, ...] = ()
+    references: References = field(default_factory=dict)
     id: int | None = None
     version: int | None = None
 
@@ -110,28 +109,22 @@ class ReaderSchema:
     def column(self) -> Column:
         return self.format.column
 
-    def parsed(self) -> AvroSchema:
-        """`SchemaError` names the column."""
-        try:
-            return parse_schema(self.text, self.references)
-        except SchemaError as error:
-            raise SchemaError(f"the schema of column {self.column}: {error}") from None
-
     def decoder(self) -> ColumnDecoder:
         """A decoder, for one thread at a time. It asks the registry for other schemas than this one, and keeps them.
 
         `SchemaError` names the column if its schema has no Arrow type.
         """
-        reader = self.parsed()
+        codec = codec_of(self.format.format)
         try:
-            decoder = AvroDecoder(reader)
+            reader = codec.parse(self.text, self.references)
+            decoder = codec.decoder(reader)
         except SchemaError as error:
             raise SchemaError(f"the schema of column {self.column}: {error}") from None
         settings = self.format.registry
         if settings is None:
             return ColumnDecoder(decoder.type, self.format.is_permissive, _bare(decoder, reader))
 
-        def writer_of(key: SchemaKey) -> AvroSchema:
+        def writer_of(key: SchemaKey) -> Any:
             if key.id == self.id:
                 return reader
             registry = settings.registry()
@@ -139,7 +132,7 @@ class ReaderSchema:
             if schema.format != self.format.format:
                 raise SchemaError(f"it is {schema.format}, not {self.format.format}")
             self._check_version(registry, schema)
-            return parse_schema(schema.text, registry.references(schema))
+            return codec.parse(schema.text, registry.references(schema))
 
         return ColumnDecoder(
             decoder.type, self.format.is_permissive, RecordDecoder(decoder, writer_of, self.column).decode
@@ -167,6 +160,6 @@ class ColumnDecoder:
     decode: Decode
 
 
-def _bare(decoder: AvroDecoder, reader: AvroSchema) -> Decode:
+def _bare(decoder: Decoder[Any], reader: Any) -> Decode:
     programs = [decoder.program(reader)]
     return lambda values, headers: decoder.decode(values, programs)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
 
 from spark_klog.errors import EncodeError, RegistryError, SchemaError
-from spark_klog.schemas.avro.encoder import AvroEncoder
-from spark_klog.schemas.avro.from_arrow import schema_of
-from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
+from spark_klog.schemas.codec import Encoder, codec_of
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.prefix import id_prefix
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient
-from spark_klog.schemas.registry.schemas import Schema
+from spark_klog.schemas.registry.schemas import References, Schema
 
 #: How the subject of a schema is called: by the topic, by the record's full name, by both.
 Strategy = Literal["topic", "record", "topic-record"]
@@ -49,7 +47,7 @@ class WriteFormat:
         source = self.source
         text = source.text
         if text is None and source.schema_id is None and not self._names_latest:
-            text = schema_of(kind)
+            text = codec_of(source.format).schema_of(kind)
         if source.registry is None:
             assert text is not None  # only a registry has ids and subjects
             return _checked(WriterSchema(source, text), kind)
@@ -65,7 +63,7 @@ class WriteFormat:
             number = self._registered(registry, self._subject(text), schema)
         if schema.format != source.format:
             raise SchemaError(f"it is to be {source.format}, but schema id {number} is {schema.format}")
-        return _checked(WriterSchema(source, schema.text, tuple(registry.references(schema)), number), kind)
+        return _checked(WriterSchema(source, schema.text, registry.references(schema), number), kind)
 
     @property
     def _names_latest(self) -> bool:
@@ -84,7 +82,8 @@ class WriteFormat:
         if self.strategy == "topic":
             return f"{self.topic}-{source.column}"
         assert text is not None  # see `_names_latest`
-        name = parse_schema(text).name
+        codec = codec_of(source.format)
+        name = codec.name(codec.parse(text))
         if not name:
             raise SchemaError("the schema has no name to call the subject by: it is no record, enum or fixed")
         return name if self.strategy == "record" else f"{self.topic}-{name}"
@@ -111,15 +110,12 @@ class WriterSchema:
 
     source: ColumnFormat
     text: str
-    references: tuple[str, ...] = ()
+    references: References = field(default_factory=dict)
     id: int | None = None
 
     @property
     def column(self) -> str:
         return self.source.column
-
-    def parsed(self) -> AvroSchema:
-        return parse_schema(self.text, self.references)
 
     def encoder(self) -> ColumnEncoder:
         return ColumnEncoder(self)
@@ -130,9 +126,10 @@ class ColumnEncoder:
 
     def __init__(self, writer: WriterSchema) -> None:
         self.column = writer.column
-        self._schema = writer.parsed()
+        self._codec = codec_of(writer.source.format)
+        self._schema = self._codec.parse(writer.text, writer.references)
         self._prefix = b"" if writer.id is None else id_prefix(writer.id)
-        self._encoder: AvroEncoder | None = None
+        self._encoder: Encoder | None = None
 
     def encode(self, values: pa.Array, first: int = 0) -> pa.Array:
         """The binary column of the records; null stays null.
@@ -140,7 +137,7 @@ class ColumnEncoder:
         `EncodeError` names a row that does not fit, counted from `first`; `SchemaError` a field.
         """
         if self._encoder is None or self._encoder.type != values.type:
-            self._encoder = AvroEncoder(self._schema, values.type)
+            self._encoder = self._codec.encoder(self._schema, values.type)
         try:
             return self._encoder.encode(values, self._prefix)
         except EncodeError as error:
@@ -149,5 +146,6 @@ class ColumnEncoder:
 
 
 def _checked(writer: WriterSchema, kind: pa.DataType) -> WriterSchema:
-    AvroEncoder(writer.parsed(), kind)
+    codec = codec_of(writer.source.format)
+    codec.encoder(codec.parse(writer.text, writer.references), kind)
     return writer

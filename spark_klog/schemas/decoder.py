@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Generic, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
-from spark_klog.schemas.avro.decoder import AvroDecoder
-from spark_klog.schemas.avro.program import Program
-from spark_klog.schemas.avro.schema import AvroSchema
+from spark_klog.schemas.codec import Decoder, S
 from spark_klog.schemas.prefix import SchemaKey, schema_keys
 from spark_klog.schemas.rows import BadRow, Decoded
 
 
-class RecordDecoder:
+class RecordDecoder(Generic[S]):
     """Decodes a column of records to the Arrow type of one reader's schema, `type`.
 
     `writer_of` returns the schema of an id or GUID, once for each; a `SchemaError` of it makes the rows of that schema
@@ -27,8 +25,8 @@ class RecordDecoder:
 
     def __init__(
         self,
-        decoder: AvroDecoder,
-        writer_of: Callable[[SchemaKey], AvroSchema],
+        decoder: Decoder[S],
+        writer_of: Callable[[SchemaKey], S],
         column: Literal["key", "value"] = "value",
     ) -> None:
         self._decoder = decoder
@@ -36,7 +34,7 @@ class RecordDecoder:
         self._column = column
         self.type: pa.DataType = decoder.type
         #: The program of each schema, or why it has none.
-        self._programs: dict[SchemaKey, Program | str] = {}
+        self._programs: dict[SchemaKey, Any] = {}
 
     def decode(self, values: pa.Array | BinaryColumn, headers: pa.Array | HeadersColumn | None = None) -> Decoded:
         """Decode a binary column; `headers` are those of the same records, None if there are none to look at.
@@ -44,7 +42,7 @@ class RecordDecoder:
         A row that does not decode is null, and in the result's `bad` with its reason, which names its schema.
         """
         keys, which, starts, bad = schema_keys(values, headers, self._column)
-        programs: list[Program] = []
+        programs: list[Any] = []
         # by schema the number of its program; the last is for rows without a schema
         numbers = np.full(len(keys) + 1, -1, np.int32)
         for number, key in enumerate(keys):
@@ -58,11 +56,11 @@ class RecordDecoder:
         bad += [BadRow(row, f"{keys[which[row]]}: {reason}") for row, reason in decoded.bad]
         return Decoded(decoded.values, sorted(bad))
 
-    def _program(self, key: SchemaKey) -> Program | str:
+    def _program(self, key: SchemaKey) -> Any:
         program = self._programs.get(key)
         if program is None:
             try:
-                program = self._decoder.program(self._writer_of(key))
+                program = self._decoder.program(self._writer_of(key), key.rest)
             except SchemaError as error:
                 program = str(error)
             self._programs[key] = program

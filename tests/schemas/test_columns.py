@@ -38,7 +38,7 @@ def _decoder(*columns: Any, is_permissive: bool = False, yields_bad: bool = True
     decoders, schema = {}, WITHOUT_HEADERS
     for column in columns:
         source = ColumnFormat(column, "avro", _NOWHERE, is_permissive=is_permissive)
-        decoders[column] = ReaderSchema(source, json.dumps(_SCHEMA), (), 7).decoder()
+        decoders[column] = ReaderSchema(source, json.dumps(_SCHEMA), {}, 7).decoder()
         schema = schema.set(schema.get_field_index(column), pa.field(column, decoders[column].type))
     return PartitionDecoder("t", 0, schema, decoders=decoders, yields_bad=yields_bad)
 

@@ -65,8 +65,8 @@ class AvroDecoder:
         self.type: pa.DataType = self._column.type
         self._builders = _builders(self._column)
 
-    def program(self, writer: AvroSchema) -> Program:
-        """How rows of `writer` are read. Make it once for each schema and keep it.
+    def program(self, writer: AvroSchema, rest: bytes = b"") -> Program:
+        """How rows of `writer` are read. Make it once for each schema and keep it. Avro has nothing in `rest`.
 
         `SchemaError` if no value of the writer's schema can be read by the reader's.
         """

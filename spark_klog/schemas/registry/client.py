@@ -124,11 +124,11 @@ class RegistryClient:
         """All subjects that are not deleted."""
         return _parsed(lambda answer: [str(one) for one in answer], self._request("GET", "/subjects", "subjects"), "")
 
-    def references(self, schema: Schema) -> list[str]:
-        """The texts of the schemas that a schema uses, each after those that it needs itself."""
-        texts: dict[tuple[str, int], str] = {}
+    def references(self, schema: Schema) -> dict[str, str]:
+        """The texts of the schemas that a schema uses, by name, each after those that it needs itself."""
+        texts: dict[str, str] = {}
         self._add_references(schema, texts, ())
-        return list(texts.values())
+        return texts
 
     def register(self, subject: str, schema: Schema, *, normalize: bool = False) -> int:
         """Make a schema a version of a subject, if it is none yet: its id. The registry checks the compatibility."""
@@ -195,11 +195,11 @@ class RegistryClient:
         self._keep(self._schemas, number, schema)
         return number
 
-    def _add_references(self, schema: Schema, texts: dict[tuple[str, int], str], above: tuple[Schema, ...]) -> None:
+    def _add_references(self, schema: Schema, texts: dict[str, str], above: tuple[Schema, ...]) -> None:
         if schema in above:
             raise SchemaError(f"schemas of the registry refer to each other in a circle: {schema.references[0].name}")
         for name, subject, version in schema.references:
-            if (subject, version) in texts:
+            if name in texts:  # as in Confluent's clients, one of a name
                 continue
             try:
                 used = self.version(subject, version).schema
@@ -208,7 +208,7 @@ class RegistryClient:
                     raise
                 raise SchemaError(f"its reference {name} is missing: {error}") from None
             self._add_references(used, texts, (*above, schema))
-            texts[subject, version] = used.text
+            texts[name] = used.text
 
     def _keep(self, kept: dict[_K, _V], key: _K, value: _V) -> None:
         with self._lock:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 Format = Literal["avro", "protobuf", "json-schema"]
+#: Texts of the schemas that one uses, by the names that they have there, each after those that it needs itself.
+References = Mapping[str, str]
+NO_REFERENCES: Final[References] = {}
 #: What formats are called in the REST API; Avro is left out there.
 TYPES: Final[dict[Format, str]] = {"avro": "AVRO", "protobuf": "PROTOBUF", "json-schema": "JSON"}
 _FORMATS: Final[dict[str, Format]] = {name: kind for kind, name in TYPES.items()}

@@ -61,8 +61,8 @@ def test_what_confluents_client_registers(server: SrFake) -> None:
     assert latest.guid is not None
     assert _client(server.url).schema(latest.guid) == latest.schema
     texts = ours.references(latest.schema)
-    assert texts == [_CITY]
-    assert parse_schema(latest.schema.text, texts).fields[0].schema.name == "a.City"
+    assert texts == {"a.City": _CITY}
+    assert parse_schema(latest.schema.text, texts.values()).fields[0].schema.name == "a.City"
     assert {"city", subject} <= set(ours.subjects())
     assert ours.versions(subject) == [1]
 

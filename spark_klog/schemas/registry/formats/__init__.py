@@ -8,13 +8,13 @@ from spark_klog.schemas.registry.formats.contract import (
     PROTOBUF,
     InvalidSchema,
     ParsedSchema,
-    References,
 )
+from spark_klog.schemas.registry.schemas import References
 
 #: In the order in which Confluent's registry lists them.
 TYPES = (JSON, PROTOBUF, AVRO)
 
-__all__ = ["AVRO", "JSON", "PROTOBUF", "TYPES", "InvalidSchema", "ParsedSchema", "References", "parse"]
+__all__ = ["AVRO", "JSON", "PROTOBUF", "TYPES", "InvalidSchema", "ParsedSchema", "parse"]
 
 
 def parse(schema_type: str, text: str, references: References, *, is_new: bool = False) -> ParsedSchema:

@@ -20,8 +20,8 @@ from spark_klog.schemas.registry.formats.contract import (
     WRITER,
     InvalidSchema,
     ParsedSchema,
-    References,
 )
+from spark_klog.schemas.registry.schemas import References
 
 _PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

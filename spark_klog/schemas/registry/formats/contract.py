@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Protocol
 
 AVRO: Final = "AVRO"
 JSON: Final = "JSON"
 PROTOBUF: Final = "PROTOBUF"
-#: Texts of referenced schemas by the names of the references, each after those that it needs itself.
-References = Mapping[str, str]
 
 
 class InvalidSchema(ValueError):

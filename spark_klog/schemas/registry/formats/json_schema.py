@@ -21,8 +21,8 @@ from spark_klog.schemas.registry.formats.contract import (
     WRITER,
     InvalidSchema,
     ParsedSchema,
-    References,
 )
+from spark_klog.schemas.registry.schemas import References
 
 _MAX_DEPTH: Final = 200
 #: Keywords that make a schema one of arrays, objects, numbers or strings if it has no type.

@@ -24,8 +24,8 @@ from spark_klog.schemas.registry.formats.contract import (
     WRITER,
     InvalidSchema,
     ParsedSchema,
-    References,
 )
+from spark_klog.schemas.registry.schemas import References
 
 _PARSE_SECONDS: Final = 20.0
 #: What protoc says of the file that it parses.

@@ -1,0 +1,87 @@
+"""What a format of records is to the rest: it parses its schemas, and makes decoders and encoders of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from spark_klog.records.contract import BinaryColumn
+from spark_klog.schemas.registry.schemas import NO_REFERENCES, Format, References
+from spark_klog.schemas.rows import Decoded
+from spark_klog.wire.primitives import Buffer
+
+#: A parsed schema of a format.
+S = TypeVar("S")
+_S_contra = TypeVar("_S_contra", contravariant=True)
+
+
+class Decoder(Protocol[_S_contra]):
+    """Decodes a binary column to rows of one schema, the reader's. One thread at a time uses it."""
+
+    type: pa.DataType
+
+    def program(self, writer: _S_contra, rest: bytes = b"") -> Any:
+        """How rows of `writer` are read; `rest` is what records have after the schema's id (`prefix.SchemaKey`).
+
+        `SchemaError` if no value of that schema can be read by the reader's.
+        """
+        ...
+
+    def decode(
+        self,
+        values: pa.Array | BinaryColumn,
+        programs: Sequence[Any],
+        which: Buffer | None = None,
+        starts: int | Buffer = 0,
+    ) -> Decoded:
+        """Decode rows: by INT32 `which` of each row, its program (-1: the row is to be null), None: all by the first.
+
+        `starts` is where records begin in their values, in bytes: one number, or INT32 a row.
+        """
+        ...
+
+
+class Encoder(Protocol):
+    """Encodes Arrow columns of one type, `type`, by one schema."""
+
+    type: pa.DataType
+
+    def encode(self, values: pa.Array, prefix: bytes = b"") -> pa.Array:
+        """The binary column of the records; null stays null. `prefix` has the schema's id, and stands before each.
+
+        `EncodeError` names the row and the field that do not fit.
+        """
+        ...
+
+
+class Codec(Protocol[S]):
+    """A format. All methods raise `SchemaError`; `MissingPackage` if a package of the format is not installed."""
+
+    def parse(self, text: str, references: References = NO_REFERENCES) -> S:
+        """The schema of a text."""
+        ...
+
+    def name(self, schema: S) -> str:
+        """The full name by which subjects are called, "" if a schema has none."""
+        ...
+
+    def decoder(self, reader: S) -> Decoder[S]: ...
+
+    def encoder(self, schema: S, kind: pa.DataType) -> Encoder:
+        """An encoder of columns of an Arrow type, which has to fit."""
+        ...
+
+    def schema_of(self, kind: pa.DataType) -> str:
+        """The text of a schema for a column's Arrow type."""
+        ...
+
+
+def codec_of(name: Format) -> Codec[Any]:
+    """The codec of a format."""
+    if name == "avro":
+        from spark_klog.schemas.avro.codec import AvroCodec
+
+        return AvroCodec()
+    raise NotImplementedError(name)
