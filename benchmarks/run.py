@@ -34,6 +34,7 @@ from benchmarks.mirror import MIRROR
 from benchmarks.schemas import AVRO
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
 from benchmarks.spark_writes import WRITE, WRITE_LATENCY
+from benchmarks.typed import TYPED
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ WORK: tuple[Work, ...] = (
     LATENCY,
     WRITE,
     WRITE_LATENCY,
+    TYPED,
     LOAD,
     WORKER_MEMORY,
     BREAKDOWN,

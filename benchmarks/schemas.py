@@ -73,13 +73,13 @@ def orders(count: int) -> Iterator[dict[str, Any]]:
         }
 
 
-def _values(count: int) -> list[bytes]:
+def encoded_orders(count: int, prefix: bytes = _PREFIX) -> list[bytes]:
     """The orders' records in binary form, each after the prefix."""
     parsed = fastavro.parse_schema(SCHEMA)
     values = []
     for order in orders(count):
         stream = io.BytesIO()
-        stream.write(_PREFIX)
+        stream.write(prefix)
         fastavro.schemaless_writer(stream, parsed, order)
         values.append(stream.getvalue())
     return values
@@ -91,7 +91,7 @@ def _speed(work: Callable[[], int]) -> float:
 
 
 def _decode(bench: Bench) -> Iterator[Result]:
-    values = _values(_ROWS)
+    values = encoded_orders(_ROWS)
     column = pa.array(values, pa.binary())
     bare = [value[len(_PREFIX) :] for value in values]
     native, reference = Side("klog, native kernel"), Side("klog without the native kernel")
@@ -137,7 +137,7 @@ def _by_pyruhvro(values: list[bytes]) -> int:
 
 
 def _encode(bench: Bench) -> Iterator[Result]:
-    values = _values(_ROWS)
+    values = encoded_orders(_ROWS)
     decoder = AvroDecoder(parse_schema(SCHEMA))
     decoded = decoder.decode(
         pa.array(values, pa.binary()), [decoder.program(decoder.reader)], starts=len(_PREFIX)

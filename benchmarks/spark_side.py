@@ -16,7 +16,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from io import BytesIO
 from typing import Any, TextIO
 
 import pyspark
@@ -35,6 +36,72 @@ def count_sum(spark: SparkSession, source: str, request: Request) -> dict[str, A
     frame = _frame(spark, source, request)
     row = frame.agg(F.count("*"), F.sum(F.length("value"))).collect()[0]
     return {"rows": row[0], "bytes": row[1] or 0}
+
+
+#: Over all fields of `benchmarks.schemas.SCHEMA`.
+_SUMS = (
+    *("count(*) AS rows", "sum(id) AS id", "sum(user) AS user", "sum(length(item)) AS item"),
+    *("round(sum(price)) AS price", "sum(quantity) AS quantity", "count_if(status = 'PAID') AS status"),
+    *("sum(length(note)) AS note", "round(sum(discount)) AS discount", "count_if(paid) AS paid"),
+    "max(unix_micros(at)) AS at",
+)
+
+
+def _sums(rows: DataFrame) -> dict[str, Any]:
+    answer = rows.selectExpr(*_SUMS).collect()[0].asDict()
+    return {"rows": answer.pop("rows"), "sums": answer}
+
+
+def sum_rows(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Add up all fields of values that the source reads as rows."""
+    return _sums(_frame(spark, source, request).select("value.*"))
+
+
+def sum_from_avro(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Add up all fields of values that Spark's own function decodes, after a registry's prefix."""
+    from pyspark.sql.avro.functions import from_avro
+
+    value = from_avro(F.expr("substring(value, 6)"), request["schema"]).alias("value")
+    return _sums(_frame(spark, source, request).select(value).select("value.*"))
+
+
+def sum_by_fastavro(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Add up all fields of values that fastavro decodes one by one."""
+    import fastavro
+    import pandas as pd
+
+    names = "id long, user int, item string, price double, quantity int, status string, note string"
+    schema = json.loads(request["schema"])
+
+    def decode(frames: Iterator[Any]) -> Iterator[Any]:
+        parsed = fastavro.parse_schema(schema)
+        for frame in frames:
+            yield pd.DataFrame([fastavro.schemaless_reader(BytesIO(value[5:]), parsed, None) for value in frame.value])
+
+    values = _frame(spark, source, request).select("value")
+    return _sums(values.mapInPandas(decode, f"{names}, discount double, paid boolean, at timestamp"))
+
+
+def parquet_rows(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Write values that the source reads as rows to Parquet files, for `write_rows` and `write_to_avro`."""
+    _frame(spark, source, request).select("value.*").write.parquet(request["folder"])
+    return {}
+
+
+def write_rows(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Write the rows of Parquet files as values."""
+    frame = spark.read.parquet(request["folder"]).select(F.struct("*").alias("value"))
+    frame.write.format(source).options(**request["options"]).mode("append").save()
+    return {}
+
+
+def write_to_avro(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Write the rows of Parquet files as values that Spark's own function encodes."""
+    from pyspark.sql.avro.functions import to_avro
+
+    frame = spark.read.parquet(request["folder"]).select(to_avro(F.struct("*"), request["schema"]).alias("value"))
+    frame.write.format(source).options(**request["options"]).mode("append").save()
+    return {}
 
 
 def parquet(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
@@ -148,7 +215,10 @@ def stop(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
 #: The work that a line of input may name.
 WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
     work.__name__: work
-    for work in (count_sum, parquet, load, plan, stream, make_rows, write, write_stream, copy, probes, stop)
+    for work in (
+        *(count_sum, parquet, load, plan, stream, make_rows, write, write_stream, copy, probes, stop),
+        *(sum_rows, sum_from_avro, sum_by_fastavro, parquet_rows, write_rows, write_to_avro),
+    )
 }
 _queries: list[StreamingQuery] = []
 _answers: list[TextIO] = []

@@ -29,6 +29,13 @@ def connector_jars() -> str:
     return ",".join(str(jar) for jar in sorted(folder.glob("*.jar")))
 
 
+def spark_artifact(name: str) -> Path:
+    """The jar of one of Spark's modules that pyspark does not include, at the connector's version."""
+    artifact = f"org.apache.spark:{name}_2.13:{WITH_CONNECTOR}"
+    (jar,) = resolve(f"{name}-alone-{WITH_CONNECTOR}", (artifact,), dependencies=False).glob("*.jar")
+    return jar
+
+
 class JvmReaderFailed(Exception):
     """The `jvm_reader.py` process did not answer; the text ends with the tail of its log."""
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
-from tests.support.maven import resolve
-from tests.support.pyspark_versions import WITH_CONNECTOR, child_environment, with_connector
+from tests.support.jvm_connector import spark_artifact
+from tests.support.pyspark_versions import child_environment, with_connector
 
 from .model import evolutions, records, values
 from .spark_types import case_of, every_type, plain, spark_type
@@ -30,8 +30,7 @@ _EXAMPLES = 50
 
 
 def _by_spark(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    artifact = f"org.apache.spark:spark-avro_2.13:{WITH_CONNECTOR}"
-    (jar,) = resolve(f"spark-avro-alone-{WITH_CONNECTOR}", (artifact,), dependencies=False).glob("*.jar")
+    jar = spark_artifact("spark-avro")
     python = with_connector()
     script = Path(__file__).parents[2] / "support" / "spark_avro.py"
     done = subprocess.run(
