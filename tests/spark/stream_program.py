@@ -1,7 +1,8 @@
 """Streaming program as a user would write it: copies a topic to Parquet files, exactly once. Tests kill it.
 
 python stream_program.py '{"servers": ..., "topic": ..., "group": ..., "output": ..., "checkpoint": ...,
-                           "records": most per micro-batch, or null, "to_the_end": stop at the end of the topic}'
+                           "records": most per micro-batch, or null, "to_the_end": stop at the end of the topic,
+                           "options": more options of the source}'
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def run(spark: SparkSession, given: dict[str, Any]) -> None:
             "startingOffsets": "earliest",
             "kafka.group.id": given["group"],
             "commitOffsets": "true",
+            **given["options"],
         }
     )
     if given["records"] is not None:

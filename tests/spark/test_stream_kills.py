@@ -53,7 +53,7 @@ def _parent(process: psutil.Process) -> int:
 
 
 #: Choose the processes to kill from all processes of the program, of which the first is its own.
-_TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
+TARGETS: dict[str, Callable[[list[psutil.Process]], list[psutil.Process]]] = {
     "a worker": lambda tree: _workers(tree)[-1:],
     "jvm": lambda tree: named(tree, "org.apache.spark.deploy.SparkSubmit"),
     "source": lambda tree: named(tree, "python_streaming_source_runner"),
@@ -83,9 +83,14 @@ class Writer(threading.Thread):
         while not self._done.wait(0.1):
             for _ in range(self._chance.randint(1, 30)):
                 partition = self._chance.randrange(PARTITIONS)
-                self._producer.produce(self._topic, b"value %d" % self.sent, None, partition, on_delivery=self._told)
+                value = self.value(self.sent)
+                self._producer.produce(self._topic, value, None, partition, on_delivery=self._told)
                 self.sent += 1
             self._producer.poll(0)
+
+    def value(self, number: int) -> bytes:
+        """The value of a record, which are numbered from 0."""
+        return b"value %d" % number
 
     def _told(self, error: object, _: object) -> None:
         if error:
@@ -100,9 +105,10 @@ class Writer(threading.Thread):
 
 
 class Stream:
-    """The program, its checkpoint and its group."""
+    """The program, its checkpoint and its group; `options` are more options of its source."""
 
-    def __init__(self, servers: str, topic: str, folder: Path) -> None:
+    def __init__(self, servers: str, topic: str, folder: Path, **options: str) -> None:
+        self._options = options
         self._folder = folder.resolve()
         self._topic, self._servers = topic, servers
         self._runs = 0
@@ -120,6 +126,7 @@ class Stream:
             "checkpoint": str(self.checkpoint),
             "records": None if to_the_end else RECORDS_A_BATCH,
             "to_the_end": to_the_end,
+            "options": self._options,
         }
 
     def start(self) -> Running:
@@ -225,7 +232,7 @@ def _kill_in_a_task(stream: Stream, running: Running, target: str, chance: rando
     """Kill workers until a task fails or the run ends; kills between tasks have no effect. False after 20 attempts."""
     before = stream.lost_tasks()
     for _ in range(20):
-        kill(_TARGETS[target](running.tree()))
+        kill(TARGETS[target](running.tree()))
         stream.check_group_for(chance.uniform(0.2, 1))
         if stream.lost_tasks() > before or running.ended:
             return True
@@ -247,7 +254,7 @@ def test_killed_at_any_moment(
         assert moments <= 3 * kills, f"too often there was nobody to kill: {killed}"
         if running.ended:
             running = stream.start()
-        target = [*_TARGETS][killed.total() % len(_TARGETS)]
+        target = [*TARGETS][killed.total() % len(TARGETS)]
         stream.wait_for_a_moment(chance)
         assert not running.ended, "the program ended by itself"
         if target in _WORKERS:
@@ -256,11 +263,11 @@ def test_killed_at_any_moment(
             stream.wait_for_batch(stream.last_batch() + 2)  # the next one may have finished its tasks already
             if running.ended:
                 assert _STARTING in stream.errors(), f"the program ended as {target} was killed"
-        elif kill(_TARGETS[target](running.tree())):
+        elif kill(TARGETS[target](running.tree())):
             killed[target] += 1
             assert stream.end() != 0, f"{target} killed, and the program has not noticed"
     if not running.ended:
-        kill(_TARGETS["everything"](running.tree()))
+        kill(TARGETS["everything"](running.tree()))
         stream.end()
 
     writer.stop()
