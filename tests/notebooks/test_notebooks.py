@@ -79,6 +79,16 @@ def test_log_directories(run: Callable[[str], str]) -> None:
     assert "upgraded: 5000 the same values: True\n" in text
 
 
+@pytest.mark.test_all("again")
+def test_rows_by_schemas(run: Callable[[str], str]) -> None:
+    text = run("06-rows-by-schemas")
+    assert "version 1 id 1\n" in text
+    assert "versions [1, 2] {None: 10000, 'WELCOME': 500}\n" in text
+    assert "by version 1: ['id', 'customer', 'total']\n" in text
+    assert "refused: True\n" in text
+    assert "10500 rows, and a letter: orders 0 the record at offset " in text
+
+
 def test_notebooks_are_committed_without_outputs() -> None:
     for path in NOTEBOOKS.glob("*.ipynb"):
         notebook = nbformat.read(path, as_version=4)

@@ -63,6 +63,7 @@ def _runnable(page: str) -> list[Snippet]:
 
 #: Pages that take long; README and the tutorial have streams, too.
 _LONG = {
+    "docs/recipes/debezium.md",
     "docs/explanation/systems.md",
     "docs/recipes/monitoring.md",
     "docs/recipes/python-clients.md",
@@ -214,6 +215,14 @@ def _check_tutorial(reader: _Reader) -> None:
     assert sorted(tuple(row) for row in rows) == [("ada", "CART"), ("ada", "HOME"), ("grace", "SEARCH")]
 
 
+def _check_customers(reader: _Reader) -> None:
+    rows = reader.namespace["customers"]().collect()
+    assert sorted(tuple(row) for row in rows) == [
+        (1, "Ada", "Paris", None),
+        (3, "Edsger", "Austin", "ewd@example.com"),
+    ]
+
+
 def _start_registry(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -> None:
     registry = reader.resources.enter_context(serving_srfake(reader.folder / "registry"))
     reader.ports["127.0.0.1:8081"] = registry.url.removeprefix("http://")
@@ -228,6 +237,7 @@ _BEFORE: dict[str, Callable[[_Reader, EmbeddedCluster, Path], None]] = {
 }
 _AFTER: dict[str, Callable[[_Reader], None]] = {
     "README.md": _check_readme,
+    "docs/recipes/debezium.md": _check_customers,
     "docs/recipes/exactly-once.md": _check_clean,
     "docs/recipes/testing.md": _call_test,
     "docs/tutorial.md": _check_tutorial,
