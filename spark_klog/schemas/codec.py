@@ -78,10 +78,14 @@ class Codec(Protocol[S]):
         ...
 
 
-def codec_of(name: Format) -> Codec[Any]:
-    """The codec of a format."""
+def codec_of(name: Format, message: str | None = None) -> Codec[Any]:
+    """The codec of a format; `message` is which of a Protobuf schema's its records are, None: the first."""
     if name == "avro":
         from spark_klog.schemas.avro.codec import AvroCodec
 
         return AvroCodec()
+    if name == "protobuf":
+        from spark_klog.schemas.protobuf.codec import ProtobufCodec
+
+        return ProtobufCodec(message)
     raise NotImplementedError(name)

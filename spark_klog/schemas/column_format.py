@@ -47,7 +47,7 @@ class ColumnFormat:
     `subject`.
 
     With a registry each record names its own schema; without one all are bare records of the reader's. `is_permissive`
-    makes rows that do not decode null, without a word.
+    makes rows that do not decode null, without a word. `message` is which of a Protobuf schema's, None: the first.
     """
 
     column: Column
@@ -58,6 +58,7 @@ class ColumnFormat:
     subject: str | None = None
     is_permissive: bool = False
     evolution: Evolution = "keep"
+    message: str | None = None
 
     def reader(self, schema_id: int | None = None) -> ReaderSchema:
         """The reader's schema; `schema_id` if it was looked up before. Asks the registry, errors as of its client.
@@ -116,7 +117,7 @@ class ReaderSchema:
         """
         codec = codec_of(self.format.format)
         try:
-            reader = codec.parse(self.text, self.references)
+            reader = codec_of(self.format.format, self.format.message).parse(self.text, self.references)
             decoder = codec.decoder(reader)
         except SchemaError as error:
             raise SchemaError(f"the schema of column {self.column}: {error}") from None
@@ -134,9 +135,9 @@ class ReaderSchema:
             self._check_version(registry, schema)
             return codec.parse(schema.text, registry.references(schema))
 
-        return ColumnDecoder(
-            decoder.type, self.format.is_permissive, RecordDecoder(decoder, writer_of, self.column).decode
-        )
+        has_indexes = self.format.format == "protobuf"
+        records = RecordDecoder(decoder, writer_of, self.column, has_indexes=has_indexes)
+        return ColumnDecoder(decoder.type, self.format.is_permissive, records.decode)
 
     def _check_version(self, registry: RegistryClient, schema: Schema) -> None:
         """Raise `SchemaChanged` if a schema is a newer version of the subject, and that is to end the query."""

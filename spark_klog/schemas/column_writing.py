@@ -47,7 +47,7 @@ class WriteFormat:
         source = self.source
         text = source.text
         if text is None and source.schema_id is None and not self._names_latest:
-            text = codec_of(source.format).schema_of(kind)
+            text = codec_of(source.format, source.message).schema_of(kind)
         if source.registry is None:
             assert text is not None  # only a registry has ids and subjects
             return _checked(WriterSchema(source, text), kind)
@@ -82,7 +82,7 @@ class WriteFormat:
         if self.strategy == "topic":
             return f"{self.topic}-{source.column}"
         assert text is not None  # see `_names_latest`
-        codec = codec_of(source.format)
+        codec = codec_of(source.format, source.message)
         name = codec.name(codec.parse(text))
         if not name:
             raise SchemaError("the schema has no name to call the subject by: it is no record, enum or fixed")
@@ -126,7 +126,7 @@ class ColumnEncoder:
 
     def __init__(self, writer: WriterSchema) -> None:
         self.column = writer.column
-        self._codec = codec_of(writer.source.format)
+        self._codec = codec_of(writer.source.format, writer.source.message)
         self._schema = self._codec.parse(writer.text, writer.references)
         self._prefix = b"" if writer.id is None else id_prefix(writer.id)
         self._encoder: Encoder | None = None
@@ -146,6 +146,6 @@ class ColumnEncoder:
 
 
 def _checked(writer: WriterSchema, kind: pa.DataType) -> WriterSchema:
-    codec = codec_of(writer.source.format)
+    codec = codec_of(writer.source.format, writer.source.message)
     codec.encoder(codec.parse(writer.text, writer.references), kind)
     return writer

@@ -20,7 +20,8 @@ class RecordDecoder(Generic[S]):
 
     `writer_of` returns the schema of an id or GUID, once for each; a `SchemaError` of it makes the rows of that schema
     bad, for good. Any other error (a registry that is down) is raised, and the schema is asked for again the next time.
-    `column` is what is decoded: its name chooses the header that has the id.
+    `column` is what is decoded: its name chooses the header that has the id. `has_indexes` if message indexes follow
+    an id, as in Protobuf.
     """
 
     def __init__(
@@ -28,7 +29,10 @@ class RecordDecoder(Generic[S]):
         decoder: Decoder[S],
         writer_of: Callable[[SchemaKey], S],
         column: Literal["key", "value"] = "value",
+        *,
+        has_indexes: bool = False,
     ) -> None:
+        self._has_indexes = has_indexes
         self._decoder = decoder
         self._writer_of = writer_of
         self._column = column
@@ -41,7 +45,7 @@ class RecordDecoder(Generic[S]):
 
         A row that does not decode is null, and in the result's `bad` with its reason, which names its schema.
         """
-        keys, which, starts, bad = schema_keys(values, headers, self._column)
+        keys, which, starts, bad = schema_keys(values, headers, self._column, has_indexes=self._has_indexes)
         programs: list[Any] = []
         # by schema the number of its program; the last is for rows without a schema
         numbers = np.full(len(keys) + 1, -1, np.int32)

@@ -4,8 +4,8 @@
     GUID   INT8 1, 16 bytes                          17 bytes, of newer clients
 
 A header `__key_schema_id` or `__value_schema_id` has either of them, and the record's bytes are the payload alone; the
-first header of that name counts. Without one they stand before the payload. For Protobuf the numbers of nested messages
-follow: in the header, or before the payload.
+first header of that name counts. Without one they stand before the payload. For Protobuf the indexes of the record's
+message follow (protobuf/message_indexes.py): in the header, or before the payload.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
+from spark_klog.schemas.protobuf.message_indexes import read_indexes, write_indexes
 from spark_klog.schemas.rows import BadRow
 
 HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
@@ -25,14 +26,16 @@ HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 _ID, _GUID = 0, 1
 ID_SIZE, GUID_SIZE = 5, 17
 _INT32 = 1 << 31
-#: Schemas of a batch up to which they are sought one after the other, and not by sorting all ids.
+#: Schemas, or message indexes, of a batch up to which they are sought one after the other, and not by sorting all ids.
 _FEW = 16
+#: The message indexes of a file's first message.
+_FIRST_MESSAGE = write_indexes((0,))
 
 _Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class SchemaKey(NamedTuple):
-    """A schema as records name it: by the registry's id, or its GUID. `rest` is what follows it in a header."""
+    """A schema as records name it: by the registry's id, or its GUID. `rest` is what follows it: message indexes."""
 
     id: int | UUID
     rest: bytes = b""
@@ -61,15 +64,19 @@ def id_prefix(schema_id: int) -> bytes:
 
 
 def schema_keys(
-    values: pa.Array | BinaryColumn, headers: pa.Array | HeadersColumn | None, column: Literal["key", "value"]
+    values: pa.Array | BinaryColumn,
+    headers: pa.Array | HeadersColumn | None,
+    column: Literal["key", "value"],
+    *,
+    has_indexes: bool = False,
 ) -> SchemaKeys:
     """Find the schema of each row of a column of keys or values.
 
     `headers` are those of the records, None if there are none: a list of structs of key and value a row, as in the
-    column `headers`.
+    column `headers`. `has_indexes` if message indexes follow an id before the payload.
     """
     data = _Bytes.of(values)
-    keys = _Keys(len(data.sizes))
+    keys = _Keys(len(data.sizes), has_indexes)
     rows = None if data.valid is None else np.flatnonzero(data.valid)
     if headers is not None and len(data.sizes):
         rows = keys.add_headers(_HeaderValues.of(headers), HEADERS[column].encode(), rows)
@@ -135,7 +142,8 @@ class _HeaderValues(NamedTuple):
 class _Keys:
     """Collects the schemas of rows."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, has_indexes: bool) -> None:
+        self._has_indexes = has_indexes
         self.numbers: dict[SchemaKey, int] = {}
         self.which = np.full(count, -1, np.int32)
         self.starts = np.zeros(count, np.int32)
@@ -194,6 +202,9 @@ class _Keys:
     ) -> None:
         """Add rows with ids (or GUIDs) of `size` bytes."""
         target = slice(None) if rows is None else rows
+        if in_values and self._has_indexes:
+            self._add_indexes(data, places, rows, sizes, size)
+            return
         if in_values:
             self.starts[target] = size
         elif (sizes != size).any():  # numbers of messages follow
@@ -203,14 +214,44 @@ class _Keys:
                 value = data.value(place)
                 self.which[row] = self._number(SchemaKey(_id(value[1:size]), value[size:]))
             return
-        if size == ID_SIZE:
-            self.which[target] = self._numbers(data.items(places, 1, "<u4"))
-        else:
-            # by the two halves
-            halves = data.items(places, 1, "V16").view("<u8").reshape(-1, 2)
-            self.which[target] = self._numbers(halves)
+        self.which[target] = self._numbers(_ids(data, places, size))
 
-    def _numbers(self, ids: _Array) -> _Array | int:
+    def _add_indexes(self, data: _Bytes, places: _Array | None, rows: _Array | None, sizes: _Array, size: int) -> None:
+        """Add rows with ids (or GUIDs) of `size` bytes before message indexes."""
+        if int(sizes.min()) > size and not data.items(places, size, "u1").any():
+            # by far the most frequent case: the first message, which is one byte
+            target = slice(None) if rows is None else rows
+            self.which[target] = self._numbers(_ids(data, places, size), _FIRST_MESSAGE)
+            self.starts[target] = size + len(_FIRST_MESSAGE)
+            return
+        every = np.arange(len(sizes))
+        places, rows = every if places is None else places, every if rows is None else rows
+        for _ in range(_FEW):
+            if not len(rows):
+                return
+            value = data.value(places[0])
+            try:
+                _, end = read_indexes(value, size)
+            except SchemaError as error:
+                self.bad.append(BadRow(int(rows[0]), str(error)))
+                places, rows, sizes = places[1:], rows[1:], sizes[1:]
+                continue
+            alike = sizes >= end
+            alike[alike] = data.items(places[alike], size, f"V{end - size}") == np.void(value[size:end])
+            self.which[rows[alike]] = self._numbers(_ids(data, places[alike], size), value[size:end])
+            self.starts[rows[alike]] = end
+            places, rows, sizes = places[~alike], rows[~alike], sizes[~alike]
+        for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+            value = data.value(place)
+            try:
+                _, end = read_indexes(value, size)
+            except SchemaError as error:
+                self.bad.append(BadRow(row, str(error)))
+            else:
+                self.which[row] = self._number(SchemaKey(_id(value[1:size]), value[size:end]))
+                self.starts[row] = end
+
+    def _numbers(self, ids: _Array, rest: bytes = b"") -> _Array | int:
         """The number of each id's schema: ids are INT32, or two INT64 each, of the bytes as they stand."""
         result = np.empty(len(ids), np.int32)
         left: _Array | None = None
@@ -221,19 +262,24 @@ class _Keys:
             same = some == some[0]
             if same.ndim > 1:
                 same = same.all(axis=1)
-            number = self._number(SchemaKey(_id(some[0].tobytes())))
+            number = self._number(SchemaKey(_id(some[0].tobytes()), rest))
             if left is None and same.all():
                 return number
             places = np.flatnonzero(same) if left is None else left[same]
             result[places] = number
             left = np.flatnonzero(~same) if left is None else left[~same]
         distinct, inverse = np.unique(ids[left], axis=0, return_inverse=True)
-        numbers = [self._number(SchemaKey(_id(some.tobytes()))) for some in distinct]
+        numbers = [self._number(SchemaKey(_id(some.tobytes()), rest)) for some in distinct]
         result[left] = np.array(numbers, np.int32)[inverse.ravel()]
         return result
 
     def _number(self, key: SchemaKey) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
+
+
+def _ids(data: _Bytes, places: _Array | None, size: int) -> _Array:
+    """The ids as `_Keys._numbers` has them; a GUID is two halves."""
+    return data.items(places, 1, "<u4") if size == ID_SIZE else data.items(places, 1, "V16").view("<u8").reshape(-1, 2)
 
 
 def _id(data: bytes) -> int | UUID:

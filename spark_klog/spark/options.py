@@ -37,6 +37,7 @@ from spark_klog.security.config import Settings, check_holds_no_secret
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, ReaderSchema, RegistrySettings
     from spark_klog.schemas.column_writing import Strategy, WriteFormat, WriterSchema
+    from spark_klog.schemas.registry.schemas import Format
 
 _log = logging.getLogger(__name__)
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
@@ -88,12 +89,15 @@ FORMATS = (
     "keySchema",
     "keySchemaId",
     "keySubject",
+    "keyMessage",
     "valueFormat",
     "valueSchema",
     "valueSchemaId",
     "valueSubject",
+    "valueMessage",
     "schemaRegistryUrl",
 )
+_FORMATS = ("avro", "protobuf")
 #: The prefix of a registry's settings among the options; Databricks' and Confluent's names mean the same.
 REGISTRY_PREFIX = "schemaRegistry."
 _REGISTRY_PREFIXES = tuple(
@@ -553,13 +557,15 @@ def column_formats(
     formats = []
     column: Column
     for column in ("key", "value"):
-        texts = {name: own.get(f"{column}{name}", "").strip() for name in ("Schema", "SchemaId", "Subject")}
+        texts = {name: own.get(f"{column}{name}", "").strip() for name in ("Schema", "SchemaId", "Subject", "Message")}
         given = [f"{column}{name}" for name, text in texts.items() if text]
         if f"{column}Format" not in own:
             if given:
                 raise ConfigError(f"option {given[0]} needs {column}Format, such as avro")
             continue
-        chosen(own, f"{column}Format", {"avro": "avro"})
+        kind = cast("Format", chosen(own, f"{column}Format", {name: name for name in _FORMATS}))
+        if texts["Message"] and kind != "protobuf":
+            raise ConfigError(f"option {column}Message needs {column}Format=protobuf, whose schemas have several")
         if f"{column}Schema" in given and f"{column}SchemaId" in given:
             raise ConfigError(f"options {' and '.join(given[:2])} exclude each other: remove one of them")
         for name in ("SchemaId", "Subject"):
@@ -570,7 +576,8 @@ def column_formats(
         if registry is not None and subject is None and topic is not None:
             subject = f"{topic}-{column}"
         text = texts["Schema"] or None
-        formats.append(ColumnFormat(column, "avro", registry, text, schema_id, subject, is_permissive))
+        made = ColumnFormat(column, kind, registry, text, schema_id, subject, is_permissive)
+        formats.append(replace(made, message=texts["Message"] or None))
     return tuple(formats)
 
 

@@ -38,7 +38,7 @@ def proto_text(file: Any, files: Iterable[Any], text: str, *, has_map_types: boo
 
     `text` is what it was parsed from, or "". Maps are `map<K, V>` where the text has that, or with `has_map_types`;
     otherwise repeated messages with the option map_entry: so Confluent's registry writes what clients send serialized.
-    protoc refuses that option, see `protobuf`.
+    protoc refuses that option, see `files`.
     """
     printer = _Printer(file, files, text, has_map_types)
     return "".join(f"{line}\n" if line else "\n" for line in printer.lines())

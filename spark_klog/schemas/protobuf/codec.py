@@ -1,0 +1,33 @@
+"""Protobuf as one of the formats of records."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_klog.schemas.protobuf.decoder import ProtobufDecoder
+from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
+from spark_klog.schemas.protobuf.from_arrow import NAME, schema_of
+from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
+from spark_klog.schemas.registry.schemas import NO_REFERENCES, References
+
+
+class ProtobufCodec:
+    """See `codec.Codec`; `message` is which of a schema's messages records are, None: the first."""
+
+    def __init__(self, message: str | None = None) -> None:
+        self._message = message
+
+    def parse(self, text: str, references: References = NO_REFERENCES) -> ProtobufSchema:
+        return parse_schema(text, references, self._message)
+
+    def name(self, schema: ProtobufSchema) -> str:
+        return schema.name
+
+    def decoder(self, reader: ProtobufSchema) -> ProtobufDecoder:
+        return ProtobufDecoder(reader)
+
+    def encoder(self, schema: ProtobufSchema, kind: pa.DataType) -> ProtobufEncoder:
+        return ProtobufEncoder(schema, kind)
+
+    def schema_of(self, kind: pa.DataType) -> str:
+        return schema_of(kind, self._message or NAME)
