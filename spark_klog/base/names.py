@@ -70,9 +70,11 @@ def _check_means_the_same(what: str, text: str) -> None:
         place += 1
 
 
-def imported_at_first_use(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package: imports public `names`, with blanks between them, from the package's modules."""
-    modules = {name: f"{package}.{module}" for module, words in names.items() for name in words.split()}
+def imported_at_first_use(package: str, names: Mapping[str, str], home: str = "") -> Callable[[str], Any]:
+    """The `__getattr__` of a package: imports public `names`, with blanks between them, from modules of the package
+    `home`, by default itself.
+    """
+    modules = {name: f"{home or package}.{module}" for module, words in names.items() for name in words.split()}
 
     def public(name: str) -> Any:
         if name not in modules:

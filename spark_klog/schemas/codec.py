@@ -79,7 +79,9 @@ class Codec(Protocol[S]):
 
 
 def codec_of(name: Format, message: str | None = None) -> Codec[Any]:
-    """The codec of a format; `message` is which of a Protobuf schema's its records are, None: the first."""
+    """The codec of a format; `message` is the name of the message that schemas stand for, of formats (Protobuf) whose
+    schemas have several: by default their first.
+    """
     if name == "avro":
         from spark_klog.schemas.avro.codec import AvroCodec
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
-from spark_klog.schemas.codec import Decoder, codec_of
+from spark_klog.schemas.codec import Codec, Decoder, codec_of
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of
@@ -58,7 +58,12 @@ class ColumnFormat:
     subject: str | None = None
     is_permissive: bool = False
     evolution: Evolution = "keep"
+    #: See `codec_of`.
     message: str | None = None
+
+    @property
+    def codec(self) -> Codec[Any]:
+        return codec_of(self.format, self.message)
 
     def reader(self, schema_id: int | None = None) -> ReaderSchema:
         """The reader's schema; `schema_id` if it was looked up before. Asks the registry, errors as of its client.
@@ -115,9 +120,9 @@ class ReaderSchema:
 
         `SchemaError` names the column if its schema has no Arrow type.
         """
-        codec = codec_of(self.format.format)
+        codec = self.format.codec
         try:
-            reader = codec_of(self.format.format, self.format.message).parse(self.text, self.references)
+            reader = codec.parse(self.text, self.references)
             decoder = codec.decoder(reader)
         except SchemaError as error:
             raise SchemaError(f"the schema of column {self.column}: {error}") from None

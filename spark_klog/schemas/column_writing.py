@@ -8,7 +8,7 @@ from typing import Literal
 import pyarrow as pa
 
 from spark_klog.errors import EncodeError, RegistryError, SchemaError
-from spark_klog.schemas.codec import Encoder, codec_of
+from spark_klog.schemas.codec import Encoder
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.prefix import id_prefix
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient
@@ -33,21 +33,28 @@ class WriteFormat:
     registers: bool = True
     uses_latest: bool = False
 
-    def writer(self, kind: pa.DataType) -> WriterSchema:
+    @property
+    def needs_type(self) -> bool:
+        """Whether the schema is made of the column's type."""
+        return self.source.text is None and self.source.schema_id is None and not self._names_latest
+
+    def writer(self, kind: pa.DataType | None = None) -> WriterSchema:
         """The schema for a column of an Arrow type, registered if it has to be; errors as of the registry's client.
 
-        `SchemaError` names the column, and what does not fit.
+        `SchemaError` names the column, and what does not fit. A type that is not known yet (None, unless `needs_type`)
+        is compared with the schema when the first rows are encoded.
         """
         try:
             return self._writer(kind)
         except SchemaError as error:
             raise SchemaError(f"column {self.source.column}: {error}") from None
 
-    def _writer(self, kind: pa.DataType) -> WriterSchema:
+    def _writer(self, kind: pa.DataType | None) -> WriterSchema:
         source = self.source
         text = source.text
-        if text is None and source.schema_id is None and not self._names_latest:
-            text = codec_of(source.format, source.message).schema_of(kind)
+        if self.needs_type:
+            assert kind is not None
+            text = source.codec.schema_of(kind)
         if source.registry is None:
             assert text is not None  # only a registry has ids and subjects
             return _checked(WriterSchema(source, text), kind)
@@ -82,7 +89,7 @@ class WriteFormat:
         if self.strategy == "topic":
             return f"{self.topic}-{source.column}"
         assert text is not None  # see `_names_latest`
-        codec = codec_of(source.format, source.message)
+        codec = source.codec
         name = codec.name(codec.parse(text))
         if not name:
             raise SchemaError("the schema has no name to call the subject by: it is no record, enum or fixed")
@@ -126,7 +133,7 @@ class ColumnEncoder:
 
     def __init__(self, writer: WriterSchema) -> None:
         self.column = writer.column
-        self._codec = codec_of(writer.source.format, writer.source.message)
+        self._codec = writer.source.codec
         self._schema = self._codec.parse(writer.text, writer.references)
         self._prefix = b"" if writer.id is None else id_prefix(writer.id)
         self._encoder: Encoder | None = None
@@ -145,7 +152,9 @@ class ColumnEncoder:
             raise EncodeError(f"column {self.column}, {error}{after}") from None
 
 
-def _checked(writer: WriterSchema, kind: pa.DataType) -> WriterSchema:
-    codec = codec_of(writer.source.format, writer.source.message)
-    codec.encoder(codec.parse(writer.text, writer.references), kind)
+def _checked(writer: WriterSchema, kind: pa.DataType | None) -> WriterSchema:
+    codec = writer.source.codec
+    schema = codec.parse(writer.text, writer.references)
+    if kind is not None:
+        codec.encoder(schema, kind)
     return writer

@@ -100,7 +100,7 @@ FORMATS = (
 _FORMATS = ("avro", "protobuf")
 #: The prefix of a registry's settings among the options; Databricks' and Confluent's names mean the same.
 REGISTRY_PREFIX = "schemaRegistry."
-_REGISTRY_PREFIXES = tuple(
+REGISTRY_PREFIXES = tuple(
     prefix.lower() for prefix in (REGISTRY_PREFIX, "confluent.schema.registry.", "schema.registry.")
 )
 #: The name of a cluster in clusters.toml.
@@ -189,7 +189,7 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     for name, value in options.items():
         key = name.lower()
         check_holds_no_secret(f"option {name}", key, value)
-        if key.startswith(_REGISTRY_PREFIXES):
+        if key.startswith(REGISTRY_PREFIXES):
             _add_registry_setting(own, name, value)
         elif key.startswith(PREFIX):
             setting = key[len(PREFIX) :]
@@ -230,7 +230,7 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
 def _add_registry_setting(own: dict[str, str], name: str, value: str) -> None:
     """Add a registry's setting as REGISTRY_PREFIX + its name in lower case; `ConfigError` if Spark would show it."""
     key = name.lower()
-    setting = next(key.removeprefix(prefix) for prefix in _REGISTRY_PREFIXES if key.startswith(prefix))
+    setting = next(key.removeprefix(prefix) for prefix in REGISTRY_PREFIXES if key.startswith(prefix))
     is_reference = value.startswith(("env:", "file:"))
     if (setting == _SHOWN_USER or setting in _SHOWN_KEYS) and not is_reference and "ENCRYPTED" not in value:
         raise ConfigError(

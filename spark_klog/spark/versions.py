@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version as package_version
+from typing import Any
 
 import pyarrow as pa
 import pyspark
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from spark_klog.base.extras import NEWEST_TESTED, is_untested
 
@@ -107,6 +109,16 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)
+
+
+def arrow_function(function: Callable[..., Any], kind: DataType) -> Callable[..., Any]:
+    """A function for columns, of one that takes Arrow arrays and returns one, of the Arrow type of Spark's `kind`."""
+    from pyspark.sql.functions import ArrowUDFType, arrow_udf
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*prefer.*type hints", UserWarning)  # they can't say that it is an object
+        made: Callable[..., Any] = arrow_udf(function, kind, ArrowUDFType.SCALAR)
+    return made
 
 
 def adapted(reader: DataSourceStreamReader, *, is_limited: bool) -> DataSourceStreamReader:

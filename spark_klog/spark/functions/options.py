@@ -1,0 +1,167 @@
+"""Options of the functions for columns: Databricks' names and those of the source and sink. Case does not matter.
+
+| ours | Databricks' | |
+| --- | --- | --- |
+| mode | the same | of from_...: FAILFAST or PERMISSIVE |
+| schemaEvolution | avroSchemaEvolutionMode, schema.registry.schema.evolution.mode | keep (none), restart, fail |
+| autoRegisterSchemas, useLatestVersion | | of to_...: as Confluent's serializers |
+| schemaRegistryUrl | schema.registry.address | |
+| subject | schema.registry.subject | |
+| schemaId | | INT32 |
+| messageName | schema.registry.protobuf.name | of Protobuf: the message of a schema |
+| schemaRegistry.* | confluent.schema.registry.*, schema.registry.* | `registry.settings.NAMES` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from spark_klog.base.settings import nearest
+from spark_klog.errors import ConfigError
+from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, RegistrySettings
+from spark_klog.schemas.column_writing import WriteFormat
+from spark_klog.schemas.registry.schemas import Format
+from spark_klog.schemas.registry.settings import check_names
+from spark_klog.security.config import Settings
+from spark_klog.spark.options import REGISTRY_PREFIX, REGISTRY_PREFIXES, boolean, chosen, count
+
+_FROM = ("mode", "schemaEvolution")
+_TO = ("autoRegisterSchemas", "useLatestVersion")
+_SHARED = ("schemaRegistryUrl", "subject", "schemaId")
+_OF_PROTOBUF = ("messageName",)
+_ALL = (*_SHARED, *_FROM, *_TO, *_OF_PROTOBUF)
+#: Databricks' names of ours, in lower case.
+_OTHER_NAMES = {
+    "schema.registry.address": "schemaRegistryUrl",
+    "schema.registry.subject": "subject",
+    "schema.registry.protobuf.name": "messageName",
+    "avroschemaevolutionmode": "schemaEvolution",
+    "schema.registry.schema.evolution.mode": "schemaEvolution",
+}
+_EVOLUTIONS = {"keep": "keep", "none": "keep", "restart": "restart", "fail": "fail"}
+_MODES = {"failfast": "failfast", "permissive": "permissive"}
+#: Options of Spark's and Databricks' functions that there is no need for here.
+_ADVICE = {
+    "avroschema": "give the schema that rows are to have as schema=; with a registry each record is read by its own",
+    "compression": "records are not compressed one by one; a producer compresses batches, see compression.type",
+    "recursivefieldmaxdepth": "recursive schemas are not supported: Spark has no type for them",
+    "recursive.fields.max.depth": "recursive schemas are not supported: Spark has no type for them",
+}
+
+
+@dataclass(frozen=True)
+class FunctionOptions:
+    """The options of one call of `function`, parsed by name; `ConfigError` for unknown, wrong or contradicting ones.
+
+    The keywords of a call, such as `subject`, are options too: each is set in one of the two places.
+    """
+
+    function: str
+    format: Format
+    column: Column
+    registry: RegistrySettings | None
+    own: dict[str, str] = field(repr=False)
+    text: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        function: str,
+        form: Format,
+        options: Mapping[str, Any] | None,
+        keywords: Mapping[str, Any],
+        *,
+        schema: str | None,
+        is_key: bool = False,
+    ) -> FunctionOptions:
+        known: tuple[str, ...] = _SHARED + (_FROM if function.startswith("from_") else _TO)
+        known += _OF_PROTOBUF if form == "protobuf" else ()
+        own, settings = Settings(), Settings()
+        given = [*(options or {}).items(), *((name, value) for name, value in keywords.items() if value is not None)]
+        for name, value in given:
+            if not isinstance(value, str | bool | int):
+                raise ConfigError(f"{function}: option {name} must be a text, not a {type(value).__name__}")
+            target, setting = _place(function, name, known)
+            place = own if target else settings
+            if place.setdefault(setting, str(value)) != str(value):
+                raise ConfigError(f"{function}: option {name} and another name of the same option differ: remove one")
+        url = own.pop("schemaRegistryUrl", "").strip()
+        if url and settings.setdefault("url", url) != url:
+            raise ConfigError(f"{function}: options schemaRegistryUrl and {REGISTRY_PREFIX}url differ: remove one")
+        registry = None
+        if settings:
+            if "url" not in settings:
+                raise ConfigError(f"{function}: option {REGISTRY_PREFIX}{next(iter(settings))} needs schemaRegistryUrl")
+            check_names(settings, REGISTRY_PREFIX)
+            registry = RegistrySettings(settings, REGISTRY_PREFIX)
+            registry.registry()  # its settings are right, and its packages are there
+        made = cls(function, form, "key" if is_key else "value", registry, own, schema)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        if self.text is not None and "schemaId" in self.own:
+            raise self._error("schema and option schemaId exclude each other: remove one of them")
+        if self.registry is None:
+            for name in ("subject", "schemaId", "schemaEvolution", *_TO):
+                if name in self.own:
+                    raise self._error(f"{name} needs schemaRegistryUrl")
+
+    def _error(self, what: str) -> ConfigError:
+        return ConfigError(f"{self.function}: {what}")
+
+    def _source(self, **more: Any) -> ColumnFormat:
+        number, subject = count(self.own, "schemaId", 0), self.own.get("subject", "").strip() or None
+        message = self.own.get("messageName", "").strip()
+        return ColumnFormat(
+            self.column, self.format, self.registry, self.text, number, subject, message=message, **more
+        )
+
+    def reading(self) -> ColumnFormat:
+        """How a column is read."""
+        mode = chosen(self.own, "mode", _MODES)
+        evolution = cast("Evolution", chosen(self.own, "schemaEvolution", _EVOLUTIONS))
+        source = self._source(is_permissive=mode == "permissive", evolution=evolution)
+        if source.text is None and source.schema_id is None and source.subject is None:
+            has = "subject, or schema" if self.registry is not None else "schema, or subject and schemaRegistryUrl"
+            raise self._error(f"set {has}: Spark has to know the type of the rows before it reads them")
+        if evolution != "keep" and (source.subject is None or source.text is not None):
+            raise self._error(f"schemaEvolution={evolution} needs subject, and no schema")
+        if evolution == "fail" and source.schema_id is None:
+            raise self._error("schemaEvolution=fail needs schemaId, the version to stay with")
+        if evolution == "restart" and source.schema_id is not None:
+            raise self._error("options schemaEvolution=restart and schemaId exclude each other")
+        return source
+
+    def writing(self) -> WriteFormat:
+        """How a column is written."""
+        source = self._source()
+        registers = boolean(self.own, "autoRegisterSchemas", True)
+        uses_latest = boolean(self.own, "useLatestVersion", False)
+        if uses_latest and registers and "autoRegisterSchemas" in self.own:
+            raise self._error("options autoRegisterSchemas=true and useLatestVersion=true exclude each other")
+        if uses_latest and source.text is not None:
+            raise self._error("schema and option useLatestVersion exclude each other: remove one of them")
+        if source.registry is not None and source.subject is None and source.schema_id is None:
+            raise self._error("set subject, such as TOPIC-value, or option schemaId")
+        return WriteFormat(source, registers=registers, uses_latest=uses_latest)
+
+
+def _place(function: str, name: str, known: tuple[str, ...]) -> tuple[bool, str]:
+    """(whether it is an option of ours, its name there or the registry's setting)."""
+    key = name.lower()
+    own = _OTHER_NAMES.get(key) or next((one for one in _ALL if one.lower() == key), None)
+    if own is not None:
+        if own in known:
+            return True, own
+        others = "of Protobuf" if own in _OF_PROTOBUF else f"{'from' if own in _FROM else 'to'}_..."
+        raise ConfigError(f"{function}: option {name} is one of the functions {others}")
+    for prefix in REGISTRY_PREFIXES:
+        if key.startswith(prefix):
+            return False, key.removeprefix(prefix)
+    if key in _ADVICE:
+        raise ConfigError(f"{function}: option {name} is not supported: {_ADVICE[key]}")
+    hint = nearest(key, (*known, *_OTHER_NAMES, f"{REGISTRY_PREFIX}url")) or f"the known ones are {', '.join(known)}"
+    raise ConfigError(f"{function}: unknown option {name!r}; {hint}, and {REGISTRY_PREFIX}*")

@@ -1,0 +1,99 @@
+"""What the functions for columns run in Spark's Python workers: one Arrow array in, one out.
+
+A function's schema travels with it, so that no worker asks the registry for it. Spark pickles functions, so what is in
+them, such as a password, is in no plan. A worker keeps what it has made of a schema for later batches and tasks.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.schemas.column_format import ReaderSchema
+from spark_klog.schemas.column_writing import ColumnEncoder, WriteFormat, WriterSchema
+
+_T = TypeVar("_T")
+#: Decoders and encoders that no batch uses now, by their function's schema and settings; the oldest first.
+_kept: dict[bytes, Any] = {}
+_MOST_KEPT = 32
+
+
+class FromRecords:
+    """Rows of records. `name` is the function's, which plans show."""
+
+    def __init__(self, name: str, reader: ReaderSchema) -> None:
+        self.__name__ = name
+        self._reader, self._key = reader, _key(reader)
+
+    def __call__(self, values: pa.Array, headers: pa.Array | None = None) -> pa.Array:
+        values = _plain(values)
+        if not pa.types.is_binary(values.type):
+            raise ConfigError(f"{self.__name__}: the column is {values.type}, not binary: cast it")
+        if headers is not None:
+            headers = _headers(self.__name__, headers)
+
+        with _kept_for(self._key, self._reader.decoder) as decoder:
+            rows, bad = decoder.decode(values, headers)
+        if bad and not decoder.is_permissive:
+            row, reason = bad[0]
+            more = f" ({len(bad) - 1} more of its batch do not)" if len(bad) > 1 else ""
+            raise DecodeError(
+                f"{self.__name__}: row {row} of a batch of {len(values)} does not decode: {reason}{more}; "
+                "mode=PERMISSIVE makes such rows null"
+            )
+        return rows
+
+
+class ToRecords:
+    """Records of rows, by a schema, or by one that is made of the column's type once that is known."""
+
+    def __init__(self, name: str, writer: WriterSchema | WriteFormat) -> None:
+        self.__name__ = name
+        self._writer, self._key = writer, _key(writer)
+
+    def __call__(self, values: pa.Array) -> pa.Array:
+        def encoder() -> ColumnEncoder:
+            writer = self._writer
+            return (writer.writer(values.type) if isinstance(writer, WriteFormat) else writer).encoder()
+
+        with _kept_for(self._key + str(values.type).encode(), encoder) as made:
+            return made.encode(values)
+
+
+def _key(schema: ReaderSchema | WriterSchema | WriteFormat) -> bytes:
+    return sha256(pickle.dumps(schema)).digest()
+
+
+@contextmanager
+def _kept_for(key: bytes, make: Callable[[], _T]) -> Iterator[_T]:
+    """What was made for a key, which no other thread has meanwhile."""
+    kept = _kept.pop(key, None) or make()
+    try:
+        yield kept
+    finally:
+        _kept[key] = kept
+        while len(_kept) > _MOST_KEPT:
+            _kept.pop(next(iter(_kept), b""), None)
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """Binary instead of large binary, which Spark sends if spark.sql.execution.arrow.useLargeVarTypes is set."""
+    return values.cast(pa.binary()) if pa.types.is_large_binary(values.type) else values
+
+
+def _headers(name: str, headers: pa.Array) -> pa.Array:
+    kind = headers.type
+    is_list = pa.types.is_list(kind) and pa.types.is_struct(kind.value_type) and kind.value_type.num_fields == 2
+    if not is_list:
+        raise ConfigError(f"{name}: headers are {kind}, not an array of structs of key and value")
+    wanted = pa.list_(pa.struct([(field.name, want) for field, want in zip(kind.value_type, _HEADER, strict=True)]))
+    return headers if kind.value_type == wanted.value_type else headers.cast(wanted)
+
+
+_HEADER = (pa.string(), pa.binary())

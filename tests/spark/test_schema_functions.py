@@ -1,0 +1,282 @@
+"""Columns of records to rows and back in any DataFrame: `spark_klog.schemas.from_avro` and the others."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark.sql import DataFrame, Row, SparkSession, functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, RegistryError, SchemaError
+from spark_klog.schemas import from_avro, from_protobuf, schema_id, to_avro
+from spark_klog.schemas.avro.from_arrow import schema_of
+from spark_klog.spark.versions import arrow_schema
+
+from .support import Sent, create_topic, error_of, produce
+
+pytestmark = [pytest.mark.usefixtures("one_attempt")]
+_V1: dict[str, Any] = {
+    "type": "record",
+    "name": "shop.Order",
+    "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"], "default": None}],
+}
+_V2 = {**_V1, "fields": [*_V1["fields"], {"name": "note", "type": "string", "default": "-"}]}
+_ROWS = """
+    struct(id, concat('\u20ac ', id) AS name, timestamp_micros(1 - id * 3600000000) AS at,
+    CAST(timestamp_micros(id) AS timestamp_ntz) AS local, CAST(id AS decimal(12, 2)) / 4 AS price,
+    map('a', id) AS counts, array(id, null) AS numbers,
+    if(id % 2 = 0, null, struct(date_from_unix_date(id) AS day)) AS nested,
+    encode('x', 'utf-8') AS bytes, CAST(id AS double) AS real) AS v
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(data_dir=tmp_path_factory.mktemp("cluster"), schema_registry=True) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def registry(cluster: EmbeddedCluster) -> str:
+    assert cluster.schema_registry_url is not None
+    return cluster.schema_registry_url
+
+
+def _written(registry: str, subject: str, schema: Any, rows: Sequence[Any], **conf: Any) -> list[Any]:
+    """Values as confluent-kafka writes them, (value, headers) with ids in headers."""
+    conf = {"subject.name.strategy": lambda *_: subject, **conf}
+    write = AvroSerializer(SchemaRegistryClient({"url": registry}), json.dumps(schema), conf=conf)
+    values = []
+    for row in rows:
+        headers: list[tuple[str, bytes]] = []
+        value = write(row, SerializationContext("t", MessageField.VALUE, headers))
+        values.append((value, headers) if "schema.id.serializer" in conf else value)
+    return values
+
+
+def _frame(spark: SparkSession, values: Sequence[bytes | None]) -> DataFrame:
+    rows = [(None if value is None else bytearray(value),) for value in values]
+    return spark.createDataFrame(rows, "value binary").coalesce(1)
+
+
+def test_bare_records_both_ways(spark: SparkSession) -> None:
+    """All of Spark's types that Avro has, in a session that is not in UTC; and fastavro reads them."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        rows = spark.range(20).selectExpr(f"if(id = 7, null, {_ROWS.rpartition(' AS v')[0]}) AS v")
+        text = schema_of(arrow_schema(rows.schema).field("v").type)
+        records = rows.select(to_avro("v").alias("value"))
+        assert records.schema["value"].dataType.simpleString() == "binary"
+        back = records.select(from_avro("value", text).alias("v"))
+        assert back.schema["v"].dataType.simpleString() == rows.schema["v"].dataType.simpleString()
+        assert back.collect() == rows.collect()
+        again = records.select(from_avro(F.col("value"), jsonFormatSchema=text).alias("v")).select(to_avro("v", text))
+        assert again.collect() == records.collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    values = [row.value for row in records.collect()]
+    assert values.count(None) == 1
+    read = fastavro.schemaless_reader(io.BytesIO(values[3]), fastavro.parse_schema(json.loads(text)), None)
+    assert (read["id"], read["name"], read["counts"], read["numbers"]) == (3, "\u20ac 3", {"a": 3}, [3, None])
+
+
+def test_each_record_by_its_own_schema(spark: SparkSession, registry: str) -> None:
+    old = _written(registry, "own", _V1, [{"id": 1, "name": "a"}, {"id": 2, "name": None}])
+    new = _written(registry, "own", _V2, [{"id": 3, "name": "c", "note": "n"}])
+    v1, v2 = (int.from_bytes(value[1:5], "big") for value in (old[0], new[0]))
+    guid = b"\1" + bytes(16)
+    values = [old[0], new[0], None, old[1], b"\0\0", guid, b"x" * 9]
+    by = {"subject": "own", "schemaRegistryAddress": registry}
+    row = from_avro("value", options={"Mode": "PERMISSIVE"}, **by).alias("v")
+    rows = _frame(spark, values).select(row, schema_id("value"))
+    assert rows.schema.simpleString() == "struct<v:struct<id:bigint,name:string,note:string>,schema_id:int>"
+    expected = [((1, "a", "-"), v1), ((3, "c", "n"), v2), (None, None), ((2, None, "-"), v1)]
+    assert [tuple(row) for row in rows.collect()] == [*expected, (None, None), (None, None), (None, None)]
+    # an older schema, a text for the reader, and Databricks' names in options
+    options = {"schema.registry.subject": "own", "schema.registry.address": registry, "schemaId": v1}
+    assert _frame(spark, new).select(from_avro("value", options=options)).first() == Row(Row(id=3, name="c"))
+    reader = json.dumps({**_V2, "fields": _V2["fields"][2:]})
+    one = _frame(spark, values[:2]).select(from_avro("value", reader, {"confluent.schema.registry.url": registry}))
+    assert [row[0].note for row in one.collect()] == ["-", "n"]
+
+
+def test_ids_in_headers(spark: SparkSession, registry: str) -> None:
+    conf = {"schema.id.serializer": header_schema_id_serializer}
+    ((value, headers),) = _written(registry, "headers", _V1, [{"id": 1, "name": "a"}], **conf)
+    (prefixed,) = _written(registry, "headers", _V1, [{"id": 2, "name": "b"}])
+    number = int.from_bytes(prefixed[1:5], "big")
+    with_number = [("other", b"x"), ("__value_schema_id", b"\0" + number.to_bytes(4, "big"))]
+    rows = [(value, headers), (value, with_number), (prefixed, []), (prefixed, None), (None, with_number)]
+    rows.append((value, [("__value_schema_id", None), *with_number]))
+    rows.append((b"", [("__key_schema_id", with_number[1][1])]))
+    kind = "value binary, headers array<struct<key: string, value: binary>>"
+    frame = spark.createDataFrame(rows, kind).coalesce(1)
+    options = {"mode": "PERMISSIVE"}
+    row = from_avro("value", options=options, subject="headers", schemaRegistryAddress=registry, headers="headers")
+    found = frame.select(row.id, schema_id("value", "headers")).collect()
+    ids = [None, number, number, number, None, None, None]
+    assert [tuple(row) for row in found] == list(zip([1, 1, 2, 2, None, None, None], ids, strict=True))
+
+
+def test_a_bad_record_fails_its_query_by_name(spark: SparkSession, registry: str) -> None:
+    values = [*_written(registry, "bad", _V1, [{"id": 1, "name": "a"}]), b"\0\0\0\0\x63rest", b"no"]
+    rows = _frame(spark, values).select(from_avro("value", subject="bad", schemaRegistryAddress=registry))
+    text = error_of(rows.collect)
+    assert "DecodeError: from_avro: row 1 of a batch of 3 does not decode: schema id 99: the schema registry" in text
+    assert "(1 more of its batch do not); mode=PERMISSIVE makes such rows null" in text
+    cut = _frame(spark, [b"\x02", b"\x02\x00"]).select(from_avro("value", json.dumps(_V1)))
+    assert "row 0 of a batch of 2 does not decode" in error_of(cut.collect)
+    text = error_of(spark.range(1).select(from_avro("id", '"long"')).collect)
+    assert "ConfigError: from_avro: the column is int64, not binary: cast it" in text
+    null = spark.range(1).selectExpr("struct(if(id = 0, null, id) AS id) AS v")
+    text = error_of(null.select(to_avro("v", json.dumps({**_V1, "fields": _V1["fields"][:1]}))).collect)
+    assert "EncodeError: column value, row 0: field id: is null" in text
+
+
+def test_written_under_a_subject(spark: SparkSession, registry: str) -> None:
+    client = SchemaRegistryClient({"url": registry})
+    rows = spark.range(3).coalesce(1).selectExpr("struct(id, if(id = 1, null, 'x') AS name) AS v")
+    records = rows.select(to_avro("v", subject="made", schemaRegistryAddress=registry).alias("value"), "v.id")
+    assert "made" not in client.get_subjects()  # its schema is made of the column's type, which the workers learn
+    values = [row.value for row in records.collect()]
+    latest = client.get_latest_version("made")
+    text = schema_of(arrow_schema(rows.schema).field("v").type)
+    assert json.loads(latest.schema.schema_str) == json.loads(text)
+    conf = {"subject.name.strategy": lambda *_: "made"}
+    deserialize = AvroDeserializer(client, conf=conf)
+    context = SerializationContext("t", MessageField.VALUE)
+    assert [deserialize(value, context) for value in values] == [
+        {"id": number, "name": None if number == 1 else "x"} for number in range(3)
+    ]
+    # by a text: registered by the call
+    to_avro("v", json.dumps(_V2), "text", registry)
+    number = client.get_latest_version("text").schema_id
+    latest_of: Any = {"options": {"useLatestVersion": True}, "subject": "text", "schemaRegistryAddress": registry}
+    first = Row(b"\0" + number.to_bytes(4, "big") + b"\0\2\2x\2-")
+    assert rows.select(to_avro("v", **latest_of)).first() == first
+    assert rows.select(to_avro("v", options={"schemaRegistryUrl": registry, "schemaId": number})).first() == first
+    with pytest.raises(RegistryError, match=r"can't be written under subject text: .*make the columns compatible"):
+        to_avro("v", json.dumps({**_V1, "fields": [{"name": "id", "type": "string"}]}), "text", registry)
+    with pytest.raises(RegistryError, match="set autoRegisterSchemas=true"):
+        to_avro("v", json.dumps(_V1), "none", registry, {"autoRegisterSchemas": "FALSE"})
+    assert "SchemaError" in error_of(spark.range(1).select(to_avro("id", **latest_of)).collect)
+
+
+@pytest.mark.test_all("long")
+def test_a_stream_whose_subject_evolves(spark: SparkSession, servers: str, registry: str, tmp_path: Path) -> None:
+    """`none` reads on by the query's schema; `restart` ends the query, and its next start has the new column."""
+    topic = "evolving"
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(value) for value in _written(registry, topic, _V1, [{"id": 1, "name": "a"}])])
+    rows: dict[str, list[Row]] = {"none": [], "restart": []}
+
+    def start(mode: str) -> StreamingQuery:
+        row = from_avro("value", None, {"avroSchemaEvolutionMode": mode}, topic, registry)
+        source = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+        frame = source.option("startingOffsets", "earliest").load().select(row.alias("v")).select("v.*")
+        writer = frame.writeStream.foreachBatch(lambda batch, _: rows[mode].extend(batch.collect()))
+        return writer.option("checkpointLocation", str(tmp_path / mode)).start()
+
+    first = {mode: start(mode) for mode in rows}
+    for query in first.values():
+        query.processAllAvailable()
+    new = _written(registry, topic, _V2, [{"id": 2, "name": "b", "note": "n"}])
+    produce(servers, topic, [Sent(value) for value in new])
+    first["none"].processAllAvailable()
+    first["none"].stop()
+    text = error_of(first["restart"].processAllAvailable)
+    assert "SchemaChanged: subject evolving has records of version 2 now" in text
+    second = start("restart")
+    second.processAllAvailable()
+    second.stop()
+    assert rows["none"] == [Row(id=1, name="a"), Row(id=2, name="b")]
+    assert rows["restart"] == [Row(id=1, name="a"), Row(id=2, name="b", note="n")]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({}, "from_avro: set schema, or subject and schemaRegistryUrl: Spark has to know the type"),
+        ({"schema": '"int"', "jsonFormatSchema": '"int"'}, "schema and jsonFormatSchema are the same: remove one"),
+        ({"options": {"mod": "FAILFAST"}}, r"unknown option 'mod'; did you mean mode\?, and schemaRegistry\.\*"),
+        ({"options": {"mode": "DROPMALFORMED"}, "schema": '"int"'}, "option mode=DROPMALFORMED must be one of"),
+        ({"options": {"useLatestVersion": "true"}}, "option useLatestVersion is one of the functions to_..."),
+        ({"options": {"messageName": "A"}}, "option messageName is one of the functions of Protobuf"),
+        ({"options": {"compression": "snappy"}}, "compression is not supported: records are not compressed"),
+        ({"options": {"avroSchema": "{}"}}, "avroSchema is not supported: give the schema that rows are to have"),
+        ({"options": {"schemaRegistry.urll": "http://h"}}, "needs schemaRegistryUrl"),
+        ({"options": {"schemaRegistry.urls": "x"}, "schemaRegistryAddress": "http://h:1"}, "unknown setting .*urls"),
+        ({"options": {"mode": None}}, "option mode must be a text, not a NoneType"),
+        ({"options": {"subject": "a"}, "subject": "b"}, "option subject and another name of the same option differ"),
+        ({"subject": "s"}, "from_avro: subject needs schemaRegistryUrl"),
+        ({"schemaRegistryAddress": "http://127.0.0.1:1"}, "set subject, or schema"),
+        ({"schemaRegistryAddress": "127.0.0.1:1", "subject": "s"}, "schemaRegistry.url must be http://HOST:PORT"),
+        ({"schema": '"int"', "headers": "h"}, "headers need schemaRegistryUrl"),
+        (
+            {"schemaRegistryAddress": "http://h", "schema": '"int"', "options": {"avroSchemaEvolutionMode": "restart"}},
+            "schemaEvolution=restart needs subject, and no schema",
+        ),
+    ],
+)
+def test_wrong_calls(spark: SparkSession, call: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_avro("value", **call)
+
+
+def test_wrong_calls_of_others(spark: SparkSession, registry: str) -> None:
+    for call, message in (
+        ({"schemaRegistryAddress": registry}, "to_avro: set subject, such as TOPIC-value, or option schemaId"),
+        ({"options": {"mode": "FAILFAST"}}, "option mode is one of the functions from_..."),
+        ({"options": {"useLatestVersion": "true"}}, "useLatestVersion needs schemaRegistryUrl"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            to_avro("value", **call)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="from_protobuf: descFilePath is not supported: give the text"):
+        from_protobuf("value", "Event", "/tmp/event.desc")
+    with pytest.raises(SchemaError, match="subject missing"):
+        from_avro("value", subject="missing", schemaRegistryAddress=registry)
+    with pytest.raises(SchemaError):
+        from_avro("value", '{"type": "rec"}')
+
+
+def test_secrets_are_in_no_plan(spark: SparkSession, registry: str, capfd: pytest.CaptureFixture[str]) -> None:
+    secret = "hunter2-and-more"
+    _written(registry, "secret", _V1, [{"id": 1, "name": "a"}])
+    options = {
+        "confluent.schema.registry.basic.auth.credentials.source": "USER_INFO",
+        "confluent.schema.registry.basic.auth.user.info": f"reader:{secret}",
+    }
+    column = from_avro("value", options=options, subject="secret", schemaRegistryAddress=registry)
+    written = to_avro(column, options=options, subject="secret", schemaRegistryAddress=registry)
+    frame = _frame(spark, [b"\0\0"]).select(column.alias("v"), written.alias("w"))
+    frame.explain("extended")
+    frame.explain("formatted")
+    plans = capfd.readouterr().out
+    assert "from_avro(value" in plans
+    shown = [plans, repr(column), repr(written), repr(frame), error_of(frame.collect)]
+    with pytest.raises(ConfigError) as wrong:
+        from_avro("value", options={**options, "subjects": secret}, schemaRegistryAddress=registry)
+    assert secret not in " ".join([*shown, str(wrong.value)])
+
+
+def test_the_room_imports_neither_pyspark_nor_pyarrow() -> None:
+    program = (
+        "import sys, spark_klog.schemas; assert not {'pyspark', 'pyarrow', 'fastavro', 'httpx'} & set(sys.modules)\n"
+        "sys.modules['pyspark'] = None\n"
+        "try:\n    from spark_klog.schemas import from_avro\nexcept ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert "pyspark" in done.stdout
