@@ -2,6 +2,7 @@
 
                                                   4.0    4.1    4.2, 4.3
     a class for stream writers of Arrow batches   no     yes    yes
+    arrow_udf: functions of Arrow arrays          no     yes    yes
     filter classes, pushFilters                   no     yes    yes
     latestOffset(start, limit), read limits,
     SupportsTriggerAvailableNow, the latest
@@ -20,18 +21,19 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version as package_version
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyspark
-from pyspark.sql import datasource
+from pyspark.sql import datasource, functions
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import ArrayType, DataType, StructType
 
 from spark_klog.base.extras import NEWEST_TESTED, is_untested
 
@@ -67,6 +69,8 @@ except ImportError:
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Spark does not ask for it."""
 
+
+HAS_ARROW_FUNCTIONS = hasattr(functions, "arrow_udf")
 
 # 4.0 gives Arrow batches to writers of this class only, and does not check the class of a stream's writer.
 StreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceArrowWriter)
@@ -111,14 +115,65 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema)
 
 
-def arrow_function(function: Callable[..., Any], kind: DataType) -> Callable[..., Any]:
-    """A function for columns, of one that takes Arrow arrays and returns one, of the Arrow type of Spark's `kind`."""
-    from pyspark.sql.functions import ArrowUDFType, arrow_udf
+def arrow_function(
+    function: Callable[..., pa.Array], kind: DataType, inputs: Sequence[pa.DataType]
+) -> Callable[..., Any]:
+    """A function for columns, of one that takes Arrow arrays and returns one, of the Arrow type of Spark's `kind`.
 
+    `inputs` are the types of the arrays for a pyspark that makes objects of Python of them, and this makes them again.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*prefer.*type hints", UserWarning)  # they can't say that it is an object
-        made: Callable[..., Any] = arrow_udf(function, kind, ArrowUDFType.SCALAR)
-    return made
+        made: Callable[..., Any]
+        if HAS_ARROW_FUNCTIONS:
+            from pyspark.sql.functions import ArrowUDFType, arrow_udf
+
+            made = arrow_udf(function, kind, ArrowUDFType.SCALAR)
+            return made
+        from pyspark.sql.functions import PandasUDFType, pandas_udf
+
+        made = pandas_udf(_OnPandas(function, tuple(inputs)), ArrayType(kind), PandasUDFType.SCALAR)
+    return lambda *columns: made(*columns).getItem(0)
+
+
+class _OnPandas:
+    """A function of Arrow arrays as one of pandas' series, whose result is an array of one value a row.
+
+    For a struct Spark wants a pandas DataFrame, which has no nulls and no types inside; an array it takes from what
+    looks like a series and knows its Arrow array.
+    """
+
+    def __init__(self, function: Callable[..., pa.Array], inputs: tuple[pa.DataType, ...]) -> None:
+        self.__name__: str = function.__name__
+        self._function, self._inputs = function, inputs
+
+    def __call__(self, *columns: Any) -> _Result:
+        arrays = [pa.array(one, kind, from_pandas=True) for one, kind in zip(columns, self._inputs, strict=True)]
+        return _Result(self._function(*arrays))
+
+
+class _Result:
+    """As much of a series as Spark uses of one."""
+
+    dtype = None
+
+    def __init__(self, values: pa.Array) -> None:
+        self._values = values
+
+    @property
+    def array(self) -> _Result:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def apply(self, convert: object) -> _Result:
+        """Nothing has to be converted."""
+        return self
+
+    def __arrow_array__(self, type: pa.DataType) -> pa.Array:
+        values = self._values if self._values.type == type.value_type else self._values.cast(type.value_type)
+        return pa.ListArray.from_arrays(np.arange(len(values) + 1, dtype=np.int32), values, type)
 
 
 def adapted(reader: DataSourceStreamReader, *, is_limited: bool) -> DataSourceStreamReader:

@@ -1,4 +1,4 @@
-"""Program that test_connect.py runs in a process without a JVM: batch, stream, sink and SQL over Spark Connect.
+"""Program that test_connect.py runs in a process without a JVM: Spark Connect's batches, streams, SQL, functions.
 
 python connect_program.py REMOTE BOOTSTRAP_SERVERS TOPIC FOLDER    writes FOLDER/found.json
 """
@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession, functions as F
+
+from spark_klog.schemas import from_avro, schema_id, to_avro
 
 _SECONDS = 60
 
@@ -33,6 +35,9 @@ def main() -> None:
         f"subscribe '{topic}', startingOffsets 'earliest')"
     )
     (counted,) = spark.sql("SELECT count(*) AS rows FROM clicks").collect()
+    schema = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}'
+    records = spark.range(3).select(to_avro(F.struct("id")).alias("record"))
+    decoded = records.select(from_avro("record", schema)["id"], schema_id("record")).collect()
     refused = ""
     try:
         spark.read.format("klog").options(**to_servers, topics=topic).load().collect()
@@ -44,6 +49,7 @@ def main() -> None:
         "rows": [list(row) for row in rows],
         "has_ended": has_ended,
         "counted": counted["rows"],
+        "decoded": sorted(row[0] for row in decoded),
         "refused": refused,
     }
     spark.stop()

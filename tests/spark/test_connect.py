@@ -101,6 +101,7 @@ def test_batch_stream_sink_and_sql(remote: str, cluster: EmbeddedCluster, topic:
         "rows": [[0, 20], [1, 20]],
         "has_ended": True,
         "counted": 40,
+        "decoded": [0, 1, 2],
     }
     assert "did you mean subscribe" in refused
     for copy in ("batch", "stream"):

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from hypothesis import Phase, given, settings, strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession, functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -23,6 +25,12 @@ from spark_klog.errors import ConfigError, RegistryError, SchemaError
 from spark_klog.schemas import from_avro, from_protobuf, schema_id, to_avro
 from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.spark.versions import arrow_schema
+from tests.jobs.support import ROOT
+from tests.schemas.avro.model import records, values
+from tests.schemas.avro.spark_types import case_of, every_type
+from tests.schemas.avro.support import written
+from tests.support.maven import resolve
+from tests.support.pyspark_versions import WITH_CONNECTOR, child_environment, with_connector
 
 from .support import Sent, create_topic, error_of, produce
 
@@ -149,16 +157,16 @@ def test_a_bad_record_fails_its_query_by_name(spark: SparkSession, registry: str
 def test_written_under_a_subject(spark: SparkSession, registry: str) -> None:
     client = SchemaRegistryClient({"url": registry})
     rows = spark.range(3).coalesce(1).selectExpr("struct(id, if(id = 1, null, 'x') AS name) AS v")
-    records = rows.select(to_avro("v", subject="made", schemaRegistryAddress=registry).alias("value"), "v.id")
+    made = rows.select(to_avro("v", subject="made", schemaRegistryAddress=registry).alias("value"), "v.id")
     assert "made" not in client.get_subjects()  # its schema is made of the column's type, which the workers learn
-    values = [row.value for row in records.collect()]
+    found = [row.value for row in made.collect()]
     latest = client.get_latest_version("made")
     text = schema_of(arrow_schema(rows.schema).field("v").type)
     assert json.loads(latest.schema.schema_str) == json.loads(text)
     conf = {"subject.name.strategy": lambda *_: "made"}
     deserialize = AvroDeserializer(client, conf=conf)
     context = SerializationContext("t", MessageField.VALUE)
-    assert [deserialize(value, context) for value in values] == [
+    assert [deserialize(value, context) for value in found] == [
         {"id": number, "name": None if number == 1 else "x"} for number in range(3)
     ]
     # by a text: registered by the call
@@ -204,6 +212,50 @@ def test_a_stream_whose_subject_evolves(spark: SparkSession, servers: str, regis
     second.stop()
     assert rows["none"] == [Row(id=1, name="a"), Row(id=2, name="b")]
     assert rows["restart"] == [Row(id=1, name="a"), Row(id=2, name="b", note="n")]
+
+
+@pytest.mark.peer
+@pytest.mark.test_all("client")
+def test_as_sparks_own_functions(tmp_path: Path) -> None:
+    """On pyspark 4.1.1, whose spark-avro is on Maven: types, rows and records of every type and of random schemas."""
+    artifact = f"org.apache.spark:spark-avro_2.13:{WITH_CONNECTOR}"
+    (jar,) = resolve(f"spark-avro-alone-{WITH_CONNECTOR}", (artifact,), dependencies=False).glob("*.jar")
+    cases = [every_type()]
+
+    @settings(max_examples=20, deadline=None, phases=[Phase.generate], database=None)
+    @given(data=st.data())
+    def addcase(data: st.DataObject) -> None:
+        schema = data.draw(records())
+        if schema["fields"] and '["null"]' not in json.dumps(schema):  # Spark has an empty struct for the latter
+            cases.append(case_of(schema, schema, written(schema, data.draw(values(schema)))))
+
+    addcase()
+    paths = [tmp_path / "cases.json", tmp_path / "found.json"]
+    paths[0].write_text(json.dumps(cases))
+    python = with_connector()
+    environment = {**child_environment(python), "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        [python, Path(__file__).with_name("functions_program.py"), jar, *paths],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=300,
+        cwd=tmp_path,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    answers = json.loads(paths[1].read_text())
+    assert len([answer for answer in answers if "error" not in answer]) > len(cases) / 2 > 5
+    for case, answer in zip(cases, answers, strict=True):
+        if "error" in answer:  # both decode a row, or none: text that is not UTF-8 we refuse
+            assert "not UTF-8" in answer["error"], (case, answer)
+            continue
+        assert answer["type"][0] == answer["type"][1], case
+        assert all(theirs == ours for theirs, ours in answer["rows"]), (case, answer)
+        if '"map"' not in case["reader"]:  # Java's maps have another order
+            assert answer["written"][0] == answer["written"][1], (case, answer)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +304,28 @@ def test_wrong_calls_of_others(spark: SparkSession, registry: str) -> None:
         from_avro("value", '{"type": "rec"}')
 
 
-def test_secrets_are_in_no_plan(spark: SparkSession, registry: str, capfd: pytest.CaptureFixture[str]) -> None:
+@contextmanager
+def _event_log(spark: SparkSession, folder: Path) -> Iterator[Path]:
+    """Spark's event log of what runs meanwhile."""
+    jvm, context = spark._jvm, spark._jsc.sc()
+    assert jvm is not None
+    conf = context.conf().clone().set("spark.eventLog.compress", "false").set("spark.eventLog.rolling.enabled", "false")
+    uri = jvm.java.net.URI(folder.as_uri())
+    none = jvm.scala.Option.empty()
+    listener = jvm.org.apache.spark.scheduler.EventLoggingListener(
+        "app", none, uri, conf, context.hadoopConfiguration()
+    )
+    listener.start()
+    context.addSparkListener(listener)
+    yield folder / "app"
+    context.listenerBus().waitUntilEmpty()
+    context.removeSparkListener(listener)
+    listener.stop()
+
+
+def test_secrets_are_in_no_plan(
+    spark: SparkSession, registry: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     secret = "hunter2-and-more"
     _written(registry, "secret", _V1, [{"id": 1, "name": "a"}])
     options = {
@@ -262,11 +335,14 @@ def test_secrets_are_in_no_plan(spark: SparkSession, registry: str, capfd: pytes
     column = from_avro("value", options=options, subject="secret", schemaRegistryAddress=registry)
     written = to_avro(column, options=options, subject="secret", schemaRegistryAddress=registry)
     frame = _frame(spark, [b"\0\0"]).select(column.alias("v"), written.alias("w"))
-    frame.explain("extended")
-    frame.explain("formatted")
+    with _event_log(spark, tmp_path) as log:
+        frame.explain("extended")
+        frame.explain("formatted")
+        error = error_of(frame.collect)
     plans = capfd.readouterr().out
     assert "from_avro(value" in plans
-    shown = [plans, repr(column), repr(written), repr(frame), error_of(frame.collect)]
+    assert "from_avro(value" in log.read_text()
+    shown = [plans, repr(column), repr(written), repr(frame), error, log.read_text()]
     with pytest.raises(ConfigError) as wrong:
         from_avro("value", options={**options, "subjects": secret}, schemaRegistryAddress=registry)
     assert secret not in " ".join([*shown, str(wrong.value)])

@@ -26,8 +26,8 @@ from spark_klog.errors import ConfigError
 from spark_klog.schemas.prefix import HEADERS, ID_SIZE
 from spark_klog.schemas.registry.schemas import Format
 from spark_klog.spark.functions.options import FunctionOptions
-from spark_klog.spark.functions.udfs import FromRecords, ToRecords
-from spark_klog.spark.versions import arrow_function
+from spark_klog.spark.functions.udfs import INPUTS, FromRecords, ToRecords
+from spark_klog.spark.versions import HAS_ARROW_FUNCTIONS, arrow_function
 
 ColumnOrName = Union[Column, str]  # noqa: UP007 - evaluated; `|` needs classes of one pyspark, classic or Connect
 Options = Mapping[str, Any]
@@ -187,13 +187,18 @@ def _records(
     options: Options | None,
     keywords: Options,
 ) -> Column:
+    if not HAS_ARROW_FUNCTIONS:
+        raise ConfigError(
+            f"{function} needs pyspark 4.1: 4.0 gives functions no columns with their exact types; write the rows with "
+            'format("klog") and valueFormat instead'
+        )
     writing = FunctionOptions.of(function, form, options, keywords, schema=text).writing()
     writer = writing if writing.needs_type else writing.writer()
     return _call(ToRecords(function, writer), BinaryType(), [_column(data)])
 
 
 def _call(function: Callable[..., Any], kind: DataType, columns: list[Column]) -> Column:
-    column: Column = arrow_function(function, kind)(*columns)
+    column: Column = arrow_function(function, kind, INPUTS[: len(columns)])(*columns)
     return column
 
 

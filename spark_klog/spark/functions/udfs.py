@@ -19,6 +19,8 @@ from spark_klog.schemas.column_format import ReaderSchema
 from spark_klog.schemas.column_writing import ColumnEncoder, WriteFormat, WriterSchema
 
 _T = TypeVar("_T")
+#: The types of records and their headers.
+INPUTS = (pa.binary(), pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
 #: Decoders and encoders that no batch uses now, by their function's schema and settings; the oldest first.
 _kept: dict[bytes, Any] = {}
 _MOST_KEPT = 32
@@ -88,12 +90,10 @@ def _plain(values: pa.Array) -> pa.Array:
 
 
 def _headers(name: str, headers: pa.Array) -> pa.Array:
-    kind = headers.type
-    is_list = pa.types.is_list(kind) and pa.types.is_struct(kind.value_type) and kind.value_type.num_fields == 2
-    if not is_list:
-        raise ConfigError(f"{name}: headers are {kind}, not an array of structs of key and value")
-    wanted = pa.list_(pa.struct([(field.name, want) for field, want in zip(kind.value_type, _HEADER, strict=True)]))
-    return headers if kind.value_type == wanted.value_type else headers.cast(wanted)
-
-
-_HEADER = (pa.string(), pa.binary())
+    if headers.type == INPUTS[1]:
+        return headers
+    try:
+        return headers.cast(INPUTS[1])
+    except pa.ArrowException as error:
+        kind = headers.type
+        raise ConfigError(f"{name}: headers are {kind}, not an array of structs of key and value: {error}") from None
