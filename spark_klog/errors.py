@@ -225,6 +225,31 @@ class CorruptBatchError(DecodeError):
     """A record batch whose checksum does not match its bytes."""
 
 
+class RecordDeserializationError(ErrorWithFields, DecodeError):
+    """A record whose `column`, "key" or "value", does not deserialize, with its bytes as they are (KIP-334, KIP-1036).
+
+    `key` and `value` are None if they are null, or were not read.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        column: str,
+        reason: str,
+        key: bytes | None = None,
+        value: bytes | None = None,
+        headers: tuple[tuple[str, bytes | None], ...] = (),
+    ) -> None:
+        self.topic, self.partition, self.offset = topic, partition, offset
+        self.column, self.reason = column, reason
+        self.key, self.value, self.headers = key, value, headers
+        super().__init__(
+            f"{topic}-{partition}: the record at offset {offset} has a {column} that does not decode: {reason}"
+        )
+
+
 class ConfigError(KlogError, ValueError):
     """An option or setting that is unknown, in conflict, or out of its range."""
 

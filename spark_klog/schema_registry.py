@@ -18,6 +18,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from spark_klog.client import Admin, Consumer, Producer
+from spark_klog.client.settings import of_bytes
 from spark_klog.errors import KlogError
 from spark_klog.schemas.registry.server import errors
 from spark_klog.schemas.registry.server.api import answer, content_type, refusal_body
@@ -59,7 +60,7 @@ class SchemaRegistry:
         host, _ = parse_listen(listen, _OPTION, LOOPBACK)
         #: A page of another site can send requests here under a name of its own; only who listens on one more knows it.
         self._host = host if is_loopback(host) else None
-        settings = Settings({name: value for name, value in settings.items() if name not in _LEFT_OUT})
+        settings = Settings({name: value for name, value in of_bytes(settings).items() if name not in _LEFT_OUT})
         with ExitStack() as opened:
             admin = opened.enter_context(Admin(settings))
             consumer = Consumer(settings | _CONSUMER)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from spark_klog.base.extras import require
@@ -28,6 +28,7 @@ import pyarrow as pa
 from spark_klog.base.clock import system_ms
 from spark_klog.base.names import TopicPartition, check_topic_name
 from spark_klog.client.cluster import Cluster
+from spark_klog.client.consumer.deserializers import Deserializers
 from spark_klog.client.fetch.entries import Fetched
 from spark_klog.client.fetch.ranges import ShortRanges, by_leader, fetch_range, is_short
 from spark_klog.client.offsets import NO_OFFSET, first_and_end, list_offsets
@@ -40,13 +41,17 @@ from spark_klog.client.places import (
     check_covers,
     parse_offsets,
 )
+from spark_klog.client.serialization import split_settings
 from spark_klog.client.settings import named_cluster
 from spark_klog.columns.decode import PartitionDecoder, Unreadable
-from spark_klog.columns.schema import WITHOUT_HEADERS, subset
+from spark_klog.columns.schema import WITHOUT_HEADERS, subset, with_types
 from spark_klog.errors import ConfigError, OffsetOutOfRange, ReaderClosed, StartAfterEnd
 from spark_klog.protocol.tables.records import EARLIEST, LATEST
 from spark_klog.records.reading.reader import AbortedTransactions
 from spark_klog.security.config import Settings
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import ColumnDecoder
 
 #: Of a broker on this machine, as for the commands.
 _DEFAULT_SERVERS = "127.0.0.1:9092"
@@ -85,6 +90,8 @@ def read(
         bootstrap_servers: HOST:PORT, or several; by default those of `cluster` or `settings`, or else 127.0.0.1:9092.
         cluster: A cluster of clusters.toml, see `client.settings`.
         settings: Client settings by Kafka's names, such as isolation.level, security.protocol, request.timeout.ms.
+            With key.deserializer, value.deserializer and schema.registry.url, as of a consumer, key and value are rows;
+            several topics need one schema of the column, such as value.subject.
 
     The records of a partition come in the order of their offsets, one partition after the other. In memory are one
     fetch, of max.partition.fetch.bytes (8 MiB) or of several short partitions (16 MiB), and two batches, of 65,536 rows
@@ -97,9 +104,11 @@ def read(
         OffsetOutOfRange: A partition does not have an offset that `start` or `end` names.
         ProtocolError: A topic does not exist, or this user may not read it.
         ConnectionFailed, AuthenticationError, RequestTimedOut: No broker of the cluster answers.
+        SchemaError, RegistryError: There is no schema to read rows by, or the registry refuses.
 
     and, while it is read, whenever records do not come for request.timeout.ms (30 s): `ConnectionFailed`,
-    `RequestTimedOut` or `ProtocolError`; `OffsetOutOfRange` if records were deleted meanwhile; `CorruptBatchError`.
+    `RequestTimedOut` or `ProtocolError`; `OffsetOutOfRange` if records were deleted meanwhile; `CorruptBatchError`;
+    `RecordDeserializationError` for a record that is no row, after those before it.
     """
     schema = WITHOUT_HEADERS if columns is None else subset([columns] if isinstance(columns, str) else list(columns))
     names = [topics] if isinstance(topics, str) else list(topics)
@@ -108,7 +117,14 @@ def read(
     for name in names:
         check_topic_name(name)
     starting, ending = _spec("start", start), _spec("end", end)
-    brokers = Cluster.connect(_settings(bootstrap_servers, cluster, settings))
+    client, serialization = split_settings(_settings(bootstrap_servers, cluster, settings), "deserializer")
+    decoders: dict[str, ColumnDecoder] = {}
+    if serialization is not None:
+        if len(names) > 1:
+            serialization.check_one_schema()
+        decoders = Deserializers(serialization).decoders(names[0], schema.names)
+        schema = with_types(schema, {column: one.type for column, one in decoders.items()})
+    brokers = Cluster.connect(client)
     try:
         keys = [(topic, partition) for topic, numbers in brokers.partitions(names).items() for partition in numbers]
         topic_ids = dict(brokers.topic_ids)
@@ -116,7 +132,7 @@ def read(
     except BaseException:
         brokers.close()
         raise
-    return TopicReader(_Stream(brokers, schema, ranges, topic_ids))
+    return TopicReader(_Stream(brokers, schema, ranges, topic_ids, decoders))
 
 
 class TopicReader(pa.ipc.RecordBatchStreamReader):  # type: ignore[misc]
@@ -140,13 +156,20 @@ class TopicReader(pa.ipc.RecordBatchStreamReader):  # type: ignore[misc]
 class _Stream:
     """The file that pyarrow reads: batches in Arrow's IPC stream format, made as they are read."""
 
-    def __init__(self, brokers: Cluster, schema: pa.Schema, ranges: _Ranges, topic_ids: Mapping[str, UUID]) -> None:
+    def __init__(
+        self,
+        brokers: Cluster,
+        schema: pa.Schema,
+        ranges: _Ranges,
+        topic_ids: Mapping[str, UUID],
+        decoders: Mapping[str, ColumnDecoder],
+    ) -> None:
         #: Also called when pyarrow has released the file, which may never have been read.
         self._release = weakref.finalize(self, brokers.close)
         self._release.atexit = False  # a forked process must not end the connections of its parent
         #: A thread that closes waits for one that reads.
         self._lock = threading.RLock()
-        self._parts = _messages(schema, _batches(brokers, schema, ranges, topic_ids))
+        self._parts = _messages(schema, _batches(brokers, schema, ranges, topic_ids, decoders))
         self._part: pa.Buffer = pa.py_buffer(b"")
         self.closed = False
 
@@ -192,7 +215,11 @@ def _messages(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Generator
 
 
 def _batches(
-    brokers: Cluster, schema: pa.Schema, ranges: _Ranges, topic_ids: Mapping[str, UUID]
+    brokers: Cluster,
+    schema: pa.Schema,
+    ranges: _Ranges,
+    topic_ids: Mapping[str, UUID],
+    decoders: Mapping[str, ColumnDecoder],
 ) -> Iterator[pa.RecordBatch]:
     """The records of the ranges. Closes the connections at the end, or when it is closed."""
     decoder: PartitionDecoder | None = None
@@ -200,7 +227,8 @@ def _batches(
         for fetched in _fetches(brokers, ranges, topic_ids):
             key = fetched.topic, fetched.partition
             if decoder is None:
-                decoder = PartitionDecoder(*key, schema, brokers.config.decompressed_max_bytes)
+                limit = brokers.config.decompressed_max_bytes
+                decoder = PartitionDecoder(*key, schema, limit, decoders=decoders)
             decoder.move_to(*key)
             aborted = AbortedTransactions(fetched.aborted) if brokers.config.isolation_level else None
             for part in decoder.decode(fetched.data, fetched.offset, ranges[key][1], aborted, fetched.damaged):

@@ -21,7 +21,7 @@ from spark_klog.base.settings import (
     words,
 )
 from spark_klog.client.consumer.settings import RESET, ResetPolicy
-from spark_klog.client.settings import setting_texts
+from spark_klog.client.settings import of_bytes, setting_texts
 from spark_klog.errors import ConfigError
 from spark_klog.protocol.tables.records import LATEST
 
@@ -164,7 +164,7 @@ class ConnectorConfig:
     def client_settings(self, servers: list[str]) -> dict[str, Any]:
         """The settings of a cluster at these addresses."""
         own = {"client.id": self.group_id, "request.timeout.ms": self.socket_timeout_ms}
-        return {**own, **self.client, "bootstrap.servers": servers}
+        return {**own, **of_bytes(self.client), "bootstrap.servers": servers}
 
 
 def connector_config(settings: Mapping[str, Any]) -> ConnectorConfig:
@@ -220,7 +220,7 @@ class ProducerConfig:
         delivery = (self.retries + 1) * self.request_timeout_ms
         own = {"request.timeout.ms": self.request_timeout_ms, "delivery.timeout.ms": delivery, "max.block.ms": delivery}
         own_texts = {"acks": self.acks, "compression.type": codec, "bootstrap.servers": servers}
-        return {**own, **self.client, **own_texts}
+        return {**own, **of_bytes(self.client), **own_texts}
 
 
 def producer_config(settings: Mapping[str, Any]) -> ProducerConfig:

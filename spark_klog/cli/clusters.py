@@ -13,7 +13,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import parse_settings
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.settings import check_names, named_cluster, parse_bootstrap
+from spark_klog.client.settings import check_names, named_cluster, of_bytes, parse_bootstrap
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
@@ -68,11 +68,11 @@ class ChosenCluster(NamedTuple):
         if self.name is not None:
             if self.command_config is not None:
                 raise ConfigError("give only one of --cluster and --command-config")
-            return named_cluster(self.name)
+            return of_bytes(named_cluster(self.name))
         from spark_klog.base.properties import parse_properties
 
         file = self.command_config
-        return Settings(parse_properties(file.read_bytes(), str(file)) if file else {})
+        return of_bytes(parse_properties(file.read_bytes(), str(file)) if file else {})
 
     def settings(self) -> dict[str, str]:
         """Client settings with bootstrap.servers of -b, or else of the file or the cluster, or else missing.
@@ -99,7 +99,7 @@ class ChosenCluster(NamedTuple):
 
     def set_settings(self, settings: tuple[str, ...]) -> dict[str, str]:
         """The settings of --set; `ConfigError` if one is not NAME=VALUE, or names other servers than -b."""
-        found = parse_settings(settings)
+        found = of_bytes(parse_settings(settings))
         own = found.get("bootstrap.servers")
         if self.servers is not None and own is not None and own != self.servers:
             raise ConfigError(

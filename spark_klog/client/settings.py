@@ -359,7 +359,7 @@ def _hint(name: str, prefix: str) -> str:
         codecs = ", ".join(f"{prefix}compression.{codec}.level" for codec in ("gzip", "lz4", "zstd"))
         return f"it is librdkafka's: set that of the codec, {codecs}"
     if name.replace("_", ".") in SERIALIZERS:
-        return f"remove it, {BYTES}"
+        return f"remove it, {BYTES}" if prefix else f"it is kafka-python's, write {name.replace('_', '.')}"
     if name in KAFKA_PYTHONS:
         return f"it is kafka-python's, write {prefix}{KAFKA_PYTHONS[name]}"
     name = name.lower()
@@ -379,6 +379,11 @@ def without_ids(settings: Mapping[str, str]) -> Settings:
     """Settings without the ids of a program that shares their file: to join its group, or to fence its producer."""
     ids = ("group.id", "group.instance.id", "transactional.id")
     return Settings({name: value for name, value in settings.items() if name not in ids})
+
+
+def of_bytes(settings: Mapping[str, Any]) -> Settings:
+    """Settings without the serializers of a program that shares their file: for a consumer or producer of bytes."""
+    return Settings({name: value for name, value in settings.items() if name not in SERIALIZERS})
 
 
 def named_cluster(name: str) -> Settings:

@@ -6,6 +6,7 @@ Computations are numpy's: pyarrow imports pandas to convert Python values, which
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from spark_klog.base.settings import INT32_MAX
 from spark_klog.columns.schema import FULL
-from spark_klog.errors import CorruptBatchError, DecodeError
+from spark_klog.errors import CorruptBatchError, DecodeError, RecordDeserializationError
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
 from spark_klog.records.reading.offset_order import NOTHING
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordReader
@@ -56,7 +57,8 @@ class PartitionDecoder:
     `Unreadable` instead, and left out. With the column `timestamp` in ms all records are in the batches.
 
     `decoders` make rows of keys and values, by column; `schema` has their types. A record that one of them can't decode
-    is as bad as one with such a timestamp, unless the decoder is permissive.
+    is as bad as one with such a timestamp, unless the decoder is permissive. Its error is a
+    `RecordDeserializationError`, and the records before it come first.
     """
 
     def __init__(
@@ -130,13 +132,15 @@ class PartitionDecoder:
 
     def _batches(self, columns: RecordColumns) -> Iterator[pa.RecordBatch]:
         """Yield one Arrow batch, and before it the records that are not in it: those that do not decode, and whose
-        timestamps do not fit into microseconds."""
+        timestamps do not fit into microseconds. Without `yields_bad` the batch ends before the first of them, whose
+        error is raised."""
         count = columns.count
         self._decoded += count
         parts, self._moved = [*self._moved, (self._topic, self._partition, count)], []
         fixed: dict[str, Any] = {"offset": columns.offset, "timestampType": columns.timestamp_type}
         fits: np.ndarray[Any, np.dtype[np.bool_]] | None = None
         decoded: dict[str, pa.Array] = {}
+        failures: list[tuple[int, DecodeError]] = []
         for name, decoder in self._decoders.items():
             source = columns.key if name == "key" else columns.value
             assert source is not None
@@ -145,6 +149,9 @@ class PartitionDecoder:
                 fits = np.ones(count, np.bool_) if fits is None else fits
                 for row, reason in bad:
                     fits[row] = False
+                    if not self._yields_bad:
+                        failures.append((row, self._failure(row, name, reason, columns, parts)))
+                        break
                     why = f"has a {name} that does not decode: {reason}"
                     yield self._bad_record(row, why, source, columns, parts)
         if columns.timestamp is not None:
@@ -154,7 +161,12 @@ class PartitionDecoder:
                 if not has_time.all():
                     for row in np.flatnonzero(~has_time).tolist():
                         why = f"has the timestamp {times[row]} ms, which does not fit into microseconds"
-                        yield self._bad_record(row, why, columns.value, columns, parts)
+                        bad_record = self._bad_record(row, why, columns.value, columns, parts)
+                        if not self._yields_bad:
+                            named = f"{bad_record.topic}-{bad_record.partition}: {bad_record.bad.error}"
+                            failures.append((row, DecodeError(named)))
+                            break
+                        yield bad_record
                     fits = has_time if fits is None else fits & has_time
                 times = np.multiply(times, 1000, out=times if times.flags.writeable else None)
             fixed["timestamp"] = times
@@ -178,7 +190,22 @@ class PartitionDecoder:
                 array = array.slice(0, count)
             arrays.append(array)
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if failures:
+            row, failure = min(failures, key=itemgetter(0))
+            if row:
+                yield batch.slice(0, row)
+            raise failure
         yield batch if fits is None else batch.filter(pa.array(fits))
+
+    def _failure(
+        self, row: int, name: str, reason: str, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]
+    ) -> RecordDeserializationError:
+        topic, partition, _ = next(part for part in parts if row < part[-1])
+        assert columns.offset is not None
+        offset = int(np.frombuffer(columns.offset, np.int64)[row])
+        key, value = (None if one is None else one.values()[row] for one in (columns.key, columns.value))
+        headers = () if columns.headers is None else columns.headers.rows(columns.count)[row]
+        return RecordDeserializationError(topic, partition, offset, name, reason, key, value, headers)
 
     def _bad_record(
         self,
@@ -188,13 +215,11 @@ class PartitionDecoder:
         columns: RecordColumns,
         parts: Sequence[tuple[str, int, int]],
     ) -> Unreadable:
-        """A record that is left out, with its bytes of `source`; raises it as an error unless `yields_bad`."""
+        """A record that is left out, with its bytes of `source`."""
         topic, partition, _ = next(part for part in parts if row < part[-1])
         assert columns.offset is not None
         offset = int(np.frombuffer(columns.offset, np.int64)[row])
         error = DecodeError(f"the record at offset {offset} {why}")
-        if not self._yields_bad:
-            raise DecodeError(f"{topic}-{partition}: {error}")
         value: Buffer = b""
         if source is not None:
             start, end = np.frombuffer(source.offsets, np.int32)[row : row + 2]

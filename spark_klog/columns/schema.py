@@ -7,7 +7,7 @@ headers        list<struct<key: string, value: binary>>, null for a record witho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -34,6 +34,11 @@ WITHOUT_HEADERS = pa.schema([field for field in FULL if field.name != "headers"]
 def in_milliseconds(schema: pa.Schema) -> pa.Schema:
     """The schema with the column `timestamp` in ms: all times of Kafka fit."""
     return schema.set(schema.get_field_index("timestamp"), pa.field("timestamp", pa.timestamp("ms", tz="UTC")))
+
+
+def with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """The schema with other types of the columns key and value, where rows take the place of bytes."""
+    return pa.schema([pa.field(one.name, types[one.name]) if one.name in types else one for one in schema])
 
 
 def subset(names: Sequence[str]) -> pa.Schema:

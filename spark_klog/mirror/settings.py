@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from spark_klog.client.settings import of_bytes
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
@@ -105,4 +106,4 @@ def check_name(name: str) -> str:
 
 
 def _shared(settings: Mapping[str, Any]) -> dict[str, str]:
-    return {name: value for name, value in settings.items() if name not in _OWN}
+    return {name: value for name, value in of_bytes(settings).items() if name not in _OWN}

@@ -22,6 +22,7 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.client import Admin, Producer
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import Committed, GroupOffsets, first_and_end
+from spark_klog.client.settings import of_bytes
 from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import subset
 from spark_klog.errors import ConfigError, KlogError, LoadError
@@ -376,7 +377,7 @@ def _transactions_of(client: Mapping[str, str], transactional_id: str) -> Produc
 
 
 def _shared(client: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in client.items() if name not in _OWN}
+    return {name: value for name, value in of_bytes(client).items() if name not in _OWN}
 
 
 def _write_with_progress(

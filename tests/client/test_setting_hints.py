@@ -42,8 +42,8 @@ def _said(name: str, prefix: str = "") -> str:
         ("producer.override.acks", "write acks"),
         ("spring.kafka.properties.security.protocol", "write security.protocol"),
         ("kafka.consumer.isolation.level", "write isolation.level"),
-        ("value_serializer", "remove it, keys and values are bytes: encode"),
-        ("key_deserializer", "remove it, keys and values are bytes: encode"),
+        ("value_serializer", "it is kafka-python's, write value.serializer"),
+        ("key_deserializer", "it is kafka-python's, write key.deserializer"),
         ("properties.group.id", "write group.id"),  # of Flink SQL
     ],
 )

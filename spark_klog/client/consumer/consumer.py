@@ -30,6 +30,7 @@ from spark_klog.client.consumer.classic_group import ClassicGroup
 from spark_klog.client.consumer.commits import Offsets
 from spark_klog.client.consumer.consumer_protocol_group import ConsumerProtocolGroup
 from spark_klog.client.consumer.decoding import ArrowDecoder, ConsumerRecord, RecordDecoder
+from spark_klog.client.consumer.deserializers import Deserializers
 from spark_klog.client.consumer.fetches import Fetches
 from spark_klog.client.consumer.group import CLOSE_SECONDS, ConsumerGroup, RebalanceListener
 from spark_klog.client.consumer.positions import Positions
@@ -39,6 +40,7 @@ from spark_klog.client.forks import Maker
 from spark_klog.client.net.waiting import Waker
 from spark_klog.client.offsets import Committed, GroupMetadata
 from spark_klog.client.retry import CALL_TIMEOUT
+from spark_klog.client.serialization import split_settings
 from spark_klog.errors import (
     ConcurrentUse,
     ConfigError,
@@ -181,6 +183,8 @@ class Consumer:
         timestamp_unit: Literal["us", "ms"] = "us",
     ) -> None:
         unit = one_of("timestamp_unit", timestamp_unit, ("us", "ms"))
+        settings, serialization = split_settings(settings, "deserializer")
+        deserializers = None if serialization is None else Deserializers(serialization)
         self._config = consumer_config(settings)
         #: Whether a poll without assigned partitions was logged.
         self._has_warned = False
@@ -195,8 +199,8 @@ class Consumer:
         self._positions = Positions(self._cluster, self._config, self._assignment, self._troubles)
         self._fetches = Fetches(self._cluster, self._config, self._assignment, self._waker, self._troubles)
         limit, checks_crcs = self._config.client.decompressed_max_bytes, self._config.check_crcs
-        self._arrow = ArrowDecoder(limit, include_headers, checks_crcs, unit)
-        self._records = RecordDecoder(limit, self._config.max_poll_records, checks_crcs)
+        self._arrow = ArrowDecoder(limit, include_headers, checks_crcs, unit, deserializers)
+        self._records = RecordDecoder(limit, self._config.max_poll_records, checks_crcs, deserializers)
         self._decoding: _Decoding | None = None
         #: Whether `_decoding` is from the Arrow decoder.
         self._decodes_arrow = False

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from spark_klog.base.names import TopicPartition
+from spark_klog.client.consumer.deserializers import Deserializers
 from spark_klog.client.fetch.entries import Fetched
-from spark_klog.errors import DecodeError
+from spark_klog.errors import DecodeError, KlogError, RecordDeserializationError
 from spark_klog.records.contract import COLUMNS, Headers, RecordColumns
 from spark_klog.records.reading.reader import AbortedTransactions, RecordReader
 
@@ -26,23 +27,32 @@ _Part = TypeVar("_Part")
 
 
 class ConsumerRecord(NamedTuple):
-    """One record. `timestamp` is in ms, `timestamp_type` 0 create time, 1 log append time, -1 none (magic 0)."""
+    """One record. `timestamp` is in ms, `timestamp_type` 0 create time, 1 log append time, -1 none (magic 0).
+
+    `key` and `value` are bytes, or what a deserializer makes of them; None for null.
+    """
 
     topic: str
     partition: int
     offset: int
     timestamp: int
     timestamp_type: int
-    key: bytes | None
-    value: bytes | None
+    key: Any
+    value: Any
     headers: Headers
 
 
 class RecordDecoder:
-    """Decode chunks into lists of at most `most` records; `limit` and `checks_crcs` as of `RecordReader`."""
+    """Decode chunks into lists of at most `most` records; `limit` and `checks_crcs` as of `RecordReader`.
 
-    def __init__(self, limit: int, most: int, checks_crcs: bool = True) -> None:
+    Without `deserializers` keys and values are bytes.
+    """
+
+    def __init__(
+        self, limit: int, most: int, checks_crcs: bool = True, deserializers: Deserializers | None = None
+    ) -> None:
         self._limit, self._most, self._checks_crcs = limit, most, checks_crcs
+        self._deserializers = deserializers
         self._reader: RecordReader | None = None
 
     def parts(self, chunk: Fetched) -> Iterator[tuple[list[ConsumerRecord], int]]:
@@ -60,6 +70,8 @@ class RecordDecoder:
             for columns in reader.read(chunk.data, chunk.offset, chunk.next_offset, aborted, chunk.damaged):
                 assert isinstance(columns, RecordColumns)  # the reader raises errors of corrupt batches
                 yield from self._records(chunk, columns)
+        except RecordDeserializationError:
+            raise
         except DecodeError as error:
             failure = chunk.named(error)
         yield from self._records(chunk, reader.finish())
@@ -87,6 +99,9 @@ class RecordDecoder:
             strict=False,  # repeat() has no end
         )
         records = list(map(ConsumerRecord._make, rows))
+        if self._deserializers is not None:
+            yield from self._deserializers.lists(chunk.topic, records, columns, self._most)
+            return
         for start in range(0, count, self._most):
             yield records[start : start + self._most]
 
@@ -94,12 +109,20 @@ class RecordDecoder:
 class ArrowDecoder:
     """Decode chunks into Arrow batches with the columns of the Spark source (see columns/schema.py).
 
-    `limit` and `checks_crcs` as of `RecordReader`.
+    `limit` and `checks_crcs` as of `RecordReader`. Without `deserializers` keys and values are binary.
     """
 
-    def __init__(self, limit: int, include_headers: bool, checks_crcs: bool = True, timestamp_unit: str = "us") -> None:
+    def __init__(
+        self,
+        limit: int,
+        include_headers: bool,
+        checks_crcs: bool = True,
+        timestamp_unit: str = "us",
+        deserializers: Deserializers | None = None,
+    ) -> None:
         self._limit, self._include_headers, self._checks_crcs = limit, include_headers, checks_crcs
         self._timestamp_unit = timestamp_unit
+        self._deserializers = deserializers
         self._decoders: dict[TopicPartition, PartitionDecoder] = {}
 
     def parts(self, chunk: Fetched) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -112,12 +135,14 @@ class ArrowDecoder:
         decoder = self._decoders.pop(key, None)
         if decoder is None:
             from spark_klog.columns.decode import PartitionDecoder
-            from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, in_milliseconds
+            from spark_klog.columns.schema import FULL, WITHOUT_HEADERS, in_milliseconds, with_types
 
             schema = FULL if self._include_headers else WITHOUT_HEADERS
             if self._timestamp_unit == "ms":
                 schema = in_milliseconds(schema)
-            decoder = PartitionDecoder(*key, schema, self._limit, checks=self._checks_crcs)
+            decoders = {} if self._deserializers is None else self._deserializers.decoders(chunk.topic)
+            schema = with_types(schema, {column: one.type for column, one in decoders.items()})
+            decoder = PartitionDecoder(*key, schema, self._limit, checks=self._checks_crcs, decoders=decoders)
         aborted = AbortedTransactions(chunk.aborted)
         try:
             yield from decoder.decode(chunk.data, chunk.offset, chunk.next_offset, aborted, chunk.damaged)
@@ -135,7 +160,7 @@ class ArrowDecoder:
 def _with_ends(chunk: Fetched, parts: Iterator[_Part], end_of: Callable[[_Part], int]) -> Iterator[tuple[_Part, int]]:
     """Yield each part with the offset after it; for the last one that is the chunk's end.
 
-    Raises `DecodeError` for a corrupt batch, after yielding the records before it.
+    Raises an error, such as `DecodeError` for a corrupt batch, after yielding the records before it.
     """
     held: _Part | None = None
     try:
@@ -143,7 +168,7 @@ def _with_ends(chunk: Fetched, parts: Iterator[_Part], end_of: Callable[[_Part],
             if held is not None:
                 yield held, end_of(held)
             held = part
-    except DecodeError:
+    except KlogError:
         if held is not None:
             yield held, end_of(held)
         raise

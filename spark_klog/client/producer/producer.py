@@ -36,10 +36,12 @@ from spark_klog.client.producer.intake import (
 )
 from spark_klog.client.producer.receipts import Delivery, OnDelivery
 from spark_klog.client.producer.sender import Sender
+from spark_klog.client.producer.serializers import Serializers
 from spark_klog.client.producer.thread import Background, Turns
 from spark_klog.client.producer.transactions import PreparedTransaction, State, Transactions
 from spark_klog.client.requests import PendingRequest
 from spark_klog.client.retry import Retry
+from spark_klog.client.serialization import split_settings
 from spark_klog.client.settings import without_effect
 from spark_klog.errors import (
     BufferExhausted,
@@ -116,7 +118,11 @@ class Producer:
         a missing topic is an error also with brokers that would create it.
         """
         self._has_thread = not isinstance(settings, Cluster)
+        self._serializers: Serializers | None = None
         if not isinstance(settings, Cluster):
+            if not prefix:
+                settings, serialization = split_settings(settings, "serializer")
+                self._serializers = None if serialization is None else Serializers(serialization)
             if not prefix and (ignored := without_effect(settings)):  # Spark has warned of those with its prefix
                 _log.warning("these settings have no effect on a producer: %s", ", ".join(ignored))
             settings = Cluster.connect(settings, prefix)
@@ -162,14 +168,18 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: Any,
+        key: Any = None,
         partition: int | None = None,
         timestamp: int | None = None,
         headers: Headers = (),
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Add a record; `timestamp` in ms, None for now, -1 for a record without timestamp.
+
+        `key` and `value` are bytes, or what key.serializer and value.serializer take; None is null. `EncodeError` if
+        one does not serialize, `SchemaError`, `RegistryError` or `ConnectionFailed` if there is no schema to do it by:
+        nothing has changed then, and the same record may be sent again.
 
         Without `partition` the murmur2 hash of the key decides, as in Kafka, or what partitioner.class or partitioner
         says; without a key a partition gets a batch, then the next one.
@@ -180,6 +190,8 @@ class Producer:
         being None: in the producer's thread or in a call, in order for each partition. It may call `send`, but not
         wait for a `Delivery`.
         """
+        if self._serializers is not None:
+            key, value, headers = self._serializers.record(topic, key, value, check_headers(headers))
         if type(value) is not bytes:
             check_bytes("value", value)
         if key is not None:
@@ -324,9 +336,15 @@ class Producer:
 
         `is_any_time` is for copies of records: it takes timestamps before 1970, as brokers do.
 
+        With key.serializer or value.serializer these columns are rows of any type that fits the schema, which is by
+        default made of the column's type.
+
         `InvalidRecords` names the column and its type, or the row, that is wrong, `RecordTooLargeToSend` a row that is
-        beyond max.request.size or buffer.memory; no row is added then.
+        beyond max.request.size or buffer.memory; `EncodeError`, `SchemaError` and the registry's errors are as of
+        `send`. No row is added then.
         """
+        if self._serializers is not None:
+            rows = self._serializers.table(rows, topic)
         self.send_rows(self.record_rows(rows, topic, is_any_time=is_any_time))
 
     def record_rows(

@@ -137,6 +137,8 @@ def _stored(schema: AvroSchema, kind: pa.DataType) -> tuple[pa.DataType | None, 
         return (pa.decimal256 if wide else pa.decimal128)(kind.precision, kind.scale), 0
     if logical == "duration" and kind == pa.month_day_nano_interval():
         return kind, 0
+    if schema.kind not in ("bytes", "fixed"):
+        return None, 0
     if pa.types.is_fixed_size_binary(kind):
         return (kind, 0) if schema.kind == "bytes" or kind.byte_width == schema.size else (None, 0)
     return (pa.binary(), 0) if _is_binary(kind) else (None, 0)

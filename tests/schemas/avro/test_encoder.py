@@ -140,6 +140,7 @@ def test_what_is_under_a_null_is_not_written() -> None:
         ("float", pa.float64(), "double can't be written as float"),
         ("string", pa.binary(), "binary can't be written as string"),
         ("bytes", pa.string(), "string can't be written as bytes"),
+        (record(("a", "int")), pa.binary(), "binary can't be written as record"),
         (_FIXED, pa.binary(3), r"fixed_size_binary\[3\] can't be written as fixed F"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}, pa.decimal128(5, 1), "decimal"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}, pa.decimal128(6, 2), "decimal"),

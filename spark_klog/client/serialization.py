@@ -1,0 +1,323 @@
+"""Settings that make keys and values of records Python values, and back: key.deserializer, value.serializer and so on.
+
+    avro, protobuf, json-schema     rows by a schema, of `schema.registry.url` or `value.schema`
+    string, bytes, short, integer, long, float, double, boolean, uuid       as Kafka's Java classes write them
+    a Java class                    by the end of its name: ...KafkaAvroDeserializer, ...StringSerializer
+    an object of confluent-kafka    called with (value, context), see `Context`; so is a function with two parameters
+    an object of kafka-python       its method serialize(topic, value) or deserialize(topic, value) is called
+    any other function              called with the value
+
+Null stays null, without a call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import struct
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from uuid import UUID
+
+from spark_klog.base.extras import require
+from spark_klog.base.settings import BOOLEAN, INT, choice, value_of, words
+from spark_klog.client.settings import SERIALIZERS, setting_texts
+from spark_klog.errors import ConfigError
+from spark_klog.security.config import Settings
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+    from spark_klog.schemas.column_writing import Strategy, WriteFormat
+
+_log = logging.getLogger(__name__)
+Column = Literal["key", "value"]
+#: What the setting's name ends with: of a consumer, of a producer.
+Direction = Literal["deserializer", "serializer"]
+COLUMNS: tuple[Column, ...] = ("key", "value")
+FORMATS = ("avro", "protobuf", "json-schema")
+_PREFIX = "schema.registry."
+#: Names of a registry's settings that Confluent's clients take without the prefix, too.
+_WITHOUT_PREFIX = ("basic.auth.", "bearer.auth.")
+_OF_BOTH = words("key.schema key.schema.id key.subject value.schema value.schema.id value.subject")
+_OF_PRODUCERS = words("auto.register.schemas use.latest.version key.subject.name.strategy value.subject.name.strategy")
+_STRATEGIES = {"TopicNameStrategy": "topic", "RecordNameStrategy": "record", "TopicRecordNameStrategy": "topic-record"}
+#: What Java classes are called before "Serializer" and "Deserializer".
+_JAVA = {
+    "KafkaAvro": "avro",
+    "GenericAvro": "avro",
+    "KafkaProtobuf": "protobuf",
+    "KafkaJsonSchema": "json-schema",
+    "ByteArray": "bytes",
+    "ByteBuffer": "bytes",
+    "Bytes": "bytes",
+}
+
+
+class Context(NamedTuple):
+    """What a function of two parameters learns of a record, by the names of confluent-kafka's SerializationContext.
+
+    `field` is "key" or "value". A serializer may append to `headers`.
+    """
+
+    topic: str
+    field: Column
+    headers: list[tuple[str, bytes | None]]
+
+
+class PlainType(NamedTuple):
+    """A type without a schema: its name in Arrow, and how a value is read and written. Errors are any exceptions."""
+
+    arrow: str
+    read: Callable[[bytes], Any]
+    write: Callable[[Any], bytes]
+
+
+Function = Callable[[Any, Context], Any]
+
+
+def _number(code: str, arrow: str) -> PlainType:
+    form = struct.Struct(f">{code}")
+
+    def read(data: bytes) -> Any:
+        if len(data) != form.size:
+            raise ValueError(f"it has {len(data)} bytes, not {form.size}")
+        return form.unpack(data)[0]
+
+    return PlainType(arrow, read, form.pack)
+
+
+def _written_text(value: str) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"it must be a str, not {type(value).__name__}")
+    return value.encode()
+
+
+def _read_boolean(data: bytes) -> bool:
+    if data not in (b"\0", b"\1"):
+        raise ValueError("it must be a byte 0 or 1")
+    return data == b"\1"
+
+
+def _read_uuid(data: bytes) -> UUID:
+    return UUID(data.decode())
+
+
+PLAIN: Mapping[str, PlainType | None] = {
+    "bytes": None,
+    "string": PlainType("string", bytes.decode, _written_text),
+    "short": _number("h", "int16"),
+    "integer": _number("i", "int32"),
+    "long": _number("q", "int64"),
+    "float": _number("f", "float32"),
+    "double": _number("d", "float64"),
+    "boolean": PlainType("bool", _read_boolean, lambda value: b"\1" if value else b"\0"),
+    "uuid": PlainType("string", _read_uuid, lambda value: str(value).encode()),
+}
+
+
+class Serialization:
+    """What the settings say of keys and values. Formats with a schema need the `schemas` room, which is imported then.
+
+    `by_column` has a column's format by name, its plain type, or its function; a column of bytes is not in it.
+    """
+
+    def __init__(self, direction: Direction, settings: Mapping[str, Any]) -> None:
+        """`settings` are those of a client, with those for `direction`; `ConfigError` for a wrong one."""
+        self._direction = direction
+        self.by_column: dict[Column, str | PlainType | Function] = {}
+        for column in COLUMNS:
+            name = f"{column}.{direction}"
+            chosen = None if settings.get(name) is None else _chosen(name, settings[name])
+            if chosen is not None:
+                self.by_column[column] = chosen
+        names = _OF_BOTH | (_OF_PRODUCERS if direction == "serializer" else frozenset())
+        self._texts = setting_texts({name: value for name, value in settings.items() if name in names})
+        self._registry = _registry_texts(settings)
+        self._client = Settings(setting_texts(_of_client(settings, direction)))
+        self._check(settings)
+
+    @property
+    def has_schemas(self) -> bool:
+        return any(isinstance(chosen, str) for chosen in self.by_column.values())
+
+    def _check(self, settings: Mapping[str, Any]) -> None:
+        if self._direction == "deserializer" and (idle := sorted(_OF_PRODUCERS & settings.keys())):
+            _log.warning("settings without effect on a consumer: %s", ", ".join(idle))
+        if self._registry and "url" not in self._registry:
+            raise ConfigError(f"{_PREFIX}{min(self._registry)} needs {_PREFIX}url: http://HOST:PORT of the registry")
+        for column in COLUMNS:
+            chosen, named = self.by_column.get(column), f"{column}.{self._direction}"
+            given = [name for name in (f"{column}.schema", f"{column}.schema.id") if name in self._texts]
+            of_registry = [name for name in (f"{column}.schema.id", f"{column}.subject") if name in self._texts]
+            if not isinstance(chosen, str):
+                if given or of_registry:
+                    raise ConfigError(f"{(given or of_registry)[0]} needs {named}: one of {', '.join(FORMATS)}")
+                continue
+            if len(given) > 1:
+                raise ConfigError(f"{' and '.join(given)} exclude each other: remove one of them")
+            if not self._registry and of_registry:
+                raise ConfigError(f"{of_registry[0]} needs {_PREFIX}url")
+            if not self._registry and not given:
+                raise ConfigError(
+                    f"{named}={chosen} needs {_PREFIX}url, or {column}.schema: the text of the schema that all records "
+                    "have, without a registry's ids before them"
+                )
+            if self._direction == "serializer":
+                self._strategy(column)
+            self._schema_id(column)
+        if self.has_schemas:
+            require(f"{'reading' if self._direction == 'deserializer' else 'writing'} records by a schema", "pyarrow")
+            if self._registry:
+                require(f"{_PREFIX}url", "httpx")
+                from spark_klog.schemas.registry.settings import check_names
+
+                check_names(self._registry, _PREFIX)
+        elif self._registry:
+            raise ConfigError(f"{_PREFIX}url needs value.{self._direction} or key.{self._direction}, such as avro")
+        if self._flag("use.latest.version", False) and self._texts.get("auto.register.schemas", "").lower() == "true":
+            raise ConfigError("auto.register.schemas=true and use.latest.version=true exclude each other")
+
+    def column_format(self, column: Column, topic: str) -> ColumnFormat:
+        """The format of a column that has a schema, in a topic, whose name its subject has unless another is set."""
+        from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+        from spark_klog.schemas.registry.schemas import Format
+
+        registry: RegistrySettings | None = None
+        if self._registry:
+            inherits = self._registry.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
+            registry = RegistrySettings(self._registry, _PREFIX, self._client if inherits else Settings())
+        subject = self._texts.get(f"{column}.subject")
+        if subject is None and registry is not None and self._has_topic_subject(column):
+            subject = f"{topic}-{column}"
+        return ColumnFormat(
+            column,
+            cast("Format", self.by_column[column]),
+            registry,
+            self._texts.get(f"{column}.schema"),
+            self._schema_id(column),
+            subject,
+        )
+
+    def write_format(self, column: Column, topic: str) -> WriteFormat:
+        """As `column_format`, for writing."""
+        from spark_klog.schemas.column_writing import WriteFormat
+
+        registers = self._flag("auto.register.schemas", True)
+        uses_latest = self._flag("use.latest.version", False)
+        return WriteFormat(self.column_format(column, topic), topic, self._strategy(column), registers, uses_latest)
+
+    def check_one_schema(self) -> None:
+        """Raise `ConfigError` for a column whose schema is not the same for all topics."""
+        for column, chosen in self.by_column.items():
+            if isinstance(chosen, str) and not self.has_one_schema(column):
+                raise ConfigError(
+                    f"{column}.{self._direction}={chosen} of several topics needs {column}.subject, {column}.schema.id "
+                    f"or {column}.schema: the column has one schema, to which all records are converted"
+                )
+
+    def has_one_schema(self, column: Column) -> bool:
+        """Whether the column's schema is the same for all topics."""
+        return any(f"{column}.{name}" in self._texts for name in ("schema", "schema.id", "subject"))
+
+    def _has_topic_subject(self, column: Column) -> bool:
+        return self._direction == "deserializer" or self._strategy(column) == "topic"
+
+    def _strategy(self, column: Column) -> Strategy:
+        name = f"{column}.subject.name.strategy"
+        text = self._texts.get(name, "TopicNameStrategy").rpartition(".")[2]
+        kind = choice(name, _STRATEGIES, f"one of {', '.join(_STRATEGIES)}")
+        return cast("Strategy", value_of(kind, name, text))
+
+    def _schema_id(self, column: Column) -> int | None:
+        name = f"{column}.schema.id"
+        text = self._texts.get(name)
+        return None if text is None else cast(int, value_of(INT, name, text))
+
+    def _flag(self, name: str, default: bool) -> bool:
+        text = self._texts.get(name)
+        return default if text is None else cast(bool, value_of(BOOLEAN, name, text))
+
+
+def split_settings(settings: Mapping[str, Any], direction: Direction) -> tuple[dict[str, Any], Serialization | None]:
+    """The client's other settings, and what there is for keys and values; None if they are bytes."""
+    rest = _of_client(settings, direction)
+    if len(rest) == len(settings):
+        return rest, None
+    made = Serialization(direction, settings)
+    return rest, made if made.by_column else None
+
+
+def _of_client(settings: Mapping[str, Any], direction: Direction) -> dict[str, Any]:
+    """The settings that are not about keys and values; the names of the other direction have no effect, as text."""
+    mine = {f"{column}.{direction}" for column in COLUMNS}
+    return {
+        name: value
+        for name, value in settings.items()
+        if not (
+            name in mine
+            or (name in SERIALIZERS and not isinstance(value, str))
+            or name in _OF_BOTH | _OF_PRODUCERS
+            or name.startswith((_PREFIX, *_WITHOUT_PREFIX))
+        )
+    }
+
+
+def _registry_texts(settings: Mapping[str, Any]) -> Settings:
+    found = Settings()
+    for name, text in setting_texts({k: v for k, v in settings.items() if k.startswith(_WITHOUT_PREFIX)}).items():
+        found[name] = text
+    for name, text in setting_texts({k: v for k, v in settings.items() if k.startswith(_PREFIX)}).items():
+        own = name.removeprefix(_PREFIX)
+        if own in found:
+            raise ConfigError(f"{own} and {name} are both set: remove one of them")
+        found[own] = text
+    return found
+
+
+def _chosen(name: str, given: Any) -> str | PlainType | Function | None:
+    """What a setting `name` says; None for bytes. `ConfigError`."""
+    if isinstance(given, str):
+        return _named(name, given.strip())
+    direction = name.rpartition(".")[2]
+    method = getattr(given, "serialize" if direction == "serializer" else "deserialize", None)
+    if not isinstance(given, type) and callable(method):
+        return lambda value, context: method(context.topic, value)
+    if not callable(given):
+        raise ConfigError(
+            f"{name} is of type {type(given).__name__}: set one of {', '.join((*FORMATS, *PLAIN))}, or a function"
+        )
+    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__):
+        raise ConfigError(f"{name} is asynchronous: set a function that returns the value")
+    if _takes_context(given):
+        return cast(Function, given)
+    return lambda value, context: given(value)
+
+
+def _named(name: str, text: str) -> str | PlainType | None:
+    direction = name.rpartition(".")[2]
+    known = text.lower()
+    if "." in text or text.endswith(("Serializer", "Deserializer")):
+        java = text.rpartition(".")[2]
+        before = java.removesuffix("Deserializer").removesuffix("Serializer")
+        wanted = direction.capitalize()
+        if java != before + wanted and before != java:
+            raise ConfigError(f"{name}={text}: set a class whose name ends with {wanted}")
+        known = _JAVA.get(before, before).lower()
+    if known in FORMATS:
+        return known
+    if known not in PLAIN:
+        raise ConfigError(
+            f"{name}={text} is unknown: set one of {', '.join((*FORMATS, *PLAIN))}, the name of Kafka's or Confluent's "
+            "Java class for it, or a function"
+        )
+    return PLAIN[known]
+
+
+def _takes_context(function: Callable[..., Any]) -> bool:
+    """Whether a function wants the context: its second parameter has no default, or is called ctx."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # of C
+        return False
+    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(places) > 1 and (places[1].default is inspect.Parameter.empty or places[1].name == "ctx")

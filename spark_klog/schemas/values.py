@@ -1,0 +1,104 @@
+"""Python values of records ↔ Arrow: a record is a dict, as `pyarrow` has structs; maps are dicts, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from spark_klog.errors import EncodeError
+
+_Prepare = Callable[[Any], Any]
+
+
+def to_values(rows: pa.Array) -> list[Any]:
+    """The values of a column, None for null. Of a key that a map has twice the last one counts."""
+    values: list[Any] = rows.to_pylist(maps_as_pydicts="lossy")
+    return values
+
+
+class ValueColumn:
+    """Makes columns of an Arrow type, `type`, of Python values."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self.type = kind
+        self._prepare = _preparing(kind, "")
+
+    def of(self, value: Any) -> pa.Array:
+        """A column of one value. `EncodeError` names the field that does not fit, or that there is none of that name.
+
+        A field that is left out is null.
+        """
+        try:
+            prepared = value if self._prepare is None else self._prepare(value)
+            return pa.array([prepared], self.type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, EncodeError):
+                raise
+            where, why = _misfit(value, self.type, "", error)
+            raise EncodeError(f"{where and f'field {where}: '}{why}") from None
+
+
+def _preparing(kind: pa.DataType, path: str) -> _Prepare | None:
+    """What makes of a value what `pyarrow` takes, and refuses names that the type has not; None if nothing is to do."""
+    if pa.types.is_struct(kind):
+        names = frozenset(field.name for field in kind)
+        below = [(field.name, _preparing(field.type, _below(path, field.name))) for field in kind]
+        nested = [(name, prepare) for name, prepare in below if prepare is not None]
+
+        def struct(value: Any) -> Any:
+            if not isinstance(value, Mapping):
+                return value
+            if not names.issuperset(value):
+                unknown = ", ".join(repr(name) for name in value if name not in names)
+                where = f"field {path}: " if path else ""
+                raise EncodeError(f"{where}there is no field {unknown}: it has {', '.join(sorted(names)) or 'none'}")
+            if not nested:
+                return value
+            changed = {name: prepare(value[name]) for name, prepare in nested if value.get(name) is not None}
+            return {**value, **changed}
+
+        return struct
+    if pa.types.is_map(kind):
+        of_items = _preparing(kind.item_type, path + "{}")
+
+        def entries(value: Any) -> Any:
+            if not isinstance(value, Mapping):
+                return value
+            if of_items is None:
+                return list(value.items())
+            return [(key, item if item is None else of_items(item)) for key, item in value.items()]
+
+        return entries
+    if pa.types.is_list(kind):
+        of_value = _preparing(kind.value_type, f"{path}[]")
+        if of_value is None:
+            return None
+
+        def items(value: Any) -> Any:
+            if not isinstance(value, list | tuple):
+                return value
+            return [item if item is None else of_value(item) for item in value]
+
+        return items
+    return None
+
+
+def _misfit(value: Any, kind: pa.DataType, path: str, error: Exception) -> tuple[str, str]:
+    """The path of the field that does not fit a type, and why."""
+    if pa.types.is_struct(kind):
+        if not isinstance(value, Mapping):
+            return path, f"it must be a dict, not {type(value).__name__}"
+        for field in kind:
+            prepare = _preparing(field.type, "")
+            part = value.get(field.name)
+            try:
+                pa.array([part if prepare is None or part is None else prepare(part)], field.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as inner:
+                return _misfit(part, field.type, _below(path, field.name), inner)
+    return path, str(error)
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
