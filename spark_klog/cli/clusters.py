@@ -19,6 +19,8 @@ from spark_klog.security.config import Settings
 
 _Command = Callable[..., Any]
 DEFAULT_SERVERS = "127.0.0.1:9092"
+#: What a schema registry's settings begin with, where a client's settings stand, too.
+REGISTRY_PREFIX = "schema.registry."
 #: -b, for `client_options`.
 servers_option = click.option(
     "-b",
@@ -61,7 +63,32 @@ class ChosenCluster(NamedTuple):
     option: str = "--bootstrap-server"
 
     def client_settings(self) -> dict[str, str]:
-        """The settings of the properties file or of the named cluster, without -b.
+        """The client's settings of the properties file or of the named cluster, without -b; errors as of `_given`."""
+        return Settings({name: value for name, value in self._given().items() if not name.startswith(REGISTRY_PREFIX)})
+
+    def registry_settings(self, url: str | None, own: Mapping[str, str]) -> Settings:
+        """The settings of the schema registry without their prefix, of the file or cluster, --set and the option -r.
+
+        {} if there are none; `ConfigError` for settings without a URL, and for unknown ones.
+        """
+        from spark_klog.schemas.registry.settings import check_names as check_registry_names
+
+        found = Settings(
+            {
+                name.removeprefix(REGISTRY_PREFIX): value
+                for name, value in {**self._given(), **own}.items()
+                if name.startswith(REGISTRY_PREFIX)
+            }
+        )
+        if url is not None:
+            found["url"] = url
+        check_registry_names(found, REGISTRY_PREFIX)
+        if found and "url" not in found:
+            raise ConfigError(f"{REGISTRY_PREFIX}{next(iter(found))} is set, but no URL: give --schema-registry URL")
+        return found
+
+    def _given(self) -> dict[str, str]:
+        """All settings of the properties file or of the named cluster.
 
         `ConfigError` for bad syntax, an unknown cluster, or both.
         """
@@ -98,7 +125,10 @@ class ChosenCluster(NamedTuple):
         return Settings({"bootstrap.servers": DEFAULT_SERVERS}) | self.settings()
 
     def set_settings(self, settings: tuple[str, ...]) -> dict[str, str]:
-        """The settings of --set; `ConfigError` if one is not NAME=VALUE, or names other servers than -b."""
+        """The settings of --set, a registry's, too.
+
+        `ConfigError` if one is not NAME=VALUE, or names other servers than -b.
+        """
         found = of_bytes(parse_settings(settings))
         own = found.get("bootstrap.servers")
         if self.servers is not None and own is not None and own != self.servers:

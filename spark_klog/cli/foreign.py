@@ -54,9 +54,6 @@ _HINTS = {
     "-P": "klog produce is a command of its own; leave the option out",
     "-J": "use --json",
     "-O": "use --format '%o %s\\n'",
-    "-s": "keys and values are bytes as they are in the record; --json writes other bytes than text in base64, and the "
-    "functions of Spark unpack them",
-    "-r": "no schema registry is asked; keys and values are bytes as they are in the record",
     "-m": "use --set request.timeout.ms=MS",
     "-d": "use klog --log-level DEBUG before the command",
     "-T": "use tee before klog produce",

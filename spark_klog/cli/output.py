@@ -234,7 +234,8 @@ def log_to_stderr(level: str, log_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == JSON else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    for name in ("kazoo", "httpx"):  # what they do each second, or with each request
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def say(as_json: bool, line: Mapping[str, Any], text: str) -> None:

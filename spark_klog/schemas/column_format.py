@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -65,8 +66,8 @@ class ColumnFormat:
     def codec(self) -> Codec[Any]:
         return codec_of(self.format, self.message)
 
-    def reader(self, schema_id: int | None = None) -> ReaderSchema:
-        """The reader's schema; `schema_id` if it was looked up before. Asks the registry, errors as of its client.
+    def reader(self, schema_id: int | UUID | None = None) -> ReaderSchema:
+        """The reader's schema, that of an id or GUID if given. Asks the registry, errors as of its client.
 
         `SchemaError` or `RegistryError` names the column.
         """
@@ -108,7 +109,7 @@ class ReaderSchema:
     format: ColumnFormat
     text: str
     references: References = field(default_factory=dict)
-    id: int | None = None
+    id: int | UUID | None = None
     version: int | None = None
 
     @property

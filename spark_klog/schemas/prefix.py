@@ -136,7 +136,8 @@ class _HeaderValues(NamedTuple):
             return cls(ends, _Bytes.of(headers.keys), _Bytes.of(headers.values))
         entries = headers.values
         names, values = entries.field(0), entries.field(1)
-        return cls(headers.offsets.to_numpy(), _Bytes.of(names), _Bytes.of(values))
+        ends = np.frombuffer(headers.offsets.buffers()[1] or b"", np.int32)  # `to_numpy` would import pandas
+        return cls(ends[headers.offset : headers.offset + len(headers) + 1], _Bytes.of(names), _Bytes.of(values))
 
 
 class _Keys:

@@ -1,51 +1,58 @@
 """Records as they are printed, made by Arrow, without a Python object per record. `form` has the forms.
 
-Scalars are made by `literal` and `_number_scalar`: pyarrow imports pandas, if it is installed, to make one of a Python
-object, and that takes longer than all else of a short command.
+Scalars are made by `json_texts.literal` and `_number_scalar`, which do not import pandas.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.cli.records.form import Piece, pieces, safe
+from spark_klog.cli.records.json_texts import EMPTY, NULL, json_texts, literal
 from spark_klog.records.contract import json_value
-
-#: What JSON escapes by two characters; the backslash first.
-_JSON_ESCAPES = (("\\", r"\\"), ('"', r"\""), ("\n", r"\n"), ("\r", r"\r"), ("\t", r"\t"))
-
-
-def literal(data: bytes) -> pa.Scalar:
-    ends = struct.pack("=qq", 0, len(data))
-    return pa.Array.from_buffers(pa.large_binary(), 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])[0]
 
 
 def _number_scalar(value: int) -> pa.Scalar:
     return pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(struct.pack("=q", value))])[0]
 
 
-_QUOTE, _NULL = literal(b'"'), literal(b"null")
-_EMPTY, _THOUSAND, _NONE = literal(b""), _number_scalar(1000), _number_scalar(-1)
+#: Columns with the schemas' ids of decoded keys and values, as JSON.
+SCHEMA_IDS = ("key_schema_id", "value_schema_id")
+#: A field's metadata.
+_JSON = {b"klog": b"json"}
+NO_NULLS: Mapping[str, bytes] = {}
+_THOUSAND, _NONE = _number_scalar(1000), _number_scalar(-1)
 
 
 def _join(columns: list[pa.Array | pa.Scalar]) -> memoryview:
     """The bytes of large_binary columns without nulls, row after row; at least one must be an array."""
-    joined = pc.binary_join_element_wise(*columns, _EMPTY)
+    joined = pc.binary_join_element_wise(*columns, EMPTY)
     ends = memoryview(joined.buffers()[1]).cast("q")
     return memoryview(joined.buffers()[2])[ends[joined.offset] : ends[joined.offset + len(joined)]]
 
 
 class Form:
-    """A format string, applied to Arrow batches of records. `null` stands for a null key or value."""
+    """A format string, applied to Arrow batches of records.
 
-    def __init__(self, text: str, *, option: str = "--format", null: bytes = b"", is_terminal: bool = False) -> None:
+    `null` stands for a null key or value; `nulls` are others, by the letter of the field.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        option: str = "--format",
+        null: bytes = b"",
+        nulls: Mapping[str, bytes] = NO_NULLS,
+        is_terminal: bool = False,
+    ) -> None:
         self._pieces = [piece for piece in pieces(option, text) if piece]
-        self._null = literal(null)
+        self._nulls = {piece: literal(nulls.get(piece, null)) for piece in "sk"}
         self._is_terminal = is_terminal
 
     @property
@@ -65,8 +72,8 @@ class Form:
         if isinstance(piece, bytes):
             return literal(piece)
         made: pa.Array = _COLUMNS[piece](batch).cast(pa.large_binary())
-        if piece in "sk":
-            made = made.fill_null(self._null)
+        if piece in self._nulls:
+            made = made.fill_null(self._nulls[piece])
         if self._is_terminal and piece in "skh":
             made = pa.array([safe(value) for value in made.to_pylist()], pa.large_binary())
         return made
@@ -77,7 +84,13 @@ def _text(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
 
 
 def _length(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
-    return lambda batch: pc.binary_length(batch.column(name)).cast(pa.int64()).fill_null(_NONE).cast(pa.string())
+    return lambda batch: lengths(batch, name).cast(pa.int64()).fill_null(_NONE).cast(pa.string())
+
+
+def lengths(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """The lengths in bytes of keys or values as they are in the records, though they may be decoded here."""
+    size = f"{name}_size"
+    return batch.column(size) if size in batch.schema.names else pc.binary_length(batch.column(name))
 
 
 def milliseconds(batch: pa.RecordBatch) -> pa.Array:
@@ -111,47 +124,39 @@ _COLUMNS: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {
 def json_lines(batch: pa.RecordBatch, ascii: bool = False) -> memoryview:
     """The records of a batch with all columns, a line each; `ascii` escapes all other characters, for terminals."""
     parts: list[pa.Array | pa.Scalar] = [_literal_text('{"topic": ')]
-    for name, column in (
-        ("partition", batch.column("topic")),
-        ("offset", batch.column("partition")),
-        ("timestamp", batch.column("offset")),
-        ("key", milliseconds(batch)),
-        ("value", batch.column("key")),
-        ("headers", batch.column("value")),
+    for name, texts in (
+        ("partition", json_texts(batch.column("topic"), ascii)),
+        ("offset", json_texts(batch.column("partition"))),
+        ("timestamp", json_texts(batch.column("offset"))),
+        ("key", json_texts(milliseconds(batch))),
+        ("value", _column_texts(batch, "key", ascii)),
+        ("headers", _column_texts(batch, "value", ascii)),
     ):
-        parts += [_json(column, ascii), _literal_text(f', "{name}": ')]
+        parts += [texts, _literal_text(f', "{name}": ')]
     column = batch.column("headers")
     if column.null_count == len(column):
-        return _join([*parts, _literal_text("[]}\n")])
-    rows = ([[each["key"], json_value(each["value"])] for each in headers or ()] for headers in column.to_pylist())
-    texts = pa.array([json.dumps(pairs, ensure_ascii=ascii).encode() for pairs in rows], pa.large_binary())
-    return _join([*parts, texts, _literal_text("}\n")])
+        parts.append(_literal_text("[]"))
+    else:
+        rows = ([[each["key"], json_value(each["value"])] for each in headers or ()] for headers in column.to_pylist())
+        parts.append(pa.array([json.dumps(pairs, ensure_ascii=ascii).encode() for pairs in rows], pa.large_binary()))
+    for name in SCHEMA_IDS:
+        if name in batch.schema.names:
+            ids = pc.binary_join_element_wise(_literal_text(f', "{name}": '), batch.column(name), EMPTY)
+            parts.append(ids.fill_null(EMPTY))
+    return _join([*parts, _literal_text("}\n")])
+
+
+def json_field(name: str) -> pa.Field:
+    """The field of a column of JSON texts, which are no text of a record."""
+    return pa.field(name, pa.large_binary(), metadata=_JSON)
+
+
+def _column_texts(batch: pa.RecordBatch, name: str, ascii: bool) -> pa.Array:
+    column = batch.column(name)
+    if batch.schema.field(name).metadata == _JSON:
+        return column.fill_null(NULL)
+    return json_texts(column, ascii)
 
 
 def _literal_text(text: str) -> pa.Scalar:
     return literal(text.encode())
-
-
-def _json(column: pa.Array, ascii: bool) -> pa.Array:
-    """The JSON of each value of a column of numbers, text or bytes."""
-    if pa.types.is_integer(column.type):
-        return column.cast(pa.string()).cast(pa.large_binary())
-    quoted = None if ascii else _quoted(column)
-    if quoted is None:
-        texts = (json.dumps(json_value(value), ensure_ascii=ascii) for value in column.cast(pa.binary()).to_pylist())
-        quoted = pa.array([text.encode() for text in texts], pa.large_binary())
-    return quoted
-
-
-def _quoted(column: pa.Array) -> pa.Array | None:
-    """The same for text, much faster; None if there is something in it that needs more than a backslash."""
-    try:
-        text = column.cast(pa.large_string())
-    except pa.ArrowInvalid:  # no UTF-8
-        return None
-    for plain, escaped in _JSON_ESCAPES:
-        text = pc.replace_substring(text, plain, escaped)
-    if pc.any(pc.match_substring_regex(text, "[\\x00-\\x1f]")).as_py():
-        return None
-    joined = pc.binary_join_element_wise(_QUOTE, text.cast(pa.large_binary()), _QUOTE, _EMPTY)
-    return joined.fill_null(_NULL)

@@ -7,6 +7,7 @@ import operator
 import re
 import signal
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
@@ -17,24 +18,26 @@ import click
 from spark_klog.base.extras import is_usable
 from spark_klog.base.interrupts import stop_signals
 from spark_klog.base.names import TopicPartition, topic_pattern
-from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
+from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster, cluster_options, partitions_of
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
 from spark_klog.cli.records.form import RecordForm, record_lines
 from spark_klog.cli.records.places import Place, check_until, parse_place, ranges
+from spark_klog.cli.records.serdes import Serdes, SerdesOptions, serdes_options
 from spark_klog.client import Admin, Consumer, RebalanceListener
 from spark_klog.client.consumer.consumer import read_ranges
 from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.client.consumer.settings import check_consumer_settings
 from spark_klog.client.offsets import list_offsets
 from spark_klog.client.settings import without_ids
-from spark_klog.errors import ConfigError, ErrorCode, ProtocolError, WokenUp
+from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError, WokenUp
 from spark_klog.protocol.tables.records import LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_klog.cli.records.arrow_form import Form
+    from spark_klog.cli.records.decoding import RecordTexts, Undecoded
 
 #: An Arrow batch or None; without pyarrow a list of records.
 _Batch = Any
@@ -56,6 +59,8 @@ _ARROW = {"=": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">":
 _NUMBERS = ("partition", "offset", "timestamp")
 _MISSING = object()
 _POLL_SECONDS = 0.5
+#: In format strings.
+_LETTERS = {"key": "k", "value": "s"}
 #: What --set can't do, as an option of the command does it.
 _OF_OPTIONS = {"group.id": "--group", "group.instance.id": "--group", "auto.offset.reset": "--from"}
 
@@ -69,6 +74,8 @@ Examples:
   klog consume clicks --from -1h --json | jq .key  those of the last hour, as JSON
   klog consume clicks -f '%o %k=%s\\n' -p 0 -n 5    offset, key and value of five records
   klog consume clicks --where '.user.id=42' --where 'header.trace~^ab'
+  klog consume orders -s value=avro -r http://registry:8081 | jq .total
+  klog consume orders -s key=i -s value=avro --json     the registry is the client settings' schema.registry.url
 """,
 )
 @click.argument("topics", nargs=-1, required=True)
@@ -93,6 +100,8 @@ Examples:
 @click.option("--group", "-G", metavar="GROUP", help="Read as a member of this group, and commit what was printed.")
 @click.option("--isolation", type=click.Choice(["read_committed", "read_uncommitted"]), help="As of Kafka's consumer.")
 @click.option("--set", "-X", "settings", multiple=True, metavar="NAME=VALUE", help="A consumer setting; repeatable.")
+@serdes_options
+@click.option("--stop-on-error", is_flag=True, help="Stop at the first record that does not decode by -s.")
 @click.option("--stats/--quiet", "-v/-q", "shows_stats", default=None, help="Say how many; default: on a terminal.")
 @cluster_options
 def consume(
@@ -111,6 +120,8 @@ def consume(
     group: str | None,
     isolation: str | None,
     settings: tuple[str, ...],
+    serdes: SerdesOptions,
+    stop_on_error: bool,
     shows_stats: bool | None,
     cluster: ChosenCluster,
     as_json: bool,
@@ -119,6 +130,9 @@ def consume(
 
     Reads up to the ends of the partitions, or further with --follow. Bytes go to a pipe or file as they are; on a
     terminal control characters and bytes that are not UTF-8 are escaped.
+
+    With -s values and keys are JSON, each of the schema that wrote it, or of --value-schema. A record that does not
+    decode is left out and named on stderr, and the exit code is 1 in the end.
     """
     if follow and (until is not None or exits):
         raise click.UsageError("give only one of --follow and --until")
@@ -126,9 +140,13 @@ def consume(
         raise click.UsageError("a group shares the partitions and has its own offsets: no --partition, --until")
     as_arrow = is_usable("pyarrow")  # the same, faster
     filters = [Where(text) for text in where]
-    printed = _form(form, key_separator, delimiter, shows_null, as_json, as_arrow)
+    given = cluster.set_settings(settings)
+    formats = serdes.parsed(cluster, given, topics)
+    if stop_on_error and not formats:
+        raise click.UsageError("--stop-on-error needs -s: without it all records are printed as they are")
+    printed = _form(form, key_separator, delimiter, shows_null, as_json, as_arrow, formats)
     render = _json_lines(as_arrow) if printed is None else printed.render
-    own = cluster.set_settings(settings)
+    own = {name: value for name, value in given.items() if not name.startswith(REGISTRY_PREFIX)}
     _check_own(own, group)
     chosen = {"auto.offset.reset": "earliest"} | cluster.local_settings() | own
     if isolation is not None:
@@ -156,13 +174,19 @@ def consume(
             or isinstance(printed, RecordForm)
             or printed.has_headers
             or any(each.needs_headers for each in filters)
+            or bool(formats.by_schema)  # they may have the schema's id
         )
+        decoding = _decoding(formats)
         with (
             counter,
             Consumer(reading.settings, include_headers=needs_headers, timestamp_unit="ms") as consumer,
             stop_signals(partial(_stop, consumer)),
         ):
-            _copy(consumer, reading, filters, count, render, counter)
+            stopped = _copy(consumer, reading, filters, count, render, counter, decoding, stop_on_error)
+        if stopped is not None:
+            raise KlogError(f"{stopped}; the records after it are not read")
+        if decoding is not None:
+            decoding.end()
 
 
 def _check_own(own: dict[str, str], group: str | None) -> None:
@@ -181,6 +205,7 @@ def _form(
     shows_null: bool,
     as_json: bool,
     as_arrow: bool,
+    formats: Serdes,
 ) -> Form | RecordForm | None:
     """The form of printed records; None for lines of JSON."""
     if (form is not None or as_json) and (key_separator is not None or delimiter is not None):
@@ -194,10 +219,22 @@ def _form(
         before = "" if key_separator is None else "%k" + key_separator.replace("%", "%%")
         after = r"\n" if delimiter is None else delimiter
         form, option = before + "%s" + after.replace("%", "%%"), "--key-separator, --delimiter"
-    made: type[Form | RecordForm] = RecordForm
-    if as_arrow:
-        from spark_klog.cli.records.arrow_form import Form as made
-    return made(form, option=option, null=b"NULL" if shows_null else b"", is_terminal=sys.stdout.isatty())
+    null, is_terminal = b"NULL" if shows_null else b"", sys.stdout.isatty()
+    if not as_arrow:
+        return RecordForm(form, option=option, null=null, is_terminal=is_terminal)
+    from spark_klog.cli.records.arrow_form import Form
+
+    # so that `klog produce -s` reads them again
+    nulls = {} if shows_null else {_LETTERS[one.column]: b"null" for one in formats.by_schema}
+    return Form(form, option=option, null=null, nulls=nulls, is_terminal=is_terminal)
+
+
+def _decoding(formats: Serdes) -> RecordTexts | None:
+    if not formats:
+        return None
+    from spark_klog.cli.records.decoding import RecordTexts
+
+    return RecordTexts(formats)
 
 
 def _json_lines(as_arrow: bool) -> Callable[[Any], bytes | memoryview]:
@@ -322,28 +359,55 @@ def _copy(
     count: int | None,
     render: Callable[[Any], bytes | memoryview],
     counter: Counter,
-) -> None:
-    """Print records until the reading is done, or `count` are printed, or a signal stops it."""
+    decoding: RecordTexts | None,
+    stops: bool,
+) -> Undecoded | None:
+    """Print records until the reading is done, or `count` are printed, or a signal stops it.
+
+    With `stops` also until a record that does not decode, which is returned: the consumer stands there.
+    """
     left = sys.maxsize if count is None else count
+    # keys and values need not be decoded of what other filters leave out
+    first = [each for each in filters if decoding is not None and not each.is_of_texts]
+    filters = [each for each in filters if each not in first]
     try:
         for batch in reading.batches(consumer):
             if not batch:
                 continue
-            found = apply(filters, batch)
+            records = apply(first, batch)
+            undecoded: list[Undecoded] = []
+            if decoding is not None and records.num_rows:
+                records, undecoded = decoding.decode(records)
+            if stops and undecoded:
+                records = _before(records, undecoded[0].offset)
+            found = apply(filters, records)
             if len(found) >= left:
                 found = found[:left]
                 topic, partition, offset = _last(found)
                 consumer.seek(topic, partition, offset + 1)  # what is committed
+                undecoded = [one for one in undecoded if one.offset < offset]
+            elif stops and undecoded:
+                consumer.seek(*undecoded[0][:3])
             if found:
                 data = render(found)
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
                 left -= len(found)
                 counter.add(len(found), len(data))
+            if undecoded and decoding is not None:
+                if stops:
+                    return undecoded[0]
+                decoding.report(undecoded)
             if not left:
                 break
     except WokenUp:
         pass
+    return None
+
+
+def _before(records: pa.RecordBatch, offset: int) -> pa.RecordBatch:
+    """The records before an offset of their partition."""
+    return records.slice(0, bisect_left(records.column("offset").to_pylist(), offset))
 
 
 def _stop(consumer: Consumer, number: int, _: FrameType | None) -> None:
@@ -412,6 +476,11 @@ class Where:
     def needs_headers(self) -> bool:
         return self._field.startswith("header.")
 
+    @property
+    def is_of_texts(self) -> bool:
+        """Whether it is about keys or values."""
+        return self._field in ("key", "value") or self._field.startswith(".")
+
     def _compiled(self) -> re.Pattern[str]:
         if self._field in _NUMBERS:
             raise ConfigError(f"--where: {self._field} is a number: compare it by = != < <= > >=")
@@ -442,8 +511,9 @@ class Where:
             column = milliseconds(batch) if self._field == "timestamp" else batch.column(self._field)
             return pc.call_function(_ARROW[self._operator], [column, pa.scalar(self._number, pa.int64())])
         if self._field in ("key", "value") and self._operator in ("=", "!="):
-            wanted = pa.scalar(self._text.encode(), pa.binary())
-            return pc.call_function(_ARROW[self._operator], [batch.column(self._field), wanted]).fill_null(False)
+            column = batch.column(self._field)
+            wanted = pa.scalar(self._text.encode(), column.type)
+            return pc.call_function(_ARROW[self._operator], [column, wanted]).fill_null(False)
         return pa.array([self._matches(one) for one in self._values(batch)], pa.bool_())
 
     def matches(self, record: ConsumerRecord) -> bool:

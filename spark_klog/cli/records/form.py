@@ -11,8 +11,9 @@ As lines of JSON, which `klog consume --json` prints and `klog produce --json` r
 {"topic": "clicks", "partition": 0, "offset": 42, "timestamp": 1763719200000, "key": "k", "value": "v",
  "headers": [["name", "value"]]}
 
-Bytes that are not UTF-8 text are {"base64": "..."}; null is null. `produce` needs none of the fields, ignores topic and
-offset, and takes an object, a list or a number as a value, too: its JSON is the record's value.
+Bytes that are not UTF-8 text are {"base64": "..."}; null is null. `produce` needs none of the fields, ignores topic,
+offset and schema ids, and takes an object, a list or a number as a value, too: its JSON is the record's value. Keys and
+values that are decoded by a schema (-s) are JSON, and key_schema_id, value_schema_id follow.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from spark_klog.client.consumer.decoding import ConsumerRecord
@@ -34,7 +36,9 @@ _TOKEN = re.compile(r"%(.)|%$|\\x([0-9a-fA-F]{2})|\\(.)|\\$", re.DOTALL)
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _FIELDS = frozenset("sSkKtpoTh")
 #: The fields of a record as JSON.
-_KNOWN = frozenset(["topic", "partition", "offset", "timestamp", "key", "value", "headers"])
+_KNOWN = frozenset(
+    ["topic", "partition", "offset", "timestamp", "key", "value", "headers", "key_schema_id", "value_schema_id"]
+)
 
 Piece = bytes | str
 """Bytes to print as they are, or the letter of a field."""
@@ -136,28 +140,36 @@ def record_lines(records: Iterable[ConsumerRecord], ascii: bool = False) -> byte
 
 
 class JsonRecord(NamedTuple):
-    """A record to write; None in `partition` and `timestamp` leaves the choice to the producer."""
+    """A record to write; None in `partition` and `timestamp` leaves the choice to the producer.
 
-    value: bytes | None
-    key: bytes | None
+    Key and value are bytes or None, or JSON if they are to be encoded.
+    """
+
+    value: Any
+    key: Any
     partition: int | None
     timestamp: int | None
     headers: tuple[tuple[str, bytes | None], ...]
 
 
-def parse_record(line: bytes) -> JsonRecord:
-    """Parse a line of JSON; `ConfigError` says what is wrong."""
+def parse_json(text: bytes, *, is_exact: bool = True) -> Any:
+    """Parse JSON; `ConfigError` says what is wrong. Numbers with a point are `Decimal` if `is_exact`, else float."""
     try:
-        record = json.loads(line)
+        return json.loads(text, parse_float=Decimal if is_exact else None)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it is not JSON: {error}") from None
+
+
+def parse_record(line: bytes, encoded: Collection[str] = ()) -> JsonRecord:
+    """Parse a line of JSON; `ConfigError` says what is wrong. `encoded` are the columns that stay JSON."""
+    record = parse_json(line, is_exact=bool(encoded))
     if not isinstance(record, dict):
         raise ConfigError("it is not a JSON object")
     if unknown := sorted(set(record) - _KNOWN):
         raise ConfigError(f"{', '.join(unknown)}: no such field; the fields are {', '.join(sorted(_KNOWN))}")
     return JsonRecord(
-        _bytes("value", record.get("value")),
-        _bytes("key", record.get("key")),
+        record.get("value") if "value" in encoded else _bytes("value", record.get("value")),
+        record.get("key") if "key" in encoded else _bytes("key", record.get("key")),
         _parsed_number("partition", record.get("partition"), 0, 0x7FFFFFFF),
         _parsed_number("timestamp", record.get("timestamp"), -1, (1 << 63) - 1),
         _parsed_headers(record.get("headers")),
@@ -174,7 +186,7 @@ def _bytes(name: str, value: Any) -> bytes | None:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
             raise ConfigError(f"{name}: {value['base64']!r} is not base64") from None
-    return _encoded(name, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    return _encoded(name, json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=float))
 
 
 def _encoded(name: str, text: str) -> bytes:

@@ -6,21 +6,23 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_klog.base.extras import is_usable
 from spark_klog.base.interrupts import stop_signals
-from spark_klog.cli.clusters import ChosenCluster, cluster_options
+from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import INTERRUPTED, Counter
-from spark_klog.cli.records.form import parse_record, unescape
+from spark_klog.cli.records.form import JsonRecord, parse_json, parse_record, unescape
+from spark_klog.cli.records.serdes import SerdesOptions, serdes_options
 from spark_klog.client import Admin, Producer
 from spark_klog.client.admin.topics import ConfigResource
 from spark_klog.client.cluster import Cluster
@@ -28,6 +30,9 @@ from spark_klog.client.net.waiting import Waker
 from spark_klog.client.settings import without_ids
 from spark_klog.errors import ConfigError, ErrorCode, KlogError, ProtocolError
 from spark_klog.protocol.apis import METADATA
+
+if TYPE_CHECKING:
+    from spark_klog.cli.records.encoding import ColumnValues
 
 _READ_BYTES = 1 << 20
 #: In which brokers with auto.create.topics.enable create a missing topic.
@@ -48,6 +53,7 @@ Examples:
   klog produce clicks -k user1 photo.jpg           each file is a record
   klog consume clicks --json | klog produce copy --json
   klog produce clicks -l lines.txt --transaction nightly   all lines or none, for read_committed consumers
+  klog produce orders -s value=avro -r http://registry:8081 < lines.json    by the latest schema of orders-value
 """,
 )
 @click.argument("topic")
@@ -71,6 +77,7 @@ Examples:
 )
 @click.option("--transaction", metavar="ID", help="Write everything in one transaction with this transactional id.")
 @click.option("--set", "-X", "settings", multiple=True, metavar="NAME=VALUE", help="A producer setting; repeatable.")
+@serdes_options
 @click.option("--stats/--quiet", "-v/-q", "shows_stats", default=None, help="Say how many; default: on a terminal.")
 @cluster_options
 def produce(
@@ -86,6 +93,7 @@ def produce(
     compression: str | None,
     transaction: str | None,
     settings: tuple[str, ...],
+    serdes: SerdesOptions,
     shows_stats: bool | None,
     cluster: ChosenCluster,
     as_json: bool,
@@ -94,6 +102,9 @@ def produce(
 
     With --json each line is a record as `klog consume --json` prints it. Lines are sent as they come. A line that can't
     be a record ends the command with its number; the lines before it are written, except in a transaction.
+
+    With -s each value or key is JSON, as klog consume -s prints it, and is encoded by the latest schema of the subject
+    TOPIC-value or TOPIC-key, or by --value-schema, which is registered there. null is a record without a value.
     """
     if lines and not files:
         raise click.UsageError("--lines needs files")
@@ -102,7 +113,9 @@ def produce(
     if as_json and (key is not None or key_separator is not None or headers or partition is not None or empty_is_null):
         raise click.UsageError("with --json each record has its own key, headers and partition, and its own nulls")
     chosen = without_ids(cluster.local_settings())
-    own = cluster.set_settings(settings)
+    given = cluster.set_settings(settings)
+    formats = serdes.parsed(cluster, given, [topic], is_writing=True)
+    own = {name: value for name, value in given.items() if not name.startswith(REGISTRY_PREFIX)}
     if "transactional.id" in own:
         raise click.UsageError("--set transactional.id has no effect here: use --transaction ID")
     chosen |= own
@@ -118,7 +131,14 @@ def produce(
         raise click.UsageError("--key-separator must not be empty")
     of_all = tuple(_header(text) for text in headers)
     key_of_all = None if key is None else key.encode("utf-8", "surrogateescape")
-    writer = (_JsonLines if as_json else _Lines)(topic, separator, key_of_all, of_all, partition, empty_is_null)
+    parts = (topic, separator, key_of_all, of_all, partition, empty_is_null)
+    if formats:
+        from spark_klog.cli.records.encoding import ColumnValues
+
+        columns = [ColumnValues(one, topic) for one in formats.by_schema]
+        writer: _Lines = _EncodedLines(*parts, columns=columns, as_json=as_json)
+    else:
+        writer = (_JsonLines if as_json else _Lines)(*parts)
     _check_topic(chosen, topic, partition)
     with (
         Counter(shows_stats) as counter,
@@ -337,3 +357,64 @@ class _JsonLines(_Lines):
                 producer.send(self.topic, record.value, record.key, record.partition, record.timestamp, record.headers)
             except ConfigError as error:
                 raise ConfigError(f"record {self.count:,}: {error}") from None
+
+
+@dataclass
+class _EncodedLines(_Lines):
+    """Lines, or records as JSON, of which keys, values or both are JSON that is encoded by a schema."""
+
+    columns: Sequence[ColumnValues] = ()
+    as_json: bool = False
+
+    def send(self, producer: Producer, lines: list[bytes]) -> None:
+        """Write the lines; `ConfigError` names the one that can't be a record, after those before it are sent."""
+        from spark_klog.cli.records.encoding import BadValue
+
+        failure: ConfigError | None = None
+        records: list[JsonRecord] = []
+        numbers: list[int] = []
+        for number, line in enumerate(lines, self.count + 1):
+            if self.as_json and not line.strip():
+                continue
+            try:
+                records.append(self._parsed(line))
+            except ConfigError as error:
+                failure = ConfigError(f"record {number:,}: {error}")
+                break
+            numbers.append(number)
+        self.count += len(lines)
+        for column in self.columns:
+            values = [getattr(record, column.column) for record in records]
+            try:
+                encoded = column.encode(values)
+            except BadValue as error:
+                failure = ConfigError(f"record {numbers[error.index]:,}: {error.reason}")
+                records = records[: error.index]
+                encoded = column.encode(values[: error.index])
+            pairs = zip(records, encoded, strict=True)
+            if column.column == "key":
+                records = [record._replace(key=data) for record, data in pairs]
+            else:
+                records = [record._replace(value=data) for record, data in pairs]
+        for number, record in zip(numbers, records, strict=False):  # those before the one that failed
+            try:
+                producer.send(self.topic, record.value, record.key, record.partition, record.timestamp, record.headers)
+            except ConfigError as error:
+                raise ConfigError(f"record {number:,}: {error}") from None
+        if failure is not None:
+            raise failure
+
+    def _parsed(self, line: bytes) -> JsonRecord:
+        names = [column.column for column in self.columns]
+        if self.as_json:
+            return parse_record(line, names)
+        key, value = self._record(line)
+        record = JsonRecord(value, key, self.partition, None, self.headers)
+        for name in names:
+            text = getattr(record, name)
+            if text is not None:
+                try:
+                    record = record._replace(**{name: parse_json(text)})
+                except ConfigError as error:
+                    raise ConfigError(f"{name}: {error}") from None
+        return record

@@ -1,0 +1,168 @@
+"""Arrow columns as JSON, and JSON as rows: against Python's own JSON, and one against the other."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from spark_klog.cli.records.json_rows import row_of, shape_of
+from spark_klog.cli.records.json_texts import json_texts
+from spark_klog.errors import ConfigError
+
+_DECIMAL = st.integers(-(10**9) + 1, 10**9 - 1).map(lambda units: Decimal(units).scaleb(-2))
+_LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.bool_(), st.booleans()),
+    (pa.float64(), st.floats()),
+    (pa.float32(), st.floats(width=32)),
+    (pa.string(), st.text(max_size=5)),
+    (pa.binary(), st.binary(max_size=5)),
+    (pa.decimal128(9, 2), _DECIMAL),
+    (pa.date32(), st.dates()),
+    (pa.timestamp("us"), st.datetimes()),
+    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(timezone.utc))),
+    (pa.time64("us"), st.times()),
+]
+Typed = tuple[pa.DataType, st.SearchStrategy[Any]]
+
+
+def _struct(fields: list[Typed]) -> Typed:
+    names = [f'f"{number}' for number in range(len(fields))]
+    kind = pa.struct([pa.field(name, one) for name, (one, _) in zip(names, fields, strict=True)])
+    return kind, st.fixed_dictionaries({name: st.none() | some for name, (_, some) in zip(names, fields, strict=True)})
+
+
+def _list(item: Typed) -> Typed:
+    return pa.list_(item[0]), st.lists(st.none() | item[1], max_size=3)
+
+
+def _map(item: Typed) -> Typed:
+    return pa.map_(pa.string(), item[0]), st.dictionaries(st.text(max_size=3), st.none() | item[1], max_size=3).map(
+        lambda entries: list(entries.items())
+    )
+
+
+_types: st.SearchStrategy[Typed] = st.recursive(
+    st.sampled_from(_LEAVES),
+    lambda inner: st.one_of(st.lists(inner, max_size=3).map(_struct), inner.map(_list), inner.map(_map)),
+    max_leaves=4,
+)
+
+
+@st.composite
+def _columns(draw: st.DrawFn) -> pa.Array:
+    kind, values = draw(_types)
+    return pa.array(draw(st.lists(st.none() | values, max_size=4)), kind)
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """What the JSON is to say, in Python's own terms."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
+    if pa.types.is_list(kind):
+        return [_plain(one, kind.value_type) for one in value]
+    if pa.types.is_map(kind):
+        return {name: _plain(one, kind.item_type) for name, one in value}
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, datetime):
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return text if value.tzinfo is None else f"{text}Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    if hasattr(value, "isoformat"):
+        return value.isoformat(timespec="microseconds")
+    return value
+
+
+@settings(deadline=None)  # the first example imports pandas
+@given(_columns(), st.booleans(), st.integers(0, 2))
+def test_texts_and_back(column: pa.Array, ascii: bool, skipped: int) -> None:
+    column = column.slice(skipped)
+    texts = json_texts(column, ascii).to_pylist()
+    parsed = [json.loads(text, parse_float=Decimal) for text in texts]
+    for text, value in zip(texts, column.to_pylist(), strict=True):
+        assert not ascii or text.isascii()
+        floats = json.loads(text)
+        wanted = json.loads(json.dumps(_plain(value, column.type), default=float))
+        if not _has_float32(column.type):
+            assert floats == wanted
+    rows = [row_of(value, column.type) for value in parsed]
+    assert repr(pa.array(rows, column.type).to_pylist()).replace("-nan", "nan") == repr(column.to_pylist())
+
+
+def _has_float32(kind: pa.DataType) -> bool:
+    """Whose shortest text is another number as a double."""
+    return "float" in str(kind).replace("float64", "")
+
+
+_ORDER = pa.struct(
+    [
+        pa.field("id", pa.int32(), nullable=False),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("lines", pa.list_(pa.struct([pa.field("price", pa.decimal128(5, 2)), pa.field("flag", pa.bool_())]))),
+        pa.field("tags", pa.map_(pa.string(), pa.float32())),
+        pa.field("raw", pa.binary()),
+        pa.field("day", pa.date32()),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[]", r"^\[\] must be an object$"),
+        ('{"id": 1, "x": 2}', "^the schema has no field x$"),
+        ('{"id": null}', "^field id: must not be null, and not be left out$"),
+        ('{"id": 2147483648}', "^field id: 2147483648 must be a whole number from -2147483648 to 2147483647$"),
+        ('{"id": 1.5}', r"^field id: 1\.5 must be a whole number"),
+        ('{"id": true}', "^field id: True must be a whole number"),
+        ('{"lines": [{"price": 1.25}, {"price": 1.255}]}', r"^field lines\[1\]\.price: 1\.255 must be .* 5 digits, 2"),
+        ('{"lines": [{"price": 1000}]}', r"^field lines\[0\]\.price: 1000 must be a number"),
+        ('{"lines": [{"price": "x"}]}', r"^field lines\[0\]\.price: 'x' must be a number"),
+        ('{"lines": [{"size": 1}]}', r"^field lines\[\]: the schema has no field size$"),
+        ('{"lines": {}}', "^field lines: {} must be a list$"),
+        ('{"lines": [{"flag": 1}]}', r"^field lines\[0\]\.flag: 1 must be true or false$"),
+        ('{"tags": {"a": "b"}}', r"^field tags\{a\}: 'b' must be a number, \"NaN\""),
+        ('{"raw": 1}', "^field raw: 1 must be text, or"),
+        ('{"raw": {"base64": "?"}}', "^field raw: '\\?' must be base64$"),
+        ('{"day": "2026-02-30"}', "^field day: '2026-02-30' must be a date such as \"2026-11-21\"$"),
+        ('{"at": "yesterday"}', "^field at: 'yesterday' must be a time such as"),
+        ('{"at": "2026-11-21T10:00:00.1234567Z"}', "in microseconds at most$"),
+    ],
+)
+def test_what_does_not_fit_is_named(text: str, error: str) -> None:
+    value = json.loads(text, parse_float=Decimal)
+    with pytest.raises(ConfigError, match=error):
+        row_of(value, shape_of(value, _ORDER))
+
+
+def test_what_fits() -> None:
+    def row(text: str) -> Any:
+        value = json.loads(text, parse_float=Decimal)
+        return row_of(value, shape_of(value, _ORDER))
+
+    assert row('{"id": 1.0}') == {"id": 1}
+    moment = datetime(2026, 11, 21, 10, 0, 0, 500_000, timezone.utc)
+    for time in ("2026-11-21T10:00:00.5Z", "2026-11-21 10:00:00.500", "2026-11-21T12:30:00.5+02:30"):
+        assert row(json.dumps({"at": time})) == {"at": moment}
+    assert row('{"lines": [{"price": "1.5"}, {"price": 2, "flag": true}, null]}') == {
+        "lines": [{"price": Decimal("1.5"), "flag": None}, {"price": Decimal(2), "flag": True}, None]
+    }
+    assert row("null") is None
