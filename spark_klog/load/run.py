@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.client.cluster import Cluster
@@ -63,12 +63,16 @@ from spark_klog.load.planning import (
     make_tasks,
     partitions_of,
 )
+from spark_klog.load.rows import Evolution, RowSchema, check_registry, run_schemas
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import Job, SparkRunner, complete_tasks, task_results
 from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import ColumnFormat
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +97,7 @@ class LoadOptions:
 
     `max_seconds` bounds the reading of a call from its first task on; `max_task_records` the records of a file's range;
     more than `max_bad` batches and values that are bad fail the run. `start` loads again from a place on, `until` stops
-    at one.
+    at one. `formats` are those of keys and values that become rows; which schema a run has of them, `evolution` says.
     """
 
     client: dict[str, str]
@@ -107,6 +111,20 @@ class LoadOptions:
     fail_on_loss: bool = True
     start: Place | None = None
     until: Place | None = None
+    formats: tuple[ColumnFormat, ...] = ()
+    evolution: Evolution = "keep"
+
+    def __post_init__(self) -> None:
+        settings, columns = self.settings, {one.column for one in self.formats}
+        if settings.schema and "value" in columns:
+            raise ConfigError("values are either JSON or of another format with a schema")
+        if settings.event_time and not settings.schema and "value" not in columns:
+            raise ConfigError(f"event time {settings.event_time!r} needs a --value-format with a schema")
+
+    @property
+    def format_names(self) -> dict[str, str]:
+        """The formats of columns that become rows."""
+        return {one.column: one.format for one in self.formats}
 
 
 #: Shows the progress of a run: a context in which tasks run, of the offsets to load and what counts those that are.
@@ -146,7 +164,8 @@ def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _tot
         # Before anything is written.
         check_names(store, partitions_of(cluster, options.topics), options.settings.extension)
         with locked(store):
-            is_new = check_output(store, cluster.cluster_id, asdict(options.settings)) is None
+            names = options.format_names
+            is_new = check_output(store, cluster.cluster_id, asdict(options.settings), names) is None
             return _Run(options, store, cluster, runner, follow).all(is_new)
 
 
@@ -193,11 +212,16 @@ class _Run:
             limits = limits.less(sum(item.until - item.start for each in self._loaded for item in each.partitions))
         is_done = killed is not None and killed.asked == asked != ""
         extent = self._extent(progress, limits, is_again=not is_done)
+        has_work = (extent.records or extent.lost) and not self._time.is_over
+        settings = self._options.settings
+        if has_work and self._options.formats:
+            settings = replace(settings, rows=self._run_schemas(number))
         if is_new:
-            settings = self._options.settings
-            claim_output(self._store, self._cluster.cluster_id, settings.format, settings.schema)
-        if (extent.records or extent.lost) and not self._time.is_over:
-            plan = self._plan(number + 1, extent, progress, asked)
+            claim_output(
+                self._store, self._cluster.cluster_id, settings.format, settings.schema, self._options.format_names
+            )
+        if has_work:
+            plan = self._plan(number + 1, extent, progress, asked, settings)
             progress = self._execute(plan, progress, extent.log_end)
         summary = self._summary(extent, progress)
         if not self._committed:
@@ -218,14 +242,26 @@ class _Run:
             extent = replace(extent, end={key: max(extent.start[key].offset, end) for key, end in ends.items()})
         return _whole_ranges(bounded(extent, cluster, limits))
 
-    def _plan(self, number: int, extent: Extent, progress: Mapping[TopicPartition, Progress], asked: str) -> Plan:
+    def _run_schemas(self, last: int) -> tuple[RowSchema, ...]:
+        """The schemas of the run after run `last`; errors as of `rows.run_schemas`."""
+        plan = read_plan(self._store, last) if last else None
+        before = () if plan is None else self._settings(plan).rows
+        return run_schemas(self._options.formats, before, self._options.evolution)
+
+    def _plan(
+        self,
+        number: int,
+        extent: Extent,
+        progress: Mapping[TopicPartition, Progress],
+        asked: str,
+        settings: WriteSettings,
+    ) -> Plan:
         tasks = make_tasks(extent, self._runner.cores(), self._options.max_task_records) if extent.records else []
-        settings = asdict(self._options.settings)
         moved = {item[:2] for item in extent.lost}
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
         lost = [item._asdict() for item in extent.lost]
         replaces = [item for each in extent.again.values() for item in each]
-        plan = Plan(number, _now(), self._options.topics, tasks, settings, lost, starts, replaces, asked)
+        plan = Plan(number, _now(), self._options.topics, tasks, asdict(settings), lost, starts, replaces, asked)
         if read_plan(self._store, number) is not None:  # in an object store, before this one removes that run's files
             raise self._begun_by_another(number)
         # A run that could read nothing removes its folder: killed there, or with an attempt of a task that ends later,
@@ -310,18 +346,22 @@ class _Run:
         return sum(item.end - item.start for number in numbers for item in plan.tasks[number])
 
     def _job(self, plan: Plan) -> Job:
-        try:
-            values = dict(plan.settings)
-            if "dictionary" in values:
-                values["dictionary"] = tuple(values["dictionary"])
-            settings = WriteSettings(**values)
-        except (TypeError, ConfigError) as error:
-            where = f"{self._store.address}/{plan_path(plan.run)}"
-            raise LoadError(f"{where} can't be used ({error}): restore it") from None
+        settings = self._settings(plan)
+        sources = {one.column: one for one in self._options.formats}
+        for one in settings.rows:
+            check_registry(sources[one.column], one)
+        readers = tuple(one.reader(sources[one.column].registry) for one in settings.rows)
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
-        return Job(self._options.output, plan.run, self._source, settings, self._time.is_set, recreated)
+        return Job(self._options.output, plan.run, self._source, settings, self._time.is_set, recreated, readers)
+
+    def _settings(self, plan: Plan) -> WriteSettings:
+        try:
+            return WriteSettings.of(plan.settings)
+        except (TypeError, ValueError, ConfigError) as error:
+            where = f"{self._store.address}/{plan_path(plan.run)}"
+            raise LoadError(f"{where} can't be used ({error}): restore it") from None
 
     def _summary(self, extent: Extent, progress: Mapping[TopicPartition, Progress]) -> Loaded:
         """All partitions of the topics, over the runs of this call."""

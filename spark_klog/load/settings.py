@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from spark_klog.base.settings import any_of
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
+from spark_klog.load.rows import RowSchema
 from spark_klog.load.values import UTC, check_field, check_zone, parse_schema
 
 PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
@@ -32,8 +35,9 @@ class WriteSettings:
     """How tasks write. Sizes are bytes; a file may exceed `file_bytes` by a row group.
 
     A row group ends at `row_group_rows` records or `row_group_bytes` of Arrow data, which a task holds in memory.
-    With a `schema` (as `schema_text` has it) values are parsed from JSON. The layout is by the field `event_time` of
-    values, or by the records' timestamps if it is "", in `time_zone`.
+    With a `schema` (as `schema_text` has it) values are parsed from JSON; `rows` are keys and values of other formats,
+    once their schemas are known. The layout is by the field `event_time` of values, or by the records' timestamps if it
+    is "", in `time_zone`.
     """
 
     format: str = PARQUET
@@ -47,6 +51,16 @@ class WriteSettings:
     schema: str = ""
     event_time: str = ""
     time_zone: str = UTC
+    rows: tuple[RowSchema, ...] = ()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> WriteSettings:
+        """Of the JSON in a plan; TypeError or ValueError if it is not what a run has written."""
+        values = dict(values)
+        if "dictionary" in values:
+            values["dictionary"] = tuple(values["dictionary"])
+        values["rows"] = tuple(RowSchema(**one) for one in values.get("rows", ()))
+        return cls(**values)
 
     def __post_init__(self) -> None:
         if self.format not in CODECS:
@@ -60,21 +74,39 @@ class WriteSettings:
         unknown = [name for name in self.dictionary if name not in FULL.names]
         if unknown:
             raise ConfigError(f"dictionary: no column {', '.join(unknown)}; the columns are {', '.join(FULL.names)}")
-        if self.schema and "value" in self.dictionary:
-            raise ConfigError("dictionary: value is not a plain column with a schema")
+        with_schemas = {"value"} if self.schema else {one.column for one in self.rows}
+        if plain := sorted(with_schemas.intersection(self.dictionary)):
+            raise ConfigError(f"dictionary: {plain[0]} is not a plain column with a schema")
+        if self.rows and self.format == PARQUET:
+            self._check_parquet()
         check_zone(self.time_zone)
         if self.event_time:
-            if not self.schema:
-                raise ConfigError(f"event time {self.event_time!r} needs --value-format json and --schema")
-            check_field(parse_schema(self.schema), self.event_time)
+            # `LoadOptions` knows whether there will be one
+            if self.schema or any(one.column == "value" for one in self.rows):
+                check_field(self.columns.field("value").type, self.event_time)
             if self.layout == "none":
                 raise ConfigError(f"event time {self.event_time!r} is for --partition-by hour or day")
 
     @property
     def columns(self) -> pa.Schema:
-        if not self.schema:
-            return FULL
-        return FULL.set(FULL.get_field_index("value"), pa.field("value", parse_schema(self.schema)))
+        columns = FULL
+        types = {one.column: one.type for one in self.rows}
+        if self.schema:
+            types["value"] = parse_schema(self.schema)
+        for name, kind in types.items():
+            columns = columns.set(columns.get_field_index(name), pa.field(name, kind))
+        return columns
+
+    def _check_parquet(self) -> None:
+        """`ConfigError` if Parquet can't hold the columns, such as records without fields."""
+        import pyarrow.parquet as pq
+
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), self.columns).close()
+        except pa.ArrowException as error:
+            raise ConfigError(
+                f"format parquet can't hold rows of the schema ({error}); --format arrow and json can"
+            ) from None
 
     @property
     def extension(self) -> str:

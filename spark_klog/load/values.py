@@ -372,7 +372,7 @@ class JsonParser:
             if isinstance(column, pa.ChunkedArray):  # before pyarrow 23
                 column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], self._read)
             found = column.cast(self._kind)
-            return found if _is_dated(found) else "a time before the year 1 or after 9999"
+            return found if is_dated(found) else "a time before the year 1 or after 9999"
         except UnicodeDecodeError as error:
             return f"not UTF-8 ({error.reason} at byte {error.start - len(_BEGIN)})"
         except (pa.ArrowException, ValueError) as error:
@@ -387,13 +387,16 @@ def _without_dates(kind: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_date(kind) else kind
 
 
-def _is_dated(column: pa.Array) -> bool:
+def is_dated(column: pa.Array) -> bool:
     """Whether Python, and so a reader of the files, has all times of a column."""
     kind = column.type
     if pa.types.is_struct(kind):
-        return all(_is_dated(field) for field in column.flatten())
+        return all(is_dated(field) for field in column.flatten())
+    if pa.types.is_map(kind):
+        exact = pa.concat_arrays([column])  # the items of a slice are those of the whole
+        return is_dated(exact.keys) and is_dated(exact.items)
     if pa.types.is_list(kind):
-        return _is_dated(column.flatten())
+        return is_dated(column.flatten())
     if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         return True
     times = pc.min_max(column.cast(pa.timestamp("us")).cast(pa.int64())).as_py()

@@ -97,7 +97,7 @@ class Part(NamedTuple):
 def plan_restore(options: RestoreOptions) -> list[Part]:
     """The partitions to restore; makes missing topics. `ConfigError`, `LoadError`, errors as of `Admin`."""
     store, identity = open_load(options.output)
-    if identity.schema:
+    if identity.schema or identity.rows:
         raise LoadError(f"{store.address} has parsed values: they can't be restored as they were")
     if identity.format == JSON_LINES:
         raise LoadError(f"{store.address} has JSON lines, which can't be restored: load as Parquet or Arrow")

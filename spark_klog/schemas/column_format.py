@@ -155,7 +155,7 @@ class ReaderSchema:
             raise SchemaChanged(subject, version, self.version, _REMEDIES[evolution].format(self.column))
 
 
-Decode = Callable[[BinaryColumn, HeadersColumn | None], Decoded]
+Decode = Callable[[pa.Array | BinaryColumn, pa.Array | HeadersColumn | None], Decoded]
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,16 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from spark_klog.cli.jobs.batch_load import main as batch_load
 from spark_klog.cli.jobs.running import exit_code
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.load import files
 from spark_klog.load.audit import status
+from spark_klog.schema_registry import SchemaRegistry
 from tests.jobs.support import (
     BATCH_LOAD,
     DONE,
@@ -36,7 +40,7 @@ from tests.jobs.support import (
     wait_for_the_moment,
 )
 from tests.jobs.truth import Truth, check_each_once, reported, zookeeper_offsets
-from tests.spark.support import create_topic, produce, values
+from tests.spark.support import Sent, create_topic, produce, values
 from tests.support.certificates import make_certificates
 from tests.support.kafka import free_port
 from tests.support.secure_broker import PASSWORDS, SecureBroker
@@ -331,6 +335,27 @@ def test_killed_at_any_moment(
     assert zookeeper_offsets(zookeeper_cluster, "killed") == truth.ends()
     assert len(status(str(load.output)).findings) == 0
     assert sum(item.records for item in files(str(load.output))) == len(truth.rows())
+
+
+def test_avro_by_settings_of_the_cluster(
+    zookeeper_cluster: EmbeddedCluster, make_load: Callable[..., Load], topic: str, tmp_path: Path
+) -> None:
+    """The registry's settings stand beside the client's; Spark's processes decode by them."""
+    servers = zookeeper_cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    with SchemaRegistry({"bootstrap.servers": servers}, "0") as registry:
+        write = AvroSerializer(SchemaRegistryClient({"url": registry.url}), '"string"')
+        context = SerializationContext(topic, MessageField.VALUE, [])
+        produce(servers, topic, [Sent(write(f"text {number}", context), partition=number % 2) for number in range(30)])
+        config = tmp_path / "client.properties"
+        config.write_text(f"schema.registry.url={registry.url}\n")
+        load = make_load(topic)
+        report = load.report("--value-format", "avro", "--command-config", str(config))
+        assert [item["records"] for item in report] == [15, 15]
+        assert sorted(row[1] for row in rows_of(load.output)) == sorted(f"text {number}" for number in range(30))
+        # bytes need no registry
+        assert load.run("--command-config", str(config), output=str(tmp_path / "bytes")).code == DONE
+    assert {row[1][:5] for row in rows_of(tmp_path / "bytes")} == {b"\0" + (1).to_bytes(4, "big")}
 
 
 @pytest.mark.test_all("again")

@@ -25,7 +25,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.load.audit import status
 from spark_klog.load.journal.model import LETTERS
-from spark_klog.load.run import MaxBad
+from spark_klog.load.run import LoadOptions, MaxBad
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.values import JsonParser, parse_schema, read_schema, schema_text, why_bad
 from spark_klog.restore.restore import replay
@@ -362,8 +362,8 @@ with Values(Range("t", 0, 0, 1), WriteSettings(schema="a bigint"), folder, "0123
 def test_settings_of_values() -> None:
     with pytest.raises(ConfigError, match="time zone 'Mars/Olympus' does not exist"):
         WriteSettings(time_zone="Mars/Olympus")
-    with pytest.raises(ConfigError, match="needs --value-format json and --schema"):
-        WriteSettings(event_time="at", layout="day")
+    with pytest.raises(ConfigError, match="needs a --value-format with a schema"):
+        LoadOptions({}, ["a"], "out", WriteSettings(event_time="at", layout="day"))
     with pytest.raises(ConfigError, match="the schema has no field 'when'"):
         WriteSettings(event_time="place.when", layout="day", schema="place struct<at: timestamp>")
     with pytest.raises(ConfigError, match="must be a timestamp"):

@@ -36,6 +36,7 @@ import click
 
 from spark_klog.base.addresses import without_user
 from spark_klog.cli.clusters import ChosenCluster
+from spark_klog.cli.jobs.row_formats import check_row_formats, column_formats, row_format_options
 from spark_klog.cli.jobs.running import (
     CONTEXT,
     DONE,
@@ -73,10 +74,14 @@ _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 
 def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     runner = SparkRunner(lambda: spark_session(_APPLICATION))
-    written = {field.name: getattr(options, field.name) for field in fields(WriteSettings)}
+    client, formats = column_formats(options, options.topics, client)
+    written = {
+        field.name: getattr(options, field.name) for field in fields(WriteSettings) if hasattr(options, field.name)
+    }
     written["compression"] = options.compression or CODECS[options.format][0]
     written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
-    written["schema"] = "" if options.schema is None else schema_text(read_schema(options.schema))
+    if options.value_format == "json":
+        written["schema"] = schema_text(read_schema(options.value_schema))
     asked = LoadOptions(
         client,
         options.topics,
@@ -89,6 +94,8 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
         options.fail_on_data_loss == "true",
         _start(options),
         _until(options.until, options.time_zone),
+        formats,
+        options.schema_evolution,
     )
     run = partial(load, asked, runner, partial(progress_bar, options.as_json))
     try:
@@ -147,6 +154,7 @@ def _load_table(options: SimpleNamespace, client: dict[str, str]) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
     from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
+    client, _ = column_formats(options, options.topics, client)
     spark = spark_session(_APPLICATION)
     reader = (
         spark.readStream.format("klog")
@@ -253,8 +261,7 @@ def _check(options: SimpleNamespace) -> None:
             raise click.UsageError(f"give only one of {' and '.join(given)}")
     if (options.zookeeper or options.offsets_path) and not options.group:
         raise click.UsageError("--zookeeper and --offsets-path need --group")
-    if (options.value_format == "json") != (options.schema is not None):
-        raise click.UsageError("--value-format json and --schema go together")
+    check_row_formats(options)
     if options.format in CODECS:
         if options.checkpoint:
             raise click.UsageError(
@@ -265,9 +272,12 @@ def _check(options: SimpleNamespace) -> None:
             f"--format {options.format} needs --checkpoint if Spark is to write it; the job itself writes "
             f"{', '.join(sorted(CODECS))}"
         )
-    elif options.from_run or options.from_time or options.from_offsets or options.until or options.schema:
+    elif options.from_run or options.from_time or options.from_offsets or options.until:
+        raise click.UsageError("--from-run, --from-time, --from-offsets, --until are for parquet, arrow, json")
+    elif options.value_format != "bytes" or options.key_format != "bytes":
         raise click.UsageError(
-            "--from-run, --from-time, --from-offsets, --until, --schema are for parquet, arrow, json"
+            "--value-format and --key-format are for parquet, arrow, json: a stream of format klog into Spark's sink "
+            "takes the options valueFormat and keyFormat"
         )
 
 
@@ -304,8 +314,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--partition-by", "layout", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time.")
 @click.option("--event-time", default="", metavar="FIELD", help="Of values: the time for --partition-by.")
 @click.option("--time-zone", default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
-@click.option("--value-format", type=click.Choice(["bytes", "json"]), default="bytes", help="json needs --schema.")
-@click.option("--schema", metavar="FILE|DDL", help="Of the values: 'user_id bigint, at timestamp'.")
+@row_format_options
 @click.option("--compression", help="zstd (default), snappy, lz4, gzip, none.")
 @click.option("--compression-level", type=int, help="Of the codec.")
 @click.option("--dictionary", default=",".join(_DEFAULTS.dictionary), help="Parquet columns with a dictionary.")

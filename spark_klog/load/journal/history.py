@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
@@ -39,6 +39,8 @@ class Identity:
     cluster_id: str
     format: str
     schema: str = ""
+    #: Of keys and values that are rows, by column.
+    rows: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
 
 
@@ -160,8 +162,11 @@ def open_load(output: str) -> tuple[Store, Identity]:
     return store, identity
 
 
-def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, Any]) -> Identity | None:
-    """The load that the output belongs to; None if it is new. `settings` are those of `WriteSettings`, as JSON.
+def check_output(
+    store: Store, cluster_id: str | None, settings: Mapping[str, Any], rows: Mapping[str, str]
+) -> Identity | None:
+    """The load that the output belongs to; None if it is new. `settings` are those of `WriteSettings`, as JSON, `rows`
+    the formats of columns that become rows.
 
     `LoadError` if it belongs to a load of another cluster, format, schema or layout, or has other files.
     """
@@ -184,8 +189,9 @@ def check_output(store: Store, cluster_id: str | None, settings: Mapping[str, An
     if found.format != format_name:
         raise _of_another(store, f"with --format {found.format}, not {format_name}")
     begins = "; --from-time or --from-offsets set where it begins"
-    if found.schema != schema:
-        raise _of_another(store, f"with {_values(found.schema)}, not {_values(schema)}", begins)
+    if (found.schema, found.rows) != (schema, rows):
+        texts = [_contents(found.schema, found.rows), _contents(schema, rows)]
+        raise _of_another(store, f"with {texts[0]}, not {texts[1]}", begins)
     number = last_committed(store)
     plan = read_plan(store, number + 1) or read_plan(store, number)  # of the last run, committed or not
     for name, option in _LAYOUT.items():
@@ -204,13 +210,14 @@ def _of_another(store: Store, what: str, more: str = "") -> LoadError:
     return LoadError(f"{store.address} belongs to a load {what}: use another --output{more}")
 
 
-def _values(schema: str) -> str:
-    return f"values of the schema '{schema}'" if schema else "values as bytes"
+def _contents(schema: str, rows: Mapping[str, str]) -> str:
+    values = f"values of the schema '{schema}'" if schema else f"values as {rows.get('value', 'bytes')}"
+    return f"{values} and keys as {rows['key']}" if "key" in rows else values
 
 
-def claim_output(store: Store, cluster_id: str | None, format_name: str, schema: str) -> None:
+def claim_output(store: Store, cluster_id: str | None, format_name: str, schema: str, rows: Mapping[str, str]) -> None:
     """Make an output that `check_output` found new this load's."""
-    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name, schema)))
+    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name, schema, dict(rows))))
 
 
 @dataclass(frozen=True)

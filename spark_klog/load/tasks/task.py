@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any
 from uuid import UUID
 
 import numpy as np
@@ -36,16 +37,20 @@ from spark_klog.load.journal.model import (
     task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
-from spark_klog.load.settings import LOSS_ADVICE, WriteSettings
+from spark_klog.load.rows import fitted
+from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
 from spark_klog.load.tasks.time_limit import TaskTime
 from spark_klog.load.tasks.writers import HOUR_US, RangeWriter, time_text
-from spark_klog.load.values import JsonParser, dated, field_times, local_times, parse_schema
+from spark_klog.load.values import JsonParser, dated, field_times, is_dated, local_times, parse_schema
 from spark_klog.records.formats.batch import iter_batches
 from spark_klog.records.formats.batch_v2 import BatchHeader
 from spark_klog.records.reading.reader import AbortedTransactions
 from spark_klog.spark.options import SourceOptions
 from spark_klog.spark.read.ranges import RECREATED, LossReporter, Lost, OffsetRange
 from spark_klog.spark.read.tasks import RangeReader, ReadObserver, RecordBatches, in_reading_order, read_ranges
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import ColumnDecoder, ReaderSchema
 
 #: The columns of records as they are read: with timestamps in ms, as not all of them have microseconds.
 READ = in_milliseconds(FULL)
@@ -55,18 +60,26 @@ _HOUR_FORM = "%Y-%m-%dT%H"
 _ANSWER = pa.schema([pa.field("task", pa.int64())])
 #: The cores that a session is taken to have if it does not tell (Spark Connect).
 _CORES = 8
+NO_DECODERS: Mapping[str, ColumnDecoder] = MappingProxyType({})
 
 
 class Values:
-    """Parses the values of a range, and converts the timestamps to microseconds.
+    """Parses or decodes the values and keys of a range, and converts the timestamps to microseconds.
 
     The `bad` records, for which that is impossible, are lines of the file `letters`, which exists if there are some.
 
     A line is {"topic", "partition", "offset", "timestamp" (ms), "reason", "key", "value", "headers"}, bytes in base64.
     """
 
-    def __init__(self, item: Range, settings: WriteSettings, folder: Path, token: str) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        item: Range,
+        settings: WriteSettings,
+        folder: Path,
+        token: str,
+        decoders: Mapping[str, ColumnDecoder] = NO_DECODERS,
+    ) -> None:
+        self._settings, self._columns, self._decoders = settings, settings.columns, decoders
         kind = parse_schema(settings.schema) if settings.schema else None
         self._parser = None if kind is None else JsonParser(kind)
         self.letters = folder / letters_name(item, token)
@@ -83,28 +96,52 @@ class Values:
     def parse(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """The good records of a batch with the columns `READ`, as they are in the log and as they are written.
 
-        OSError if the others can't be kept.
+        OSError if the others can't be kept; `LoadError` if a schema registry gives no answer.
         """
         times = batch["timestamp"].cast(pa.int64()).to_numpy()
         good = has_microseconds(times)
-        bad = [(row, f"timestamp {times[row]} ms does not fit into microseconds") for row in _rows(~good)]
-        values = None
+        bad = {row: f"timestamp {times[row]} ms does not fit into microseconds" for row in _rows(~good)}
+        rows: dict[str, pa.Array] = {}
+        for name in self._decoders:
+            rows[name], undecoded = self._decode(name, batch)
+            for row, reason in undecoded:
+                bad.setdefault(row, reason)
+        good[list(bad)] = False
+        parsed: pa.Array | None = None
         if self._parser is not None:
-            values, unparsed = self._parser.parse(batch["value"].filter(pa.array(good)) if bad else batch["value"])
+            parsed, unparsed = self._parser.parse(batch["value"].filter(pa.array(good)) if bad else batch["value"])
             if unparsed:
-                rows = _rows(good)
-                bad = sorted([*bad, *((rows[row], reason) for row, reason in unparsed)])
+                numbers = _rows(good)
+                bad.update((numbers[row], reason) for row, reason in unparsed)
+                good[list(bad)] = False
         if bad:
-            good[[row for row, _ in bad]] = False
-            self._keep(batch.take(pa.array([row for row, _ in bad])), [reason for _, reason in bad])
-            batch = batch.filter(pa.array(good))
+            numbers = sorted(bad)
+            self._keep(batch.take(pa.array(numbers)), [bad[row] for row in numbers])
+            mask = pa.array(good)
+            batch = batch.filter(mask)
+            rows = {name: column.filter(mask) for name, column in rows.items()}
         columns = dict(zip(FULL.names, batch.columns, strict=True))
         columns["timestamp"] = columns["timestamp"].cast(FULL.field("timestamp").type)
         raw = pa.RecordBatch.from_arrays(list(columns.values()), schema=FULL)
-        if values is None:
+        if parsed is not None:
+            rows["value"] = parsed
+        if not rows:
             return raw, raw
-        columns["value"] = values
-        return raw, pa.RecordBatch.from_arrays(list(columns.values()), schema=self._settings.columns)
+        columns |= rows
+        return raw, pa.RecordBatch.from_arrays(list(columns.values()), schema=self._columns)
+
+    def _decode(self, name: str, batch: pa.RecordBatch) -> tuple[pa.Array, list[tuple[int, str]]]:
+        """A column as rows, and (row, reason) of those that can't be written."""
+        try:
+            column, undecoded = self._decoders[name].decode(batch[name], batch["headers"])
+        except KlogError as error:  # nothing is wrong with the records: the run goes on from here another time
+            raise LoadError(f"{name}s can't be decoded now, run again later: {error}") from None
+        column = fitted(column, self._columns.field(name).type)
+        bad = [(row, f"the {name} does not decode: {reason}") for row, reason in undecoded]
+        if self._settings.format == JSON_LINES and not is_dated(column):
+            why = f"the {name} has a time before the year 1 or after 9999, which JSON lines do not have"
+            bad += [(row, why) for row in range(len(column)) if not is_dated(column.slice(row, 1))]
+        return column, bad
 
     def layout_times(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """The times that decide on the records' folders, in microseconds as clocks of the time zone show them."""
@@ -154,6 +191,8 @@ class Job:
     settings: WriteSettings
     is_limited: bool = False
     recreated: frozenset[str] = frozenset()
+    #: Keys and values that are rows of `settings.rows`.
+    readers: tuple[ReaderSchema, ...] = ()
 
 
 def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult]:
@@ -189,6 +228,7 @@ class _Attempt:
         self.store, self.job, self.folder = store, job, folder
         self._number = number
         self._paths: list[str] = []
+        self.decoders: dict[str, ColumnDecoder] = {one.column: one.decoder() for one in job.readers}
         self.token = new_token()
         if store.shows_whole_files_only:
             while not store.create(attempt_path(job.run, self.token), b""):
@@ -314,7 +354,7 @@ class _RangeLoad(ReadObserver):
 
         writer = RangeWriter(item, settings, attempt.folder, put, attempt.token)
         asked = OffsetRange(item.topic, item.partition, item.start, item.end)
-        with Values(item, settings, attempt.folder, attempt.token) as values:
+        with Values(item, settings, attempt.folder, attempt.token, attempt.decoders) as values:
             for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):
                 raw, parsed = values.parse(batch)
                 self._gaps[UNPARSED] += len(batch) - len(raw)

@@ -86,21 +86,24 @@ class _JsonWriter(FileWriter):
         names = table.schema.names
         times = table["timestamp"].cast(pa.int64()).to_pylist()
         columns = [times if name == "timestamp" else table[name].to_pylist() for name in names]
+        kinds = table.schema.types
         lines = []
         for row in zip(*columns, strict=True):
-            record = {name: _plain(value) for name, value in zip(names, row, strict=True)}
+            record = {name: _plain(value, kind) for name, value, kind in zip(names, row, kinds, strict=True)}
             record["timestamp"] = record["timestamp"] // 1000
             lines.append(json.dumps(record, ensure_ascii=False, separators=(",", ":")))
         self._writer.write(("\n".join(lines) + "\n").encode())
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, bytes):
         return json_value(value)
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        if pa.types.is_map(kind):
+            return {str(key): _plain(item, kind.item_type) for key, item in value}
+        return [_plain(item, kind.value_type) for item in value]
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
     if isinstance(value, datetime | date):

@@ -1,0 +1,179 @@
+"""Options of jobs that make rows of keys and values: their formats, schemas, and the schema registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_klog.base.settings import parse_settings
+from spark_klog.errors import ConfigError
+from spark_klog.security.config import Settings
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+
+#: Formats of which the schema says the columns.
+ROW_FORMATS = ("avro", "protobuf", "json-schema")
+_NAMES = ("schema", "schema_id", "subject")
+
+
+def row_format_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; --value-format json, which has no registry, is the job's own."""
+    id_type = click.IntRange(0, 2**31 - 1)
+    options = (
+        click.option(
+            "--value-format",
+            type=click.Choice(["bytes", "json", *ROW_FORMATS]),
+            default="bytes",
+            help="json needs --value-schema; avro and others --schema-registry or --value-schema.",
+        ),
+        click.option(
+            "--value-schema",
+            "--schema",
+            "value_schema",
+            metavar="FILE|TEXT",
+            help="The column's schema; of json as DDL: 'user_id bigint, at timestamp'.",
+        ),
+        click.option("--value-schema-id", type=id_type, metavar="ID", help="The column's schema, of the registry."),
+        click.option("--value-subject", metavar="NAME", help="Its latest version is the column's schema."),
+        click.option("--key-format", type=click.Choice(["bytes", *ROW_FORMATS]), default="bytes", help="As of values."),
+        click.option("--key-schema", metavar="FILE|TEXT", help="As of values."),
+        click.option("--key-schema-id", type=id_type, metavar="ID", help="As of values."),
+        click.option("--key-subject", metavar="NAME", help="As of values."),
+        click.option(
+            "--schema-registry",
+            metavar="URL",
+            help="Where records' schemas are; or schema.registry.url of the cluster.",
+        ),
+        click.option(
+            "-X",
+            "registry_settings",
+            multiple=True,
+            metavar="schema.registry.NAME=VALUE",
+            help="A setting of the registry; repeatable.",
+        ),
+        click.option(
+            "--schema-evolution",
+            type=click.Choice(["keep", "latest"]),
+            default="keep",
+            help="Whether a run keeps the schema of the one before. Default: keep.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def check_row_formats(options: SimpleNamespace) -> None:
+    """Refuse options that exclude or need each other."""
+    if options.value_format in ("bytes", "json") and (options.value_format == "json") != bool(options.value_schema):
+        raise click.UsageError("--value-format json and --value-schema go together")
+    for column in ("key", "value"):
+        kind = getattr(options, f"{column}_format")
+        given = [f"--{column}-{name.replace('_', '-')}" for name in _NAMES if _value(options, column, name) is not None]
+        if kind not in ROW_FORMATS and given and not (kind == "json" and given == ["--value-schema"]):
+            raise click.UsageError(f"{given[-1]} needs --{column}-format {', '.join(ROW_FORMATS[:-1])} or json-schema")
+        if len(given) > 1:
+            raise click.UsageError(f"give only one of {' and '.join(given)}")
+    if not _has_rows(options):
+        for option, value in (("--schema-registry", options.schema_registry), ("-X", options.registry_settings)):
+            if value:
+                raise click.UsageError(f"{option} needs --value-format or --key-format, such as avro")
+        if options.schema_evolution != "keep":
+            raise click.UsageError("--schema-evolution needs --value-format or --key-format, such as avro")
+
+
+def column_formats(
+    options: SimpleNamespace, topics: Sequence[str], settings: Mapping[str, str]
+) -> tuple[dict[str, str], tuple[ColumnFormat, ...]]:
+    """The client's settings, without those of a registry, and the formats of columns that become rows.
+
+    `settings` are those of the client and of its registry, which begin with `schema.registry.`. `ConfigError` if a
+    schema is not given, or can't be read.
+    """
+    from spark_klog.schemas.registry.settings import PREFIX
+
+    client = Settings({name: value for name, value in settings.items() if not name.startswith(PREFIX)})
+    if not _has_rows(options):
+        return client, ()
+    from spark_klog.schemas.column_format import Column, ColumnFormat
+
+    registry = _registry(options, settings, client)
+    formats = []
+    column: Column
+    for column in ("key", "value"):
+        kind = getattr(options, f"{column}_format")
+        if kind not in ROW_FORMATS:
+            continue
+        text, schema_id, subject = (_value(options, column, name) for name in _NAMES)
+        if registry is None and text is None:
+            raise ConfigError(
+                f"--{column}-format {kind} needs --schema-registry, or --{column}-schema: the schema that all records "
+                "have, without a registry's ids before them"
+            )
+        if registry is None and (schema_id is not None or subject is not None):
+            raise ConfigError(f"--{column}-schema-id and --{column}-subject need --schema-registry")
+        if text is None and schema_id is None and subject is None:
+            if len(topics) > 1:
+                raise ConfigError(
+                    f"--{column}-format {kind} of several topics needs --{column}-subject, --{column}-schema-id or "
+                    f"--{column}-schema: a load has one schema; or give each topic an --output of its own"
+                )
+            subject = f"{topics[0]}-{column}"
+        text = None if text is None else _text(f"--{column}-schema", text)
+        formats.append(ColumnFormat(column, kind, registry, text, schema_id, subject))
+    return client, tuple(formats)
+
+
+def _has_rows(options: SimpleNamespace) -> bool:
+    return options.value_format in ROW_FORMATS or options.key_format in ROW_FORMATS
+
+
+def _value(options: SimpleNamespace, column: str, name: str) -> Any:
+    return getattr(options, f"{column}_{name}")
+
+
+def _registry(
+    options: SimpleNamespace, settings: Mapping[str, str], client: Mapping[str, str]
+) -> RegistrySettings | None:
+    """The registry's settings, checked; None without a URL."""
+    from spark_klog.schemas.column_format import RegistrySettings
+    from spark_klog.schemas.registry.settings import PREFIX, registry_config
+
+    given = dict(settings)
+    for name, value in parse_settings(options.registry_settings).items():
+        if not name.startswith(PREFIX):
+            raise ConfigError(f"-X {name}: only settings of the schema registry, which begin with {PREFIX}")
+        given[name] = value
+    own = Settings({name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)})
+    if options.schema_registry is not None:
+        if own.get("url", options.schema_registry) != options.schema_registry:
+            # its user and password are not for another one
+            raise ConfigError(f"--schema-registry and {PREFIX}url differ: remove one of them")
+        own["url"] = options.schema_registry
+    if "url" not in own:
+        if options.registry_settings:
+            raise ConfigError("-X needs --schema-registry")
+        return None
+    registry_config(own, PREFIX, client)
+    inherits = own.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
+    return RegistrySettings(own, PREFIX, Settings(client if inherits else {}))
+
+
+def _text(option: str, given: str) -> str:
+    """The text of a schema, or of the file that has it; `ConfigError`."""
+    path = Path(given)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):  # a schema may be longer than a file's name
+        is_file = False
+    if not is_file:
+        return given
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option} {given} can't be read: {error}") from None

@@ -1,0 +1,170 @@
+"""Keys and values that are rows of a schema: which schema a run has, and how files of several schemas stay one table.
+
+A run has one schema for a column, which its plan keeps: a run that is finished by a later call writes by that one. The
+next run keeps it, or takes the subject's latest version if asked (`Evolution`). The files of a column then have the
+fields of all schemas up to theirs, so those of later runs have those of earlier ones: nobody who reads the folder finds
+a field missing in the newest file, or with another type. All fields are nullable.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from spark_klog.errors import LoadError
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema, RegistrySettings
+    from spark_klog.schemas.registry.schemas import Format
+
+#: Which schema a new run takes: that of the run before it, or the one that is asked for.
+Evolution = Literal["keep", "latest"]
+_REMEDY = "--schema-evolution latest takes it from this run on; or use another --output"
+
+
+@dataclass(frozen=True)
+class RowSchema:
+    """The schema of a column in a run. `id`, `version` and `subject` are the registry's, None of a text.
+
+    `has_ids`: the records name their own schemas, to be had of a registry; else all are bare records of this one.
+    `file_type` is the type that the column has in files: the Arrow IPC message of a schema with it, in base64.
+    """
+
+    column: Column
+    format: Format
+    text: str
+    has_ids: bool
+    file_type: str
+    references: Mapping[str, str] = field(default_factory=dict)
+    id: int | None = None
+    subject: str | None = None
+    version: int | None = None
+
+    @property
+    def type(self) -> pa.DataType:
+        """The column's type in files; ValueError if `file_type` is damaged."""
+        message = pa.py_buffer(b64decode(self.file_type, validate=True))
+        return pa.ipc.read_schema(message).field(0).type
+
+    def reader(self, registry: RegistrySettings | None) -> ReaderSchema:
+        """What decodes the column, with the registry of a call."""
+        from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
+
+        source = ColumnFormat(self.column, self.format, registry, None, self.id, self.subject)
+        return ReaderSchema(source, self.text, dict(self.references), self.id, self.version)
+
+
+def run_schemas(
+    formats: Sequence[ColumnFormat], before: Sequence[RowSchema], evolution: Evolution
+) -> tuple[RowSchema, ...]:
+    """The schemas of a new run, of columns by `formats`; `before` are those of the run before it, if there was one.
+
+    Asks the registry unless the schemas are kept; errors as of its client. `LoadError` if the load has another schema
+    than the one asked for, or if a field of the new one has another type than before.
+    """
+    known = {one.column: one for one in before}
+    return tuple(_run_schema(one, known.get(one.column), evolution) for one in formats)
+
+
+def _run_schema(source: ColumnFormat, before: RowSchema | None, evolution: Evolution) -> RowSchema:
+    if before is not None:
+        check_registry(source, before)
+        if evolution == "keep":
+            _check_kept(source, before)
+            return before
+    schema = source.reader()
+    kind = schema.decoder().type
+    kind = merged(kind if before is None else before.type, kind, source.column)
+    return RowSchema(
+        source.column,
+        source.format,
+        schema.text,
+        source.registry is not None,
+        _encoded(kind),
+        dict(schema.references),
+        schema.id,
+        None if source.text is not None or source.schema_id is not None else source.subject,
+        schema.version,
+    )
+
+
+def check_registry(source: ColumnFormat, before: RowSchema) -> None:
+    """`LoadError` if records are to have ids of schemas and those of the load have none, or the other way round."""
+    if before.has_ids != (source.registry is not None):
+        words = ("with", "without") if before.has_ids else ("without", "with")
+        raise LoadError(
+            f"the load has the {source.column}s {words[0]} --schema-registry, not {words[1]} it: use another --output"
+        )
+
+
+def _check_kept(source: ColumnFormat, before: RowSchema) -> None:
+    """`LoadError` if a call names another schema than that of the load."""
+    column = source.column
+    has = f"the load has the {column}s by {_named(before)}"
+    if source.text is not None:
+        if source.text.strip() != before.text.strip():
+            raise LoadError(f"{has}, and --{column}-schema is another one: {_REMEDY}")
+    elif source.schema_id is not None:
+        if source.schema_id != before.id:
+            raise LoadError(f"{has}, not by id {source.schema_id}: {_REMEDY}")
+    elif before.subject is not None and source.subject != before.subject:
+        raise LoadError(f"{has}, not by subject {source.subject}: {_REMEDY}")
+
+
+def _named(schema: RowSchema) -> str:
+    if schema.subject is not None:
+        return f"subject {schema.subject}, version {schema.version}"
+    return "a schema of its own" if schema.id is None else f"schema id {schema.id}"
+
+
+def _encoded(kind: pa.DataType) -> str:
+    return b64encode(pa.schema([pa.field("column", kind)]).serialize().to_pybytes()).decode()
+
+
+def merged(old: pa.DataType, new: pa.DataType, path: str) -> pa.DataType:
+    """A type with the fields of both, those of `old` first, all nullable; `LoadError` names one that has two types."""
+    if pa.types.is_struct(old) and pa.types.is_struct(new):
+        fields = {one.name: one.type for one in old}
+        for one in new:
+            fields[one.name] = merged(fields.get(one.name, one.type), one.type, f"{path}.{one.name}")
+        # those that only the old one has, too
+        return pa.struct([pa.field(name, merged(kind, kind, f"{path}.{name}")) for name, kind in fields.items()])
+    if pa.types.is_map(old) and pa.types.is_map(new) and old.key_type == new.key_type:
+        items = merged(old.item_type, new.item_type, f"{path}{{}}")
+        return pa.map_(old.key_type, pa.field(old.item_field.name, items))
+    if pa.types.is_list(old) and pa.types.is_list(new):
+        return pa.list_(pa.field(old.value_field.name, merged(old.value_type, new.value_type, f"{path}[]")))
+    if old != new:
+        raise LoadError(
+            f"{path} is {new} by the new schema, and {old} in the load's files: use another --output, or keep the "
+            "schema (--schema-evolution keep)"
+        )
+    return old
+
+
+def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column by its type in files, which `merged` has made of its own: fields that it has not are null."""
+    if array.type == kind:
+        return array
+    nulls = array.is_null() if array.null_count else None
+    if pa.types.is_struct(kind):
+        own = {one.name: number for number, one in enumerate(array.type)}
+        parts = [
+            fitted(array.field(own[one.name]), one.type) if one.name in own else pa.nulls(len(array), one.type)
+            for one in kind
+        ]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=nulls)
+    if array.offset:
+        array = pa.concat_arrays([array])
+    buffers = array.buffers()[:2]
+    if pa.types.is_map(kind):
+        items = [array.keys, fitted(array.items, kind.item_type)]
+        entries = pa.StructArray.from_arrays(items, fields=[kind.key_field, kind.item_field])
+        return pa.Array.from_buffers(kind, len(array), buffers, array.null_count, children=[entries])
+    return pa.Array.from_buffers(
+        kind, len(array), buffers, array.null_count, children=[fitted(array.values, kind.value_type)]
+    )

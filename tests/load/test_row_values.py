@@ -1,0 +1,389 @@
+"""Loads of Avro keys and values: written by confluent-kafka, read back by pyarrow, DuckDB and JSON's own parser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, ConnectionFailed, LoadError
+from spark_klog.files.folder import LocalFolder
+from spark_klog.load import files
+from spark_klog.load.audit import status
+from spark_klog.load.journal.history import read_plan
+from spark_klog.load.journal.model import LETTERS
+from spark_klog.load.journal.store import open_store
+from spark_klog.load.rows import fitted, merged
+from spark_klog.load.run import MaxBad
+from spark_klog.load.settings import WriteSettings
+from spark_klog.restore.restore import RestoreOptions, plan_restore, replay
+from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+from spark_klog.schemas.registry import client as registry_client
+from spark_klog.security.config import Settings
+from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
+from tests.spark.support import Sent, create_topic, produce
+from tests.support.mirrors import read_topic
+
+_TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
+_HOUR_MS = 3_600_000
+_DIED = 9
+_V1: dict[str, Any] = {
+    "type": "record",
+    "name": "shop.Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "tags", "type": {"type": "map", "values": {"type": "array", "items": "string"}}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "place", "type": {"type": "record", "name": "Place", "fields": [{"name": "lat", "type": "double"}]}},
+    ],
+}
+_KEY = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"}]}
+
+
+def _fields(*names: str) -> dict[str, Any]:
+    """A schema with optional strings beside the id."""
+    more = [{"name": name, "type": ["null", "string"], "default": None} for name in names]
+    return {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "long"}, *more]}
+
+
+@pytest.fixture(scope="module")
+def registry(cluster: EmbeddedCluster) -> Iterator[str]:
+    with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0") as running:
+        yield running.url
+
+
+def _order(number: int) -> dict[str, Any]:
+    at = datetime.fromtimestamp(_TIME / 1000, timezone.utc) + timedelta(hours=number)
+    return {"id": number, "at": at, "tags": {"k": ["ä", "b"]}, "price": Decimal("1.25"), "place": {"lat": 0.5}}
+
+
+def _written(url: str, topic: str, schema: Any, rows: Sequence[Any], field: str = MessageField.VALUE) -> list[bytes]:
+    """Rows as confluent-kafka's serializer writes them; it registers the schema."""
+    write = AvroSerializer(SchemaRegistryClient({"url": url}), json.dumps(schema))
+    return [write(row, SerializationContext(topic, field, [])) for row in rows]
+
+
+def _avro(url: str | None, topic: str = "", column: Any = "value", **named: Any) -> ColumnFormat:
+    settings = None if url is None else RegistrySettings(Settings({"url": url, "retries.deadline.ms": "300"}))
+    if not named and url is not None:
+        named = {"subject": f"{topic}-{column}"}
+    return ColumnFormat(column, "avro", settings, **named)
+
+
+def _rows(output: Path) -> list[Any]:
+    """Values in the order of offsets, by pyarrow: the schema of the newest file is that of the folder."""
+    newest = max(output.rglob("*.parquet"), key=lambda path: path.name.split("+")[2])
+    found = ds.dataset(output, schema=pq.read_schema(newest), format="parquet", partitioning=None).to_table()
+    return [row["value"] for row in sorted(found.to_pylist(), key=lambda row: row["offset"])]
+
+
+def _run(servers: str, output: Path, topic: str, url: str | None, **options: Any) -> Any:
+    return run(servers, output, topic, **{"formats": (_avro(url, topic),), **options})
+
+
+def test_keys_and_values(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """Ids before records and in headers, nulls, and every kind of column, in each of the formats of files."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    orders = [_order(number) for number in range(3)]
+    values = _written(registry, topic, _V1, orders)
+    keys = _written(registry, topic, _KEY, [{"id": 7}], MessageField.KEY)
+    conf = {"schema.id.serializer": header_schema_id_serializer}
+    write = AvroSerializer(SchemaRegistryClient({"url": registry}), json.dumps(_V1), conf=conf)
+    headers: list[tuple[str, bytes]] = []
+    value = write(orders[2], SerializationContext(topic, MessageField.VALUE, headers))
+    sent = [Sent(values[0], keys[0]), Sent(None, keys[0]), Sent(values[1]), Sent(value, headers=tuple(headers))]
+    produce(servers, topic, sent)
+    formats = _avro(registry, topic, "key"), _avro(registry, topic)
+    for name in ("parquet", "arrow", "json"):
+        codec = "none" if name == "json" else "zstd"
+        asked = WriteSettings(name, codec)
+        loaded = run(servers, tmp_path / name, topic, settings=asked, formats=formats)
+        assert [(item.records, item.bad) for item in loaded.partitions] == [(4, 0)]
+        # the bytes of the log, as without a schema
+        assert loaded.partitions[0].bytes == sum(len(one.value or b"") + len(one.key or b"") for one in sent)
+        assert status(str(tmp_path / name)).findings == []
+    wanted = [orders[0], None, orders[1], orders[2]]
+    for row in filter(None, wanted):
+        row["tags"] = [*row["tags"].items()]
+    for name, kind in (("parquet", "parquet"), ("arrow", "ipc")):
+        table = ds.dataset(sorted((tmp_path / name).rglob(f"*.{name}")), format=kind).to_table()
+        assert table["value"].to_pylist() == wanted
+        assert table["key"].to_pylist() == [{"id": 7}, {"id": 7}, None, None]
+        assert all(field.nullable for field in table.schema.field("value").type)
+    [file] = (tmp_path / "json").rglob("*.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    at = "2023-11-14T23:00:00+00:00"
+    first = {"id": 0, "at": at, "tags": {"k": ["ä", "b"]}, "price": "1.25", "place": {"lat": 0.5}}
+    assert lines[0]["value"] == first
+    assert [line["value"] is None for line in lines] == [False, True, False, False]
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            f"SELECT value.id, value.place.lat FROM '{tmp_path}/parquet/**/*.parquet' ORDER BY 1"
+        )
+        assert found.fetchall() == [(0, 0.5), (1, 0.5), (2, 0.5), (None, None)]
+    with pytest.raises(LoadError, match="parsed values"):
+        plan_restore(RestoreOptions(str(tmp_path / "parquet"), {"bootstrap.servers": servers}))
+
+
+def test_event_time_and_plain_records(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """Folders by a field; records without ids, by the text of a schema; a reader's schema that is not the writer's."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(value[5:]) for value in _written(registry, topic, _V1, map(_order, range(3)))])  # type: ignore[arg-type]
+    asked = WriteSettings(layout="hour", event_time="at")
+    run(servers, tmp_path, topic, settings=asked, formats=(_avro(None, text=json.dumps(_V1)),))
+    hours = sorted(str(path.parent.relative_to(tmp_path / topic)) for path in tmp_path.rglob("*.parquet"))
+    assert hours == ["date=2023-11-14/hour=23", "date=2023-11-15/hour=00", "date=2023-11-15/hour=01"]
+    settings = WriteSettings(layout="hour", event_time="when")
+    with pytest.raises(ConfigError, match="the schema has no field 'when'"):
+        run(servers, tmp_path / "b", topic, settings=settings, formats=(_avro(None, text=json.dumps(_V1)),))
+    assert not (tmp_path / "b").exists()
+    empty = {"type": "record", "name": "Empty", "fields": []}
+    with pytest.raises(ConfigError, match="format parquet can't hold"):
+        run(servers, tmp_path / "c", topic, formats=(_avro(None, text=json.dumps(empty)),))
+
+
+def test_what_does_not_decode(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """Poisoned records are dead letters, with their bytes and why; they are never null, and can be sent again."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    good = _written(registry, topic, _V1, [_order(number) for number in range(3)])
+    unknown = b"\x00" + (999_999).to_bytes(4, "big") + good[0][5:]
+    poison = [unknown, good[1][:-3], b"", b"{}", b"\x00\x00", good[2] + b"x"]
+    produce(
+        servers, topic, [Sent(good[0]), *map(Sent, poison), Sent(good[1], b"k", headers=(("h", b"1"),)), Sent(None)]
+    )
+    with pytest.raises(LoadError, match=rf"has {len(poison)} bad record batches or values, more than --max-bad 0"):
+        _run(servers, tmp_path, topic, registry)
+    assert not list(tmp_path.rglob("*.parquet"))
+    loaded = _run(servers, tmp_path, topic, registry, max_bad=MaxBad(70, True))
+    assert [(item.records, item.bad, item.gaps) for item in loaded.partitions] == [
+        (3, len(poison), {"unparsed": len(poison)})
+    ]
+    assert [row and row["id"] for row in _rows(tmp_path)] == [0, 1, None]
+    [file] = (tmp_path / LETTERS).glob("values+*")
+    letters = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [base64.b64decode(one["value"]) for one in letters] == poison
+    assert [(one["topic"], one["partition"], one["offset"]) for one in letters] == [
+        (topic, 0, 1 + number) for number in range(len(poison))
+    ]
+    assert "schema id 999999: the schema registry" in letters[0]["reason"]
+    assert all(one["reason"].startswith("the value does not decode: ") for one in letters)
+    assert status(str(tmp_path)).findings == []
+    again = replay(str(tmp_path), {"bootstrap.servers": servers}, f"{topic}-again")
+    assert again.records == len(poison)
+    assert [record.value for record in read_topic(servers, f"{topic}-again", 1)[0]] == poison
+
+
+def test_times_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Such a record would end each run with --format json; Parquet has these times."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    stamp = {"type": "long", "logicalType": "timestamp-micros"}
+    text = json.dumps({"type": "map", "values": stamp})
+    infinite = b"\xfe" + b"\xff" * 8 + b"\x01"  # the largest number
+    values = [b"\x02\x02a" + time + b"\x00" for time in (b"\x02", infinite, b"\x04")]
+    produce(servers, topic, [Sent(value) for value in values])
+    json_lines = WriteSettings("json", "none")
+    formats = (_avro(None, text=text),)
+    loaded = run(servers, tmp_path / "json", topic, settings=json_lines, formats=formats, max_bad=MaxBad(1))
+    assert [(item.records, item.bad) for item in loaded.partitions] == [(2, 1)]
+    [file] = (tmp_path / "json" / topic).rglob("*.jsonl")
+    seen = [json.loads(line)["value"] for line in file.read_text().splitlines()]
+    assert seen == [{"a": f"1970-01-01T00:00:00.00000{number}+00:00"} for number in (1, 2)]
+    [file] = (tmp_path / "json" / LETTERS).iterdir()
+    assert "a time before the year 1 or after 9999" in json.loads(file.read_text())["reason"]
+    loaded = run(servers, tmp_path / "parquet", topic, formats=formats)
+    assert [(item.records, item.bad) for item in loaded.partitions] == [(3, 0)]
+
+
+def test_a_load_keeps_its_schema(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """A run dies, the subject gets a version, the run is finished, and later runs take new versions when told so."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    store = open_store(str(tmp_path))
+    first, second = _fields("a"), _fields("b")
+    produce(servers, topic, map(Sent, _written(registry, topic, first, [{"id": n, "a": "x"} for n in range(40)])))
+
+    def dies() -> None:
+        with failing(LocalFolder, 5, lambda: os._exit(_DIED)):
+            _run(servers, tmp_path, topic, registry, max_task_records=10)
+
+    assert in_child(dies) == _DIED
+    killed = read_plan(store, 1)
+    assert killed is not None
+    assert killed.settings["rows"][0]["version"] == 1
+    produce(servers, topic, map(Sent, _written(registry, topic, second, [{"id": 40, "b": "y"}])))
+    # the rest of the run, and another one: both by the schema with which the load began
+    loaded = _run(servers, tmp_path, topic, registry, max_task_records=10)
+    assert loaded.runs == [1, 2]
+    assert {str(pq.read_schema(item.path).field("value").type) for item in files(str(tmp_path))} == {
+        "struct<id: int64, a: string>"
+    }
+    assert _rows(tmp_path)[39:] == [{"id": 39, "a": "x"}, {"id": 40, "a": None}]
+
+    produce(servers, topic, map(Sent, _written(registry, topic, second, [{"id": 41, "b": "z"}])))
+    loaded = _run(servers, tmp_path, topic, registry, evolution="latest")
+    assert loaded.runs == [3]
+    plan = read_plan(store, 3)
+    assert plan is not None
+    assert (plan.settings["rows"][0]["version"], plan.settings["rows"][0]["subject"]) == (2, f"{topic}-value")
+    # files of the new schema have the fields of the old one
+    assert _rows(tmp_path)[39:] == [
+        {"id": 39, "a": "x", "b": None},
+        {"id": 40, "a": None, "b": None},
+        {"id": 41, "a": None, "b": "z"},
+    ]
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            f"SELECT value.id, value.a, value.b FROM read_parquet('{tmp_path}/**/*.parquet', union_by_name=true) "
+            'WHERE "offset" >= 39 ORDER BY 1'
+        )
+        assert found.fetchall() == [(39, "x", None), (40, None, None), (41, None, "z")]
+    # a later run keeps what the one before it had, and asks nobody for it
+    produce(servers, topic, map(Sent, _written(registry, topic, second, [{"id": 42, "b": "w"}])))
+    assert _run(servers, tmp_path, topic, registry).runs == [4]
+    assert _rows(tmp_path)[42] == {"id": 42, "a": None, "b": "w"}
+    assert by_pyarrow(tmp_path) == by_duckdb(tmp_path) == expected(topic, {0: 43})
+    assert status(str(tmp_path)).findings == []
+
+
+def test_another_schema_is_refused(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """Of the call, or of the subject if it changes a type; what is refused writes nothing."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    asked = SchemaRegistryClient({"url": registry})
+    asked.set_compatibility(f"{topic}-value", "NONE")
+    produce(servers, topic, map(Sent, _written(registry, topic, _fields("a"), [{"id": 1}])))
+    _run(servers, tmp_path, topic, registry)
+    changed = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": "int"}]}
+    produce(servers, topic, map(Sent, _written(registry, topic, changed, [{"id": 2}])))
+    for options, words in (
+        ({"evolution": "latest"}, r"value\.id is int32 by the new schema, and int64 in the load's files"),
+        (
+            {"formats": (_avro(registry, subject="other"),)},
+            "version 1, not by subject other: --schema-evolution latest",
+        ),
+        ({"formats": (_avro(registry, schema_id=1),)}, "not by id 1"),
+        ({"formats": (_avro(registry, text='"string"'),)}, "--value-schema is another one"),
+        ({"formats": (_avro(None, text='"string"'),)}, "with --schema-registry, not without it"),
+        ({"formats": ()}, "with values as avro, not values as bytes"),
+        ({"formats": (_avro(registry, topic, "key"), _avro(registry, topic))}, "not values as avro and keys as avro"),
+    ):
+        with pytest.raises(LoadError, match=words):
+            _run(servers, tmp_path, topic, registry, **options)
+    assert by_duckdb(tmp_path) == expected(topic, {0: 1})
+    # by the schema that it has, the load goes on
+    assert _run(servers, tmp_path, topic, registry).runs == [2]
+    assert _rows(tmp_path) == [{"id": 1, "a": None}, {"id": 2, "a": None}]
+
+
+def test_the_registry_goes_away(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that can't learn a schema ends, and the next one goes on from what is complete; no record is lost."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    with SchemaRegistry({"bootstrap.servers": servers}, "0") as running:
+        url = running.url
+        old = _written(url, topic, _fields("a"), [{"id": n} for n in range(20)])
+        produce(servers, topic, map(Sent, old))
+        _run(servers, tmp_path, topic, url)
+        new = _written(url, topic, _fields("a", "b"), [{"id": 20 + n} for n in range(20)])
+        produce(servers, topic, map(Sent, [*old, *new]))
+    monkeypatch.setattr(registry_client, "_registries", {})  # as a new process has none
+    # The schema is the load's, and the records of that one need nobody; those of the other have nobody to ask.
+    with pytest.raises(LoadError, match="values can't be decoded now, run again later: the schema registry"):
+        _run(servers, tmp_path, topic, url, max_task_records=10)
+    assert by_duckdb(tmp_path) == expected(topic, {0: 20})
+    assert status(str(tmp_path)).unfinished == "00000002"
+    kept = sorted((tmp_path / "_klog/runs/00000002").glob("offsets-*"))
+    with SchemaRegistry({"bootstrap.servers": servers}, url.rpartition(":")[2]):
+        assert _run(servers, tmp_path, topic, url, max_task_records=10).runs == [2]
+    assert len(kept) >= 1
+    assert by_duckdb(tmp_path) == by_pyarrow(tmp_path) == expected(topic, {0: 60})
+    assert [row["id"] for row in _rows(tmp_path)] == [*range(20), *range(40)]
+    assert (status(str(tmp_path)).findings, status(str(tmp_path)).unfinished) == ([], "")
+    monkeypatch.setattr(registry_client, "_registries", {})
+    with pytest.raises(ConnectionFailed):
+        _run(servers, tmp_path / "new", topic, url)
+    assert not (tmp_path / "new").exists()
+
+
+def test_no_secret_in_the_journal(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, map(Sent, _written(registry, topic, _fields("a"), [{"id": 1}])))
+    settings = Settings({"url": registry, "basic.auth.user.info": "me:hunter2"})
+    source = ColumnFormat("value", "avro", RegistrySettings(settings), subject=f"{topic}-value")
+    run(servers, tmp_path, topic, formats=(source,))
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"hunter2" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "whole"),
+    [
+        (pa.struct([("a", pa.int32())]), pa.struct([("b", pa.string())]), {"a": None, "b": "x"}),
+        (
+            pa.struct([("l", pa.list_(pa.struct([("a", pa.int32())])))]),
+            pa.struct([("l", pa.list_(pa.struct([("b", pa.string())])))]),
+            {"l": [{"a": None, "b": "x"}, None]},
+        ),
+        (
+            pa.struct([("m", pa.map_(pa.string(), pa.struct([("a", pa.int32())])))]),
+            pa.struct([("m", pa.map_(pa.string(), pa.struct([("b", pa.string())])))]),
+            {"m": [("k", {"a": None, "b": "x"}), ("n", None)]},
+        ),
+    ],
+)
+def test_types_of_files(old: pa.DataType, new: pa.DataType, whole: dict[str, Any]) -> None:
+    """Rows of a new schema by the type of both, whole and cut."""
+
+    def own(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: own(item) for name, item in value.items() if name != "a"}
+        return [own(item) for item in value] if isinstance(value, list) else value
+
+    kind = merged(old, new, "value")
+    kept = {**whole}
+    if "m" in whole:
+        kept["m"] = [("k", {"b": "x"}), ("n", None)]
+    rows = pa.array([own(kept), None, own(kept)], new)
+    assert fitted(rows, kind).to_pylist() == [whole, None, whole]
+    assert fitted(rows.slice(1), kind).to_pylist() == [None, whole]
+    fitted(rows, kind).validate(full=True)
+    assert merged(kind, new, "value") == kind
+
+
+def _registered(url: str, subject: str, schema: Any) -> int:
+    return SchemaRegistryClient({"url": url}).register_schema(subject, Schema(json.dumps(schema), "AVRO"))
+
+
+def test_by_an_older_schema(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """The id of a schema, which is not the subject's latest one: each record by its own, to that one."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    number = _registered(registry, f"{topic}-value", _fields())
+    produce(servers, topic, map(Sent, _written(registry, topic, _fields("a"), [{"id": 1, "a": "x"}])))
+    run(servers, tmp_path, topic, formats=(_avro(registry, schema_id=number),))
+    assert _rows(tmp_path) == [{"id": 1}]
+    assert run(servers, tmp_path, topic, formats=(_avro(registry, schema_id=number),)).runs == []
