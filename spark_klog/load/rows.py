@@ -12,6 +12,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -79,6 +80,7 @@ def _run_schema(source: ColumnFormat, before: RowSchema | None, evolution: Evolu
     schema = source.reader()
     kind = schema.decoder().type
     kind = merged(kind if before is None else before.type, kind, source.column)
+    assert not isinstance(schema.id, UUID)  # a load names schemas by ids
     return RowSchema(
         source.column,
         source.format,
