@@ -22,9 +22,10 @@ class Decoder(Protocol[_S_contra]):
 
     type: pa.DataType
 
-    def program(self, writer: _S_contra, rest: bytes = b"") -> Any:
-        """How rows of `writer` are read; `rest` is what records have after the schema's id (`prefix.SchemaKey`).
+    def program(self, writer: _S_contra, rest: bytes | None = None) -> Any:
+        """How rows of `writer` are read.
 
+        `rest` is what records have after the schema's id (`prefix.SchemaKey`), None if they have no id.
         `SchemaError` if no value of that schema can be read by the reader's.
         """
         ...

@@ -23,7 +23,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 # As in opcodes.py, which says when to raise it.
-VERSION = 1
+VERSION = 2
 
 
 cdef enum:
@@ -67,6 +67,7 @@ cdef enum:
     OP_SKIP_FIXED
     OP_SKIP_BOOLEAN
     OP_SKIP_ENUM
+    OP_REST
 
 
 cdef enum:

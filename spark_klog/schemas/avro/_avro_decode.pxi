@@ -423,6 +423,14 @@ cdef int decode_row(const Code *program, Builder *builders, const uint8_t *at, c
                 state = INT_TOO_LARGE
                 break
             pc += 2
+        elif op == OP_REST:
+            number = end - at
+            if pc[2] and not is_text(at, number):
+                state = NOT_UTF8
+                break
+            state = append_bytes(&builders[pc[1]], at, number, limit)
+            at = end
+            pc += 3
         elif op == OP_SKIP_BYTES:
             at = read_number(at, end, &number)
             if at == NULL:

@@ -65,12 +65,15 @@ class AvroDecoder:
         self.type: pa.DataType = self._column.type
         self._builders = _builders(self._column)
 
-    def program(self, writer: AvroSchema, rest: bytes = b"") -> Program:
-        """How rows of `writer` are read. Make it once for each schema and keep it. Avro has nothing in `rest`.
+    def program(self, writer: AvroSchema, rest: bytes | None = None) -> Program:
+        """How rows of `writer` are read. Make it once for each schema and keep it.
 
+        Records with a schema's id (`rest` is not None, and says no more in Avro) are as Confluent's serializers write
+        them: bytes of the schema "bytes" are all of the record, without their length.
         `SchemaError` if no value of the writer's schema can be read by the reader's.
         """
-        return compile_plan(resolve(writer, self.reader), self._column)
+        is_raw = rest is not None and writer.is_plain_bytes
+        return compile_plan(resolve(writer, self.reader), self._column, is_raw=is_raw)
 
     def decode(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_klog.base.extras import require
 from spark_klog.errors import EncodeError
@@ -33,6 +34,8 @@ class AvroEncoder:
     def encode(self, values: pa.Array, prefix: bytes = b"") -> pa.Array:
         """The binary column of the records, each after `prefix`; a null of `values` is a null, whatever the schema.
 
+        After a prefix, which has a schema's id, bytes of the schema "bytes" are written without their length, as
+        Confluent's serializers do.
         `EncodeError` names the row and field that do not fit the schema: null, or a symbol that an enum does not have.
         """
         wanted = self._program.plan.type
@@ -41,6 +44,8 @@ class AvroEncoder:
                 values = values.cast(_nullable(wanted))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise EncodeError(f"{values.type} can't be written as {self.schema}: {error}") from None
+        if prefix and self.schema.is_plain_bytes:
+            return pc.binary_join_element_wise(prefix, values.cast(pa.binary()), b"")
         if self._kernel is None:
             from spark_klog.schemas.avro.fastavro_writer import encode
 

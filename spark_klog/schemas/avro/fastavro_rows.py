@@ -35,7 +35,7 @@ from spark_klog.schemas.avro.resolution import (
     smallest,
 )
 from spark_klog.schemas.avro.schema import AvroSchema
-from spark_klog.wire.primitives import Buffer
+from spark_klog.wire.primitives import Buffer, append_varlong
 
 _INT32, _INT64 = 1 << 31, 1 << 63
 _DURATION = struct.Struct("<III")
@@ -111,6 +111,10 @@ class FastavroBuilders:
         if id(program) not in self._readers:
             schema = fastavro.parse_schema(same_bytes(_writer(program.plan), count()))
             self._readers[id(program)] = (program, schema)
+        if program.is_raw:
+            size = bytearray()
+            append_varlong(size, len(data))
+            data = memoryview(bytes(size) + data)
         stream = io.BytesIO(data)
         try:
             given = fastavro.schemaless_reader(stream, self._readers[id(program)][1], None, return_record_name=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum, auto
 
 #: Raise it with every change of a number or of a meaning here or in `_avro.pyx`.
-VERSION = 1
+VERSION = 2
 
 
 class Op(IntEnum):
@@ -81,6 +81,8 @@ class Op(IntEnum):
     SKIP_BOOLEAN = auto()
     #: n
     SKIP_ENUM = auto()
+    #: slot, is_text: bytes without their length, up to the record's end
+    REST = auto()
 
 
 class WriteOp(IntEnum):

@@ -39,6 +39,8 @@ class Program:
     """How one writer's schema is read into the columns of one reader's schema."""
 
     plan: Plan
+    #: Whether records are bytes without their length; see `AvroDecoder.program`.
+    is_raw: bool
     code: array[int]
     constants: bytes
     #: Where the program of a field begins, and its name, in the program's order.
@@ -51,12 +53,12 @@ class Program:
         return f"field {path}: {TEXTS[reason]}" if path and reason != Reason.LEFT_OVER else TEXTS[reason]
 
 
-def compile_plan(plan: Plan, column: Column) -> Program:
+def compile_plan(plan: Plan, column: Column, *, is_raw: bool = False) -> Program:
     """Compile a plan for the columns of its reader's schema; `SchemaError` if the program would be too large."""
-    compiler = _Compiler()
+    compiler = _Compiler(is_raw=is_raw)
     compiler.read(plan, column, "", 0)
     compiler.emit(Op.END)
-    return Program(plan, array("i", compiler.code), bytes(compiler.constants), compiler.starts, compiler.paths)
+    return Program(plan, is_raw, array("i", compiler.code), bytes(compiler.constants), compiler.starts, compiler.paths)
 
 
 @dataclass
@@ -91,6 +93,8 @@ class _Numbers:
 
 @dataclass
 class _Compiler(_Numbers):
+    is_raw: bool = False
+
     def read(self, plan: Plan, column: Column, path: str, depth: int) -> None:
         """Emit the program of a plan. `depth` counts the lists and defaults around it."""
         if depth > MAX_DEPTH:
@@ -180,6 +184,8 @@ class _Compiler(_Numbers):
         elif reader.logical == "decimal":
             limit = self.constant((10**reader.precision).to_bytes(column.width, "little"))
             self.emit(Op.DECIMAL, slot, writer.size if kind == "fixed" else -1, column.width, limit)
+        elif self.is_raw:
+            self.emit(Op.REST, slot, reader.kind == "string")
         elif kind in ("bytes", "string"):
             self.emit(Op.STRING if reader.kind == "string" else Op.BYTES, slot)
         elif kind == "fixed":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ from spark_klog.schemas.avro.schema import NO_DEFAULT, AvroField, AvroSchema
 from spark_klog.wire.primitives import append_varlong
 
 _INT32, _INT64 = 1 << 31, 1 << 63
+#: Pairs of a writer's and a reader's type to compare: unions in unions multiply them.
+MAX_PAIRS: Final = 1 << 17
 #: Readers' types that a writer's type is promoted to.
 _PROMOTIONS: Final = {
     "int": ("long", "float", "double"),
@@ -105,27 +108,75 @@ Plan = ReadValue | Skip | ReadItems | ReadRecord | ReadUnion | IntoBranch | Mism
 
 def resolve(writer: AvroSchema, reader: AvroSchema) -> Plan:
     """The plan of how a value of `writer` is read as one of `reader`; `SchemaError` if none can be."""
-    plan = _plan(writer, reader, "")
+    plan = _Resolution().plan(writer, reader, "")
     if isinstance(plan, Mismatch):
         raise SchemaError(f"a value of the writer's schema can't be read by the reader's: {plan.reason}")
     return plan
 
 
-def _plan(writer: AvroSchema, reader: AvroSchema, path: str) -> Plan:
-    if writer.kind == "union":
-        branches = tuple(_plan(branch, reader, path) for branch in writer.branches)
-        mismatches = [branch for branch in branches if isinstance(branch, Mismatch)]
-        return mismatches[-1] if len(mismatches) == len(branches) else ReadUnion(writer, branches)
-    if reader.kind == "union":
-        return _into_union(writer, reader, path)
-    if writer.kind == reader.kind == "record":
-        return _record(writer, reader, path)
-    if writer.kind == reader.kind and writer.kind in ("array", "map"):
-        assert writer.items is not None
-        assert reader.items is not None
-        item = _plan(writer.items, reader.items, path + ("[]" if writer.kind == "array" else "{}"))
-        return item if isinstance(item, Mismatch) else ReadItems(writer, reader, item)
-    return _value(writer, reader, path)
+@dataclass
+class _Resolution:
+    #: Pairs that may still be compared.
+    left: int = MAX_PAIRS
+
+    def plan(self, writer: AvroSchema, reader: AvroSchema, path: str) -> Plan:
+        self.left -= 1
+        if self.left < 0:
+            raise SchemaError(f"more than {MAX_PAIRS} pairs of types to compare: too many unions in unions")
+        if writer.kind == "union":
+            branches = tuple(self.plan(branch, reader, path) for branch in writer.branches)
+            mismatches = [branch for branch in branches if isinstance(branch, Mismatch)]
+            return mismatches[-1] if len(mismatches) == len(branches) else ReadUnion(writer, branches)
+        if reader.kind == "union":
+            return self._into_union(writer, reader, path)
+        if writer.kind == reader.kind == "record":
+            return self._record(writer, reader, path)
+        if writer.kind == reader.kind and writer.kind in ("array", "map"):
+            assert writer.items is not None
+            assert reader.items is not None
+            item = self.plan(writer.items, reader.items, path + ("[]" if writer.kind == "array" else "{}"))
+            return item if isinstance(item, Mismatch) else ReadItems(writer, reader, item)
+        return _value(writer, reader, path)
+
+    def _into_union(self, writer: AvroSchema, reader: AvroSchema, path: str) -> Plan:
+        """The plan for the reader's branch that fits best; the first of equal ones."""
+
+        def distance(branch: AvroSchema) -> int:
+            return _nearness(writer, branch) if branch.kind == writer.kind else 1 + _OTHER_NAME
+
+        numbers = range(len(reader.branches))
+        for number in sorted(numbers, key=lambda number: distance(reader.branches[number])):
+            plan = self.plan(writer, reader.branches[number], path)
+            if not isinstance(plan, Mismatch):
+                return IntoBranch(reader, number, plan)
+        return _mismatch(writer, reader, path)
+
+    def _record(self, writer: AvroSchema, reader: AvroSchema, path: str) -> Plan:
+        sources = _sources(writer, reader)
+        targets = {source: index for index, source in enumerate(sources) if source is not None}
+        steps: list[tuple[int, Plan]] = []
+        for entry in writer.fields:
+            index = targets.get(entry.name, -1)
+            if index < 0:
+                steps.append((index, Skip(entry.schema)))
+                continue
+            plan = self.plan(entry.schema, reader.fields[index].schema, f"{path}.{entry.name}" if path else entry.name)
+            if isinstance(plan, Mismatch):
+                return plan
+            steps.append((index, plan))
+        defaults: list[tuple[int, bytes, Plan]] = []
+        for index, (field, source) in enumerate(zip(reader.fields, sources, strict=True)):
+            if source is None:
+                below = f"{path}.{field.name}" if path else field.name
+                if field.default is NO_DEFAULT:
+                    return Mismatch(
+                        f"field {below}: the writer's record {writer.name} has no such field, and no default"
+                    )
+                plan = self.plan(field.schema, field.schema, below)
+                if isinstance(plan, Mismatch):  # can't be: a schema matches itself
+                    return plan
+                defaults.append((index, encoded_default(field, below), plan))
+        return ReadRecord(writer, reader, tuple(steps), tuple(defaults))
 
 
 def _value(writer: AvroSchema, reader: AvroSchema, path: str) -> ReadValue | Mismatch:
@@ -156,46 +207,6 @@ def _nearness(writer: AvroSchema, reader: AvroSchema) -> int:
     return _SAME_SHORT_NAME if writer.short_name == reader.short_name else _OTHER_NAME
 
 
-def _into_union(writer: AvroSchema, reader: AvroSchema, path: str) -> Plan:
-    """The plan for the reader's branch that fits best; the first of equal ones."""
-
-    def distance(branch: AvroSchema) -> int:
-        return _nearness(writer, branch) if branch.kind == writer.kind else 1 + _OTHER_NAME
-
-    numbers = range(len(reader.branches))
-    for number in sorted(numbers, key=lambda number: distance(reader.branches[number])):
-        plan = _plan(writer, reader.branches[number], path)
-        if not isinstance(plan, Mismatch):
-            return IntoBranch(reader, number, plan)
-    return _mismatch(writer, reader, path)
-
-
-def _record(writer: AvroSchema, reader: AvroSchema, path: str) -> Plan:
-    sources = _sources(writer, reader)
-    targets = {source: index for index, source in enumerate(sources) if source is not None}
-    steps: list[tuple[int, Plan]] = []
-    for entry in writer.fields:
-        index = targets.get(entry.name, -1)
-        if index < 0:
-            steps.append((index, Skip(entry.schema)))
-            continue
-        plan = _plan(entry.schema, reader.fields[index].schema, f"{path}.{entry.name}" if path else entry.name)
-        if isinstance(plan, Mismatch):
-            return plan
-        steps.append((index, plan))
-    defaults: list[tuple[int, bytes, Plan]] = []
-    for index, (field, source) in enumerate(zip(reader.fields, sources, strict=True)):
-        if source is None:
-            below = f"{path}.{field.name}" if path else field.name
-            if field.default is NO_DEFAULT:
-                return Mismatch(f"field {below}: the writer's record {writer.name} has no such field, and no default")
-            plan = _plan(field.schema, field.schema, below)
-            if isinstance(plan, Mismatch):  # can't be: a schema matches itself
-                return plan
-            defaults.append((index, encoded_default(field, below), plan))
-    return ReadRecord(writer, reader, tuple(steps), tuple(defaults))
-
-
 def _sources(writer: AvroSchema, reader: AvroSchema) -> list[str | None]:
     """For each of the reader's fields the name of the writer's field: the same one, else an alias."""
     left = {field.name for field in writer.fields}
@@ -214,17 +225,19 @@ def encoded_default(field: AvroField, path: str) -> bytes:
     """The default of a field in Avro's binary form; `SchemaError` if it is no value of the field's type."""
     result = bytearray()
     try:
-        _encode(field.default, field.schema, result)
+        _encode(field.default, field.schema, result, iter(range(MAX_PAIRS)))
     except (TypeError, ValueError, KeyError, OverflowError, struct.error):
         raise SchemaError(f"field {path}: the default {field.default!r} is no {field.schema}") from None
     return bytes(result)
 
 
-def _encode(value: Any, schema: AvroSchema, result: bytearray) -> None:
+def _encode(value: Any, schema: AvroSchema, result: bytearray, steps: Iterator[int]) -> None:
     """Append a default, as JSON has it, in binary form; `ValueError` and others if it is not of the type."""
+    if next(steps, None) is None:
+        raise SchemaError(f"a default takes more than {MAX_PAIRS} steps: too many unions in unions")
     kind = schema.kind
     if kind == "union":
-        _encode_branch(value, schema, result)
+        _encode_branch(value, schema, result, steps)
     elif kind == "record":
         if not isinstance(value, dict):
             raise TypeError
@@ -232,9 +245,9 @@ def _encode(value: Any, schema: AvroSchema, result: bytearray) -> None:
             given = value.get(field.name, field.default)
             if given is NO_DEFAULT:
                 raise KeyError(field.name)
-            _encode(given, field.schema, result)
+            _encode(given, field.schema, result, steps)
     elif kind in ("array", "map"):
-        _encode_items(value, schema, result)
+        _encode_items(value, schema, result, steps)
     elif kind == "null":
         if value is not None:
             raise TypeError
@@ -265,13 +278,13 @@ def _encode(value: Any, schema: AvroSchema, result: bytearray) -> None:
         result += data
 
 
-def _encode_branch(value: Any, schema: AvroSchema, result: bytearray) -> None:
+def _encode_branch(value: Any, schema: AvroSchema, result: bytearray, steps: Iterator[int]) -> None:
     """Encode by the first branch that the default is of: before Avro 1.12 it had to be the union's first."""
     for number, branch in enumerate(schema.branches):
         part = bytearray()
         append_varlong(part, number)
         try:
-            _encode(value, branch, part)
+            _encode(value, branch, part, steps)
         except (TypeError, ValueError, KeyError, OverflowError, struct.error):
             continue
         result += part
@@ -279,7 +292,7 @@ def _encode_branch(value: Any, schema: AvroSchema, result: bytearray) -> None:
     raise ValueError
 
 
-def _encode_items(value: Any, schema: AvroSchema, result: bytearray) -> None:
+def _encode_items(value: Any, schema: AvroSchema, result: bytearray, steps: Iterator[int]) -> None:
     assert schema.items is not None
     if not isinstance(value, list if schema.kind == "array" else dict):
         raise TypeError
@@ -287,9 +300,9 @@ def _encode_items(value: Any, schema: AvroSchema, result: bytearray) -> None:
         append_varlong(result, len(value))
         for item in value:
             if schema.kind == "map":
-                _encode(item, AvroSchema("string"), result)
+                _encode(item, AvroSchema("string"), result, steps)
                 item = value[item]
-            _encode(item, schema.items, result)
+            _encode(item, schema.items, result, steps)
     result.append(0)
 
 

@@ -15,6 +15,8 @@ from spark_klog.errors import SchemaError
 PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
 #: Nodes that may lie in each other: what a program's stack has room for.
 MAX_DEPTH: Final = 64
+#: Types of a schema, each time that it is named: what a program and its columns are made of.
+MAX_TYPES: Final = 1 << 15
 #: Bytes of a fixed that is a duration: months, days and milliseconds, unsigned and little endian.
 DURATION_SIZE: Final = 12
 UUID_SIZE: Final = 16
@@ -89,6 +91,10 @@ class AvroSchema:
     branches: tuple[AvroSchema, ...] = ()
 
     @property
+    def is_plain_bytes(self) -> bool:
+        return self.kind == "bytes" and self.logical is None
+
+    @property
     def short_name(self) -> str:
         """The name without its namespace."""
         return self.name.rpartition(".")[2]
@@ -114,7 +120,21 @@ def parse_schema(schema: str | bytes | Mapping[str, Any] | list[Any], references
     parser = _Parser()
     for text in references:
         parser.parse(_loaded(text), "", "", 0)
-    return parser.parse(_loaded(schema) if isinstance(schema, str | bytes) else schema, "", "", 0)
+    parsed = parser.parse(_loaded(schema) if isinstance(schema, str | bytes) else schema, "", "", 0)
+    if _types_in(parsed, {}) > MAX_TYPES:
+        raise SchemaError(f"the schema has more than {MAX_TYPES} types, each counted as often as it is named")
+    return parsed
+
+
+def _types_in(schema: AvroSchema, counts: dict[int, int]) -> int:
+    """The types of a schema, counted as if each were written where it is named."""
+    count = counts.get(id(schema))
+    if count is None:
+        below = [entry.schema for entry in schema.fields] + list(schema.branches)
+        if schema.items is not None:
+            below.append(schema.items)
+        count = counts[id(schema)] = 1 + sum(_types_in(one, counts) for one in below)
+    return count
 
 
 def _loaded(text: str | bytes) -> Any:
@@ -184,9 +204,11 @@ class _Parser:
     def _declared(self, node: Mapping[str, Any], namespace: str, path: str) -> tuple[str, str]:
         """The full name that a declaration has, and the namespace of what is in it."""
         name = node.get("name")
-        if not isinstance(name, str) or not name or name in PRIMITIVES:
+        if not isinstance(name, str) or not name:
             raise SchemaError(f"{_at(path)}: {node.get('type')} with the name {name!r}")
         full = _full_name(name, node.get("namespace", namespace) or "")
+        if full in PRIMITIVES:
+            raise SchemaError(f"{_at(path)}: {node.get('type')} with the name {full!r}, which is an Avro type's")
         if full in self.named:
             raise SchemaError(f"{_at(path)}: {full} is defined twice")
         return full, full.rpartition(".")[0]

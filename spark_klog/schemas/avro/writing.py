@@ -1,8 +1,9 @@
 """A plan of how an Arrow type is written by an Avro schema.
 
-Fields are matched by name, else by name without case if one field alone has it. A field that Arrow lacks is written as
-its default, else as null. Numbers are accepted for times, in the unit of the schema; other types only for what Avro
-means by them. A union takes what one of its branches takes, or a struct of members as the decoder returns it.
+Fields are matched by name, else by name without case if one field alone has it, and no field of the schema exactly. A
+field that Arrow lacks is written as its default, else as null. Numbers are accepted for times, in the unit of the
+schema; other types only for what Avro means by them. A union takes what one of its branches takes, or a struct of
+members as the decoder returns it.
 """
 
 from __future__ import annotations
@@ -169,12 +170,15 @@ def _record(schema: AvroSchema, kind: pa.StructType, path: str) -> WriteRecord:
     steps: list[tuple[int, WritePlan | bytes]] = []
     types = [kind.field(index) for index in range(kind.num_fields)]
     left = set(range(kind.num_fields))
+    exact = {field.name for field in schema.fields}
     for field in schema.fields:
         below = f"{path}.{field.name}" if path else field.name
-        index = _index_of(field.name, names)
+        index = _index_of(field.name, names, exact)
         if index < 0:
             steps.append((-1, _absent(field, below)))
             continue
+        if index not in left:
+            raise SchemaError(f"field {below}: column {names[index]} fits several fields of the schema: rename it")
         plan = _plan(field.schema, types[index].type, below)
         types[index] = types[index].with_type(plan.type)
         left.discard(index)
@@ -186,10 +190,11 @@ def _record(schema: AvroSchema, kind: pa.StructType, path: str) -> WriteRecord:
     return WriteRecord(schema, pa.struct(types), tuple(steps))
 
 
-def _index_of(name: str, names: list[str]) -> int:
+def _index_of(name: str, names: list[str], exact: set[str]) -> int:
+    """The column of a field of this name, -1 if there is none; those of `exact` belong to the field of their name."""
     if name in names:
         return names.index(name)
-    alike = [index for index, other in enumerate(names) if other.lower() == name.lower()]
+    alike = [index for index, other in enumerate(names) if other.lower() == name.lower() and other not in exact]
     return alike[0] if len(alike) == 1 else -1
 
 

@@ -30,7 +30,7 @@ class ProtobufDecoder:
         self.type: pa.DataType = columns.type
         self._rows = GoogleRows(columns)
 
-    def program(self, writer: ProtobufSchema, rest: bytes = b"") -> ProtobufSchema:
+    def program(self, writer: ProtobufSchema, rest: bytes | None = None) -> ProtobufSchema:
         """Check that records of `writer` can be read. `rest` are the indexes of their message, none: the writer's.
 
         `SchemaError` if they can't, or if it is another message.

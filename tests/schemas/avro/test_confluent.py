@@ -92,6 +92,31 @@ def test_ids_in_headers() -> None:
     assert _rows(decoded.values) == [_order(1)]
 
 
+@pytest.mark.parametrize("reader", ["bytes", ["null", "bytes"]])
+def test_bytes_are_written_without_their_length(reader: Any) -> None:
+    registry = _registry()
+    context = SerializationContext("raw", MessageField.VALUE, [])
+    rows = [b"hello", b"\nabcde", b""]
+    values = [AvroSerializer(registry, '"bytes"')(row, context) for row in rows]
+    decoded = _decoder(registry, reader).decode(pa.array(values, pa.binary()))
+    assert not decoded.bad
+    assert decoded.values.to_pylist() == rows
+    schema_id = int.from_bytes(values[0][1:5], "big")
+    encoded = AvroEncoder(parse_schema("bytes"), pa.binary()).encode(pa.array([*rows, None]), id_prefix(schema_id))
+    assert encoded.to_pylist() == [*values, None]
+    # theirs refuses what has nothing after the id
+    assert [AvroDeserializer(registry)(value, context) for value in encoded.to_pylist()[:2]] == rows[:2]
+
+
+def test_bytes_read_as_a_string_are_text() -> None:
+    registry = _registry()
+    context = SerializationContext("raw", MessageField.VALUE, [])
+    values = [AvroSerializer(registry, '"bytes"')(row, context) for row in (b"text", b"\xff")]
+    decoded = _decoder(registry, "string").decode(pa.array(values, pa.binary()))
+    assert decoded.values.to_pylist() == ["text", None]
+    assert [bad.reason.partition(": ")[2] for bad in decoded.bad] == ["a string that is not UTF-8"]
+
+
 def test_what_is_written_confluent_reads() -> None:
     registry = _registry()
     text = json.dumps(_V1)

@@ -103,6 +103,17 @@ def test_fields_by_name() -> None:
     assert encode(schema, values[:0]) == []
 
 
+def test_a_column_is_written_once() -> None:
+    """Columns of two fields whose names differ by case only: each field has its own, or its default."""
+    schema = record(("Id", "long", -1), ("id", "long"))
+    values = pa.array([{"id": 7}], pa.struct([("id", pa.int64())]))
+    assert encode(schema, values) == written(schema, {"Id": -1, "id": 7})
+    both = pa.array([{"id": 7, "Id": 8}], pa.struct([("id", pa.int64()), ("Id", pa.int64())]))
+    assert encode(schema, both) == written(schema, {"Id": 8, "id": 7})
+    with pytest.raises(SchemaError, match="field id: column ID fits several fields of the schema"):
+        encode(schema, pa.array([{"ID": 7}], pa.struct([("ID", pa.int64())])))
+
+
 def test_a_null_row_is_a_null_whatever_the_schema() -> None:
     assert encode(["null", "int"], pa.array([1, None], pa.int32())) == [b"\x02\x02", None]
 

@@ -11,9 +11,11 @@ import pytest
 
 from spark_klog.errors import SchemaError
 from spark_klog.schemas.avro.columns import columns_of
+from spark_klog.schemas.avro.from_arrow import schema_of
+from spark_klog.schemas.avro.resolution import resolve
 from spark_klog.schemas.avro.schema import NO_DEFAULT, parse_schema
 
-from .support import record
+from .support import encode, record, written
 
 
 def test_names_and_namespaces() -> None:
@@ -87,6 +89,45 @@ def test_schemas_are_sent_to_other_processes() -> None:
     sent = pickle.loads(pickle.dumps(schema))  # noqa: S301
     assert sent == schema
     assert sent.fields[0].default is NO_DEFAULT
+
+
+def test_a_full_name_may_end_with_that_of_a_type() -> None:
+    rows = pa.array([{"string": {"a": 1}}], pa.struct([("string", pa.struct([("a", pa.int32())]))]))
+    text = schema_of(rows.type)
+    assert encode(text, rows) == written(json.loads(text), *rows.to_pylist())
+    with pytest.raises(SchemaError, match="record with the name 'string', which is an Avro type's"):
+        parse_schema(record(("a", "int"), name="string"))
+
+
+def _doubling(depth: int, leaf: Any) -> Any:
+    """A schema of that many records, each of which has the one before twice."""
+    made: Any = leaf
+    for number in range(depth):
+        made = record(("a", made), ("b", f"L{number - 1}" if number else leaf), name=f"L{number}")
+    return made
+
+
+@pytest.mark.parametrize("leaf", ["int", "null"])
+def test_types_that_are_named_too_often(leaf: str) -> None:
+    """A text of 3 KB that would be billions of columns, or of steps to skip them."""
+    parse_schema(_doubling(10, leaf))
+    with pytest.raises(SchemaError, match="more than 32768 types, each counted as often as it is named"):
+        parse_schema(_doubling(40, leaf))
+
+
+def _unions(depth: int, leaf: str) -> Any:
+    """Records in unions in records, which differ at the deepest level only."""
+    made: Any = leaf
+    for number in range(depth):
+        named = [f"{leaf}{number - 1}{side}" for side in "ab"] if number else leaf
+        made = [record(("f", made), name=f"{leaf}{number}a"), record(("f", named), name=f"{leaf}{number}b")]
+    return made
+
+
+def test_unions_that_multiply() -> None:
+    writer, reader = parse_schema(_unions(12, "int")), parse_schema(_unions(12, "boolean"))
+    with pytest.raises(SchemaError, match="too many unions in unions"):
+        resolve(writer, reader)
 
 
 def test_nested_too_deeply() -> None:
