@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all soak matrix asan check docs bench clean
 
-$(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p* spark_klog/schemas/avro/_avro*.p*)
+$(VENV)/%.installed: pyproject.toml $(wildcard spark_klog/records/kernels/_kernel*.p* spark_klog/schemas/_builders.pxi spark_klog/schemas/avro/_avro*.p* spark_klog/schemas/protobuf/_protobuf*.p*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
 	touch $@
@@ -79,4 +79,4 @@ bench: $(VENV)/test.installed
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info spark_klog/records/kernels/_kernel.c spark_klog/records/kernels/*.so spark_klog/schemas/avro/_avro.c spark_klog/schemas/avro/*.so demo test-logs
+	rm -rf $(VENV) build dist *.egg-info spark_klog/records/kernels/_kernel.c spark_klog/records/kernels/*.so spark_klog/schemas/avro/_avro.c spark_klog/schemas/avro/*.so spark_klog/schemas/protobuf/_protobuf.c spark_klog/schemas/protobuf/*.so demo test-logs

@@ -34,3 +34,17 @@ cdef bint is_utf8(const uint8_t *at, int64_t size) noexcept nogil:
             return False
         at += more + 1
     return True
+
+
+cdef inline bint is_text(const uint8_t *at, int64_t size) noexcept nogil:
+    """As `is_utf8`, fast for ASCII."""
+    cdef uint64_t word, last
+    cdef int64_t i
+    if size >= 8:
+        memcpy(&word, at + size - 8, 8)
+        for i in range(size >> 3):
+            memcpy(&last, at + 8 * i, 8)
+            word |= last
+        if not word & <uint64_t>0x8080808080808080:
+            return True
+    return is_utf8(at, size)

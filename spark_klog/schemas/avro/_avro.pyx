@@ -10,7 +10,7 @@ Memory safety, everywhere below:
 
 _kernel_memory.pxi   growing buffers, their way to Arrow and back
 _kernel_utf8.pxi     whether bytes are UTF-8
-_avro_builders.pxi   columns that values are appended to
+_builders.pxi        columns that values are appended to
 _avro_decode.pxi     programs that read
 _avro_encode.pxi     programs that write
 """
@@ -129,6 +129,6 @@ cdef enum:
 
 include "../../records/kernels/_kernel_memory.pxi"
 include "../../records/kernels/_kernel_utf8.pxi"
-include "_avro_builders.pxi"
+include "../_builders.pxi"
 include "_avro_decode.pxi"
 include "_avro_encode.pxi"

@@ -21,14 +21,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.avro.opcodes import Kind
+from spark_klog.schemas.arrow_columns import Column, Kind, arrow_field
 from spark_klog.schemas.avro.schema import AvroSchema
 
 Types = Literal["spark", "arrow"]
@@ -44,31 +43,6 @@ _PLAIN = {
     "bytes": (Kind.VARIABLE, 0, pa.binary()),
     "string": (Kind.VARIABLE, 0, pa.string()),
 }
-
-
-@dataclass
-class Column:
-    """A column: its slot, and those of the columns in it, [slot, end) in preorder."""
-
-    slot: int
-    kind: Kind
-    type: pa.DataType
-    #: Bytes of a value, if all have the same.
-    width: int = 0
-    nullable: bool = False
-    #: Fields of a struct, the items of a list, the entries of a map.
-    children: list[Column] = field(default_factory=list)
-    end: int = 0
-    #: Of a union that is a struct of members: the child of each branch, -1 for null.
-    members: tuple[int, ...] | None = None
-    #: Of an enum that is a dictionary.
-    symbols: tuple[str, ...] | None = None
-
-    def tree(self) -> Iterator[Column]:
-        """This column and all in it, by slot."""
-        yield self
-        for child in self.children:
-            yield from child.tree()
 
 
 def columns_of(schema: AvroSchema, types: Types = "spark") -> Column:
@@ -190,8 +164,3 @@ def column_unit(schema: AvroSchema, kind: pa.DataType) -> int:
 
 def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def arrow_field(name: str, column: Column) -> pa.Field:
-    """The column as a field of a struct, list or map."""
-    return pa.field(name, column.type, column.nullable)

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from spark_klog.base.extras import require
-from spark_klog.errors import ConfigError, SchemaError
+from spark_klog.errors import ConfigError
 from spark_klog.records.contract import BinaryColumn
-from spark_klog.schemas.avro.columns import Column, Types, columns_of
-from spark_klog.schemas.avro.opcodes import VERSION, Kind, Reason
+from spark_klog.schemas.arrow_columns import Buffers, Column, array_of, binary_parts, layout_of
+from spark_klog.schemas.avro.columns import Types, columns_of
+from spark_klog.schemas.avro.opcodes import VERSION, Reason
 from spark_klog.schemas.avro.program import Program, compile_plan
 from spark_klog.schemas.avro.resolution import resolve
 from spark_klog.schemas.avro.schema import AvroSchema
@@ -45,7 +46,7 @@ class ColumnBuilders(Protocol):
     ) -> list[tuple[int, int, int, int]]:
         """Append rows; return (row, program, reason, position) of those that do not decode."""
 
-    def finish(self) -> list[tuple[bytes | None, int, Buffer, Buffer]]:
+    def finish(self) -> list[Buffers]:
         """The buffers of each column: validity, nulls, offsets, data; the builders are empty then."""
 
 
@@ -88,7 +89,7 @@ class AvroDecoder:
         first. `starts` is where the Avro record begins in a value, in bytes: one number, or INT32 a row.
         A row that does not decode is null, and in the result's `bad`. `MemoryError`.
         """
-        offsets, data, validity, first, count = _parts(values)
+        offsets, data, validity, first, count = binary_parts(values, "Avro")
         by_row = None if isinstance(starts, int) else starts
         start = starts if isinstance(starts, int) else 0
         if not programs:
@@ -96,7 +97,7 @@ class AvroDecoder:
         builders = self._builders
         try:
             failures = builders.decode(programs, which, data, offsets, validity, first, count, by_row, start)
-            result = _array(self._column, builders.finish(), count)
+            result = array_of(self._column, builders.finish(), count)
         except BaseException:
             self._builders = _builders(self._column)  # these may hold rows of this call
             raise
@@ -104,52 +105,11 @@ class AvroDecoder:
         return Decoded(result, bad)
 
 
-def _parts(values: pa.Array | BinaryColumn) -> tuple[Buffer, Buffer, Buffer | None, int, int]:
-    """Offsets, data, validity, first row and number of rows."""
-    if isinstance(values, BinaryColumn):
-        count = max(memoryview(values.offsets).nbytes // 4 - 1, 0)
-        return values.offsets or bytes(4), values.data, values.validity, 0, count
-    if pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type):
-        values = values.cast(pa.binary())
-    if not (pa.types.is_binary(values.type) or pa.types.is_string(values.type)):
-        raise SchemaError(f"Avro records are a binary column, not {values.type}: cast it")
-    if not len(values):
-        return bytes(4), b"", None, 0, 0
-    validity, offsets, data = values.buffers()
-    return offsets, b"" if data is None else data, validity, values.offset, len(values)
-
-
-def _array(column: Column, buffers: list[tuple[bytes | None, int, Buffer, Buffer]], length: int) -> pa.Array:
-    """The Arrow array of a column, of the buffers by slot."""
-    kind = column.type
-    if column.kind == Kind.NOTHING:
-        return pa.nulls(length)
-    validity, nulls, offsets, data = buffers[column.slot]
-    valid = None if validity is None else pa.py_buffer(validity)
-    if column.kind == Kind.STRUCT:
-        children = [_array(child, buffers, length) for child in column.children]
-        return pa.Array.from_buffers(kind, length, [valid], nulls, children=children)
-    if column.kind == Kind.LIST:
-        items = memoryview(offsets).cast("B").cast("i")[length]
-        children = [_array(column.children[0], buffers, items)]
-        return pa.Array.from_buffers(kind, length, [valid, pa.py_buffer(offsets)], nulls, children=children)
-    if column.kind == Kind.VARIABLE:
-        return pa.Array.from_buffers(kind, length, [valid, pa.py_buffer(offsets), pa.py_buffer(data)], nulls)
-    if column.symbols is not None:
-        indices = pa.Array.from_buffers(pa.int32(), length, [valid, pa.py_buffer(data)], nulls)
-        return pa.DictionaryArray.from_arrays(indices, pa.array(column.symbols, pa.string()))
-    return pa.Array.from_buffers(kind, length, [valid, pa.py_buffer(data)], nulls)
-
-
 def _builders(column: Column) -> ColumnBuilders:
     """Builders of the native kernel, else of fastavro; see `SPARK_KLOG_KERNEL` in records/kernels."""
     kernel = native_kernel()
     if kernel is not None:
-        layout = array("i")
-        for below in column.tree():
-            is_nullable = below.nullable and below.kind != Kind.NOTHING
-            layout.extend((below.kind, below.width, below.end, is_nullable))
-        builders: ColumnBuilders = kernel.ColumnBuilders(layout)
+        builders: ColumnBuilders = kernel.ColumnBuilders(layout_of(column))
         return builders
     require("Avro without the native kernel", "fastavro")
     from spark_klog.schemas.avro.fastavro_rows import FastavroBuilders

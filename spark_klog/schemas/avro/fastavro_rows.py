@@ -20,8 +20,9 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from spark_klog.schemas.avro.columns import Column, column_unit
-from spark_klog.schemas.avro.opcodes import MAX_EMPTY_ITEMS, Kind, Reason
+from spark_klog.schemas.arrow_columns import Column, Kind
+from spark_klog.schemas.avro.columns import column_unit
+from spark_klog.schemas.avro.opcodes import MAX_EMPTY_ITEMS, Reason
 from spark_klog.schemas.avro.program import Program
 from spark_klog.schemas.avro.resolution import (
     IntoBranch,

@@ -129,23 +129,6 @@ class WriteOp(IntEnum):
     JUMP = auto()
 
 
-class Kind(IntEnum):
-    """How a column's values are kept."""
-
-    #: No values: Arrow's null.
-    NOTHING = 0
-    #: `width` bytes each.
-    FIXED = 1
-    #: A byte each, a bit in Arrow.
-    BOOLEAN = 2
-    #: Ends of values, and bytes.
-    VARIABLE = 3
-    #: Ends of lists, and the column of the items.
-    LIST = 4
-    #: Columns of the fields.
-    STRUCT = 5
-
-
 class Reason(IntEnum):
     """Why a row does not decode."""
 

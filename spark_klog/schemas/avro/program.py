@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.avro.columns import UNITS, Column, column_unit, unit_of
-from spark_klog.schemas.avro.opcodes import TEXTS, Kind, Op, Reason, WriteOp
+from spark_klog.schemas.arrow_columns import Column, Kind
+from spark_klog.schemas.avro.columns import UNITS, column_unit, unit_of
+from spark_klog.schemas.avro.opcodes import TEXTS, Op, Reason, WriteOp
 from spark_klog.schemas.avro.resolution import (
     IntoBranch,
     Mismatch,

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
+import os
+from array import array
 from collections.abc import Iterator, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from spark_klog.errors import SchemaError
+from spark_klog.errors import ConfigError, SchemaError
 from spark_klog.records.contract import BinaryColumn
+from spark_klog.schemas.arrow_columns import array_of, binary_parts, layout_of
 from spark_klog.schemas.protobuf.columns import columns_of
 from spark_klog.schemas.protobuf.google_rows import GoogleRows
+from spark_klog.schemas.protobuf.map_entries import has_maps, with_last_entries
 from spark_klog.schemas.protobuf.message_indexes import read_indexes
 from spark_klog.schemas.protobuf.resolution import check_readable
 from spark_klog.schemas.protobuf.schema import ProtobufSchema
-from spark_klog.schemas.rows import Decoded
+from spark_klog.schemas.protobuf.tables import VERSION, MessageTables, Reason
+from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
+
+_log = logging.getLogger(__name__)
+_NATIVE = "spark_klog.schemas.protobuf._protobuf"
 
 
 class ProtobufDecoder:
@@ -28,6 +41,10 @@ class ProtobufDecoder:
         self.reader = reader
         columns = columns_of(reader.message)
         self.type: pa.DataType = columns.type
+        self._kernel = native_kernel()
+        self._tables = MessageTables(columns)
+        self._builders = self._made_builders()
+        self._has_maps = has_maps(self.type)
         self._rows = GoogleRows(columns)
 
     def program(self, writer: ProtobufSchema, rest: bytes | None = None) -> ProtobufSchema:
@@ -51,22 +68,74 @@ class ProtobufDecoder:
         starts: int | Buffer = 0,
     ) -> Decoded:
         """Decode a binary column, see `codec.Decoder`; a row that does not decode is null, and in `bad`."""
-        count = len(values) if isinstance(values, pa.Array) else memoryview(values.offsets).nbytes // 4 - 1
-        read: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
-        if which is not None:
-            read = np.frombuffer(which, np.int32, count) >= 0
-        elif not programs:
-            read = np.zeros(count, np.bool_)
-        begins = [starts] * count if isinstance(starts, int) else np.frombuffer(starts, np.int32, count).tolist()
-        return self._rows.decode(
-            value[begin:] if value is not None and (read is None or read[row]) else None
-            for row, (value, begin) in enumerate(zip(_values(values), begins, strict=True))
+        offsets, data, validity, first, count = binary_parts(values, "Protobuf")
+        if not programs:
+            which = memoryview(array("i", [-1]) * count)
+        by_row = None if isinstance(starts, int) else starts
+        start = starts if isinstance(starts, int) else 0
+        if self._builders is None:
+            return self._rows.decode(_records(offsets, data, validity, first, count, which, by_row, start))
+        try:
+            failures = self._builders.decode(which, data, offsets, validity, first, count, by_row, start)
+            made = array_of(self._tables.column, self._builders.finish(), count)
+        except BaseException:
+            self._builders = self._made_builders()  # these may hold rows of this call
+            raise
+        bad = [BadRow(row, self._tables.describe(Reason(reason), field)) for row, reason, field in failures]
+        return Decoded(with_last_entries(made) if self._has_maps else made, bad)
+
+    def _made_builders(self) -> Any:
+        return (
+            None if self._kernel is None else self._kernel.ColumnBuilders(layout_of(self._tables.column), self._tables)
         )
 
 
-def _values(values: pa.Array | BinaryColumn) -> Iterator[bytes | None]:
-    if isinstance(values, BinaryColumn):
-        return iter(values.values())
-    if not (pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type)):
-        raise SchemaError(f"Protobuf records are a binary column, not {values.type}: cast it")
-    return iter(values.to_pylist())
+def _records(
+    offsets: Buffer,
+    data: Buffer,
+    validity: Buffer | None,
+    first: int,
+    count: int,
+    which: Buffer | None,
+    starts: Buffer | None,
+    start: int,
+) -> Iterator[bytes | None]:
+    """The records of rows, None for those that are to be null."""
+    ends = np.frombuffer(offsets, np.int32, count + 1, 4 * first).tolist()
+    content = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+    valid = np.ones(count, np.bool_)
+    if validity is not None:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        valid = bits[first : first + count] != 0
+    if which is not None:
+        valid = valid & (np.frombuffer(which, np.int32, count) >= 0)
+    begins = [start] * count if starts is None else np.frombuffer(starts, np.int32, count).tolist()
+    for row, is_valid in enumerate(valid.tolist()):
+        yield bytes(content[ends[row] + begins[row] : ends[row + 1]]) if is_valid else None
+
+
+def native_kernel() -> Any:
+    """The module of the native kernel; None if it was not built or is not to be used."""
+    choice = os.environ.get("SPARK_KLOG_KERNEL")
+    if choice == "reference":
+        return None
+    kernel = _imported()
+    if kernel is None and choice == "native":
+        raise ConfigError("Protobuf's native kernel is missing or was built from other sources: 'pip install' again")
+    return kernel
+
+
+@cache
+def _imported() -> ModuleType | None:
+    try:
+        kernel = importlib.import_module(_NATIVE)
+    except ImportError:
+        kernel = None
+    if kernel is None or getattr(kernel, "VERSION", 0) != VERSION:
+        _log.warning(
+            "Protobuf's native kernel %s: install spark_klog again with a C compiler; rows are decoded by "
+            "google.protobuf, some thirty times slower",
+            "is missing" if kernel is None else "was built from other sources",
+        )
+        return None
+    return kernel

@@ -11,6 +11,7 @@ from spark_klog.schemas.protobuf.columns import (
     ENUM,
     FIXED32,
     FIXED64,
+    STRING,
     UINT32,
     UINT64,
     FieldColumn,
@@ -50,11 +51,11 @@ class GoogleRows:
             if value is not None:
                 try:
                     message = self._class.FromString(value)
-                    missing = message.FindInitializationErrors()
-                    if missing:
-                        bad.append(BadRow(number, f"field {missing[0]}: is required, but missing"))
-                    else:
+                    # FindInitializationErrors, which would name it, has crashed in protobuf 7.36
+                    if message.IsInitialized():
                         row = self._convert(message)
+                    else:
+                        bad.append(BadRow(number, "a required field is missing"))
                 except self._damaged:
                     bad.append(BadRow(number, DAMAGED))
                 except UnicodeDecodeError:
@@ -93,10 +94,17 @@ def _value(column: FieldColumn) -> _Convert:
     if field.type == ENUM:
         enum, names = field.enum_type, enum_names(field.enum_type)
         return lambda number: names.get(number) or unknown_name(enum, number)
+    if field.type == STRING:
+        return _text
     if field.type in _BITS:
         half = 1 << (_BITS[field.type] - 1)
         return lambda number: number if number < half else number - 2 * half
     return lambda value: value
+
+
+def _text(value: str | bytes) -> str:
+    """google.protobuf has bytes for a string of proto2 that is not UTF-8, or an error."""
+    return value if isinstance(value, str) else value.decode()
 
 
 def _microseconds(message: Any, path: str) -> int:

@@ -39,7 +39,7 @@ class GoogleWriter:
     def encode(self, values: pa.Array, prefix: bytes) -> list[bytes | None]:
         """The records, each after `prefix`. `EncodeError` names the row and field that do not fit."""
         result: list[bytes | None] = []
-        for number, row in enumerate(_plain(values).to_pylist()):
+        for number, row in enumerate(numbers(values).to_pylist()):
             if row is None:
                 result.append(None)
                 continue
@@ -52,18 +52,18 @@ class GoogleWriter:
         return result
 
 
-def _plain(values: pa.Array) -> pa.Array:
+def numbers(values: pa.Array) -> pa.Array:
     """The values with times as numbers, which Python's own types of times may not have."""
-    return values.cast(_numbers(values.type))
+    return values.cast(_number_type(values.type))
 
 
-def _numbers(kind: pa.DataType) -> pa.DataType:
+def _number_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _numbers(field.type)) for field in kind])
+        return pa.struct([pa.field(field.name, _number_type(field.type)) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, _numbers(kind.item_type))
+        return pa.map_(kind.key_type, _number_type(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(pa.field(kind.value_field.name, _numbers(kind.value_type)))
+        return pa.list_(pa.field(kind.value_field.name, _number_type(kind.value_type)))
     return pa.int64() if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) else kind
 
 

@@ -155,7 +155,7 @@ def test_a_call_that_fails_leaves_no_rows(monkeypatch: pytest.MonkeyPatch) -> No
     programs = [decoder.program(parse_schema(schema))]
     column = pa.array(written(schema, {"a": "x", "b": [1]}, {"a": "y", "b": []}))
     with monkeypatch.context() as patched:
-        patched.setattr("spark_klog.schemas.avro.decoder._array", lambda *_: 1 // 0)
+        patched.setattr("spark_klog.schemas.avro.decoder.array_of", lambda *_: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             decoder.decode(column, programs)
     with pytest.raises((ValueError, IndexError)):  # one number for two rows

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 from google.protobuf.message_factory import GetMessageClass
 
+from spark_klog.schemas.protobuf.google_writer import numbers
 from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
 
 #: All kinds of fields.
@@ -90,3 +92,20 @@ def order(made: ProtobufSchema, number: int) -> Any:
         result.price.value, result.price.scale = b"\1", 2
         result.bits.extend([True, False])
     return result
+
+
+def plain(values: pa.Array) -> list[Any]:
+    """Rows in which times are numbers, floats texts, and maps in order: what may be compared."""
+    return [_plain(row) for row in numbers(values).to_pylist()]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        if value and isinstance(value[0], tuple):
+            return sorted(repr(_plain(item)) for item in value)
+        return [_plain(item) for item in value]
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value

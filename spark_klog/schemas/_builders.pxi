@@ -179,3 +179,115 @@ cdef bytes packed(const Bytes *flags, int64_t *zeros):
         bits[count // 8] = byte
     zeros[0] = count - ones
     return result
+
+
+cdef class _View:
+    """A buffer of a caller, held; NULL if it is None."""
+
+    cdef Py_buffer view
+    cdef bint is_held
+
+    def __cinit__(self, data):
+        if data is not None:
+            PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
+            self.is_held = True
+
+    def __dealloc__(self):
+        if self.is_held:
+            PyBuffer_Release(&self.view)
+
+    cdef const void *data(self) noexcept:
+        return self.view.buf if self.is_held else NULL
+
+    cdef int holds(self, int64_t size, what) except -1:
+        """`ValueError` unless there are that many bytes, or no buffer."""
+        if self.is_held and self.view.len < size:
+            raise ValueError(f"{what} of {self.view.len} bytes, {size} are needed")
+        return 0
+
+
+cdef class Builders:
+    """Owns the builders of a decoder's columns.
+
+    `layout` has four INT32 a column: kind, width, end, nullable (arrow_columns.py).
+    """
+
+    cdef Builder *_builders
+    cdef int32_t _slots
+    cdef int64_t _rows
+    cdef bint _is_busy
+
+    def __cinit__(self, layout, *_):
+        cdef _View numbers = _View(layout)
+        cdef const int32_t *at = <const int32_t *>numbers.data()
+        cdef int32_t slot
+        self._slots = <int32_t>(numbers.view.len // 16)
+        self._builders = <Builder *>calloc(max(self._slots, 1), sizeof(Builder))
+        if self._builders == NULL:
+            raise MemoryError
+        for slot in range(self._slots):
+            self._builders[slot].kind = at[4 * slot]
+            self._builders[slot].width = at[4 * slot + 1]
+            self._builders[slot].end = at[4 * slot + 2]
+            self._builders[slot].nullable = at[4 * slot + 3]
+
+    def __dealloc__(self):
+        cdef int32_t slot
+        if self._builders != NULL:
+            for slot in range(self._slots):
+                release(&self._builders[slot].data)
+                release(&self._builders[slot].offsets)
+                release(&self._builders[slot].valid)
+            free(self._builders)
+
+    @property
+    def rows(self):
+        return self._rows
+
+    cdef int _prepare(self, int64_t count) except -1:
+        """Make room for the rows in the columns that have one value a row, and start the others. `MemoryError`."""
+        cdef int32_t slot = 0
+        cdef Builder *builder
+        while slot < self._slots:
+            builder = &self._builders[slot]
+            if builder.nullable:
+                prepare(&builder.valid, count)
+            if builder.kind == KIND_FIXED or builder.kind == KIND_BOOLEAN:
+                prepare(&builder.data, builder.width * count)
+            elif builder.kind == KIND_VARIABLE or builder.kind == KIND_LIST:
+                prepare(&builder.offsets, 4 * (count + 1))
+            # the columns in a list are prepared with what they had the last time
+            slot = builder.end if builder.kind == KIND_LIST else slot + 1
+        for slot in range(self._slots):
+            builder = &self._builders[slot]
+            if builder.data.data == NULL and builder.data.usual:
+                prepare(&builder.data, builder.data.usual)
+            if builder.kind == KIND_VARIABLE or builder.kind == KIND_LIST:
+                prepare(&builder.offsets, 4)
+                if builder.offsets.size == 0:
+                    memset(builder.offsets.data, 0, 4)
+                    builder.offsets.size = 4
+        return 0
+
+    def finish(self):
+        """The columns' buffers, by slot: (validity bitmap or None, nulls, offsets, data); empties the builders."""
+        cdef int32_t slot
+        cdef Builder *builder
+        cdef int64_t nulls, zeros
+        if self._is_busy:
+            raise RuntimeError("the builders are in use by another thread")
+        self._prepare(0)
+        result = []
+        for slot in range(self._slots):
+            builder = &self._builders[slot]
+            nulls = 0
+            validity = packed(&builder.valid, &nulls) if builder.nullable else None
+            builder.valid.size = 0
+            if builder.kind == KIND_BOOLEAN:
+                data = packed(&builder.data, &zeros)
+                builder.data.size = 0
+            else:
+                data = taken(&builder.data)
+            result.append((validity if nulls else None, nulls, taken(&builder.offsets), data))
+        self._rows = 0
+        return result

@@ -1,0 +1,3 @@
+from tests.schemas.avro.support import kernel
+
+__all__ = ["kernel"]

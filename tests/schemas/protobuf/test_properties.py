@@ -1,0 +1,65 @@
+"""Random schemas and messages: the native kernel reads what google.protobuf reads, and writes what it reads back."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from spark_klog.schemas.protobuf.decoder import ProtobufDecoder, native_kernel
+from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
+from spark_klog.schemas.rows import Decoded
+
+from .random_messages import damaged, fill, random_schema, shuffled
+from .support import message_class, plain
+
+pytestmark = pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
+_SEEDS = st.integers(0, 2**32 - 1)
+
+
+def _decoded(made: ProtobufSchema, values: list[bytes | None], kernel: str) -> Decoded:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_KLOG_KERNEL", kernel)
+        decoded = ProtobufDecoder(made).decode(pa.array(values, pa.binary()), [made])
+    decoded.values.validate(full=True)
+    return decoded
+
+
+def _messages(seed: int) -> tuple[random.Random, ProtobufSchema, list[bytes]]:
+    rng = random.Random(seed)
+    made = parse_schema(random_schema(rng, rng.choice(("proto2", "proto3"))), {})
+    rows = []
+    for _ in range(20):
+        message = message_class(made)()
+        fill(rng, message)
+        rows.append(message.SerializePartialToString())
+    return rng, made, rows + [shuffled(rng, row, rows) for row in rows]
+
+
+def _check_decoding(seed: int) -> None:
+    rng, made, rows = _messages(seed)
+    values: list[Any] = [*rows, None, *(damaged(rng, row) for row in rows)]
+    native, expected = _decoded(made, values, "native"), _decoded(made, values, "reference")
+    bad, expected_bad = dict(native.bad), dict(expected.bad)
+    assert bad.keys() <= expected_bad.keys()
+    # what does not count, as an earlier value of a field, is not looked at
+    assert len(bad) >= len(expected_bad) - 3
+    for row, (one, other) in enumerate(zip(plain(native.values), plain(expected.values), strict=True)):
+        if row in bad or row not in expected_bad:
+            assert one == other
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_SEEDS)
+def test_decoding(seed: int) -> None:
+    _check_decoding(seed)
+
+
+@pytest.mark.test_all("random")
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_SEEDS)
+def test_decoding_much(seed: int) -> None:
+    _check_decoding(seed)
