@@ -15,6 +15,8 @@ from spark_klog.wire.primitives import Buffer
 
 #: Of a column: validity, number of nulls, offsets, data.
 Buffers = tuple[bytes | None, int, Buffer, Buffer]
+#: Of an array: data, offsets, validity, and its offset.
+Input = tuple[pa.Buffer | None, pa.Buffer | None, pa.Buffer | None, int]
 
 
 class Kind(IntEnum):
@@ -108,3 +110,28 @@ def array_of(column: Column, buffers: list[Buffers], length: int) -> pa.Array:
         indices = pa.Array.from_buffers(pa.int32(), length, [valid, pa.py_buffer(data)], nulls)
         return pa.DictionaryArray.from_arrays(indices, pa.array(column.symbols, pa.string()))
     return pa.Array.from_buffers(kind, length, [valid, pa.py_buffer(data)], nulls)
+
+
+def nullable_type(kind: pa.DataType) -> pa.DataType:
+    """The type with nullable fields: below a null there are nulls, which pyarrow refuses in other fields."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, nullable_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, pa.field("value", nullable_type(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field(kind.value_field.name, nullable_type(kind.value_type)))
+    return kind
+
+
+def input_of(array: pa.Array) -> Input:
+    """Data, offsets, validity and offset of an array."""
+    kind = array.type
+    buffers = array.buffers()
+    validity = buffers[0] if array.null_count else None
+    if pa.types.is_struct(kind) or pa.types.is_null(kind):
+        return None, None, validity, array.offset
+    if pa.types.is_list(kind) or pa.types.is_map(kind):
+        return None, buffers[1], validity, array.offset
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return buffers[2], buffers[1], validity, array.offset
+    return buffers[1], None, validity, array.offset

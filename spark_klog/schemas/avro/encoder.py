@@ -7,13 +7,12 @@ import pyarrow.compute as pc
 
 from spark_klog.base.extras import require
 from spark_klog.errors import EncodeError
+from spark_klog.schemas.arrow_columns import input_of, nullable_type
 from spark_klog.schemas.avro.decoder import native_kernel
 from spark_klog.schemas.avro.opcodes import Reason
 from spark_klog.schemas.avro.program import WriteProgram, compile_writing
 from spark_klog.schemas.avro.schema import AvroSchema
 from spark_klog.schemas.avro.writing import plan_writing
-
-Input = tuple[pa.Buffer | None, pa.Buffer | None, pa.Buffer | None, int]
 
 
 class AvroEncoder:
@@ -41,7 +40,7 @@ class AvroEncoder:
         wanted = self._program.plan.type
         if values.type != wanted:
             try:
-                values = values.cast(_nullable(wanted))
+                values = values.cast(nullable_type(wanted))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise EncodeError(f"{values.type} can't be written as {self.schema}: {error}") from None
         if prefix and self.schema.is_plain_bytes:
@@ -51,7 +50,7 @@ class AvroEncoder:
 
             written = encode(self._program.plan, values, prefix)
         else:
-            inputs = [_input(array) for array in _arrays(self._program, values)]
+            inputs = [input_of(array) for array in _arrays(self._program, values)]
             written = self._kernel.encode(self._program, inputs, len(values), prefix)
             if len(written) == 3:
                 row, reason, position = written
@@ -59,17 +58,6 @@ class AvroEncoder:
         offsets, data = map(pa.py_buffer, written)
         validity = values.is_valid().buffers()[1] if values.null_count else None
         return pa.Array.from_buffers(pa.binary(), len(values), [validity, offsets, data], values.null_count)
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    """The type with nullable fields: below a null there are nulls, which pyarrow refuses in other fields."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, pa.field("value", _nullable(kind.item_type)))
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
-    return kind
 
 
 def _arrays(program: WriteProgram, values: pa.Array) -> list[pa.Array]:
@@ -88,17 +76,3 @@ def _arrays(program: WriteProgram, values: pa.Array) -> list[pa.Array]:
                 array = above.values
         arrays.append(array)
     return arrays
-
-
-def _input(array: pa.Array) -> Input:
-    """Data, offsets, validity and offset of an array."""
-    kind = array.type
-    buffers = array.buffers()
-    validity = buffers[0] if array.null_count else None
-    if pa.types.is_struct(kind) or pa.types.is_null(kind):
-        return None, None, validity, array.offset
-    if pa.types.is_list(kind) or pa.types.is_map(kind):
-        return None, buffers[1], validity, array.offset
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return buffers[2], buffers[1], validity, array.offset
-    return buffers[1], None, validity, array.offset

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from spark_klog.errors import EncodeError
+from spark_klog.schemas.arrow_columns import nullable_type
+from spark_klog.schemas.protobuf.decoder import native_kernel
 from spark_klog.schemas.protobuf.google_writer import GoogleWriter
 from spark_klog.schemas.protobuf.message_indexes import write_indexes
 from spark_klog.schemas.protobuf.schema import ProtobufSchema
+from spark_klog.schemas.protobuf.tables import Reason
+from spark_klog.schemas.protobuf.write_tables import WriteTables
 from spark_klog.schemas.protobuf.writing import plan_writing
 
 
@@ -22,6 +26,8 @@ class ProtobufEncoder:
         self.type = kind
         self._plan = plan_writing(schema.message, kind)
         self._indexes = write_indexes(schema.indexes)
+        self._kernel = native_kernel()
+        self._tables = WriteTables(self._plan)
         self._rows = GoogleWriter(self._plan)
 
     def encode(self, values: pa.Array, prefix: bytes = b"") -> pa.Array:
@@ -30,21 +36,19 @@ class ProtobufEncoder:
         Each record stands after `prefix`, if there is one, and the indexes of its message. `EncodeError` names the row
         and field that do not fit: a null whose field has none, or what an enum does not have.
         """
-        wanted = _nullable(self._plan.type)
+        wanted = nullable_type(self._plan.type)
         if values.type != wanted:
             try:
                 values = values.cast(wanted)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise EncodeError(f"{values.type} can't be written as {self.schema.name}: {error}") from None
-        return pa.array(self._rows.encode(values, prefix and prefix + self._indexes), pa.binary())
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    """The type with nullable fields: below a null there are nulls, which pyarrow refuses in other fields."""
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _nullable(field.type)) for field in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_type, pa.field("value", _nullable(kind.item_type)))
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field(kind.value_field.name, _nullable(kind.value_type)))
-    return kind
+        before = prefix and prefix + self._indexes
+        if self._kernel is None:
+            return pa.array(self._rows.encode(values, before), pa.binary())
+        written = self._kernel.encode(self._tables, self._tables.inputs(values), len(values), before)
+        if len(written) == 3:
+            row, reason, field = written
+            raise EncodeError(f"row {row}: {self._tables.describe(Reason(reason), field)}")
+        offsets, data = map(pa.py_buffer, written)
+        validity = values.is_valid().buffers()[1] if values.null_count else None
+        return pa.Array.from_buffers(pa.binary(), len(values), [validity, offsets, data], values.null_count)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from spark_klog.schemas.protobuf.decoder import ProtobufDecoder, native_kernel
+from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
 from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
 from spark_klog.schemas.rows import Decoded
 
@@ -52,14 +53,40 @@ def _check_decoding(seed: int) -> None:
             assert one == other
 
 
+def _check_encoding(seed: int) -> None:
+    rng, made, rows = _messages(seed)
+    decoded = _decoded(made, [*rows, None], "native").values
+    written = {}
+    for kernel in ("native", "reference"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SPARK_KLOG_KERNEL", kernel)
+            written[kernel] = ProtobufEncoder(made, decoded.type).encode(decoded)
+    assert plain(_decoded(made, written["native"].to_pylist(), "reference").values) == plain(decoded)
+    kind = message_class(made)
+    for one, other in zip(*(values.to_pylist() for values in written.values()), strict=True):
+        if one is not None:
+            assert repr(kind.FromString(one)) == repr(kind.FromString(other))
+            assert len(one) == len(other)
+    start = rng.randrange(len(rows))
+    encoder = ProtobufEncoder(made, decoded.type)
+    assert encoder.encode(decoded.slice(start)).to_pylist() == written["native"].to_pylist()[start:]
+
+
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_SEEDS)
 def test_decoding(seed: int) -> None:
     _check_decoding(seed)
 
 
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_SEEDS)
+def test_encoding(seed: int) -> None:
+    _check_encoding(seed)
+
+
 @pytest.mark.test_all("random")
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_SEEDS)
-def test_decoding_much(seed: int) -> None:
+def test_much(seed: int) -> None:
     _check_decoding(seed)
+    _check_encoding(seed)
