@@ -1,4 +1,4 @@
-"""Records with a schema, without a network: decode to Arrow, encode from Arrow."""
+"""Records with a schema, without a network: to Arrow and back, and in Spark's columns."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from typing import Any
 
 import fastavro
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from benchmarks.figures import Bench, Result, Side, Work
 from benchmarks.record_batches import kernel, speed, take_turns
-from benchmarks.sides import SideFailed
+from benchmarks.sides import SideFailed, SparkSide, alternate, project_environment
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
+from tests.support.jvm_connector import spark_artifact
+from tests.support.pyspark_versions import WITH_CONNECTOR, with_connector
 
 _ROWS = 65_536
 #: Rows of the sides that take one after the other.
 _FEW = 4_096
+#: Files of that many rows for Spark.
+_FILES = 8
 #: What a Confluent serializer writes before a record: a zero, and the schema's id.
 _PREFIX = b"\x00\x00\x00\x00\x01"
 #: Ten fields of an order.
@@ -187,6 +192,43 @@ def _pyruhvro_writer(values: list[bytes]) -> Callable[[], int]:
         raise SideFailed("other bytes than fastavro's")
     return lambda: len(pyruhvro.serialize_record_batch(batch, text, 1)[0])
 
+
+def _functions(bench: Bench) -> Iterator[Result]:
+    folder = bench.folder("functions")
+    values = encoded_orders(_ROWS, b"")
+    column = pa.chunked_array([pa.array(values, pa.binary())] * _FILES)
+    (folder / "values").mkdir()
+    for number, chunk in enumerate(column.chunks):
+        pq.write_table(pa.table({"value": chunk}), folder / "values" / f"{number}.parquet")
+
+    def with_jar() -> SparkSide:
+        confs = {"spark.jars": str(spark_artifact("spark-avro"))}
+        return SparkSide("spark", "spark", folder, python=with_connector(), confs=confs)
+
+    def speed(side: SparkSide) -> float:
+        options = {"by": side.name, "schema": json.dumps(SCHEMA)}
+        return len(column) / 1e6 / float(side.ask("avro", options, folder=str(folder / "values"))["seconds"])
+
+    def in_project(name: str) -> Callable[[], SparkSide]:
+        return lambda: SparkSide(name, name, folder, environment=project_environment())
+
+    ours, python = Side("klog, from_avro"), Side("fastavro in a pandas UDF")
+    jvm = Side(f"from_avro of spark-avro {WITH_CONNECTOR}, in the JVM")
+    makers = [(ours, in_project("klog")), (python, in_project("fastavro")), (jvm, with_jar)]
+    alternate(makers, bench.repeat, speed)
+    for peer in (python, jvm):
+        yield Result(f"Spark decodes {len(column):,} Avro records", "M rows/s", ours, peer, bench.command)
+
+
+FUNCTIONS = Work(
+    "functions",
+    _functions,
+    (
+        "Functions: a column of the Avro records of the section avro, without a prefix, in Parquet files, decoded to a "
+        "struct in local[2]; the rows go to Spark's sink noop. Spark moves the column to Python's processes and back "
+        "with two of the sides, which takes klog's most of the time.",
+    ),
+)
 
 AVRO = Work(
     "avro",

@@ -5,23 +5,23 @@
 Each line of JSON on standard input is a run, {"work": "count_sum", "options": {...}}; its answer is a line of JSON on
 standard output, {"seconds": 1.2, ...} or {"error": "..."}. The first line of output says that the session is up. The
 process ends at the end of its input. It runs on any pyspark and imports nothing of the project, except
-`no_op_source.py` with --format no-op, and what the work `load` needs.
+`no_op_source.py` with --format no-op, and what the works `load` and `avro` need.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from typing import Any, TextIO
 
 import pyspark
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 Request = dict[str, Any]
@@ -76,7 +76,9 @@ def sum_by_fastavro(spark: SparkSession, source: str, request: Request) -> dict[
     def decode(frames: Iterator[Any]) -> Iterator[Any]:
         parsed = fastavro.parse_schema(schema)
         for frame in frames:
-            yield pd.DataFrame([fastavro.schemaless_reader(BytesIO(value[5:]), parsed, None) for value in frame.value])
+            yield pd.DataFrame(
+                [fastavro.schemaless_reader(io.BytesIO(value[5:]), parsed, None) for value in frame.value]
+            )
 
     values = _frame(spark, source, request).select("value")
     return _sums(values.mapInPandas(decode, f"{names}, discount double, paid boolean, at timestamp"))
@@ -180,6 +182,49 @@ def write_stream(spark: SparkSession, source: str, request: Request) -> dict[str
     return {"seconds": time.perf_counter() - started}
 
 
+def avro(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
+    """Decode a column of Avro records from Parquet files into rows that nobody looks at."""
+    options = request["options"]
+    rows = _AVRO[options["by"]](options["schema"])
+    started = time.perf_counter()
+    frame = spark.read.parquet(request["folder"]).select(rows.alias("row"))
+    frame.write.format("noop").mode("overwrite").save()
+    return {"seconds": time.perf_counter() - started}
+
+
+def _by_klog(schema: str) -> Column:
+    from spark_klog.schemas import from_avro
+
+    return from_avro("value", schema)
+
+
+def _by_spark(schema: str) -> Column:
+    from pyspark.sql.avro.functions import from_avro
+
+    return from_avro("value", schema)
+
+
+def _by_fastavro(schema: str) -> Column:
+    import fastavro
+    import pandas as pd
+
+    names = {"long": "bigint", "timestamp-micros": "timestamp", "enum": "string"}
+    kinds = []
+    for field in json.loads(schema)["fields"]:
+        kind = field["type"][1] if isinstance(field["type"], list) else field["type"]
+        kind = kind.get("logicalType", kind["type"]) if isinstance(kind, dict) else kind
+        kinds.append(f"{field['name']} {names.get(kind, kind)}")
+
+    def decode(values: Any) -> Any:
+        parsed = fastavro.parse_schema(json.loads(schema))
+        return pd.DataFrame([fastavro.schemaless_reader(io.BytesIO(value), parsed, None) for value in values])
+
+    return F.pandas_udf(decode, ", ".join(kinds), F.PandasUDFType.SCALAR)("value")  # type: ignore[no-any-return]
+
+
+_AVRO: dict[str, Callable[[str], Column]] = {"klog": _by_klog, "spark": _by_spark, "fastavro": _by_fastavro}
+
+
 def copy(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     """Start a query that copies a topic, with the options `to`, until `stop`."""
     frame = spark.readStream.format(source).options(**request["options"]).load().select("key", "value")
@@ -216,7 +261,7 @@ def stop(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
 WORK: dict[str, Callable[[SparkSession, str, Request], dict[str, Any]]] = {
     work.__name__: work
     for work in (
-        *(count_sum, parquet, load, plan, stream, make_rows, write, write_stream, copy, probes, stop),
+        *(count_sum, parquet, load, plan, stream, make_rows, write, write_stream, avro, copy, probes, stop),
         *(sum_rows, sum_from_avro, sum_by_fastavro, parquet_rows, write_rows, write_to_avro),
     )
 }

@@ -269,8 +269,11 @@ def test_as_sparks_own_functions(tmp_path: Path) -> None:
         ({"options": {"messageName": "A"}}, "option messageName is one of the functions of Protobuf"),
         ({"options": {"compression": "snappy"}}, "compression is not supported: records are not compressed"),
         ({"options": {"avroSchema": "{}"}}, "avroSchema is not supported: give the schema that rows are to have"),
-        ({"options": {"schemaRegistry.urll": "http://h"}}, "needs schemaRegistryUrl"),
-        ({"options": {"schemaRegistry.urls": "x"}, "schemaRegistryAddress": "http://h:1"}, "unknown setting .*urls"),
+        ({"options": {"schemaRegistry.http.read.timeout.ms": 1}}, "http.read.timeout.ms needs schemaRegistryUrl"),
+        (
+            {"options": {"confluent.schema.registry.basic.auth.usr.info": "u:p"}},
+            r"unknown option 'confluent.schema.registry.basic.auth.usr.info': did you mean basic.auth.user.info",
+        ),
         ({"options": {"mode": None}}, "option mode must be a text, not a NoneType"),
         ({"options": {"subject": "a"}, "subject": "b"}, "option subject and another name of the same option differ"),
         ({"subject": "s"}, "from_avro: subject needs schemaRegistryUrl"),

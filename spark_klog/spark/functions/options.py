@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from spark_klog.base.settings import nearest
+from spark_klog.base.settings import advice, nearest
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
 from spark_klog.schemas.registry.schemas import Format
-from spark_klog.schemas.registry.settings import check_names
+from spark_klog.schemas.registry.settings import NAMES
 from spark_klog.security.config import Settings
 from spark_klog.spark.options import REGISTRY_PREFIX, REGISTRY_PREFIXES, boolean, chosen, count
 
@@ -94,7 +94,6 @@ class FunctionOptions:
         if settings:
             if "url" not in settings:
                 raise ConfigError(f"{function}: option {REGISTRY_PREFIX}{next(iter(settings))} needs schemaRegistryUrl")
-            check_names(settings, REGISTRY_PREFIX)
             registry = RegistrySettings(settings, REGISTRY_PREFIX)
             registry.registry()  # its settings are right, and its packages are there
         made = cls(function, form, "key" if is_key else "value", registry, own, schema)
@@ -159,8 +158,11 @@ def _place(function: str, name: str, known: tuple[str, ...]) -> tuple[bool, str]
         others = "of Protobuf" if own in _OF_PROTOBUF else f"{'from' if own in _FROM else 'to'}_..."
         raise ConfigError(f"{function}: option {name} is one of the functions {others}")
     for prefix in REGISTRY_PREFIXES:
-        if key.startswith(prefix):
-            return False, key.removeprefix(prefix)
+        setting = key.removeprefix(prefix)
+        if setting != key:
+            if setting not in NAMES:
+                raise ConfigError(f"{function}: unknown option {name!r}: {advice(setting, NAMES)}")
+            return False, setting
     if key in _ADVICE:
         raise ConfigError(f"{function}: option {name} is not supported: {_ADVICE[key]}")
     hint = nearest(key, (*known, *_OTHER_NAMES, f"{REGISTRY_PREFIX}url")) or f"the known ones are {', '.join(known)}"
