@@ -84,7 +84,7 @@ def test_bare_records_both_ways(spark: SparkSession) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "America/New_York")
     try:
-        rows = spark.range(20).selectExpr(f"if(id = 7, null, {_ROWS.rpartition(' AS v')[0]}) AS v")
+        rows = spark.range(20).coalesce(1).selectExpr(f"if(id = 7, null, {_ROWS.rpartition(' AS v')[0]}) AS v")
         text = schema_of(arrow_schema(rows.schema).field("v").type)
         records = rows.select(to_avro("v").alias("value"))
         assert records.schema["value"].dataType.simpleString() == "binary"
