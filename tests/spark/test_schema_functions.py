@@ -266,7 +266,7 @@ def test_as_sparks_own_functions(tmp_path: Path) -> None:
         ({"options": {"mod": "FAILFAST"}}, r"unknown option 'mod'; did you mean mode\?, and schemaRegistry\.\*"),
         ({"options": {"mode": "DROPMALFORMED"}, "schema": '"int"'}, "option mode=DROPMALFORMED must be one of"),
         ({"options": {"useLatestVersion": "true"}}, "option useLatestVersion is one of the functions to_..."),
-        ({"options": {"messageName": "A"}}, "option messageName is one of the functions of Protobuf"),
+        ({"options": {"messageName": "A"}}, "option messageName is one of the functions of protobuf"),
         ({"options": {"compression": "snappy"}}, "compression is not supported: records are not compressed"),
         ({"options": {"avroSchema": "{}"}}, "avroSchema is not supported: give the schema that rows are to have"),
         ({"options": {"schemaRegistry.http.read.timeout.ms": 1}}, "http.read.timeout.ms needs schemaRegistryUrl"),

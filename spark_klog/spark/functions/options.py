@@ -9,6 +9,7 @@
 | subject | schema.registry.subject | |
 | schemaId | | INT32 |
 | messageName | schema.registry.protobuf.name | of Protobuf: the message of a schema |
+| validate | | of JSON Schema: true checks records in full |
 | schemaRegistry.* | confluent.schema.registry.*, schema.registry.* | `registry.settings.NAMES` |
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 
 from spark_klog.base.settings import advice, nearest
@@ -30,8 +32,9 @@ from spark_klog.spark.options import REGISTRY_PREFIX, REGISTRY_PREFIXES, boolean
 _FROM = ("mode", "schemaEvolution")
 _TO = ("autoRegisterSchemas", "useLatestVersion")
 _SHARED = ("schemaRegistryUrl", "subject", "schemaId")
-_OF_PROTOBUF = ("messageName",)
-_ALL = (*_SHARED, *_FROM, *_TO, *_OF_PROTOBUF)
+#: Options of one format only.
+_OF_FORMAT: dict[Format, tuple[str, ...]] = {"protobuf": ("messageName",), "json-schema": ("validate",)}
+_ALL = (*_SHARED, *_FROM, *_TO, *chain.from_iterable(_OF_FORMAT.values()))
 #: Databricks' names of ours, in lower case.
 _OTHER_NAMES = {
     "schema.registry.address": "schemaRegistryUrl",
@@ -77,7 +80,7 @@ class FunctionOptions:
         is_key: bool = False,
     ) -> FunctionOptions:
         known: tuple[str, ...] = _SHARED + (_FROM if function.startswith("from_") else _TO)
-        known += _OF_PROTOBUF if form == "protobuf" else ()
+        known += _OF_FORMAT.get(form, ())
         own, settings = Settings(), Settings()
         given = [*(options or {}).items(), *((name, value) for name, value in keywords.items() if value is not None)]
         for name, value in given:
@@ -113,10 +116,11 @@ class FunctionOptions:
 
     def _source(self, **more: Any) -> ColumnFormat:
         number, subject = count(self.own, "schemaId", 0), self.own.get("subject", "").strip() or None
-        message = self.own.get("messageName", "").strip()
-        return ColumnFormat(
-            self.column, self.format, self.registry, self.text, number, subject, message=message, **more
-        )
+        if "messageName" in self.own:
+            more["message"] = self.own["messageName"].strip() or None
+        if "validate" in self.own:
+            more["validates"] = boolean(self.own, "validate", False)
+        return ColumnFormat(self.column, self.format, self.registry, self.text, number, subject, **more)
 
     def reading(self) -> ColumnFormat:
         """How a column is read."""
@@ -155,7 +159,8 @@ def _place(function: str, name: str, known: tuple[str, ...]) -> tuple[bool, str]
     if own is not None:
         if own in known:
             return True, own
-        others = "of Protobuf" if own in _OF_PROTOBUF else f"{'from' if own in _FROM else 'to'}_..."
+        of_format = next((form for form, names in _OF_FORMAT.items() if own in names), None)
+        others = f"of {of_format}" if of_format else f"{'from' if own in _FROM else 'to'}_..."
         raise ConfigError(f"{function}: option {name} is one of the functions {others}")
     for prefix in REGISTRY_PREFIXES:
         setting = key.removeprefix(prefix)
