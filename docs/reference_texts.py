@@ -72,6 +72,7 @@ CURES = {
     "ConnectionFailed": "Check address and network with `klog doctor --bootstrap-server HOST:PORT`.",
     "ConsumerClosed": "Make a new `Consumer`; after a fork, in the new process.",
     "ConsumerTimeout": "Iterate again, or raise `consumer.timeout.ms`.",
+    "RecordDeserializationError": "`seek` past its offset to read on; keep its `key`, `value` and `headers` elsewhere.",
     "CorruptBatchError": "Set `badRecords=skip` or `deadletter` to read on; `klog log verify` finds it on disk.",
     "DataDirectoryError": "Name a new folder, or the directory of this broker.",
     "DataLossError": "Set `failOnDataLoss=false` to go on without the records; raise the topic's `retention.ms`.",

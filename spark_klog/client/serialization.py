@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from spark_klog.base.extras import require
-from spark_klog.base.settings import BOOLEAN, INT, choice, value_of, words
+from spark_klog.base.settings import BOOLEAN, INT, INT32_MAX, choice, value_of, words
 from spark_klog.client.settings import SERIALIZERS, setting_texts
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
@@ -36,6 +36,8 @@ Direction = Literal["deserializer", "serializer"]
 COLUMNS: tuple[Column, ...] = ("key", "value")
 FORMATS = ("avro", "protobuf", "json-schema")
 _PREFIX = "schema.registry."
+#: Kafka's default of the settings by which calls of consumers and producers end.
+_LIMIT_MS = 60_000
 #: Names of a registry's settings that Confluent's clients take without the prefix, too.
 _WITHOUT_PREFIX = ("basic.auth.", "bearer.auth.")
 _OF_BOTH = words("key.schema key.schema.id key.subject value.schema value.schema.id value.subject")
@@ -135,6 +137,10 @@ class Serialization:
         self._registry = _registry_texts(settings)
         self._client = Settings(setting_texts(_of_client(settings, direction)))
         self._check(settings)
+        if self._registry:  # a call waits for it as long as for brokers
+            limit = self._client.get("default.api.timeout.ms" if direction == "deserializer" else "max.block.ms", "")
+            milliseconds = min(int(limit), INT32_MAX) if limit.isdecimal() else _LIMIT_MS
+            self._registry.setdefault("retries.deadline.ms", str(milliseconds))
 
     @property
     def has_schemas(self) -> bool:

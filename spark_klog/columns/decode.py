@@ -177,9 +177,9 @@ class PartitionDecoder:
             elif name in fixed:
                 array = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(fixed[name])])
             elif name == "headers":
-                array = _headers(columns.headers, count)
+                array = headers_array(columns.headers, count)
             elif name in ("key", "value"):
-                array = _binary(columns.key if name == "key" else columns.value, count, kind)
+                array = binary_array(columns.key if name == "key" else columns.value, count, kind)
             elif len(parts) > 1:
                 array = _place_column(name, parts)
             else:
@@ -200,9 +200,7 @@ class PartitionDecoder:
     def _failure(
         self, row: int, name: str, reason: str, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]
     ) -> RecordDeserializationError:
-        topic, partition, _ = next(part for part in parts if row < part[-1])
-        assert columns.offset is not None
-        offset = int(np.frombuffer(columns.offset, np.int64)[row])
+        topic, partition, offset = _place_of(row, columns, parts)
         key, value = (None if one is None else one.values()[row] for one in (columns.key, columns.value))
         headers = () if columns.headers is None else columns.headers.rows(columns.count)[row]
         return RecordDeserializationError(topic, partition, offset, name, reason, key, value, headers)
@@ -216,15 +214,20 @@ class PartitionDecoder:
         parts: Sequence[tuple[str, int, int]],
     ) -> Unreadable:
         """A record that is left out, with its bytes of `source`."""
-        topic, partition, _ = next(part for part in parts if row < part[-1])
-        assert columns.offset is not None
-        offset = int(np.frombuffer(columns.offset, np.int64)[row])
+        topic, partition, offset = _place_of(row, columns, parts)
         error = DecodeError(f"the record at offset {offset} {why}")
         value: Buffer = b""
         if source is not None:
             start, end = np.frombuffer(source.offsets, np.int32)[row : row + 2]
             value = memoryview(source.data)[start:end]
         return Unreadable(topic, partition, BadBatch(offset, memoryview(value), error))
+
+
+def _place_of(row: int, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]) -> tuple[str, int, int]:
+    """Topic, partition and offset of a row; `parts` are as of `_place_column`."""
+    topic, partition, _ = next(part for part in parts if row < part[-1])
+    assert columns.offset is not None
+    return topic, partition, int(np.frombuffer(columns.offset, np.int64)[row])
 
 
 def _place_column(name: str, parts: Sequence[tuple[str, int, int]]) -> pa.Array:
@@ -254,18 +257,20 @@ def has_microseconds(milliseconds: _Int64s) -> np.ndarray[Any, np.dtype[np.bool_
     return (milliseconds >= -MAX_MILLISECONDS) & (milliseconds <= MAX_MILLISECONDS)
 
 
-def _binary(column: BinaryColumn | None, count: int, kind: pa.DataType) -> pa.Array:
+def binary_array(column: BinaryColumn | None, count: int, kind: pa.DataType) -> pa.Array:
+    """A column of `count` keys or values, or of parts of headers, as Arrow, of the same memory."""
     assert column is not None
     validity = None if column.validity is None else pa.py_buffer(column.validity)
     buffers = [validity, pa.py_buffer(column.offsets), pa.py_buffer(column.data)]
     return pa.Array.from_buffers(kind, count, buffers, column.null_count)
 
 
-def _headers(column: HeadersColumn | None, count: int) -> pa.Array:
+def headers_array(column: HeadersColumn | None, count: int) -> pa.Array:
+    """A column of the headers of `count` records as Arrow, of the same memory."""
     assert column is not None
     kind = _HEADERS.value_type
     entries = pa.StructArray.from_arrays(
-        [_binary(column.keys, column.total, pa.string()), _binary(column.values, column.total, pa.binary())],
+        [binary_array(column.keys, column.total, pa.string()), binary_array(column.values, column.total, pa.binary())],
         fields=list(kind),
     )
     validity = None if column.validity is None else pa.py_buffer(column.validity)

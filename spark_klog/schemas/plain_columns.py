@@ -17,10 +17,10 @@ def plain_decoder(arrow: str, read: Callable[[bytes], Any]) -> ColumnDecoder:
     """A decoder to the Arrow type of that name; a value that `read` refuses, by any exception, is a bad row."""
     kind = pa.type_for_alias(arrow)
 
-    def decode(values: BinaryColumn, headers: HeadersColumn | None) -> Decoded:
+    def decode(values: pa.Array | BinaryColumn, headers: pa.Array | HeadersColumn | None) -> Decoded:
         rows: list[Any] = []
         bad: list[BadRow] = []
-        for row, data in enumerate(values.values()):
+        for row, data in enumerate(values.values() if isinstance(values, BinaryColumn) else values.to_pylist()):
             value = None
             if data is not None:
                 try:

@@ -12,10 +12,7 @@ from spark_klog.records.contract import RecordColumns
 if TYPE_CHECKING:
     from spark_klog.client.consumer.decoding import ConsumerRecord
     from spark_klog.schemas.column_format import ColumnDecoder
-
-
-#: A column's values, and why the rows have none that do not decode.
-_Decoded = tuple[list[Any], dict[int, str]]
+    from spark_klog.schemas.values import FetchedValues
 
 
 class Deserializers:
@@ -35,20 +32,19 @@ class Deserializers:
 
         `RecordDeserializationError` for a record, after the records before it; errors of a registry that is away.
         """
-        decoded: dict[Column, _Decoded] = {}
+        rows: dict[Column, FetchedValues] = {}
         for column, chosen in self._serialization.by_column.items():
             if isinstance(chosen, str):
+                from spark_klog.schemas.values import FetchedValues
+
                 source = columns.key if column == "key" else columns.value
                 assert source is not None
-                from spark_klog.schemas.values import to_values
-
-                values, bad = self.decoder(column, topic).decode(source, columns.headers)
-                decoded[column] = to_values(values), dict(bad)
+                rows[column] = FetchedValues(self.decoder(column, topic), source, columns.headers, columns.count)
         for start in range(0, len(records), most):
             part, failure = records[start : start + most], None
             fresh: dict[Column, list[Any]] = {}
             for column in self._serialization.by_column:
-                fresh[column], failed = self._values(column, part, start, decoded.get(column))
+                fresh[column], failed = self._values(column, part, start, rows.get(column))
                 if failed is not None:
                     part, failure = part[: len(fresh[column])], failed
             if part:
@@ -57,15 +53,15 @@ class Deserializers:
                 raise failure from failure.__cause__
 
     def _values(
-        self, column: Column, records: list[ConsumerRecord], first: int, decoded: _Decoded | None
+        self, column: Column, records: list[ConsumerRecord], first: int, rows: FetchedValues | None
     ) -> tuple[list[Any], RecordDeserializationError | None]:
         """The values of a column up to the first record that fails; `first` is the number of the first one's row."""
-        if decoded is not None:
-            values, bad = decoded
-            row = min((row for row in bad if first <= row < first + len(records)), default=None)
-            if row is None:
-                return values[first : first + len(records)], None
-            return values[first:row], _failure(records[row - first], column, bad[row])
+        if rows is not None:
+            values, bad = rows.part(first, len(records))
+            if not bad:
+                return values, None
+            row, reason = bad[0]
+            return values[:row], _failure(records[row], column, reason)
         chosen = self._serialization.by_column[column]
         fresh: list[Any] = []
         for record in records:
