@@ -154,13 +154,15 @@ def client_settings_page() -> str:
     security: dict[str, list[str]] = {one: [] for each in names for one in sorted(each)}
     for other, one in security_settings.OTHER_NAMES.items():
         security[one].append(other)
-    ignored = sorted(client_settings._WITHOUT_EFFECT - own.keys())
+    ignored = sorted(client_settings._WITHOUT_EFFECT - own.keys() - client_settings.SERIALIZERS)
     refused = {**client_settings._REFUSED, **security_settings.REFUSED}
     head = ("setting", "type", "default", "")
     return _page(
         "Client settings",
         "Settings by Kafka's names. In Spark they have the prefix `kafka.`. Times are in milliseconds, sizes in bytes. "
-        "A misspelt name is refused, with the nearest one.",
+        "A misspelt name is refused, with the nearest one. Those of keys and values, such as `value.deserializer`, are "
+        "in [Consumer](../consumer.md#keys-and-values) and [Producer](../producer.md#keys-and-values); elsewhere they "
+        "have no effect.",
         "## Of every client",
         _table(head, _client_rows(shared.values())),
         "## Of consumers",

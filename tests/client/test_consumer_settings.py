@@ -12,7 +12,7 @@ from confluent_kafka import Producer as ConfluentProducer
 
 from spark_klog.client import Consumer
 from spark_klog.client.consumer.settings import ConsumerConfig, consumer_config
-from spark_klog.client.settings import _WITHOUT_EFFECT
+from spark_klog.client.settings import _WITHOUT_EFFECT, SERIALIZERS
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, DecodeError
 from tests.support.scripted_broker import ScriptedCluster
@@ -114,6 +114,7 @@ def test_wrong_checksums_are_read_only_if_they_are_not_to_be_checked(tmp_path: P
 def test_settings_without_effect_are_in_the_reference() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "consumer.md").read_text()
     own = {item.metadata["name"] for item in fields(ConsumerConfig) if item.metadata}
+    own |= SERIALIZERS
     assert [name for name in sorted(_WITHOUT_EFFECT - own) if f"`{name}`" not in page] == []
 
 

@@ -127,7 +127,10 @@ def test_names_of_other_clients() -> None:
         r"^\| (`.*?) \| (.*?) \| (.*) \|$", (ROOT / "docs/recipes/python-clients.md").read_text(), re.MULTILINE
     )
     libraries: list[tuple[object, ...]] = [
-        (kafka.KafkaProducer, kafka.KafkaConsumer, kafka.KafkaAdminClient, kafka.KafkaProducer.DEFAULT_CONFIG),
+        (
+            *(kafka.KafkaProducer, kafka.KafkaConsumer, kafka.KafkaAdminClient),
+            *(kafka.KafkaProducer.DEFAULT_CONFIG, kafka.KafkaConsumer.DEFAULT_CONFIG),
+        ),
         (confluent_kafka, confluent_kafka.Producer, confluent_kafka.Consumer, ConfluentAdmin),
         (Producer, Consumer, Admin, inspect.signature(Producer.send).parameters),
     ]

@@ -231,6 +231,7 @@ def _start_registry(reader: _Reader, cluster: EmbeddedCluster, data_dir: Path) -
 _BEFORE: dict[str, Callable[[_Reader, EmbeddedCluster, Path], None]] = {
     "docs/recipes/log-directories.md": _copy_log,
     "docs/recipes/named-clusters.md": _name_cluster,
+    "docs/recipes/python-clients.md": _start_registry,
     "docs/recipes/schemas.md": _start_registry,
     "docs/recipes/switch.md": _run_with_checkpoint,
     "docs/recipes/zookeeper-to-kafka.md": _store_in_zookeeper,
