@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -77,6 +77,18 @@ class Codec(Protocol[S]):
     def schema_of(self, kind: pa.DataType) -> str:
         """The text of a schema for a column's Arrow type."""
         ...
+
+
+def value_writer_of(name: Format, schema: Any, prefix: bytes) -> Callable[[Any], bytes | None] | None:
+    """A faster way than `Codec.encoder` for single Python values, if the format has one for the schema.
+
+    It returns None for a value that may be one for the encoder only.
+    """
+    if name == "avro":
+        from spark_klog.schemas.avro.value_writer import value_writer
+
+        return value_writer(schema, prefix)
+    return None
 
 
 def codec_of(name: Format, message: str | None = None) -> Codec[Any]:

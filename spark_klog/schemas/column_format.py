@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
-from spark_klog.schemas.codec import Decoder, codec_of
+from spark_klog.schemas.codec import Codec, Decoder, codec_of
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of

@@ -25,7 +25,7 @@ class RowSerializer:
     def __init__(self, write_format: WriteFormat) -> None:
         self._format = write_format
         self._lock = threading.RLock()
-        self._values: tuple[ValueColumn, ColumnEncoder] | None = None
+        self._values: tuple[ValueColumn, ColumnEncoder, Callable[[Any], bytes | None] | None] | None = None
         self._encoders: dict[pa.DataType, ColumnEncoder] = {}
 
     def serialize(self, value: Any) -> bytes:
@@ -36,8 +36,12 @@ class RowSerializer:
         with self._lock:
             if self._values is None:
                 kind = self._type()
-                self._values = ValueColumn(kind), self._encoder(kind)
-            values, encoder = self._values
+                encoder = self._encoder(kind)
+                self._values = ValueColumn(kind), encoder, encoder.value_writer()
+            values, encoder, write = self._values
+            written = None if write is None else write(value)
+            if written is not None:
+                return written
             row = values.of(value)
             try:
                 data: bytes = encoder.encode(row)[0].as_py()
