@@ -41,7 +41,7 @@ _REGISTRY_SECONDS = 10.0
 _MODULES = (
     {
         name: f"spark_klog.cli.commands.{name}"
-        for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "topics", "ui", "users")
+        for name in ("checkpoint", "groups", "load", "log", "mirror", "offsets", "schemas", "topics", "ui", "users")
     }
     | {name: f"spark_klog.cli.records.{name}" for name in ("bench", "consume", "produce")}
     | {

@@ -13,6 +13,7 @@ from spark_klog.cli.records.arrow_form import Form, json_lines
 from spark_klog.cli.records.consume import Where, apply
 from spark_klog.cli.records.form import RecordForm, parse_record, record_lines, safe, unescape
 from spark_klog.cli.records.produce import _split
+from spark_klog.cli.records.serdes import PackFormat
 from spark_klog.client.consumer.decoding import ConsumerRecord
 from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import FULL, in_milliseconds
@@ -239,3 +240,13 @@ def test_lines_are_split_wherever_reads_end(lines: list[bytes], end: bytes, cuts
     found = [line for chunk in _split(lambda: next(read, b""), "stdin", end) for line in chunk]
     expected = data.split(end)
     assert found == (expected if expected[-1] else expected[:-1])
+
+
+def test_packed_numbers() -> None:
+    data = bytes.fromhex("00000001 fffe 8002") + b"hello"
+    for form, text in (("i", b"1"), (">ihhs", b"1-2-32766hello"), ("iHBbcs", b"1655341282hello")):
+        assert PackFormat(form).unpack(data) == (text, ""), form
+    assert PackFormat("<h h").unpack(b"\1\0\0\1") == (b"1 256", "")
+    assert PackFormat("i$").unpack(data) == (None, "9 bytes are left at the end ($)")
+    assert PackFormat("qq").unpack(data) == (None, "5 bytes are left for a number of 8 (q)")
+    assert [PackFormat(form).is_number for form in ("i", ">Q$", "ii", "s", "i ")] == [True, True, False, False, False]

@@ -164,7 +164,7 @@ def test_what_confluent_reads(klog: Klog, confluent: Confluent, topic: str, tmp_
     assert confluent.read(7) == [*expected, None, {**orders[0], "extra": "y"}]
 
 
-@pytest.mark.parametrize("form", ["lines", "json"])
+@pytest.mark.parametrize("form", ["json", pytest.param("lines", marks=pytest.mark.test_all("again"))])
 def test_there_and_back(klog: Klog, confluent: Confluent, topic: str, form: str) -> None:
     confluent.write(_ORDER, [*(order(number) for number in range(5)), None])
     reading = ["--json"] if form == "json" else ["-f", r"%k|%s\n"]
@@ -261,6 +261,7 @@ def test_without_a_registry(klog: Klog, topic: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.test_all("client")
 def test_numbers_as_kcat(klog: Klog, topic: str) -> None:
     bare = Klog(klog._servers, "")
     data = b"\x00\x00\x00\x01\xff\xfe\x80\x02hello"

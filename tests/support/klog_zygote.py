@@ -17,11 +17,16 @@ from typing import Any
 _PRELOADED = [
     "pyarrow.compute",
     "spark_klog.cli.main",
-    *(f"spark_klog.cli.commands.{name}" for name in ("groups", "log", "mirror", "offsets", "topics", "users")),
+    *(
+        f"spark_klog.cli.commands.{name}"
+        for name in ("groups", "log", "mirror", "offsets", "schemas", "topics", "users")
+    ),
     *(f"spark_klog.cli.records.{name}" for name in ("consume", "produce", "arrow_form", "decoding", "encoding")),
     "httpx",
     "spark_klog.schemas.avro.codec",
     "spark_klog.schemas.registry.client",
+    "spark_klog.schemas.registry.differences",
+    "spark_klog.schemas.registry.formats.avro",
     "spark_klog.client.admin.admin",
     "spark_klog.columns.decode",
     "spark_klog.client.consumer.consumer",

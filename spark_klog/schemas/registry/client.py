@@ -120,9 +120,17 @@ class RegistryClient:
         what = f"subject {subject}"
         return _parsed(lambda answer: [int(one) for one in answer], self._request("GET", _path(subject), what), what)
 
-    def subjects(self) -> list[str]:
-        """All subjects that are not deleted."""
-        return _parsed(lambda answer: [str(one) for one in answer], self._request("GET", "/subjects", "subjects"), "")
+    def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
+        """The subjects that begin with `prefix`; with `deleted` also those that can be read by their versions only."""
+        path = f"/subjects?subjectPrefix={quote(prefix, safe='')}&deleted={json.dumps(deleted)}"
+        found = _parsed(lambda answer: [str(one) for one in answer], self._request("GET", path, "subjects"), "subjects")
+        return [subject for subject in found if subject.startswith(prefix)]  # old registries know no prefix
+
+    def uses(self, schema_id: int) -> list[tuple[str, int]]:
+        """The subjects and versions that have the schema of an id. `RegistryError` if there is no such id."""
+        what = f"schema id {schema_id}"
+        answer = self._request("GET", f"/schemas/ids/{schema_id}/versions", what)
+        return _parsed(lambda found: [(str(one["subject"]), int(one["version"])) for one in found], answer, what)
 
     def references(self, schema: Schema) -> dict[str, str]:
         """The texts of the schemas that a schema uses, by name, each after those that it needs itself."""
@@ -139,36 +147,75 @@ class RegistryClient:
         path = f"/subjects/{quote(subject, safe='')}?normalize={json.dumps(normalize)}"
         return self._id_of("POST", path, subject, schema)
 
-    def version_of(self, subject: str, schema: Schema) -> int | None:
+    def version_of(self, subject: str, schema: Schema, *, normalize: bool = False) -> int | None:
         """The number of a schema's version of a subject, None if it is none."""
-        kept = self._numbers.get((subject, schema))
+        path = f"/subjects/{quote(subject, safe='')}?normalize={json.dumps(normalize)}"
+        kept = self._numbers.get((path, schema))
         if kept is not None:
             return kept
         what = f"subject {subject}"
         try:
-            answer = self._request("POST", f"/subjects/{quote(subject, safe='')}", what, schema.request())
+            answer = self._request("POST", path, what, schema.request())
         except RegistryError as error:
             if error.code not in NOT_THERE:
                 raise
             return None
         number = _parsed(lambda found: int(found["version"]), answer, what)
-        self._keep(self._numbers, (subject, schema), number)
+        self._keep(self._numbers, (path, schema), number)
         return number
 
-    def incompatibilities(self, subject: str, schema: Schema, version: str = "latest") -> list[str]:
-        """Why a schema can't be the subject's next version; [] if it can. `version` is a number or "latest"."""
-        path = f"/compatibility{_path(subject)}/{quote(version, safe='')}?verbose=true"
+    def incompatibilities(
+        self, subject: str, schema: Schema, version: str | None = "latest", *, normalize: bool = False
+    ) -> list[str]:
+        """Why a schema can't be the subject's next version; [] if it can.
+
+        It is compared with one version, a number or "latest"; with None, as when it is registered, with those that the
+        subject's level names.
+        """
+        number = "" if version is None else f"/{quote(version, safe='')}"
+        path = f"/compatibility{_path(subject)}{number}?verbose=true&normalize={json.dumps(normalize)}"
         what = f"subject {subject}"
         answer = self._request("POST", path, what, schema.request())
         if _parsed(lambda found: bool(found["is_compatible"]), answer, what):
             return []
         return [str(message) for message in answer.get("messages") or ["the schema is not compatible"]]
 
-    def compatibility(self, subject: str) -> str:
+    def compatibility(self, subject: str | None = None) -> str:
         """The compatibility level of a subject, or the registry's: BACKWARD, FULL_TRANSITIVE, NONE and so on."""
-        what = f"subject {subject}"
-        path = f"/config/{quote(subject, safe='')}?defaultToGlobal=true"
+        what, path = _config(subject)
+        if subject is not None:
+            path += "?defaultToGlobal=true"
         return _parsed(lambda answer: str(answer["compatibilityLevel"]), self._request("GET", path, what), what)
+
+    def set_compatibility(self, subject: str | None, level: str) -> None:
+        """Set the compatibility level of a subject, or the registry's."""
+        what, path = _config(subject)
+        self._request("PUT", path, what, {"compatibility": level})
+
+    def reset_compatibility(self, subject: str | None) -> None:
+        """Let a subject have the registry's level again, or the registry its default."""
+        what, path = _config(subject)
+        self._request("DELETE", path, what)
+
+    def delete(self, subject: str, version: str | None = None, *, permanent: bool = False) -> list[int]:
+        """Delete a subject, or a version, a number or "latest"; return the numbers of what was deleted.
+
+        What is deleted can be read by its id and number until it is deleted a second time, with `permanent`.
+        """
+        what = f"subject {subject}" if version is None else f"subject {subject}, version {version}"
+        path = f"/subjects/{quote(subject, safe='')}"
+        if version is not None:
+            path = f"{_path(subject)}/{quote(version, safe='')}"
+        answer = self._request("DELETE", f"{path}?permanent={json.dumps(permanent)}", what)
+        with self._lock:  # the subject's schemas may get other numbers
+            self._latest.pop(subject, None)
+            self._registered.clear()
+            self._numbers.clear()
+            for key in [key for key in self._versions if key[0] == subject]:
+                del self._versions[key]
+        return _parsed(
+            lambda found: [int(one) for one in (found if isinstance(found, list) else [found])], answer, what
+        )
 
     @property
     def _url(self) -> str:
@@ -316,6 +363,13 @@ class RegistryClient:
         return token_of(
             self.config.oauth, host, deadline, lambda name: self.config.named(_BEARER_NAMES.get(name, name))
         )
+
+
+def _config(subject: str | None) -> tuple[str, str]:
+    """What a request is about, and the path of its settings."""
+    if subject is None:
+        return "the registry's settings", "/config"
+    return f"subject {subject}", f"/config/{quote(subject, safe='')}"
 
 
 def _path(subject: str) -> str:

@@ -1,0 +1,304 @@
+"""What two versions of a schema differ in, in words, and which levels of compatibility hold between them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from spark_klog.schemas.registry.formats import InvalidSchema, ParsedSchema, parse
+from spark_klog.schemas.registry.formats.contract import READER, WRITER
+from spark_klog.schemas.registry.schemas import NO_REFERENCES, TYPES, Format, References
+
+#: As Confluent's registry calls them; those that end in _TRANSITIVE are about all versions before.
+LEVELS: Final = (
+    *("BACKWARD", "BACKWARD_TRANSITIVE", "FORWARD", "FORWARD_TRANSITIVE", "FULL", "FULL_TRANSITIVE"),
+    "NONE",
+)
+_DESCRIPTION = re.compile(
+    r"""\{errorType:['"]\w+['"], description:['"](.*?)['"](?:, additionalInfo:.*)?\}""", re.DOTALL
+)
+#: A type that is used twice has its fields twice, and so have those in it.
+_MOST_FIELDS = 10_000
+
+
+class FieldText(NamedTuple):
+    """A field in words; `aliases` are other paths that it had."""
+
+    text: str
+    aliases: tuple[str, ...] = ()
+
+
+class Change(NamedTuple):
+    """A field that was added, removed, renamed or changed. `before` and `after` are its types, None if it has none."""
+
+    kind: str
+    path: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        if self.kind == "added":
+            return f"added    {self.path}: {self.after}"
+        if self.kind == "removed":
+            return f"removed  {self.path}: {self.before}"
+        return f"{self.kind:8} {self.path}: {self.before} -> {self.after}"
+
+
+def changes(
+    format: Format,
+    old: str,
+    new: str,
+    old_references: References = NO_REFERENCES,
+    new_references: References = NO_REFERENCES,
+) -> list[Change]:
+    """What happened to the fields, in the order of the new schema, removed ones last.
+
+    `InvalidSchema` for a text that is none; `MissingPackage` for Protobuf without its package.
+    """
+    before, after = fields_of(format, old, old_references), fields_of(format, new, new_references)
+    found, renamed = [], set()
+    for path, field in after.items():
+        earlier = before.get(path)
+        if earlier is None:
+            alias = next((one for one in field.aliases if one in before and one not in after), None)
+            if alias is None:
+                found.append(Change("added", path, None, field.text))
+            else:
+                renamed.add(alias)
+                found.append(Change("renamed", path, f"{alias}: {before[alias].text}", field.text))
+        elif earlier.text != field.text:
+            found.append(Change("changed", path, earlier.text, field.text))
+    gone = [path for path in before if path not in after and path not in renamed]
+    return found + [Change("removed", path, before[path].text, None) for path in gone]
+
+
+def fields_of(format: Format, text: str, references: References = NO_REFERENCES) -> dict[str, FieldText]:
+    """The fields of a schema by path: `customer.name`, `lines[].price`, `tags{}`; "" is a schema that has none."""
+    if format == "protobuf":
+        return dict(_protobuf(text, references))
+    try:
+        value = json.loads(text)
+        if format == "avro":
+            names: dict[str, Any] = {}
+            for reference in references.values():
+                _collect(json.loads(reference), "", names)
+            _collect(value, "", names)
+            found = dict(islice(_avro(value, "", "", names, ()), _MOST_FIELDS))
+            return found or {"": FieldText(_avro_type(value, "", names))}
+        return dict(islice(_json_schema(value, value, "", ()), _MOST_FIELDS))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidSchema(f"the schema is malformed: {error!r}") from None
+
+
+def incompatibilities(
+    format: Format, old: Sequence[tuple[str, References]], new: str, references: References = NO_REFERENCES
+) -> dict[str, list[str]]:
+    """Why each level does not hold between a schema and those before it, the latest first; [] where it holds.
+
+    `InvalidSchema` and `MissingPackage` as of `formats.parse`.
+    """
+    kind = TYPES[format]
+    parsed = parse(kind, new, references)
+    earlier = [parse(kind, text, known) for text, known in old]
+    # by level without its transitive form
+    reasons = {
+        "BACKWARD": [_reasons(parsed, one, "new", "old") for one in earlier],
+        "FORWARD": [_reasons(one, parsed, "old", "new") for one in earlier],
+    }
+    reasons["FULL"] = [[*first, *second] for first, second in zip(reasons["BACKWARD"], reasons["FORWARD"], strict=True)]
+    made: dict[str, list[str]] = {}
+    for level in LEVELS[:-1]:
+        among = reasons[level.removesuffix("_TRANSITIVE")]
+        made[level] = [reason for some in (among if level.endswith("_TRANSITIVE") else among[:1]) for reason in some]
+    return made
+
+
+def in_words(reason: str) -> str:
+    """The sentence of a registry's reason: Confluent's have {errorType:'...', description:'...', ...} around it."""
+    found = _DESCRIPTION.fullmatch(reason)
+    return found[1] if found else reason
+
+
+def _reasons(reader: ParsedSchema, writer: ParsedSchema, reader_name: str, writer_name: str) -> list[str]:
+    return [text.replace(READER, reader_name).replace(WRITER, writer_name) for text in reader.unreadable(writer)]
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+# --- Avro
+
+
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _declared(node: Any, namespace: str) -> str:
+    return _full_name(node["name"], node.get("namespace", namespace))
+
+
+def _collect(node: Any, namespace: str, names: dict[str, Any]) -> None:
+    """Add the named types of a schema."""
+    if isinstance(node, list):
+        for branch in node:
+            _collect(branch, namespace, names)
+    elif isinstance(node, dict):
+        kind = node["type"]
+        if kind in ("record", "error", "enum", "fixed"):
+            name = _declared(node, namespace)
+            names[name] = node
+            for field in node.get("fields", ()):
+                _collect(field["type"], name.rpartition(".")[0], names)
+        else:
+            _collect(node.get("items", node.get("values")), namespace, names)
+            if isinstance(kind, dict | list):
+                _collect(kind, namespace, names)
+
+
+def _resolved(node: Any, namespace: str, names: dict[str, Any]) -> Any:
+    """The definition of a type that is only named, and types in types without their shell."""
+    if isinstance(node, dict) and isinstance(node.get("type"), dict | list):
+        return node["type"]
+    if isinstance(node, str):
+        return names.get(_full_name(node, namespace), names.get(node, node))
+    return node
+
+
+def _avro(
+    node: Any, namespace: str, path: str, names: dict[str, Any], above: tuple[str, ...]
+) -> Iterator[tuple[str, FieldText]]:
+    """The fields below a type."""
+    node = _resolved(node, namespace, names)
+    if isinstance(node, list):
+        for branch in node:
+            yield from _avro(branch, namespace, path, names, above)
+    elif isinstance(node, dict) and node["type"] in ("record", "error"):
+        name = _declared(node, namespace)
+        if name in above:
+            return
+        inner = name.rpartition(".")[0]
+        for field in node["fields"]:
+            below = _below(path, field["name"])
+            text = _avro_type(field["type"], inner, names)
+            if "default" in field:
+                text += f" = {json.dumps(field['default'])}"
+            yield below, FieldText(text, tuple(_below(path, one) for one in field.get("aliases", ())))
+            yield from _avro(field["type"], inner, below, names, (*above, name))
+    elif isinstance(node, dict) and node["type"] == "array":
+        yield from _avro(node["items"], namespace, f"{path}[]", names, above)
+    elif isinstance(node, dict) and node["type"] == "map":
+        yield from _avro(node["values"], namespace, path + "{}", names, above)
+
+
+def _avro_type(node: Any, namespace: str, names: dict[str, Any]) -> str:
+    """A type in words, without the fields of records."""
+    if isinstance(node, list):
+        return " | ".join(_avro_type(branch, namespace, names) for branch in node) or "an empty union"
+    node = _resolved(node, namespace, names)
+    if isinstance(node, list):
+        return _avro_type(node, namespace, names)
+    if isinstance(node, str):
+        return node
+    kind = node["type"]
+    if kind == "array":
+        return f"array<{_avro_type(node['items'], namespace, names)}>"
+    if kind == "map":
+        return f"map<{_avro_type(node['values'], namespace, names)}>"
+    logical = node.get("logicalType")
+    if logical == "decimal":
+        logical = f"decimal({node.get('precision')}, {node.get('scale', 0)})"
+    if kind == "enum":
+        return f"enum {_declared(node, namespace)} ({', '.join(node['symbols'])})"
+    if kind == "fixed":
+        kind = f"fixed {_declared(node, namespace)} ({node['size']} bytes)"
+    elif kind in ("record", "error"):
+        kind = f"record {_declared(node, namespace)}"
+    return f"{kind} {logical}" if logical else str(kind)
+
+
+# --- JSON Schema
+
+
+def _json_schema(node: Any, root: Any, path: str, above: tuple[str, ...]) -> Iterator[tuple[str, FieldText]]:
+    """The properties below a schema; of several alternatives those of all. `above` are references that led here."""
+    while isinstance(node, dict) and "$ref" in node:
+        if node["$ref"] in above:
+            return
+        above = (*above, node["$ref"])
+        node = _dereferenced(node["$ref"], root)
+    if not isinstance(node, dict):
+        return
+    required = node.get("required") or ()
+    for name, one in (node.get("properties") or {}).items():
+        below = _below(path, name)
+        yield below, FieldText(_json_type(one, root) + (", required" if name in required else ""))
+        yield from _json_schema(one, root, below, above)
+    items = node.get("items")
+    if isinstance(items, dict):
+        yield from _json_schema(items, root, f"{path}[]", above)
+    if isinstance(node.get("additionalProperties"), dict):
+        yield from _json_schema(node["additionalProperties"], root, path + "{}", above)
+    for word in ("allOf", "anyOf", "oneOf"):
+        for one in node.get(word) or ():
+            yield from _json_schema(one, root, path, above)
+
+
+def _dereferenced(reference: str, root: Any) -> Any:
+    """What a reference within the document refers to; None if it is elsewhere, or nothing."""
+    if not reference.startswith("#"):
+        return None
+    found = root
+    for part in reference[1:].split("/")[1:]:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+    return found
+
+
+def _json_type(node: Any, root: Any) -> str:
+    """A property in words, without the properties below it."""
+    if isinstance(node, dict) and "$ref" in node:
+        return str(node["$ref"])
+    if not isinstance(node, dict):
+        return "anything" if node is not False else "nothing"
+    kind = node.get("type", "any type")
+    text = " | ".join(kind) if isinstance(kind, list) else str(kind)
+    if kind == "array" and isinstance(node.get("items"), dict):
+        text = f"array<{_json_type(node['items'], root)}>"
+    left_out = ("type", "properties", "required", "items", "title", "description", "$comment", "examples")
+    rest = [f"{word} {json.dumps(value)}" for word, value in node.items() if word not in left_out]
+    return ", ".join([text, *rest])
+
+
+# --- Protobuf
+
+
+def _protobuf(text: str, references: References) -> Iterator[tuple[str, FieldText]]:
+    """The fields of all messages, and the values of enums, by the names of the file."""
+    from spark_klog.schemas.registry.formats.protobuf import ProtobufSchema
+
+    def enum_values(enum: Any, path: str) -> Iterator[tuple[str, FieldText]]:
+        for value in enum.value:
+            yield f"{_below(path, enum.name)}.{value.name}", FieldText(f"enum value {value.number}")
+
+    def fields(message: Any, path: str) -> Iterator[tuple[str, FieldText]]:
+        path = _below(path, message.name)
+        for field in message.field:
+            label = field.Label.Name(field.label).removeprefix("LABEL_").lower()
+            kind = field.type_name.lstrip(".") or field.Type.Name(field.type).removeprefix("TYPE_").lower()
+            shown = kind if label == "optional" and not field.proto3_optional else f"{label} {kind}"
+            if field.HasField("oneof_index") and not field.proto3_optional:
+                shown += f" of oneof {message.oneof_decl[field.oneof_index].name}"
+            yield f"{path}.{field.name}", FieldText(f"{shown} = {field.number}")
+        for nested in message.nested_type:
+            yield from fields(nested, path)
+        for enum in message.enum_type:
+            yield from enum_values(enum, path)
+
+    file = ProtobufSchema(text, references).file
+    for message in file.message_type:
+        yield from fields(message, "")
+    for enum in file.enum_type:
+        yield from enum_values(enum, "")
