@@ -20,7 +20,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import uvicorn
@@ -56,6 +56,10 @@ from spark_klog.ui.messages import (
     search,
 )
 from spark_klog.wire.listening import RequestRefused, bind, is_loopback, parse_listen
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import RegistrySettings
+    from spark_klog.ui.schemas import MessageSchemas
 
 _MAX_STREAMS = 32
 _EVENT_STREAM = "text/event-stream"
@@ -154,7 +158,7 @@ class Sources(NamedTuple):
     """What the page shows: a cluster by its client settings, stores of offsets, checkpoints, outputs of loads.
 
     `cluster` or `command_config` is where the settings are from: the lines to copy name it, and no secret.
-    `json_lines` renders records that are exported.
+    `json_lines` renders records that are exported. Keys and values are decoded by the `registry`.
     """
 
     settings: Mapping[str, str]
@@ -164,14 +168,23 @@ class Sources(NamedTuple):
     loads: Sequence[str] = ()
     cluster: str | None = None
     command_config: Path | None = None
+    registry: RegistrySettings | None = None
 
 
 class Pages:
     """Answers requests about one cluster. Each slow call runs in a thread."""
 
-    def __init__(self, admin: Admin, watch: OutageWatch, sources: Sources, session: Session, streams: Streams) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        watch: OutageWatch,
+        sources: Sources,
+        session: Session,
+        streams: Streams,
+        schemas: MessageSchemas | None,
+    ) -> None:
         self._admin, self._watch, self._sources, self._session = admin, watch, sources, session
-        self._streams = streams
+        self._streams, self._schemas = streams, schemas
         own = {"enable.auto.commit": "false", "auto.offset.reset": "earliest"}
         self._consumer_settings = without_ids(sources.settings) | own
 
@@ -182,7 +195,11 @@ class Pages:
             "overview": lambda _: views.overview(self._admin),
             "topic": lambda asked: views.topic(self._admin, _name(asked)),
             "messages": lambda asked: page(
-                self._admin, self._new_consumer, _message_view(asked), _number(asked, "count", most=MAX_COUNT) or 50
+                self._admin,
+                self._new_consumer,
+                _message_view(asked),
+                _number(asked, "count", most=MAX_COUNT) or 50,
+                self._schemas,
             ),
             "readers": lambda asked: views.readers(self._admin, _name(asked)),
             "groups": lambda _: views.groups(self._admin),
@@ -256,7 +273,7 @@ class Pages:
             _number(asked, "records", most=MAX_SEARCHED) or 1_000_000,
             _number(asked, "matches", most=MAX_MATCHES) or 100,
         )
-        return self._streams.steps(search(self._admin, self._new_consumer, wanted))
+        return self._streams.steps(search(self._admin, self._new_consumer, wanted, self._schemas))
 
     async def _change(self, work: Callable[[Mapping[str, Any]], Any], asked: Request) -> Response:
         return JSONResponse(await run_in_threadpool(work, await self._session.body(asked)))
@@ -348,6 +365,13 @@ def serve(
             "--allow-remote if that is what you want"
         )
     key = chosen_token(token, is_loopback=is_loopback(host))
+    schemas: MessageSchemas | None = None
+    if sources.registry is not None:
+        from spark_klog.ui.schemas import MessageSchemas
+
+        schemas = MessageSchemas(sources.registry)
+        # the page says that a registry is down, at each message, and a live one looks every few seconds
+        logging.getLogger("spark_klog.schemas.registry.client").setLevel(logging.ERROR)
     timeouts = {} if sources.settings.keys() & _TIMEOUTS.keys() else _TIMEOUTS
     with bind(host, port, _OPTION) as listener, Admin({**sources.settings, **timeouts}) as admin:
         admin.describe_cluster()
@@ -359,7 +383,7 @@ def serve(
             app = Starlette(
                 routes=[
                     Route("/", lambda _: FileResponse(_STATIC / "index.html")),
-                    *Pages(admin, watch, sources, Session(allows_changes), streams).routes(),
+                    *Pages(admin, watch, sources, Session(allows_changes), streams, schemas).routes(),
                     Mount("/static", StaticFiles(directory=_STATIC)),
                 ],
                 middleware=[Middleware(Guard, host=host), *log_in],

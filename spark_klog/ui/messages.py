@@ -15,9 +15,9 @@ import io
 import json
 import time
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,9 @@ from spark_klog.client.consumer.consumer import read_ranges
 from spark_klog.client.offsets import NO_OFFSET, first_and_end, list_offsets
 from spark_klog.errors import ConfigError, KlogError, RequestTimedOut
 from spark_klog.records.contract import json_value
+
+if TYPE_CHECKING:
+    from spark_klog.ui.schemas import MessageSchemas
 
 #: Bytes shown of a key, a value or a header.
 _MAX_SHOWN = 64 * 1024
@@ -55,7 +58,7 @@ Render = Callable[[pa.RecordBatch], bytes | memoryview]
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Each record of an Arrow batch with headers."""
+    """Each record of an Arrow batch with headers; `_finished` takes its bytes, `raw`, away."""
     for row in batch.to_pylist():
         time: datetime | None = row["timestamp"]
         headers = row["headers"] or []
@@ -69,7 +72,28 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
             "value": _shown(row["value"]),
             "headers": [{"key": one["key"], "value": _shown(one["value"])} for one in headers[:_MAX_HEADERS]],
             "headerCount": len(headers),
+            "raw": (row["key"], row["value"], row["headers"]),
         }
+
+
+def _finished(topic: str, rows: list[dict[str, Any]], schemas: MessageSchemas | None) -> list[dict[str, Any]]:
+    """Rows of `_rows` with `keySchema` and `valueSchema`, as of `MessageSchemas.columns` (null if they name no schema).
+
+    Their JSON is as of `_shown`.
+    """
+    raw = [row.pop("raw") for row in rows]
+    found: Sequence[Mapping[Any, dict[str, Any]]] = [{}] * len(rows)
+    if schemas is not None and rows:
+        from spark_klog.ui.schemas import Raw
+
+        found = schemas.columns(topic, [Raw(*one) for one in raw])
+    for row, columns in zip(rows, found, strict=True):
+        for column in ("key", "value"):
+            schema = columns.get(column)
+            if schema is not None:
+                schema = {**schema, "json": None if schema["json"] is None else _shown(schema["json"].encode())}
+            row[f"{column}Schema"] = schema
+    return rows
 
 
 def _shown(data: bytes | None) -> dict[str, Any] | None:
@@ -136,7 +160,9 @@ def _place_of(admin: Admin, view: View) -> tuple[_Offsets, _Offsets, _Offsets, s
     return first, end, edge, note
 
 
-def page(admin: Admin, new_consumer: NewConsumer, view: View, count: int) -> dict[str, Any]:
+def page(
+    admin: Admin, new_consumer: NewConsumer, view: View, count: int, schemas: MessageSchemas | None = None
+) -> dict[str, Any]:
     """At most `count` messages of a view, in its order.
 
     `before` of the answer (`after`, if the oldest are first) is where the next page goes on, None if there is nothing
@@ -186,7 +212,7 @@ def page(admin: Admin, new_consumer: NewConsumer, view: View, count: int) -> dic
     return {
         "topic": view.topic,
         "note": note,
-        "messages": kept,
+        "messages": _finished(view.topic, kept, schemas),
         "before": onward if is_newest_first else None,
         "after": None if is_newest_first else onward,
         "first": {str(key[1]): place for key, place in first.items()},
@@ -282,7 +308,9 @@ class Search(NamedTuple):
     matches: int = 100
 
 
-def search(admin: Admin, new_consumer: NewConsumer, wanted: Search) -> Iterator[dict[str, Any]]:
+def search(
+    admin: Admin, new_consumer: NewConsumer, wanted: Search, schemas: MessageSchemas | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield {"progress": ...} several times a second, {"match": RECORD} as they are found, at last {"done": ...}.
 
     `ConfigError` for an empty text or unknown fields.
@@ -300,7 +328,8 @@ def search(admin: Admin, new_consumer: NewConsumer, wanted: Search) -> Iterator[
         now = time.monotonic()
         if batch is not None:
             counts["scanned"] += len(batch)
-            for row in _rows(_matching(batch, wanted).slice(0, wanted.matches - counts["found"])):
+            rows = list(_rows(_matching(batch, wanted).slice(0, wanted.matches - counts["found"])))
+            for row in _finished(wanted.topic, rows, schemas):
                 counts["found"] += 1
                 yield {"match": row}
         if counts["found"] >= wanted.matches or now > began + _SEARCH_SECONDS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pyarrow.dataset as ds
@@ -76,7 +75,7 @@ def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureF
         (["--value-format", "avro", "--value-schema-id", "1"], "needs --schema-registry"),
         (["--value-format", "avro", "--schema-registry", "http://r", "--topics", "a,b"], "of several topics needs"),
         (["--value-format", "avro", "--schema-registry", "ftp://me:hunter2@r"], "schema.registry.url must be http"),
-        (["--value-format", "avro", "-X", "schema.registry.basic.auth.username=me"], "-X needs --schema-registry"),
+        (["--value-format", "avro", "-X", "schema.registry.basic.auth.username=me"], "no URL: give --schema-registry"),
         (["--value-format", "avro", "-X", "sasl.password=hunter2"], "-X sasl.password: only settings of the schema"),
         (
             [
@@ -89,19 +88,9 @@ def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureF
             ],
             "unknown setting schema.registry.basic.auth.user",
         ),
-        (
-            ["--value-format", "avro", "--schema-registry", "http://r", "--command-config", "client.properties"],
-            "--schema-registry and schema.registry.url differ",
-        ),
     ],
 )
-def test_wrong_settings(
-    options: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("client.properties").write_text(
-        "schema.registry.url=http://q\nschema.registry.basic.auth.user.info=u:hunter2\n"
-    )
+def test_wrong_settings(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="1"):
         batch_load([*_GIVEN, *options])
     said = capsys.readouterr().err

@@ -8,6 +8,7 @@ import click
 
 from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
+from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
 from spark_klog.groups.stores import tree_addresses
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 Examples:
   klog ui -b broker:9092                       look; it prints the address of the page
   klog ui --cluster prod --checkpoint /mnt/checkpoints/clean
+  klog ui -b broker:9092 --schema-registry http://registry:8081    show messages by their schemas
   klog ui --allow-changes --listen 9000        change topics, offsets and records, too
 """
 )
@@ -42,6 +44,7 @@ Examples:
 @click.option("--load", "loads", multiple=True, metavar="DIR", help="The output of a load to show; repeatable.")
 @click.option("--zookeeper", metavar="CONNECT", help="Show the offsets of groups in this ZooKeeper, too.")
 @click.option("--offsets-path", metavar="PATH", help="Show the offsets of groups in files, too: a folder or URI.")
+@registry_options
 @servers_option
 @client_options
 def ui(
@@ -53,6 +56,7 @@ def ui(
     loads: tuple[str, ...],
     zookeeper: str | None,
     offsets_path: str | None,
+    registry: ChosenRegistry,
     cluster: ChosenCluster,
 ) -> None:
     """Serve a page about a cluster: topics, messages, groups, Spark queries, loads. Ends with Ctrl-C.
@@ -66,7 +70,9 @@ def ui(
 
     stores = tree_addresses(zookeeper, offsets_path)
     config = None if cluster.command_config is None else cluster.command_config.absolute()
-    sources = Sources(cluster.local_settings(), json_lines, stores, checkpoints, loads, cluster.name, config)
+    settings = cluster.local_settings()
+    decoding = registry.settings(cluster, settings)
+    sources = Sources(settings, json_lines, stores, checkpoints, loads, cluster.name, config, decoding)
     serve(sources, listen, allow_changes, allow_remote, token, _tell)
 
 

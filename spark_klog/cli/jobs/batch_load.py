@@ -74,7 +74,7 @@ _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 
 def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     runner = SparkRunner(lambda: spark_session(_APPLICATION))
-    client, formats = column_formats(options, options.topics, client)
+    formats = column_formats(options, options.cluster, client)
     written = {
         field.name: getattr(options, field.name) for field in fields(WriteSettings) if hasattr(options, field.name)
     }
@@ -154,7 +154,6 @@ def _load_table(options: SimpleNamespace, client: dict[str, str]) -> int:
     """Append to a table by Spark's own streaming sink, which is exactly once by its own means."""
     from spark_klog.spark.versions import HAS_ADMISSION_CONTROL
 
-    client, _ = column_formats(options, options.topics, client)
     spark = spark_session(_APPLICATION)
     reader = (
         spark.readStream.format("klog")
@@ -328,7 +327,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @cluster_options
 def main(cluster: ChosenCluster, **values: Any) -> None:
     """Load topics into files, each record once."""
-    options = SimpleNamespace(**values)
+    options = SimpleNamespace(**values, cluster=cluster)
     _check(options)
     work = _load_files if options.format in CODECS else _load_table
     sys.exit(exit_code(_JOB, lambda: work(options, _reading(cluster.settings()))))

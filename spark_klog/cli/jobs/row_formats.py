@@ -1,20 +1,20 @@
-"""Options of jobs that make rows of keys and values: their formats, schemas, and the schema registry."""
+"""Options of jobs that make rows of keys and values: their formats and schemas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_klog.base.settings import parse_settings
+from spark_klog.cli.clusters import ChosenCluster
+from spark_klog.cli.schema_registry import registry_options
 from spark_klog.errors import ConfigError
-from spark_klog.security.config import Settings
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+    from spark_klog.schemas.column_format import ColumnFormat
 
 #: Formats of which the schema says the columns.
 ROW_FORMATS = ("avro", "protobuf", "json-schema")
@@ -45,24 +45,13 @@ def row_format_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--key-schema-id", type=id_type, metavar="ID", help="As of values."),
         click.option("--key-subject", metavar="NAME", help="As of values."),
         click.option(
-            "--schema-registry",
-            metavar="URL",
-            help="Where records' schemas are; or schema.registry.url of the cluster.",
-        ),
-        click.option(
-            "-X",
-            "registry_settings",
-            multiple=True,
-            metavar="schema.registry.NAME=VALUE",
-            help="A setting of the registry; repeatable.",
-        ),
-        click.option(
             "--schema-evolution",
             type=click.Choice(["keep", "latest"]),
             default="keep",
             help="Whether a run keeps the schema of the one before. Default: keep.",
         ),
     )
+    function = registry_options(function)
     for option in reversed(options):
         function = option(function)
     return function
@@ -80,29 +69,25 @@ def check_row_formats(options: SimpleNamespace) -> None:
         if len(given) > 1:
             raise click.UsageError(f"give only one of {' and '.join(given)}")
     if not _has_rows(options):
-        for option, value in (("--schema-registry", options.schema_registry), ("-X", options.registry_settings)):
-            if value:
-                raise click.UsageError(f"{option} needs --value-format or --key-format, such as avro")
+        if options.registry.is_given:
+            raise click.UsageError("--schema-registry needs --value-format or --key-format, such as avro")
         if options.schema_evolution != "keep":
             raise click.UsageError("--schema-evolution needs --value-format or --key-format, such as avro")
 
 
 def column_formats(
-    options: SimpleNamespace, topics: Sequence[str], settings: Mapping[str, str]
-) -> tuple[dict[str, str], tuple[ColumnFormat, ...]]:
-    """The client's settings, without those of a registry, and the formats of columns that become rows.
+    options: SimpleNamespace, cluster: ChosenCluster, client: Mapping[str, str]
+) -> tuple[ColumnFormat, ...]:
+    """The formats of columns that become rows, by the options and the topics in them. `client` are its settings.
 
-    `settings` are those of the client and of its registry, which begin with `schema.registry.`. `ConfigError` if a
-    schema is not given, or can't be read.
+    `ConfigError` if a schema is not given, or can't be read, and for wrong settings of the registry.
     """
-    from spark_klog.schemas.registry.settings import PREFIX
-
-    client = Settings({name: value for name, value in settings.items() if not name.startswith(PREFIX)})
     if not _has_rows(options):
-        return client, ()
+        return ()
+    registry = options.registry.settings(cluster, client)
+    topics = options.topics
     from spark_klog.schemas.column_format import Column, ColumnFormat
 
-    registry = _registry(options, settings, client)
     formats = []
     column: Column
     for column in ("key", "value"):
@@ -126,7 +111,7 @@ def column_formats(
             subject = f"{topics[0]}-{column}"
         text = None if text is None else _text(f"--{column}-schema", text)
         formats.append(ColumnFormat(column, kind, registry, text, schema_id, subject))
-    return client, tuple(formats)
+    return tuple(formats)
 
 
 def _has_rows(options: SimpleNamespace) -> bool:
@@ -135,33 +120,6 @@ def _has_rows(options: SimpleNamespace) -> bool:
 
 def _value(options: SimpleNamespace, column: str, name: str) -> Any:
     return getattr(options, f"{column}_{name}")
-
-
-def _registry(
-    options: SimpleNamespace, settings: Mapping[str, str], client: Mapping[str, str]
-) -> RegistrySettings | None:
-    """The registry's settings, checked; None without a URL."""
-    from spark_klog.schemas.column_format import RegistrySettings
-    from spark_klog.schemas.registry.settings import PREFIX, registry_config
-
-    given = dict(settings)
-    for name, value in parse_settings(options.registry_settings).items():
-        if not name.startswith(PREFIX):
-            raise ConfigError(f"-X {name}: only settings of the schema registry, which begin with {PREFIX}")
-        given[name] = value
-    own = Settings({name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)})
-    if options.schema_registry is not None:
-        if own.get("url", options.schema_registry) != options.schema_registry:
-            # its user and password are not for another one
-            raise ConfigError(f"--schema-registry and {PREFIX}url differ: remove one of them")
-        own["url"] = options.schema_registry
-    if "url" not in own:
-        if options.registry_settings:
-            raise ConfigError("-X needs --schema-registry")
-        return None
-    registry_config(own, PREFIX, client)
-    inherits = own.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
-    return RegistrySettings(own, PREFIX, Settings(client if inherits else {}))
 
 
 def _text(option: str, given: str) -> str:

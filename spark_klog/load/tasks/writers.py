@@ -6,12 +6,10 @@ A task holds one row group at most in memory, over all its open files.
 from __future__ import annotations
 
 import json
-import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timezone
-from decimal import Decimal
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from spark_klog.columns.plain_json import plain_json
 from spark_klog.load.journal.model import FileEntry, Range, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, WriteSettings
-from spark_klog.records.contract import json_value
 
 HOUR_US = 3_600_000_000
 #: Files that are open at a time in one task; records of more hours begin new files.
@@ -89,26 +87,10 @@ class _JsonWriter(FileWriter):
         kinds = table.schema.types
         lines = []
         for row in zip(*columns, strict=True):
-            record = {name: _plain(value, kind) for name, value, kind in zip(names, row, kinds, strict=True)}
+            record = {name: plain_json(value, kind) for name, value, kind in zip(names, row, kinds, strict=True)}
             record["timestamp"] = record["timestamp"] // 1000
             lines.append(json.dumps(record, ensure_ascii=False, separators=(",", ":")))
         self._writer.write(("\n".join(lines) + "\n").encode())
-
-
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    if isinstance(value, bytes):
-        return json_value(value)
-    if isinstance(value, list):
-        if pa.types.is_map(kind):
-            return {str(key): _plain(item, kind.item_type) for key, item in value}
-        return [_plain(item, kind.value_type) for item in value]
-    if isinstance(value, dict):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
-    if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    return str(value) if isinstance(value, Decimal) else value
 
 
 class _OpenFile:

@@ -11,6 +11,7 @@ import random
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -163,6 +164,12 @@ class RegistryClient:
         number = _parsed(lambda found: int(found["version"]), answer, what)
         self._keep(self._numbers, (path, schema), number)
         return number
+
+    def uses_of(self, schema_id: int) -> list[tuple[str, int]]:
+        """The subjects that have the schema of an id, with the numbers of the versions; asked for each time."""
+        what = f"schema id {schema_id}"
+        answer = self._request("GET", f"/schemas/ids/{schema_id}/versions", what)
+        return _parsed(lambda pairs: [(str(one["subject"]), int(one["version"])) for one in pairs], answer, what)
 
     def incompatibilities(
         self, subject: str, schema: Schema, version: str | None = "latest", *, normalize: bool = False
@@ -354,8 +361,10 @@ class RegistryClient:
 
     @property
     def _secrets(self) -> tuple[str, ...]:
-        oauth = self.config.oauth
-        return self.config.password, self.config.token, "" if oauth is None else oauth.client_secret
+        config, oauth = self.config, self.config.oauth
+        # as it stands in the header, which some servers tell in their answers
+        basic = b64encode(f"{config.user}:{config.password}".encode()).decode() if config.user else ""
+        return config.password, basic, config.token, "" if oauth is None else oauth.client_secret
 
     def _token(self, url: str, deadline: float) -> str:
         assert self.config.oauth is not None

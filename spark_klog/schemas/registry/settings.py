@@ -33,8 +33,6 @@ _TEXTS = words(
     bearer.auth.logical.cluster bearer.auth.identity.pool.id
     """
 )
-#: How the names begin beside those of a Kafka client, as in a properties file or a named cluster.
-PREFIX = "schema.registry."
 _BASIC = ("URL", "USER_INFO", "SASL_INHERIT")
 _BEARER = ("STATIC_TOKEN", "OAUTHBEARER")
 _SCHEMES = ("http", "https")
@@ -80,7 +78,7 @@ def check_names(settings: Mapping[str, str], prefix: str) -> None:
 
 
 def registry_config(
-    settings: Mapping[str, str], prefix: str = PREFIX, client: Mapping[str, str] | None = None
+    settings: Mapping[str, str], prefix: str = "schema.registry.", client: Mapping[str, str] | None = None
 ) -> RegistryConfig:
     """Parse settings, by `NAMES`; `ConfigError` for wrong, unknown or contradicting ones, without their values.
 

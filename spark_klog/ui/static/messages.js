@@ -2,7 +2,7 @@
 
 import { address as request, get, listen } from "./api.js";
 import { address, el, field, link, number, say, table, trouble, time } from "./dom.js";
-import { content, detail, preview } from "./record.js";
+import { content, detail, rowPreview } from "./record.js";
 
 const LIVE = 50;
 const RECORDS = { 100000: "newest 100,000", 1000000: "newest 1,000,000", 10000000: "newest 10,000,000" };
@@ -43,7 +43,7 @@ export async function messagesView(until, query, name) {
       { title: "Time (UTC)", cell: (row) => time(row.timestamp) },
       { title: "Partition", number: true, cell: (row) => row.partition },
       { title: "Offset", number: true, cell: (row) => link(number(row.offset), "record", name, row.partition, row.offset) },
-      { title: "Key", cell: (row) => preview(row.key) },
+      { title: "Key", cell: (row) => rowPreview(row, "key") },
       { title: "Message", cell: (row) => detail(row) },
     ], messages));
     more.textContent = order.value === "oldest" ? "Newer" : "Older";

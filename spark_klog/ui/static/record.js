@@ -24,7 +24,7 @@ export function hex(data) {
   return lines.join("\n");
 }
 
-export function preview(shown) {
+function preview(shown) {
   if (shown === null) return el("span", { class: "soft" }, "null");
   if (shown.text === undefined) return el("span", { class: "mono preview" }, hex(decoded(shown.base64).slice(0, 16)).slice(8));
   return el("span", { class: "preview" }, visible(shown.text.slice(0, PREVIEW)));
@@ -45,11 +45,12 @@ function tree(name, value) {
   return branch;
 }
 
-function whole(title, shown) {
+// `bytes` is the size of the record, also for JSON that was made of it.
+function whole(title, shown, bytes = shown?.size) {
   if (shown === null) return [el("h2", {}, title), el("p", { class: "soft" }, "null")];
   const data = shown.text === undefined ? decoded(shown.base64) : null;
   const cut = (data ? data.length : new TextEncoder().encode(shown.text).length) < shown.size;
-  const size = el("span", { class: "soft" }, ` ${number(shown.size)} bytes${cut ? ", cut" : ""}`);
+  const size = el("span", { class: "soft" }, ` ${number(bytes)} bytes${cut ? ", cut" : ""}`);
   if (data) return [el("h2", {}, title, size), el("pre", { tabindex: "0", "aria-label": `${title} in hex` }, hex(data))];
   let json;
   try {
@@ -62,6 +63,25 @@ function whole(title, shown) {
   }
   return [el("h2", {}, title, size), el("pre", { tabindex: "0", "aria-label": title }, visible(shown.text))];
 }
+
+function schemaLine(schema) {
+  const which = schema.guid === null ? `schema id ${schema.id}` : `schema GUID ${schema.guid}`;
+  const others = schema.uses > 1 ? ` and of ${number(schema.uses - 1)} other subjects` : "";
+  const use = schema.subject === null ? "" : `, version ${schema.version} of ${visible(schema.subject)}${others}`;
+  return `${schema.format === null ? "" : `${schema.format}, `}${which}${use}`;
+}
+
+// A key or value: by the schema that it names, if there is one, and then its bytes.
+function column(title, shown, schema) {
+  if (schema === null) return whole(title, shown);
+  const line = schemaLine(schema);
+  if (schema.json === null) return [...whole(title, shown), el("p", { class: "soft schema" }, `${line}: ${visible(schema.error)}`)];
+  return [...whole(title, schema.json, shown.size), el("p", { class: "soft schema" }, line),
+    el("details", {}, el("summary", {}, `${title} as bytes`), ...whole(`${title} as bytes`, shown))];
+}
+
+// What a table shows of a key or value.
+export const rowPreview = (row, name) => preview(row[`${name}Schema`]?.json ?? row[name]);
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
@@ -100,7 +120,7 @@ function copied(title, text) {
 
 // A row's details, made when they are opened.
 export function detail(row) {
-  const made = el("details", {}, el("summary", {}, preview(row.value)));
+  const made = el("details", {}, el("summary", {}, rowPreview(row, "value")));
   made.addEventListener("toggle", () => {
     if (!made.open || made.childElementCount > 1) return;
     made.append(...content(row));
@@ -112,7 +132,7 @@ export function detail(row) {
 export function content(row) {
   const headers = row.headers.flatMap((one) => whole(`Header ${visible(one.key)}`, one.value));
   const left = row.headerCount - row.headers.length;
-  return [...whole("Value", row.value), ...whole("Key", row.key), ...headers,
+  return [...column("Value", row.value, row.valueSchema), ...column("Key", row.key, row.keySchema), ...headers,
     ...(left > 0 ? [el("p", { class: "soft" }, `and ${number(left)} more headers`)] : []),
     copied("klog consume", consumeLine(row, access())), copied("Spark", sparkSnippet(row, access()))];
 }

@@ -1,0 +1,62 @@
+"""Options of commands that ask a schema registry: its URL and settings, beside those of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from spark_klog.base.settings import parse_settings
+from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster
+from spark_klog.errors import ConfigError
+from spark_klog.security.config import Settings
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.column_format import RegistrySettings
+
+
+class ChosenRegistry(NamedTuple):
+    """The registry that options name: --schema-registry, -X."""
+
+    url: str | None = None
+    texts: Sequence[str] = ()
+
+    @property
+    def is_given(self) -> bool:
+        return self.url is not None or bool(self.texts)
+
+    def settings(self, cluster: ChosenCluster, client: Mapping[str, str]) -> RegistrySettings | None:
+        """The registry's settings, also those of the cluster, checked; None without any. `ConfigError`."""
+        own = parse_settings(self.texts)
+        for name in own:
+            if not name.startswith(REGISTRY_PREFIX):
+                raise ConfigError(
+                    f"-X {name}: only settings of the schema registry, which begin with {REGISTRY_PREFIX}"
+                )
+        found = cluster.registry_settings(self.url, own)
+        if not found:
+            return None
+        from spark_klog.schemas.column_format import RegistrySettings
+        from spark_klog.schemas.registry.settings import registry_config
+
+        registry_config(found, REGISTRY_PREFIX, client)
+        inherits = found.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
+        return RegistrySettings(found, REGISTRY_PREFIX, Settings(client if inherits else {}))
+
+
+def registry_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --schema-registry and -X; the function gets them as `registry`."""
+
+    @click.option(
+        "--schema-registry", "-r", "url", metavar="URL", help="Default: schema.registry.url of the client settings."
+    )
+    @click.option(
+        "-X", "texts", multiple=True, metavar="schema.registry.NAME=VALUE", help="Of the registry; repeatable."
+    )
+    @wraps(function)
+    def command(*args: Any, url: str | None, texts: Sequence[str], **others: Any) -> Any:
+        return function(*args, registry=ChosenRegistry(url, texts), **others)
+
+    return command

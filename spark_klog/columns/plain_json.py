@@ -1,0 +1,34 @@
+"""Values of Arrow columns as JSON has them."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from spark_klog.records.contract import json_value
+
+
+def plain_json(value: Any, kind: pa.DataType) -> Any:
+    """A value of a column of type `kind`, as Arrow gives it, of what `json.dumps` takes.
+
+    Bytes are text if they are UTF-8, else {"base64": ...}; times are ISO; decimals are text, and so are the numbers
+    that JSON does not have: "NaN", "Infinity", "-Infinity". A map is an object.
+    """
+    if isinstance(value, bytes):
+        return json_value(value)
+    if isinstance(value, list):
+        if pa.types.is_map(kind):
+            return {str(key): plain_json(item, kind.item_type) for key, item in value}
+        return [plain_json(item, kind.value_type) for item in value]
+    if isinstance(value, dict):
+        return {field.name: plain_json(value[field.name], field.type) for field in kind}
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value

@@ -1,0 +1,203 @@
+"""Keys and values of messages by the schemas that they name, for the page: decoded, with id, subject and version.
+
+What names a schema and does not decode stays what it is, with the reason; bytes may only look as if they named one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from spark_klog.columns.plain_json import plain_json
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import KlogError, RegistryError, SchemaError
+from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema, RegistrySettings
+from spark_klog.schemas.prefix import schema_keys
+from spark_klog.schemas.registry.schemas import Format
+from spark_klog.security.config import Settings
+
+#: A view should not wait longer for a registry, unless the settings say otherwise.
+_TIMEOUTS = {"retries.deadline.ms": "2000", "http.connect.timeout.ms": "2000", "http.read.timeout.ms": "2000"}
+#: Schemas that a view asks for: bytes that are no schema's may look like many ids.
+_MOST_LOOK_UPS = 20
+#: And for how many seconds: a registry may be slow.
+_VIEW_SECONDS = 5.0
+#: Schemas that are kept; for how many seconds, as they may get new subjects; and for how many it is taken for granted
+#: that the registry does not know an id, or gives no answer.
+_MOST_KEPT, _KEPT_SECONDS, _FAILED_SECONDS = 1000, 60.0, 5.0
+#: Statuses that are about the registry, and not about a schema.
+_OF_REGISTRY = (401, 403, 429)
+#: Larger numbers lose digits in the browser.
+_LARGEST = (1 << 53) - 1
+
+
+class Raw(NamedTuple):
+    """A record's bytes."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[dict[str, Any]] | None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What the registry says of an id or GUID, or why it says nothing; until when that holds."""
+
+    until: float
+    format: Format = "avro"
+    text: str = ""
+    references: tuple[tuple[str, str], ...] = ()
+    uses: tuple[tuple[str, int], ...] = ()
+    error: str | None = None
+
+
+class MessageSchemas:
+    """Decodes keys and values by a registry; any threads may use it. `ConfigError`, `MissingPackage` without httpx."""
+
+    def __init__(self, registry: RegistrySettings) -> None:
+        self._settings = RegistrySettings(
+            Settings({**_TIMEOUTS, **registry.settings}), registry.prefix, registry.client
+        )
+        self._settings.registry()
+        self._lock = threading.Lock()
+        self._known: dict[int | UUID, _Known] = {}
+        #: Until when nobody asks the registry, which has failed, and why.
+        self._failed_until, self._failure = 0.0, ""
+
+    def columns(self, topic: str, records: Sequence[Raw]) -> list[dict[Column, dict[str, Any]]]:
+        """For each record its key and value, of those that name a schema:
+
+        {"id" or "guid", "format", "subject", "version", "uses", "json", "error"}, each null if it is not known. `json`
+        is the text of the decoded value, `error` why there is none; `uses` counts the subjects with the schema.
+        """
+        deadline = time.monotonic() + _VIEW_SECONDS
+        result: list[dict[Column, dict[str, Any]]] = [{} for _ in records]
+        headers = pa.array([one.headers for one in records], FULL.field("headers").type)
+        asked: set[int | UUID] = set()
+        column: Column
+        for column in ("key", "value"):
+            values = pa.array([getattr(one, column) for one in records], pa.binary())
+            keys = schema_keys(values, headers, column)
+            for number, key in enumerate(keys.keys):
+                if isinstance(key.id, int) and key.id < 0:
+                    continue
+                rows = np.flatnonzero(keys.which == number)
+                known = self._look_up(key.id, asked, deadline)
+                shown = self._described(key.id, known, f"{topic}-{column}")
+                take = pa.array(rows)
+                found = self._decoded(column, key.id, known, values.take(take), headers.take(take))
+                for row, (text, error) in zip(rows.tolist(), found, strict=True):
+                    result[row][column] = {**shown, "json": text, "error": error}
+        return result
+
+    def _look_up(self, key: int | UUID, asked: set[int | UUID], deadline: float) -> _Known:
+        """What is known of a schema; what was known before, if the registry gives no answer now."""
+        now = time.monotonic()
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and now < known.until:
+                return known
+            kept = known if known is not None and known.text else None
+            failure = self._failure if now < self._failed_until else None
+        if failure is None and key not in asked:
+            if len(asked) >= _MOST_LOOK_UPS:
+                failure = f"not looked up: a view asks for {_MOST_LOOK_UPS} schemas at most"
+            elif now >= deadline:
+                failure = "not looked up: the schema registry is slow"
+        if failure is not None:
+            return kept or _Known(now, error=failure)
+        asked.add(key)
+        try:
+            known = self._ask(key, kept)
+        except RegistryError as error:
+            if error.status >= 500 or error.status in _OF_REGISTRY:
+                return kept or _Known(now, error=self._failed(error))
+            known = _Known(time.monotonic() + _FAILED_SECONDS, error=str(error))
+        except SchemaError as error:
+            known = _Known(time.monotonic() + _FAILED_SECONDS, error=str(error))
+        except KlogError as error:
+            return kept or _Known(now, error=self._failed(error))
+        with self._lock:
+            self._known.pop(key, None)
+            self._known[key] = known
+            while len(self._known) > _MOST_KEPT:
+                del self._known[next(iter(self._known))]
+        return known
+
+    def _failed(self, error: KlogError) -> str:
+        """Ask nobody for a while: the registry has failed."""
+        with self._lock:
+            self._failed_until, self._failure = time.monotonic() + _FAILED_SECONDS, str(error)
+        return str(error)
+
+    def _ask(self, key: int | UUID, kept: _Known | None) -> _Known:
+        registry = self._settings.registry()
+        schema = registry.schema(key)
+        references = tuple(registry.references(schema).items())
+        uses, seconds = () if kept is None else kept.uses, _KEPT_SECONDS
+        if isinstance(key, int):
+            try:
+                uses = tuple(sorted(registry.uses_of(key)))
+            except RegistryError:  # of an older registry, or a user who may not know
+                pass
+            except KlogError as error:
+                self._failed(error)
+                seconds = _FAILED_SECONDS
+        return _Known(time.monotonic() + seconds, schema.format, schema.text, references, uses)
+
+    def _described(self, key: int | UUID, known: _Known, subject: str) -> dict[str, Any]:
+        """The schema; of its subjects that of the topic, or else the first."""
+        uses = [use for use in known.uses if use[0] == subject] or list(known.uses)
+        return {
+            "id": key if isinstance(key, int) else None,
+            "guid": str(key) if isinstance(key, UUID) else None,
+            "format": known.format if known.text else None,
+            "subject": uses[0][0] if uses else None,
+            "version": max(version for name, version in uses if name == uses[0][0]) if uses else None,
+            "uses": len({name for name, _ in known.uses}),
+        }
+
+    def _decoded(
+        self, column: Column, key: int | UUID, known: _Known, values: pa.Array, headers: pa.Array
+    ) -> list[tuple[str | None, str | None]]:
+        """The JSON of each value, or why there is none."""
+        if known.error is not None:
+            return [(None, known.error)] * len(values)
+        source = ColumnFormat(column, known.format, self._settings)
+        schema_id = key if isinstance(key, int) else None
+        try:
+            decoder = ReaderSchema(source, known.text, dict(known.references), schema_id).decoder()
+            decoded, bad = decoder.decode(values, headers)
+        except NotImplementedError:
+            return [(None, f"{known.format} can't be decoded")] * len(values)
+        except KlogError as error:
+            return [(None, str(error))] * len(values)
+        reasons = dict(bad)
+        found: list[tuple[str | None, str | None]] = []
+        for row in range(len(decoded)):
+            if row in reasons:
+                found.append((None, reasons[row]))
+                continue
+            try:
+                shown = _exact(plain_json(decoded[row].as_py(), decoder.type))
+                found.append((json.dumps(shown, ensure_ascii=False), None))
+            except (ValueError, OverflowError) as error:  # a time beyond the year 9999
+                found.append((None, f"it can't be shown: {error}"))
+        return found
+
+
+def _exact(value: Any) -> Any:
+    """JSON in which numbers that JavaScript would round are text."""
+    if isinstance(value, dict):
+        return {name: _exact(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_exact(item) for item in value]
+    return str(value) if type(value) is int and abs(value) > _LARGEST else value

@@ -1,0 +1,261 @@
+"""The page with a schema registry: records decoded, bytes that only look like them, a registry that is down."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from selenium import webdriver
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.schema_registry import SchemaRegistry
+from tests.support.klog import klog_refusal
+from tests.support.topics import make_topic
+from tests.ui.browser import Browser
+from tests.ui.support import Page, serving
+
+_ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "tags", "type": {"type": "map", "values": "string"}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    ],
+}
+_HOSTILE = "</pre></td></script><img src=x onerror='window.pwned = 1'>\u202e"
+
+
+@pytest.fixture(scope="module")
+def registry(cluster: EmbeddedCluster) -> Iterator[str]:
+    with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0") as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def page(cluster: EmbeddedCluster, registry: str) -> Iterator[Page]:
+    with serving("-b", cluster.bootstrap_servers, "--schema-registry", registry) as running:
+        yield running
+
+
+def _send(servers: str, topic: str, *records: dict[str, Any]) -> None:
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+    for record in records:
+        producer.produce(topic, partition=0, **record)
+    assert producer.flush(30) == 0
+
+
+def _written(url: str, topic: str, schema: Any, row: Any, field: str = MessageField.VALUE, **conf: Any) -> Any:
+    write = AvroSerializer(SchemaRegistryClient({"url": url}), json.dumps(schema), conf=conf or None)
+    return write(row, SerializationContext(topic, field, []))
+
+
+def _order(number: int, **more: Any) -> dict[str, Any]:
+    return {"id": number, "tags": {}, "at": 1_700_002_800_000_000, **more}
+
+
+def _messages(page: Page, topic: str) -> list[dict[str, Any]]:
+    return list(page.get("messages", name=topic, order="oldest", partition=0)["messages"])
+
+
+def _json(schema: dict[str, Any]) -> Any:
+    return json.loads(schema["json"]["text"])
+
+
+def test_decoded_with_id_subject_and_version(page: Page, cluster: EmbeddedCluster, registry: str, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    client = SchemaRegistryClient({"url": registry})
+    client.set_compatibility(f"{topic}-value", "NONE")
+    client.register_schema(f"{topic}-value", Schema('{"type":"record","name":"Order","fields":[]}', "AVRO"))
+    order = _written(registry, topic, _ORDER, _order(2**62))
+    id = client.get_latest_version(f"{topic}-value").schema_id
+    client.register_schema("of another topic", Schema(json.dumps(_ORDER), "AVRO"))
+    headers: list[tuple[str, bytes]] = []
+    write = AvroSerializer(client, json.dumps(_ORDER), conf={"schema.id.serializer": header_schema_id_serializer})
+    in_header = write(_order(7), SerializationContext(topic, MessageField.VALUE, headers))
+    key = _written(registry, topic, "string", "a key", MessageField.KEY)
+    sent = [
+        {"value": order, "key": key},
+        {"value": in_header, "headers": headers},
+        {"value": None, "key": "plain"},
+        {"value": b'{"plain":1}'},
+    ]
+    _send(cluster.bootstrap_servers, topic, *sent)
+    first, second, third, fourth = _messages(page, topic)
+    schema = first["valueSchema"]
+    assert {name: schema[name] for name in ("id", "guid", "format", "subject", "version", "uses", "error")} == {
+        "id": id,
+        "guid": None,
+        "format": "avro",
+        "subject": f"{topic}-value",
+        "version": 2,
+        "uses": 2,
+        "error": None,
+    }
+    # all digits of a number that a browser would round
+    assert _json(schema) == {"id": str(2**62), "tags": {}, "at": "2023-11-14T23:00:00+00:00"}
+    assert (first["keySchema"]["subject"], _json(first["keySchema"])) == (f"{topic}-key", "a key")
+    assert first["value"]["size"] == len(order)
+    named = second["valueSchema"]["id"] or second["valueSchema"]["guid"]
+    assert named
+    assert (_json(second["valueSchema"])["id"], second["value"]["size"]) == (7, len(in_header))
+    assert [row[name] for row in (third, fourth) for name in ("keySchema", "valueSchema")] == [None] * 4
+    # a search finds bytes, and shows them decoded
+    found = [data for name, data in page.get("search", name=topic, text="a key") if name == "match"]
+    assert [one["valueSchema"] for one in found] == [schema]
+    # an export has the bytes
+    text, _ = page.download("export", name=topic)
+    assert "valueSchema" not in text
+    assert "raw" not in json.loads(text.splitlines()[0])
+
+
+def test_bytes_that_only_look_like_it(page: Page, cluster: EmbeddedCluster, registry: str, topic: str) -> None:
+    """They stay bytes, with why; the page asks for few ids, and shows times that Python does not have as bytes."""
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    good = _written(registry, topic, _ORDER, _order(1))
+    late = good[:5] + b"\x02\x00" + b"\xfe" + b"\xff" * 8 + b"\x01"
+    unknown = b"\x00" + (999_999).to_bytes(4, "big") + b"x"
+    numbers = [{"value": b"\x00" + (500_000 + number).to_bytes(4, "big")} for number in range(30)]
+    others = [good[:-2], late, unknown, b"\x00", b"", b"\x00\xff\xff\xff\xff", b"\x01" * 17]
+    _send(cluster.bootstrap_servers, topic, *({"value": value} for value in others), *numbers)
+    rows = _messages(page, topic)
+    assert [row["value"]["size"] for row in rows] == [*map(len, others), *[5] * 30]
+    assert all(row["valueSchema"] is None or row["valueSchema"]["json"] is None for row in rows)
+    errors = [row["valueSchema"] and row["valueSchema"]["error"] for row in rows]
+    assert errors[0]
+    assert "can't be shown" in errors[1]
+    assert f"the schema registry {registry} does not have it" in errors[2]
+    assert errors[3:6] == [None, None, None]
+    assert errors[-1] == "not looked up: a view asks for 20 schemas at most"
+
+
+@pytest.mark.test_all("long")
+def test_the_registry_is_down(cluster: EmbeddedCluster, topic: str) -> None:
+    """It is said at each record, soon; what is known stays, and the page goes on when the registry does."""
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    with SchemaRegistry({"bootstrap.servers": servers}, "0") as running:
+        url = running.url
+        values = [_written(url, topic, _ORDER, _order(1)), _written(url, f"{topic}-b", "string", "text")]
+    _send(servers, topic, *({"value": value} for value in values))
+    with serving("-b", servers, "--schema-registry", url) as page:
+        began = time.monotonic()
+        rows = _messages(page, topic)
+        assert time.monotonic() - began < 8
+        assert [row["value"]["size"] for row in rows] == [*map(len, values)]
+        assert all("gives no answer" in row["valueSchema"]["error"] for row in rows)
+        began = time.monotonic()
+        assert "gives no answer" in _messages(page, topic)[0]["valueSchema"]["error"]
+        assert time.monotonic() - began < 1.5, "nobody is asked again and again"
+        with SchemaRegistry({"bootstrap.servers": servers}, url.rpartition(":")[2]):
+            deadline = time.monotonic() + 20
+            while _messages(page, topic)[0]["valueSchema"]["json"] is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            assert _json(_messages(page, topic)[1]["valueSchema"]) == "text"
+        assert _json(_messages(page, topic)[1]["valueSchema"]) == "text"
+
+
+class _Slow(BaseHTTPRequestHandler):
+    """A registry that says nothing, and one that refuses its user; it keeps the headers of requests."""
+
+    seen: list[str] = []
+
+    def do_GET(self) -> None:
+        self.seen.append(self.headers.get("Authorization", ""))
+        self.send_response(401)
+        self.end_headers()
+        self.wfile.write(json.dumps({"error_code": 40101, "message": f"no {self.headers['Authorization']}"}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_no_secret_in_the_page(cluster: EmbeddedCluster, topic: str, tmp_path: Any) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    _send(servers, topic, {"value": b"\x00\x00\x00\x00\x05abc"})
+    server = HTTPServer(("127.0.0.1", 0), _Slow)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    config = tmp_path / "client.properties"
+    config.write_text(
+        f"schema.registry.url=http://me:hunter2@127.0.0.1:{server.server_port}\nbootstrap.servers={servers}\n"
+    )
+    try:
+        with serving("--command-config", str(config)) as page:
+            [row] = _messages(page, topic)
+            assert "401" in row["valueSchema"]["error"]
+            shown = json.dumps([row, page.get("session")])
+            assert "hunter2" not in shown
+            assert "bWU6aHVudGVyMg" not in shown
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert _Slow.seen[0] == "Basic bWU6aHVudGVyMg=="
+
+
+@pytest.mark.test_all("again")
+def test_a_silent_registry_holds_up_no_page(cluster: EmbeddedCluster, topic: str) -> None:
+    servers = cluster.bootstrap_servers
+    make_topic(servers, topic, 1)
+    _send(servers, topic, *({"value": b"\x00\x00\x00\x00" + bytes([number])} for number in range(20)))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with serving("-b", servers, "--schema-registry", f"http://127.0.0.1:{silent.getsockname()[1]}") as page:
+            began = time.monotonic()
+            rows = _messages(page, topic)
+            assert time.monotonic() - began < 8
+            assert all(row["valueSchema"]["error"] for row in rows)
+
+
+def test_wrong_settings(cluster: EmbeddedCluster) -> None:
+    servers = cluster.bootstrap_servers
+    said = klog_refusal("ui", "-b", servers, "--listen", "0", "--schema-registry", "ftp://r", code=1)
+    assert "schema.registry.url must be http" in said
+    said = klog_refusal("ui", "-b", servers, "--listen", "0", "-X", "schema.registry.retries.wait.ms=1", code=1)
+    assert "no URL: give --schema-registry URL" in said
+
+
+def test_what_schemas_hold_is_text(
+    chromium: webdriver.Chrome, page: Page, cluster: EmbeddedCluster, registry: str, topic: str
+) -> None:
+    """In the browser: keys and strings of a record, the name of a subject."""
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    schema = {**_ORDER, "doc": _HOSTILE}
+    SchemaRegistryClient({"url": registry}).register_schema(_HOSTILE, Schema(json.dumps(schema), "AVRO"))
+    conf = {"subject.name.strategy": lambda *_: _HOSTILE}
+    value = _written(registry, topic, schema, _order(5, tags={_HOSTILE: _HOSTILE}), **conf)
+    _send(cluster.bootstrap_servers, topic, {"value": value}, {"value": b"\x00\x00\x0f\x42\x3f" + _HOSTILE.encode()})
+    chromium.get_log("browser")
+    browser = Browser(chromium, page)
+    browser.open("record", topic, "0", "0")
+    open_all = "document.querySelectorAll('#main details').forEach((one) => one.open = true)"
+    browser.js(open_all)
+    browser.wait(lambda: "tags: " in browser.text("#main"))
+    browser.js(open_all)
+    browser.wait(lambda: browser.js("return document.getElementById('main').textContent").count("onerror") >= 4)
+    shown = browser.js("return document.getElementById('main').textContent")
+    assert f"version 1 of {_HOSTILE[:-1]}\\u202e" in shown
+    browser.open("record", topic, "0", "1")
+    assert "does not have it" in browser.text("#main .schema")
+    browser.open("messages", topic)
+    assert '"tags"' in browser.text("#messages")
+    for check in (
+        "return window.pwned ?? null",
+        "return document.querySelector('img, iframe, object, embed, main script, [onclick], [onerror], [onload]')",
+        "return document.scripts.length === 1 ? null : document.scripts.length",
+    ):
+        assert browser.js(check) is None, check
+    assert browser.problems() == []
+    chromium.get("about:blank")
