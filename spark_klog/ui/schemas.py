@@ -145,7 +145,7 @@ class MessageSchemas:
         uses, seconds = () if kept is None else kept.uses, _KEPT_SECONDS
         if isinstance(key, int):
             try:
-                uses = tuple(sorted(registry.uses_of(key)))
+                uses = tuple(sorted(registry.uses(key)))
             except RegistryError:  # of an older registry, or a user who may not know
                 pass
             except KlogError as error:

@@ -165,12 +165,6 @@ class RegistryClient:
         self._keep(self._numbers, (path, schema), number)
         return number
 
-    def uses_of(self, schema_id: int) -> list[tuple[str, int]]:
-        """The subjects that have the schema of an id, with the numbers of the versions; asked for each time."""
-        what = f"schema id {schema_id}"
-        answer = self._request("GET", f"/schemas/ids/{schema_id}/versions", what)
-        return _parsed(lambda pairs: [(str(one["subject"]), int(one["version"])) for one in pairs], answer, what)
-
     def incompatibilities(
         self, subject: str, schema: Schema, version: str | None = "latest", *, normalize: bool = False
     ) -> list[str]:
