@@ -46,8 +46,10 @@ from spark_klog.load.journal.model import (
     Progress,
     RangeResult,
     by_partition,
+    is_of_values,
     offsets_json,
     plan_path,
+    refused_path,
     run_name,
     staging_path,
     task_path,
@@ -207,6 +209,7 @@ class _Run:
             if killed.run != number + 1:
                 raise LoadError(f"{self._store.address}/{plan_path(number + 1)} is of run {killed.run}: restore it")
             _log.info("finishing run %s, which was killed", run_name(killed.run))
+            self._forget_undecoded(killed)
             progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
             number = last_committed(self._store)
             limits = limits.less(sum(item.until - item.start for each in self._loaded for item in each.partitions))
@@ -307,10 +310,14 @@ class _Run:
         bad, records = (sum(getattr(item, name) for item in manifest.partitions) for name in ("bad", "records"))
         if not self._options.max_bad.allows(bad, records):
             show_letters(self._store, manifest)
+            again = ""
+            if any(one.has_ids for one in self._settings(plan).rows):
+                self._store.write(refused_path(plan.run), b"")
+                again = ", or once the schema registry has what they need"
             raise LoadError(
                 f"run {run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
                 f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
-                "again with a larger --max-bad to load the others"
+                f"again with a larger --max-bad to load the others{again}"
             )
         has_failed = any(item.error for item in manifest.partitions)
         is_cut = sum(len(item.files) for item in found) > len(manifest.files)
@@ -329,6 +336,18 @@ class _Run:
         self._loaded.append(manifest)
         self._committed.append(manifest)
         return manifest.progress()
+
+    def _forget_undecoded(self, plan: Plan) -> None:
+        """Have those tasks of a refused run run again whose records did not decode: the registry may know more now."""
+        if self._store.size(refused_path(plan.run)) is None:
+            return
+        for number, results in self._results(plan).items():
+            if any(item.bad_values for item in results):
+                # the letters first: killed in between, the next call still knows their names
+                for name in (name for item in results for name in item.dead_letters if is_of_values(name)):
+                    self._store.remove(f"{LETTERS}/{name}")
+                self._store.remove(task_path(plan.run, number))
+        self._store.remove(refused_path(plan.run))
 
     def _results(self, plan: Plan) -> dict[int, list[RangeResult]]:
         """The results of the tasks that are complete, checked."""

@@ -37,6 +37,7 @@ from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.registry import client as registry_client
 from spark_klog.security.config import Settings
 from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
+from tests.schemas.registry.asking import ask
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.mirrors import read_topic
 
@@ -191,6 +192,34 @@ def test_what_does_not_decode(cluster: EmbeddedCluster, registry: str, topic: st
     again = replay(str(tmp_path), {"bootstrap.servers": servers}, f"{topic}-again")
     assert again.records == len(poison)
     assert [record.value for record in read_topic(servers, f"{topic}-again", 1)[0]] == poison
+
+
+def test_the_registry_learns_an_id(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """Records that did not decode are tried again, by the tasks that had them, and leave no letters behind."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    known = _written(registry, topic, _fields("a"), [{"id": number} for number in range(20)])
+    number = 700_000
+    unknown = [b"\0" + number.to_bytes(4, "big") + value[5:] for value in known[:5]]
+    produce(servers, topic, map(Sent, [*known, *unknown]))
+    run_folder = tmp_path / "_klog/runs/00000001"
+    for _ in range(2):
+        with pytest.raises(LoadError, match="or once the schema registry has what they need"):
+            _run(servers, tmp_path, topic, registry, max_task_records=10)
+        assert len(list((tmp_path / LETTERS).iterdir())) == 1
+        kept = sorted(path.name for path in run_folder.glob("offsets-*"))
+    times = {name: (run_folder / name).stat().st_mtime_ns for name in kept}
+    assert ask(registry, "PUT", f"/mode/{topic}-more", {"mode": "IMPORT"})[0] == 200
+    more = {"schema": json.dumps({**_fields("a"), "doc": "more"}), "id": number, "version": 1}
+    assert ask(registry, "POST", f"/subjects/{topic}-more/versions", more)[0] == 200
+    loaded = _run(servers, tmp_path, topic, registry, max_task_records=10)
+    assert [(item.records, item.bad) for item in loaded.partitions] == [(25, 0)]
+    assert [row["id"] for row in _rows(tmp_path)] == [*range(20), *range(5)]
+    assert not list((tmp_path / LETTERS).iterdir())
+    renewed = [name for name in kept if (run_folder / name).stat().st_mtime_ns != times[name]]
+    assert renewed == kept[-1:]
+    assert not (run_folder / "refused").exists()
+    assert status(str(tmp_path)).findings == []
 
 
 def test_times_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def manifest_path(number: int) -> str:
     return run_path(number, "manifest.json")
 
 
+def refused_path(number: int) -> str:
+    """Tells that a run was not committed because of records that may decode another time."""
+    return run_path(number, "refused")
+
+
 def task_path(number: int, task: int) -> str:
     return run_path(number, f"offsets-{task:05d}.json")
 
