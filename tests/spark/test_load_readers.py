@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import fastavro
 import pytest
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
@@ -14,6 +19,7 @@ from spark_klog.load import files
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks.task import SparkRunner
+from spark_klog.schemas.column_format import ColumnFormat
 
 from .support import Sent, create_topic, produce
 
@@ -94,3 +100,51 @@ def _check_an_hour(folder: DataFrame, output: Path, rows: list[Row]) -> None:
     read = {row[0] for row in hour.select(F.input_file_name()).distinct().collect()}
     assert read
     assert all("date=2023-11-14/hour=23/" in name for name in read)
+
+
+def test_rows_of_two_schemas(spark: SparkSession, cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Spark reads files of an older and a newer schema as one table, with every kind of column."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    fields: list[dict[str, Any]] = [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
+        {"name": "tags", "type": {"type": "map", "values": {"type": "array", "items": "string"}}},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "either", "type": ["string", "boolean"]},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
+        {"name": "place", "type": {"type": "record", "name": "Place", "fields": [{"name": "lat", "type": "double"}]}},
+    ]
+    place = {"type": "record", "name": "Place", "fields": [{"name": "lon", "type": ["null", "double"]}]}
+    newer = [*fields[:6], {"name": "place", "type": place}, {"name": "more", "type": "int"}]
+    order = {
+        "id": 1,
+        "at": datetime(2023, 11, 14, 23),
+        "tags": {"k": ["a", "b"]},
+        "price": Decimal("1.25"),
+        "either": True,
+        "kind": "B",
+        "place": {"lat": 0.5},
+    }
+    rows = [order, {**order, "id": 2, "either": "text", "place": {"lon": 1.5}, "more": 7}]
+    for names, row in zip((fields, newer), rows, strict=True):
+        schema = {"type": "record", "name": "Order", "fields": names}
+        data = io.BytesIO()
+        fastavro.schemaless_writer(data, fastavro.parse_schema(schema), row)
+        produce(servers, topic, [Sent(data.getvalue())])
+        formats = (ColumnFormat("value", "avro", text=json.dumps(schema)),)
+        options = LoadOptions(
+            {"bootstrap.servers": servers}, [topic], str(tmp_path), formats=formats, evolution="latest"
+        )
+        assert len(load(options, SparkRunner(lambda: spark)).runs) == 1
+    frame = spark.read.option("mergeSchema", True).parquet(f"{tmp_path}/{topic}")
+    found = [row.asDict(recursive=True)["value"] for row in frame.orderBy("offset").collect()]
+    either = {"member0": None, "member1": True}, {"member0": "text", "member1": None}
+    assert found == [
+        {**rows[0], "either": either[0], "place": {"lat": 0.5, "lon": None}, "more": None},
+        {**rows[1], "either": either[1], "place": {"lat": None, "lon": 1.5}},
+    ]
+    with duckdb.connect() as connection:
+        source = f"read_parquet('{tmp_path}/**/*.parquet', union_by_name=true)"
+        seen = connection.execute(f"SELECT value.id, value.place.lat, value.more FROM {source} ORDER BY 1").fetchall()
+    assert seen == [(1, 0.5, None), (2, None, 7)]
