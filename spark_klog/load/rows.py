@@ -1,16 +1,16 @@
 """Keys and values that are rows of a schema: which schema a run has, and how files of several schemas stay one table.
 
-A run has one schema for a column, which its plan keeps: a run that is finished by a later call writes by that one. The
-next run keeps it, or takes the subject's latest version if asked (`Evolution`). The files of a column then have the
-fields of all schemas up to theirs, so those of later runs have those of earlier ones: nobody who reads the folder finds
-a field missing in the newest file, or with another type. All fields are nullable.
+A run has one schema for a column of a topic, which its plan keeps: a run that is finished by a later call writes by that
+one. The next run keeps it, or takes the subject's latest version if asked (`Evolution`). The files of a column then have
+the fields of all schemas up to theirs, so those of later runs have those of earlier ones: nobody who reads the folder
+finds a field missing in the newest file, or with another type. All fields are nullable.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
@@ -29,12 +29,13 @@ _REMEDY = "--schema-evolution latest takes it from this run on; or use another -
 
 @dataclass(frozen=True)
 class RowSchema:
-    """The schema of a column in a run. `id`, `version` and `subject` are the registry's, None of a text.
+    """The schema of a topic's column in a run. `id`, `version` and `subject` are the registry's, None of a text.
 
     `has_ids`: the records name their own schemas, to be had of a registry; else all are bare records of this one.
     `file_type` is the type that the column has in files: the Arrow IPC message of a schema with it, in base64.
     """
 
+    topic: str
     column: Column
     format: Format
     text: str
@@ -60,18 +61,25 @@ class RowSchema:
 
 
 def run_schemas(
-    formats: Sequence[ColumnFormat], before: Sequence[RowSchema], evolution: Evolution
+    formats: Sequence[ColumnFormat], topics: Sequence[str], before: Sequence[RowSchema], evolution: Evolution
 ) -> tuple[RowSchema, ...]:
-    """The schemas of a new run, of columns by `formats`; `before` are those of the run before it, if there was one.
+    """The schemas of a new run, of columns by `formats`, in which a subject of None is that of each topic.
+
+    `before` are those of the run before it, if there was one; those of other topics stay.
 
     Asks the registry unless the schemas are kept; errors as of its client. `LoadError` if the load has another schema
     than the one asked for, or if a field of the new one has another type than before.
     """
-    known = {one.column: one for one in before}
-    return tuple(_run_schema(one, known.get(one.column), evolution) for one in formats)
+    known = {(one.topic, one.column): one for one in before}
+    for topic in topics:
+        for source in formats:
+            if source.registry is not None and (source.text, source.schema_id, source.subject) == (None, None, None):
+                source = replace(source, subject=f"{topic}-{source.column}")
+            known[topic, source.column] = _run_schema(source, topic, known.get((topic, source.column)), evolution)
+    return tuple(known.values())
 
 
-def _run_schema(source: ColumnFormat, before: RowSchema | None, evolution: Evolution) -> RowSchema:
+def _run_schema(source: ColumnFormat, topic: str, before: RowSchema | None, evolution: Evolution) -> RowSchema:
     if before is not None:
         check_registry(source, before)
         if evolution == "keep":
@@ -82,6 +90,7 @@ def _run_schema(source: ColumnFormat, before: RowSchema | None, evolution: Evolu
     kind = merged(kind if before is None else before.type, kind, source.column)
     assert not isinstance(schema.id, UUID)  # a load names schemas by ids
     return RowSchema(
+        topic,
         source.column,
         source.format,
         schema.text,
@@ -106,7 +115,7 @@ def check_registry(source: ColumnFormat, before: RowSchema) -> None:
 def _check_kept(source: ColumnFormat, before: RowSchema) -> None:
     """`LoadError` if a call names another schema than that of the load."""
     column = source.column
-    has = f"the load has the {column}s by {_named(before)}"
+    has = f"the load has the {column}s of topic {before.topic} by {_named(before)}"
     if source.text is not None:
         if source.text.strip() != before.text.strip():
             raise LoadError(f"{has}, and --{column}-schema is another one: {_REMEDY}")

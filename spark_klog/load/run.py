@@ -74,7 +74,7 @@ from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import ColumnFormat
+    from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
 
 _log = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class LoadOptions:
     `max_seconds` bounds the reading of a call from its first task on; `max_task_records` the records of a file's range;
     more than `max_bad` batches and values that are bad fail the run. `start` loads again from a place on, `until` stops
     at one. `formats` are those of keys and values that become rows; which schema a run has of them, `evolution` says.
+    A format of a registry without text, id and subject has the subject TOPIC-COLUMN of each topic.
     """
 
     client: dict[str, str]
@@ -249,7 +250,7 @@ class _Run:
         """The schemas of the run after run `last`; errors as of `rows.run_schemas`."""
         plan = read_plan(self._store, last) if last else None
         before = () if plan is None else self._settings(plan).rows
-        return run_schemas(self._options.formats, before, self._options.evolution)
+        return run_schemas(self._options.formats, self._options.topics, before, self._options.evolution)
 
     def _plan(
         self,
@@ -367,9 +368,11 @@ class _Run:
     def _job(self, plan: Plan) -> Job:
         settings = self._settings(plan)
         sources = {one.column: one for one in self._options.formats}
+        readers: dict[str, list[ReaderSchema]] = {}
         for one in settings.rows:
-            check_registry(sources[one.column], one)
-        readers = tuple(one.reader(sources[one.column].registry) for one in settings.rows)
+            if one.topic in plan.topics:
+                check_registry(sources[one.column], one)
+                readers.setdefault(one.topic, []).append(one.reader(sources[one.column].registry))
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)

@@ -82,15 +82,18 @@ class WriteSettings:
         check_zone(self.time_zone)
         if self.event_time:
             # `LoadOptions` knows whether there will be one
-            if self.schema or any(one.column == "value" for one in self.rows):
-                check_field(self.columns.field("value").type, self.event_time)
+            if self.schema:
+                check_field(parse_schema(self.schema), self.event_time)
+            for one in self.rows:
+                if one.column == "value":
+                    check_field(one.type, self.event_time)
             if self.layout == "none":
                 raise ConfigError(f"event time {self.event_time!r} is for --partition-by hour or day")
 
-    @property
-    def columns(self) -> pa.Schema:
+    def columns(self, topic: str) -> pa.Schema:
+        """The columns of a topic's files."""
         columns = FULL
-        types = {one.column: one.type for one in self.rows}
+        types = {one.column: one.type for one in self.rows if one.topic == topic}
         if self.schema:
             types["value"] = parse_schema(self.schema)
         for name, kind in types.items():
@@ -101,12 +104,13 @@ class WriteSettings:
         """`ConfigError` if Parquet can't hold the columns, such as records without fields."""
         import pyarrow.parquet as pq
 
-        try:
-            pq.ParquetWriter(pa.BufferOutputStream(), self.columns).close()
-        except pa.ArrowException as error:
-            raise ConfigError(
-                f"format parquet can't hold rows of the schema ({error}); --format arrow and json can"
-            ) from None
+        for topic in {one.topic for one in self.rows}:
+            try:
+                pq.ParquetWriter(pa.BufferOutputStream(), self.columns(topic)).close()
+            except pa.ArrowException as error:
+                raise ConfigError(
+                    f"format parquet can't hold the rows of topic {topic} ({error}); --format arrow and json can"
+                ) from None
 
     @property
     def extension(self) -> str:

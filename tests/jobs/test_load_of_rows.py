@@ -73,7 +73,6 @@ def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureF
     [
         (["--value-format", "avro"], "--value-format avro needs --schema-registry, or --value-schema"),
         (["--value-format", "avro", "--value-schema-id", "1"], "needs --schema-registry"),
-        (["--value-format", "avro", "--schema-registry", "http://r", "--topics", "a,b"], "of several topics needs"),
         (["--value-format", "avro", "--schema-registry", "ftp://me:hunter2@r"], "schema.registry.url must be http"),
         (["--value-format", "avro", "-X", "schema.registry.basic.auth.username=me"], "no URL: give --schema-registry"),
         (["--value-format", "avro", "-X", "sasl.password=hunter2"], "-X sasl.password: only settings of the schema"),

@@ -407,6 +407,27 @@ def _registered(url: str, subject: str, schema: Any) -> int:
     return SchemaRegistryClient({"url": url}).register_schema(subject, Schema(json.dumps(schema), "AVRO"))
 
 
+def test_topics_have_schemas_of_their_own(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """Also one that a later run adds; those that a run leaves out keep theirs."""
+    servers = cluster.bootstrap_servers
+    topics = [f"{topic}-{number}" for number in range(3)]
+    for name, field in zip(topics, "abc", strict=True):
+        create_topic(servers, name)
+        produce(servers, name, map(Sent, _written(registry, name, _fields(field), [{"id": 1, field: "x"}])))
+    formats = (_avro(registry, subject=None),)
+    run(servers, tmp_path, *topics[:2], formats=formats)
+    newer = _fields("a", "d")
+    produce(servers, topics[0], map(Sent, _written(registry, topics[0], newer, [{"id": 2, "a": "y", "d": "z"}])))
+    run(servers, tmp_path, *topics[1:], formats=formats)
+    run(servers, tmp_path, *topics, formats=formats)
+    assert [_rows(tmp_path / name) for name in topics] == [
+        [{"id": 1, "a": "x"}, {"id": 2, "a": "y"}],
+        [{"id": 1, "b": "x"}],
+        [{"id": 1, "c": "x"}],
+    ]
+    assert status(str(tmp_path)).findings == []
+
+
 def test_by_an_older_schema(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
     """The id of a schema, which is not the subject's latest one: each record by its own, to that one."""
     servers = cluster.bootstrap_servers

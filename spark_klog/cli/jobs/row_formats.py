@@ -39,7 +39,9 @@ def row_format_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="The column's schema; of json as DDL: 'user_id bigint, at timestamp'.",
         ),
         click.option("--value-schema-id", type=id_type, metavar="ID", help="The column's schema, of the registry."),
-        click.option("--value-subject", metavar="NAME", help="Its latest version is the column's schema."),
+        click.option(
+            "--value-subject", metavar="NAME", help="Of the schema: its latest version. Default: TOPIC-value."
+        ),
         click.option("--key-format", type=click.Choice(["bytes", *ROW_FORMATS]), default="bytes", help="As of values."),
         click.option("--key-schema", metavar="FILE|TEXT", help="As of values."),
         click.option("--key-schema-id", type=id_type, metavar="ID", help="As of values."),
@@ -78,14 +80,13 @@ def check_row_formats(options: SimpleNamespace) -> None:
 def column_formats(
     options: SimpleNamespace, cluster: ChosenCluster, client: Mapping[str, str]
 ) -> tuple[ColumnFormat, ...]:
-    """The formats of columns that become rows, by the options and the topics in them. `client` are its settings.
+    """The formats of columns that become rows; `client` are the settings of the Kafka client.
 
     `ConfigError` if a schema is not given, or can't be read, and for wrong settings of the registry.
     """
     if not _has_rows(options):
         return ()
     registry = options.registry.settings(cluster, client)
-    topics = options.topics
     from spark_klog.schemas.column_format import Column, ColumnFormat
 
     formats = []
@@ -102,13 +103,6 @@ def column_formats(
             )
         if registry is None and (schema_id is not None or subject is not None):
             raise ConfigError(f"--{column}-schema-id and --{column}-subject need --schema-registry")
-        if text is None and schema_id is None and subject is None:
-            if len(topics) > 1:
-                raise ConfigError(
-                    f"--{column}-format {kind} of several topics needs --{column}-subject, --{column}-schema-id or "
-                    f"--{column}-schema: a load has one schema; or give each topic an --output of its own"
-                )
-            subject = f"{topics[0]}-{column}"
         text = None if text is None else _text(f"--{column}-schema", text)
         formats.append(ColumnFormat(column, kind, registry, text, schema_id, subject))
     return tuple(formats)

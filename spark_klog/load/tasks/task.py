@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -79,7 +79,7 @@ class Values:
         token: str,
         decoders: Mapping[str, ColumnDecoder] = NO_DECODERS,
     ) -> None:
-        self._settings, self._columns, self._decoders = settings, settings.columns, decoders
+        self._settings, self._columns, self._decoders = settings, settings.columns(item.topic), decoders
         kind = parse_schema(settings.schema) if settings.schema else None
         self._parser = None if kind is None else JsonParser(kind)
         self.letters = folder / letters_name(item, token)
@@ -191,8 +191,8 @@ class Job:
     settings: WriteSettings
     is_limited: bool = False
     recreated: frozenset[str] = frozenset()
-    #: Keys and values that are rows of `settings.rows`.
-    readers: tuple[ReaderSchema, ...] = ()
+    #: Keys and values that are rows of `settings.rows`, by topic.
+    readers: Mapping[str, Sequence[ReaderSchema]] = field(default_factory=dict)
 
 
 def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult]:
@@ -228,12 +228,18 @@ class _Attempt:
         self.store, self.job, self.folder = store, job, folder
         self._number = number
         self._paths: list[str] = []
-        self.decoders: dict[str, ColumnDecoder] = {one.column: one.decoder() for one in job.readers}
+        self._decoders: dict[str, dict[str, ColumnDecoder]] = {}
         self.token = new_token()
         if store.shows_whole_files_only:
             while not store.create(attempt_path(job.run, self.token), b""):
                 self.token = new_token()
         self.time = TaskTime(store, job.run, is_limited=job.is_limited)
+
+    def decoders(self, topic: str) -> dict[str, ColumnDecoder]:
+        """What decodes keys and values of a topic, by column: each schema is asked for once."""
+        if topic not in self._decoders:
+            self._decoders[topic] = {one.column: one.decoder() for one in self.job.readers.get(topic, ())}
+        return self._decoders[topic]
 
     def is_late(self) -> bool:
         """Whether another attempt counts, or the run is committed or given up."""
@@ -354,7 +360,7 @@ class _RangeLoad(ReadObserver):
 
         writer = RangeWriter(item, settings, attempt.folder, put, attempt.token)
         asked = OffsetRange(item.topic, item.partition, item.start, item.end)
-        with Values(item, settings, attempt.folder, attempt.token, attempt.decoders) as values:
+        with Values(item, settings, attempt.folder, attempt.token, attempt.decoders(item.topic)) as values:
             for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):
                 raw, parsed = values.parse(batch)
                 self._gaps[UNPARSED] += len(batch) - len(raw)

@@ -143,7 +143,7 @@ class RangeWriter:
         put: Callable[[Path, FileEntry], None],
         token: str,
     ) -> None:
-        self._range, self._schema, self._settings = item, settings.columns, settings
+        self._range, self._schema, self._settings = item, settings.columns(item.topic), settings
         self._scratch, self._put, self._token = scratch, put, token
         self._files: dict[str, _OpenFile] = {}
         self._first = item.start
