@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -143,7 +143,8 @@ class Finding:
 class Status:
     """All runs of a load. `hours` has the records by topic and hour, `unfinished` names a killed run, or is "".
 
-    `idle` is when a run had nothing to load since the last one, or "".
+    `idle` is when a run had nothing to load since the last one, or "". `schemas` are those by which the last run has
+    written keys and values as rows: {"topic", "column", "format", "subject", "version", "id"}.
     """
 
     output: str
@@ -153,6 +154,7 @@ class Status:
     findings: list[Finding]
     unfinished: str
     idle: str = ""
+    schemas: list[dict[str, Any]] = field(default_factory=list)
 
 
 def status(output: str) -> Status:
@@ -204,7 +206,15 @@ def status(output: str) -> Status:
         findings,
         unfinished,
         idle.finished if idle else "",
+        _schemas(store, number),
     )
+
+
+def _schemas(store: Store, run: int) -> list[dict[str, Any]]:
+    plan = read_plan(store, run) if run else None
+    rows = [] if plan is None else plan.settings.get("rows", [])
+    names = ("topic", "column", "format", "subject", "version", "id")
+    return [{name: row.get(name) for name in names} for row in rows]
 
 
 def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int, int], list[tuple[int, int]]]:

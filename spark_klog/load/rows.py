@@ -1,9 +1,9 @@
 """Keys and values that are rows of a schema: which schema a run has, and how files of several schemas stay one table.
 
-A run has one schema for a column of a topic, which its plan keeps: a run that is finished by a later call writes by that
-one. The next run keeps it, or takes the subject's latest version if asked (`Evolution`). The files of a column then have
-the fields of all schemas up to theirs, so those of later runs have those of earlier ones: nobody who reads the folder
-finds a field missing in the newest file, or with another type. All fields are nullable.
+A run has one schema for a column of a topic, which its plan keeps: a run that is finished by a later call writes by
+that one. The next run keeps it, or takes the subject's latest version if asked (`Evolution`). The files of a column
+then have the fields of all schemas up to theirs, so those of later runs have those of earlier ones: nobody who reads
+the folder finds a field missing in the newest file, or with another type. All fields are nullable.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from spark_klog.security.config import Settings
 from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
 from tests.schemas.registry.asking import ask
 from tests.spark.support import Sent, create_topic, produce
+from tests.support.klog import klog
 from tests.support.mirrors import read_topic
 
 _TIME = 1_700_002_800_000  # 2023-11-14T23:00Z
@@ -425,7 +426,13 @@ def test_topics_have_schemas_of_their_own(cluster: EmbeddedCluster, registry: st
         [{"id": 1, "b": "x"}],
         [{"id": 1, "c": "x"}],
     ]
-    assert status(str(tmp_path)).findings == []
+    found = status(str(tmp_path))
+    assert found.findings == []
+    assert [(one["topic"], one["subject"], one["version"]) for one in found.schemas] == [
+        (name, f"{name}-value", 1) for name in topics
+    ]
+    said = klog("load", "status", str(tmp_path)).stdout.splitlines()
+    assert f"value of {topics[0]} is avro, subject {topics[0]}-value, version 1, id {found.schemas[0]['id']}" in said
 
 
 def test_by_an_older_schema(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:

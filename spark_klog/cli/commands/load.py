@@ -96,6 +96,10 @@ def _print_status(found: Status, compared: Completeness | None, with_bars: bool)
         click.echo(f"lag: {sum(compared.lag.values()):,} offsets of {len(compared.lag):,} partitions")
         for topic, number in compared.gone:
             click.echo(f"{topic}-{number} is no longer in the cluster")
+    for one in found.schemas:
+        of = "" if one["subject"] is None else f", subject {one['subject']}, version {one['version']}"
+        by_id = "" if one["id"] is None else f", id {one['id']}"
+        click.echo(f"{one['column']} of {one['topic']} is {one['format']}{of}{by_id}")
     if found.idle:
         click.echo(f"nothing new at {found.idle}")
     if found.unfinished:
