@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from spark_klog.columns.json_reader import BEGIN, END, read_json
 from spark_klog.errors import ConfigError
 
 UTC = "UTC"
@@ -57,7 +58,6 @@ _NAMES: dict[type, str] = {str: "a string", dict: "an object", list: "an array",
 _MOST_BYTES = 64 * 1024 * 1024
 #: Values that do not all parse are looked at one by one when they are so many; more are halved.
 _SIFTED = 1024
-_BEGIN, _END = b'{"v":', b"}"
 
 
 def check_zone(name: str) -> None:
@@ -321,7 +321,6 @@ class JsonParser:
         self._kind = kind
         # Arrow parses dates from numbers only.
         self._read = _without_dates(kind)
-        self._schema = pa.schema([pa.field("v", self._read)])
 
     def parse(self, values: pa.Array) -> Parsed:
         """Parse a binary column. A value parses as a whole or is bad."""
@@ -351,30 +350,15 @@ class JsonParser:
         return Parsed(pa.concat_arrays(columns) if columns else pa.array([], self._kind), sorted(bad))
 
     def _parse(self, rows: list[bytes]) -> pa.Array | str:
-        """Parse rows into a column, or return why Arrow can't.
-
-        Each row is wrapped in an object of its own: Arrow would accept several values in a line, and crashes on a
-        `null` outside of an object.
-        """
-        from pyarrow import json
-
-        data = b"\n".join([_BEGIN + row + _END for row in rows])
+        """Parse rows into a column, or return why Arrow can't."""
+        data = b"".join([BEGIN + row + END for row in rows])
         try:
             data.decode()  # Arrow accepts other bytes in strings
-            table = json.read_json(
-                pa.BufferReader(data),
-                read_options=json.ReadOptions(use_threads=False, block_size=len(data) + 1),
-                parse_options=json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore"),
-            )
-            if len(table) != len(rows):
-                return "more than one value"
-            column = table["v"].combine_chunks()
-            if isinstance(column, pa.ChunkedArray):  # before pyarrow 23
-                column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], self._read)
+            column = read_json(data, len(rows), self._read)
             found = column.cast(self._kind)
             return found if is_dated(found) else "a time before the year 1 or after 9999"
         except UnicodeDecodeError as error:
-            return f"not UTF-8 ({error.reason} at byte {error.start - len(_BEGIN)})"
+            return f"not UTF-8 ({error.reason} at byte {error.start - len(BEGIN)})"
         except (pa.ArrowException, ValueError) as error:
             return str(error).partition(" in row ")[0].replace("Column(/v", "Column(")
 

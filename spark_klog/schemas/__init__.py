@@ -3,11 +3,14 @@
     decoder = RecordDecoder(AvroDecoder(reader), writer_of)      # decoder.py; writer_of returns the schema of an id
     decoded = decoder.decode(batch["value"], batch["headers"])   # rows.py: an Arrow array, and the rows that did not
 
-prefix.py   where a record's schema id stands: headers, prefix
-decoder.py  each record by the schema that it names
-rows.py     what decoders return
-avro/       Avro
-registry/   a registry's client, and a registry to embed
+prefix.py     where a record's schema id stands: headers, prefix
+decoder.py    each record by the schema that it names
+rows.py       what decoders return
+codec.py      what a format is to the rest
+avro/         Avro
+protobuf/     Protobuf; protoc/ compiles its schemas
+json_schema/  JSON Schema; json_references.py says where a $ref leads
+registry/     a registry's client, and a registry to embed
 
 The functions for DataFrames are Spark's room's, and imported from here:
 

@@ -91,9 +91,11 @@ def value_writer_of(name: Format, schema: Any, prefix: bytes) -> Callable[[Any],
     return None
 
 
-def codec_of(name: Format, message: str | None = None) -> Codec[Any]:
-    """The codec of a format; `message` is the name of the message that schemas stand for, of formats (Protobuf) whose
-    schemas have several: by default their first.
+def codec_of(name: Format, message: str | None = None, *, validates: bool = False) -> Codec[Any]:
+    """The codec of a format.
+
+    `message` is which of a Protobuf schema's messages records are, by default the first. With `validates` JSON records
+    are checked in full against their schemas.
     """
     if name == "avro":
         from spark_klog.schemas.avro.codec import AvroCodec
@@ -103,4 +105,6 @@ def codec_of(name: Format, message: str | None = None) -> Codec[Any]:
         from spark_klog.schemas.protobuf.codec import ProtobufCodec
 
         return ProtobufCodec(message)
-    raise NotImplementedError(name)
+    from spark_klog.schemas.json_schema.codec import JsonSchemaCodec
+
+    return JsonSchemaCodec(validates=validates)

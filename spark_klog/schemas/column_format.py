@@ -48,7 +48,7 @@ class ColumnFormat:
     `subject`.
 
     With a registry each record names its own schema; without one all are bare records of the reader's. `is_permissive`
-    makes rows that do not decode null, without a word. `message` is which of a Protobuf schema's, None: the first.
+    makes rows that do not decode null, without a word. `message` and `validates` are those of `codec_of`.
     """
 
     column: Column
@@ -59,12 +59,12 @@ class ColumnFormat:
     subject: str | None = None
     is_permissive: bool = False
     evolution: Evolution = "keep"
-    #: See `codec_of`.
     message: str | None = None
+    validates: bool = False
 
     @property
     def codec(self) -> Codec[Any]:
-        return codec_of(self.format, self.message)
+        return codec_of(self.format, self.message, validates=self.validates)
 
     def reader(self, schema_id: int | UUID | None = None) -> ReaderSchema:
         """The reader's schema, that of an id or GUID if given. Asks the registry, errors as of its client.
@@ -121,7 +121,7 @@ class ReaderSchema:
 
         `SchemaError` names the column if its schema has no Arrow type.
         """
-        codec = codec_of(self.format.format)
+        codec = self.format.codec
         try:
             reader = codec.parse(self.text, self.references)
             decoder = codec.decoder(reader)

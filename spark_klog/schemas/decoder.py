@@ -61,11 +61,9 @@ class RecordDecoder(Generic[S]):
         return Decoded(decoded.values, sorted(bad))
 
     def _program(self, key: SchemaKey) -> Any:
-        program = self._programs.get(key)
-        if program is None:
+        if key not in self._programs:
             try:
-                program = self._decoder.program(self._writer_of(key), key.rest)
+                self._programs[key] = self._decoder.program(self._writer_of(key), key.rest)
             except SchemaError as error:
-                program = str(error)
-            self._programs[key] = program
-        return program
+                self._programs[key] = str(error)
+        return self._programs[key]

@@ -96,8 +96,10 @@ FORMATS = (
     "valueSubject",
     "valueMessage",
     "schemaRegistryUrl",
+    "validate",
 )
-_FORMATS = ("avro", "protobuf")
+#: What keyFormat and valueFormat may be.
+_FORMATS = ("avro", "protobuf", "json-schema")
 #: The prefix of a registry's settings among the options; Databricks' and Confluent's names mean the same.
 REGISTRY_PREFIX = "schemaRegistry."
 REGISTRY_PREFIXES = tuple(
@@ -578,7 +580,10 @@ def column_formats(
         text = texts["Schema"] or None
         made = ColumnFormat(column, kind, registry, text, schema_id, subject, is_permissive)
         formats.append(replace(made, message=texts["Message"] or None))
-    return tuple(formats)
+    validates = boolean(own, "validate", False)
+    if validates and not any(one.format == "json-schema" for one in formats):
+        raise ConfigError("option validate=true needs valueFormat=json-schema or keyFormat=json-schema")
+    return tuple(replace(one, validates=validates and one.format == "json-schema") for one in formats)
 
 
 def _registry(settings: dict[str, str], own: dict[str, str]) -> RegistrySettings | None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final
-from urllib.parse import unquote, urljoin
 
 from spark_klog.base.extras import require
+from spark_klog.schemas.json_references import UnknownReference, base_of, resolve
 from spark_klog.schemas.registry.formats.contract import (
     JSON,
     READER,
@@ -171,15 +171,16 @@ class _Loader:
         key = id(value), id(document)
         if key in self._nodes:
             return self._nodes[key]
-        identifier = value.get("$id", value.get("id"))
-        if isinstance(identifier, str) and not identifier.startswith("#"):
-            base = urljoin(base, identifier)
+        base = base_of(value, base)
         reference = value.get("$ref", value.get("$dynamicRef"))
         if isinstance(reference, str):
             if id(value) in self._following:
                 raise InvalidSchema(f"$ref {reference} refers to itself")
             self._following.add(id(value))
-            target, owner, owner_base = self._resolve(reference, document, base)
+            try:
+                target, owner, owner_base = resolve(self._documents, reference, document, base)
+            except UnknownReference as error:
+                raise InvalidSchema(str(error)) from None
             made = self._nodes[key] = self._load(target, owner, owner_base, depth + 1)
             self._following.discard(id(value))
             return made
@@ -271,41 +272,6 @@ class _Loader:
             _set_more(made, value.get("additionalItems", True), load)
         return made
 
-    def _resolve(self, reference: str, document: Any, base: str) -> tuple[Any, Any, str]:
-        """What a $ref means: the schema, the document that it is in, and that one's base URI."""
-        url, _, fragment = reference.partition("#")
-        if url:
-            full = urljoin(base, url)
-            for name, other in self._documents.items():
-                own = other.get("$id", other.get("id")) if isinstance(other, dict) else None
-                if name in (url, full) or (isinstance(own, str) and own.rstrip("#") in (url, full)):
-                    return self._within(other, fragment, reference), other, own or name
-            for below in _objects(document):
-                own = below.get("$id", below.get("id"))
-                if isinstance(own, str) and own and urljoin(base, own).rstrip("#") == full:
-                    return self._within(below, fragment, reference), document, full
-            raise InvalidSchema(f"$ref {reference} is neither in the schema nor among its references")
-        return self._within(document, fragment, reference), document, base
-
-    @staticmethod
-    def _within(document: Any, fragment: str, reference: str) -> Any:
-        """The schema at a fragment of a document: a JSON pointer, or an anchor."""
-        found = document
-        if fragment and not fragment.startswith("/"):
-            for below in _objects(document):
-                if below.get("$anchor", below.get("$dynamicAnchor")) == fragment or below.get("$id") == f"#{fragment}":
-                    return below
-            raise InvalidSchema(f"$ref {reference}: there is no such anchor")
-        for part in fragment.split("/")[1:]:
-            name = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
-            elif isinstance(found, dict) and name in found:
-                found = found[name]
-            else:
-                raise InvalidSchema(f"$ref {reference}: there is no {name!r}")
-        return found
-
 
 def _set_more(made: Node, more: Any, load: Any) -> None:
     """What an array or object says of items or properties that it does not name."""
@@ -313,15 +279,3 @@ def _set_more(made: Node, more: Any, load: Any) -> None:
         made.permits_more = False
     elif more is not True:
         made.more = load(more)
-
-
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
-    """All JSON objects in a value."""
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict):
-            yield item
-            waiting += item.values()
-        elif isinstance(item, list):
-            waiting += item

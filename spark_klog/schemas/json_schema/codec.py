@@ -1,0 +1,33 @@
+"""JSON Schema as one of the formats of records."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
+from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
+from spark_klog.schemas.json_schema.from_arrow import schema_of
+from spark_klog.schemas.json_schema.schema import JsonSchema, parse_schema
+from spark_klog.schemas.registry.schemas import NO_REFERENCES, References
+
+
+class JsonSchemaCodec:
+    """See `codec.Codec`. If it `validates`, records are checked in full against their schemas, which is slow."""
+
+    def __init__(self, *, validates: bool = False) -> None:
+        self._validates = validates
+
+    def parse(self, text: str, references: References = NO_REFERENCES) -> JsonSchema:
+        return parse_schema(text, references)
+
+    def name(self, schema: JsonSchema) -> str:
+        return schema.name
+
+    def decoder(self, reader: JsonSchema) -> JsonSchemaDecoder:
+        return JsonSchemaDecoder(reader, validates=self._validates)
+
+    def encoder(self, schema: JsonSchema, kind: pa.DataType) -> JsonSchemaEncoder:
+        return JsonSchemaEncoder(schema, kind, validates=self._validates)
+
+    def schema_of(self, kind: pa.DataType) -> str:
+        return schema_of(kind)

@@ -1,0 +1,202 @@
+"""The Arrow columns of a JSON Schema. docs/explanation/json-schema.md has the table of types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+
+from spark_klog.errors import SchemaError
+
+#: What values of a schema are; "any": of several kinds, or of any.
+Kind = Literal["any", "null", "boolean", "integer", "number", "string", "array", "object"]
+#: How values stand in a column: `json` is their text, as strings.
+Form = Literal[
+    "json",
+    "null",
+    "boolean",
+    "integer",
+    "number",
+    "decimal",
+    "string",
+    "binary",
+    "date",
+    "timestamp",
+    "local-timestamp",
+    "days",
+    "milliseconds",
+    "list",
+    "struct",
+    "map",
+]
+#: Lists, structs and maps that may lie in each other.
+MAX_DEPTH: Final = 64
+#: Columns that a schema may have: references of references can make them many.
+MAX_COLUMNS: Final = 10_000
+TIMESTAMP: Final = pa.timestamp("us", "UTC")
+LOCAL_TIMESTAMP: Final = pa.timestamp("us")
+_TYPES: Final[dict[Form, pa.DataType]] = {
+    "json": pa.string(),
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": TIMESTAMP,
+    "local-timestamp": LOCAL_TIMESTAMP,
+    "days": pa.date32(),
+    "milliseconds": TIMESTAMP,
+}
+
+
+class _NoDefault:
+    def __repr__(self) -> str:
+        return "NO_DEFAULT"
+
+    def __reduce__(self) -> str:
+        return "NO_DEFAULT"  # the one of this module, in the process that loads it, too
+
+
+NO_DEFAULT: Final = _NoDefault()
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property of an object. `default` is the JSON value, or `NO_DEFAULT`."""
+
+    name: str
+    column: Column
+    is_required: bool = False
+    default: Any = NO_DEFAULT
+
+    @property
+    def fills(self) -> bool:
+        """Whether the default stands for a value that is missing: not where null is a value."""
+        return self.default is not NO_DEFAULT and self.default is not None and not self.column.nullable
+
+    @property
+    def nullable(self) -> bool:
+        """Whether the Arrow field may be null."""
+        return not self.fills and (self.column.nullable or not self.is_required)
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a schema says of a value, as far as its column is concerned. Attributes depend on `kind`."""
+
+    kind: Kind
+    nullable: bool = False
+    #: Of integer, number and string: the form, if it is not the one of that name.
+    refined: Form | None = None
+    #: Bits of an integer or a number.
+    bits: int = 64
+    #: Of a decimal.
+    precision: int = 0
+    scale: int = 0
+    #: Strings that an enum or a const lists.
+    symbols: tuple[str, ...] | None = None
+    #: Of an array.
+    items: Column | None = None
+    #: Of an object: named properties, and what others are, if the schema says so.
+    properties: tuple[Property, ...] = ()
+    values: Column | None = None
+    #: Whether an object has no other properties.
+    is_closed: bool = False
+
+    @cached_property
+    def form(self) -> Form:
+        if self.kind == "any":
+            return "json"
+        if self.kind == "array":
+            return "list"
+        if self.kind == "object":
+            if self.properties:
+                return "struct"
+            return "json" if self.values is None or self.values == ANY else "map"
+        return self.refined or self.kind
+
+    @cached_property
+    def type(self) -> pa.DataType:
+        """The Arrow type. Fields are nullable unless the property is required, and its schema has no null."""
+        form = self.form
+        if form == "integer":
+            return {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[self.bits]
+        if form == "number":
+            return pa.float32() if self.bits == 32 else pa.float64()
+        if form == "decimal":
+            return pa.decimal128(self.precision, self.scale)
+        if form == "list":
+            assert self.items is not None
+            return pa.list_(pa.field("element", self.items.type, self.items.nullable))
+        if form == "map":
+            assert self.values is not None
+            return pa.map_(pa.string(), pa.field("value", self.values.type, self.values.nullable))
+        if form == "struct":
+            return pa.struct([pa.field(one.name, one.column.type, one.nullable) for one in self.properties])
+        return _TYPES[form]
+
+    def __str__(self) -> str:
+        """What errors call the values: `an array`, `a string`."""
+        if self.form in _CALLED:
+            return _CALLED[self.form]
+        if self.form == "integer":
+            return f"an integer of {self.bits} bits"
+        if self.form == "decimal":
+            return f"a decimal({self.precision}, {self.scale})"
+        return {"object": "an object", "array": "an array", "any": "JSON"}.get(self.kind, f"a {self.kind}")
+
+    def tree(self) -> Iterator[Column]:
+        """The column and all below it."""
+        yield self
+        for below in self.children:
+            yield from below.tree()
+
+    @property
+    def children(self) -> list[Column]:
+        if self.form == "struct":
+            return [one.column for one in self.properties]
+        below = {"list": self.items, "map": self.values}.get(self.form)
+        return [] if below is None else [below]
+
+
+_CALLED: Final[dict[Form, str]] = {
+    "null": "null",
+    "binary": "a string in base64",
+    "date": "a date such as 2024-12-31",
+    "timestamp": "a time such as 2024-12-31T23:59:59Z",
+    "local-timestamp": "a time such as 2024-12-31T23:59:59",
+    "days": "a number of days",
+    "milliseconds": "a number of milliseconds",
+}
+#: Of a schema that says nothing.
+ANY: Final = Column("any", nullable=True)
+NULL: Final = Column("null", nullable=True)
+
+
+@dataclass
+class Size:
+    """Counts a schema's columns and levels while it is read; `SchemaError` for one that is too large."""
+
+    columns: int = 0
+    path: list[str] = field(default_factory=list)
+
+    def add(self, depth: int) -> None:
+        self.columns += 1
+        if self.columns > MAX_COLUMNS:
+            raise SchemaError(f"the schema has more than {MAX_COLUMNS:,} parts, counted once for each $ref to them")
+        if depth > 4 * MAX_DEPTH:
+            raise SchemaError("the schema is nested too deeply")
+
+
+def check_depth(column: Column, depth: int = 0, path: str = "") -> None:
+    """`SchemaError` if a column has too many levels."""
+    if depth > MAX_DEPTH:
+        raise SchemaError(f"field {path}: the schema is nested more than {MAX_DEPTH} levels deep")
+    if column.form == "struct":
+        for one in column.properties:
+            check_depth(one.column, depth + 1, f"{path}.{one.name}" if path else one.name)
+    for below in column.children if column.form != "struct" else ():
+        check_depth(below, depth + 1, f"{path}[]")

@@ -1,0 +1,280 @@
+"""JSON records → an Arrow column: blocks by Arrow's parser, and rows by Python's if a block does not parse.
+
+Arrow's parser says neither which row is bad nor reads all that JSON Schema allows, and it has no maps. So it reads a
+block of rows, and what it reads has to be what Python's parser would make of each row. If not, Python's parser reads.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_klog.columns.json_reader import BEGIN, END, read_json
+from spark_klog.errors import SchemaError
+from spark_klog.records.contract import BinaryColumn
+from spark_klog.schemas.json_schema.columns import LOCAL_TIMESTAMP, TIMESTAMP, Column
+from spark_klog.schemas.json_schema.row_values import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS, RowParser
+from spark_klog.schemas.json_schema.schema import JsonSchema
+from spark_klog.schemas.rows import BadRow, Decoded
+from spark_klog.wire.primitives import Buffer
+
+if TYPE_CHECKING:
+    from spark_klog.schemas.json_schema.validation import Validator
+
+#: What Arrow parses at once.
+_MOST_BYTES: Final = 64 * 1024 * 1024
+#: Beyond all values: without an end pyarrow's binary_slice has too large a number to count with.
+_LONGEST: Final = 1 << 31
+#: Rows in which the bad ones of a block are looked for.
+_FEW: Final = 512
+#: What Arrow takes for numbers, and JSON does not know. It may also stand in a text: then rows are parsed one by one.
+_SUSPECTS: Final = (b"NaN", b"Inf")
+#: Digits of a second that no type has.
+_BEYOND_MICROSECONDS: Final = r"(\.\d{6})\d+"
+
+
+class _UnfitError(Exception):
+    """A block has a row that Arrow's parser does not read as Python's would."""
+
+
+class JsonSchemaDecoder:
+    """Decodes columns of JSON records into one Arrow type, that of the reader's schema; docs/explanation/json-schema.md
+    has the types. If it `validates`, each record is checked in full against the schema that wrote it, by jsonschema.
+
+    `MissingPackage` if it is to validate, and jsonschema is not installed.
+    """
+
+    def __init__(self, reader: JsonSchema, *, validates: bool = False) -> None:
+        self.reader = reader
+        self._column = reader.column
+        self.type: pa.DataType = reader.column.type
+        self._rows = RowParser(reader.column)
+        #: What Arrow reads, None if it can't.
+        self._read = None if validates else _read_type(reader.column)
+        self._quoted_decimals = _quoted_decimals(reader.column)
+        self._validates = validates
+
+    def program(self, writer: JsonSchema, rest: bytes | None = None) -> Validator | None:
+        """What checks rows of `writer` in full; None if nothing is to. All rows are read by the reader's schema."""
+        if not self._validates:
+            return None
+        from spark_klog.schemas.json_schema.validation import Validator
+
+        return Validator(writer)
+
+    def decode(
+        self,
+        values: pa.Array | BinaryColumn,
+        programs: Sequence[Validator | None],
+        which: Buffer | None = None,
+        starts: int | Buffer = 0,
+    ) -> Decoded:
+        """Decode a binary column; see `codec.Decoder`."""
+        numbers = None if which is None else np.frombuffer(which, np.int32)
+        rows = _payloads(values, numbers if programs else np.full(len(_array(values)), -1, np.int32), starts)
+        parts: list[pa.Array] = []
+        bad: list[BadRow] = []
+        for begin, end in _blocks(rows):
+            block = rows[begin:end]
+            column = self._read_block(block)
+            if column is not None:
+                parts.append(column)
+                continue
+            size = _FEW if self._read is not None else end - begin
+            for first in range(begin, end, size):
+                few = rows[first : min(first + size, end)]
+                column = self._read_block(few) if len(few) < end - begin else None
+                if column is None:
+                    column = self._parse_rows(few, first, programs, numbers, bad)
+                parts.append(column)
+        column = parts[0] if len(parts) == 1 else pa.concat_arrays(parts) if parts else pa.array([], self.type)
+        return Decoded(column, bad)
+
+    def _read_block(self, rows: pa.Array) -> pa.Array | None:
+        """The column of rows, by Arrow; None if it can't, or not as it should."""
+        if self._read is None or not len(rows):
+            return None if len(rows) else pa.array([], self.type)
+        wrapped = pc.binary_join_element_wise(BEGIN, rows.fill_null(b"null"), END, b"")
+        _, offsets, data = wrapped.buffers()
+        ends = np.frombuffer(offsets, np.int32)
+        data = data.slice(int(ends[wrapped.offset]), int(ends[wrapped.offset + len(wrapped)] - ends[wrapped.offset]))
+        text = data.to_pybytes()
+        if any(suspect in text for suspect in _SUSPECTS):
+            return None
+        if self._quoted_decimals is not None and self._quoted_decimals.search(text):
+            return None
+        try:
+            wrapped.cast(pa.string())  # checks UTF-8: Arrow's parser accepts other bytes in strings
+            column = read_json(data, len(rows), self._read)
+            if column.offset:
+                column = pa.concat_arrays([column])
+            return _finished(self._column, column, None if self._column.nullable else rows.null_count)
+        except (pa.ArrowException, ValueError, OverflowError, _UnfitError):
+            return None
+
+    def _parse_rows(
+        self,
+        rows: pa.Array,
+        first: int,
+        programs: Sequence[Validator | None],
+        which: np.ndarray[tuple[int], np.dtype[np.int32]] | None,
+        bad: list[BadRow],
+    ) -> pa.Array:
+        """The column of rows, by Python; those that do not parse are null, and added to `bad`."""
+        parse = self._rows.parse
+        made = []
+        for number, row in enumerate(rows.to_pylist(), first):
+            value = None
+            if row is not None:
+                try:
+                    value = parse(row)
+                    validator = programs[0 if which is None else which[number]]
+                    if validator is not None:
+                        validator.check(row)
+                except ValueError as error:
+                    value = None
+                    bad.append(BadRow(number, str(error)))
+            made.append(value)
+        return pa.array(made, self.type)
+
+
+def _array(values: pa.Array | BinaryColumn) -> pa.Array:
+    """The binary array."""
+    if isinstance(values, BinaryColumn):
+        count = max(memoryview(values.offsets).nbytes // 4 - 1, 0)
+        validity = None if values.validity is None else pa.py_buffer(values.validity)
+        buffers = [validity, pa.py_buffer(values.offsets or bytes(4)), pa.py_buffer(values.data)]
+        return pa.Array.from_buffers(pa.binary(), count, buffers)
+    if pa.types.is_binary(values.type):
+        return values
+    try:
+        return values.cast(pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise SchemaError(f"JSON records are a binary column, not {values.type}: cast it") from None
+
+
+def _payloads(
+    values: pa.Array | BinaryColumn,
+    which: np.ndarray[tuple[int], np.dtype[np.int32]] | None,
+    starts: int | Buffer,
+) -> pa.Array:
+    """The JSON of each row, null for a row that is to be null."""
+    rows = _array(values)
+    if which is not None and (which < 0).any():
+        rows = pc.if_else(pa.array(which >= 0), rows, pa.scalar(None, pa.binary()))
+    if not isinstance(starts, int):
+        each = np.frombuffer(starts, np.int32)
+        live = each if which is None else each[which >= 0]
+        if len(live) and (live != live[0]).any():
+            cut = [None if row is None else row[start:] for row, start in zip(rows.to_pylist(), each, strict=True)]
+            return pa.array(cut, pa.binary())
+        starts = int(live[0]) if len(live) else 0
+    return pc.binary_slice(rows, starts, _LONGEST) if starts else rows
+
+
+def _blocks(rows: pa.Array) -> list[tuple[int, int]]:
+    """Ranges of rows with so many bytes that Arrow can parse them at once."""
+    if not len(rows):
+        return []
+    ends = np.frombuffer(rows.buffers()[1], np.int32)[rows.offset : rows.offset + len(rows) + 1].astype(np.int64)
+    blocks, begin = [], 0
+    while begin < len(rows):
+        end = int(np.searchsorted(ends, ends[begin] + _MOST_BYTES, "right")) - 1
+        end = max(end, begin + 1)
+        blocks.append((begin, end))
+        begin = end
+    return blocks
+
+
+def _read_type(column: Column) -> pa.DataType | None:
+    """The type as which Arrow's parser reads a column, None if there is none."""
+    form = column.form
+    if form in ("json", "map"):
+        return None
+    if form == "struct":
+        kinds = [(one.name, _read_type(one.column)) for one in column.properties]
+        return None if any(kind is None for _, kind in kinds) else pa.struct(kinds)
+    if form == "list":
+        assert column.items is not None
+        # decimals as text stand where no name tells them
+        items = None if column.items.form == "decimal" else _read_type(column.items)
+        return None if items is None else pa.list_(items)
+    if form in ("date", "timestamp", "local-timestamp", "binary"):
+        return pa.string()
+    return {"days": pa.int32(), "milliseconds": pa.int64()}.get(form, column.type)
+
+
+def _quoted_decimals(column: Column) -> re.Pattern[bytes] | None:
+    """What finds decimals that are text: base64, which Arrow might take for digits."""
+    names = {
+        re.escape(json.dumps(one.name, ensure_ascii=False).encode())
+        for below in column.tree()
+        for one in below.properties
+        if one.column.form == "decimal"
+    }
+    return re.compile(b"(?:" + b"|".join(sorted(names)) + rb')\s*:\s*"') if names else None
+
+
+def _finished(column: Column, array: pa.Array, nulls: int | None) -> pa.Array:
+    """The array in the column's own type, of what Arrow has read. `nulls` of it may be null, None: any number.
+
+    `_UnfitError`, or an error of Arrow, if a value is not one of the column.
+    """
+    if nulls is not None and array.null_count > nulls:
+        raise _UnfitError
+    form = column.form
+    if form == "struct":
+        children = []
+        for one in column.properties:
+            child = array.field(one.name)
+            if one.fills and child.null_count > array.null_count:
+                raise _UnfitError
+            children.append(_finished(one.column, child, None if one.nullable else array.null_count))
+        return pa.Array.from_buffers(column.type, len(array), [array.buffers()[0]], array.null_count, children=children)
+    if form == "list":
+        assert column.items is not None
+        items = _finished(column.items, array.values, None if column.items.nullable else 0)
+        return pa.Array.from_buffers(column.type, len(array), array.buffers()[:2], array.null_count, children=[items])
+    if form == "binary":
+        decoded = [None if text is None else base64.b64decode(text, validate=True) for text in array.to_pylist()]
+        return pa.array(decoded, pa.binary())
+    if form == "timestamp" or form == "local-timestamp":
+        return _times(array, has_zone=form == "timestamp")
+    if form == "date":
+        return _within(array.cast(pa.date32()), pa.int32(), FIRST_DAY, LAST_DAY)
+    if form == "days":
+        return _within(array.cast(pa.date32()), pa.int32(), FIRST_DAY, LAST_DAY)
+    if form == "milliseconds":
+        return _within(array, pa.int64(), FIRST_MS, LAST_MS).cast(pa.timestamp("ms", "UTC")).cast(TIMESTAMP)
+    if form == "number" and column.bits == 32 and not pc.all(pc.is_finite(array)).as_py():
+        raise _UnfitError
+    return array
+
+
+def _times(array: pa.Array, *, has_zone: bool) -> pa.Array:
+    """The times of strings; in a zone they are UTC if they have none."""
+    for kind in (TIMESTAMP, LOCAL_TIMESTAMP) if has_zone else (LOCAL_TIMESTAMP,):
+        for beyond in (None, _BEYOND_MICROSECONDS):
+            try:
+                text = array if beyond is None else pc.replace_substring_regex(array, beyond, r"\1")
+                times = text.cast(kind).cast(pa.int64())
+            except pa.ArrowInvalid:
+                continue
+            times = _within(times, pa.int64(), 1000 * FIRST_MS, 1000 * LAST_MS + 999)
+            return times.cast(TIMESTAMP if has_zone else LOCAL_TIMESTAMP)
+    raise _UnfitError
+
+
+def _within(array: pa.Array, kind: pa.DataType, first: int, last: int) -> pa.Array:
+    """The array; `_UnfitError` if it has a number beyond these."""
+    limits = pc.min_max(array.cast(kind)).as_py()
+    if limits["min"] is not None and not first <= limits["min"] <= limits["max"] <= last:
+        raise _UnfitError
+    return array

@@ -1,0 +1,88 @@
+"""The JSON Schema of an Arrow type. Kafka Connect's hints (schema.py) say what JSON's types do not.
+
+| Arrow | JSON Schema |
+| --- | --- |
+| null, bool, string | null, boolean, string |
+| int64, double | integer, number |
+| int8, int16, int32, float | the same with connect.type int8, int16, int32, float32 |
+| decimal128 | number, Connect's Decimal |
+| binary | string, contentEncoding base64 |
+| date32, timestamp[us, zone], timestamp[us] | string, format date, date-time, date-time-local |
+| list, map of string | array; object with additionalProperties |
+| struct | object without other properties, so that later versions may add some |
+
+A column that is not nullable is required. One that is may be left out; null items of lists and maps are null.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_klog.errors import SchemaError
+from spark_klog.schemas.json_schema.schema import CONNECT, MOST_DIGITS
+
+#: The title of a record, as Avro's of a type is.
+NAME: Final = "topLevelRecord"
+_DIALECT: Final = "http://json-schema.org/draft-07/schema#"
+
+
+def schema_of(kind: pa.DataType, name: str = NAME) -> str:
+    """The schema's text; `name` is the title of a struct. `SchemaError` names a field that JSON Schema has not."""
+    node = _node(kind, "")
+    title = {"title": name} if pa.types.is_struct(kind) else {}
+    return json.dumps({"$schema": _DIALECT, **title, **node}, ensure_ascii=False)
+
+
+def _node(kind: pa.DataType, path: str) -> dict[str, Any]:
+    types = pa.types
+    if types.is_struct(kind):
+        properties: dict[str, Any] = {}
+        for field in kind:
+            below = f"{path}.{field.name}" if path else field.name
+            if field.name in properties:
+                raise SchemaError(f"field {below}: there are two of this name")
+            properties[field.name] = _node(field.type, below)
+        required = [field.name for field in kind if not field.nullable]
+        more = {"required": required} if required else {}
+        return {"type": "object", "properties": properties, **more, "additionalProperties": False}
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return {"type": "array", "items": _nullable(kind.value_field, f"{path}[]")}
+    if types.is_map(kind) and (types.is_string(kind.key_type) or types.is_large_string(kind.key_type)):
+        return {"type": "object", "additionalProperties": _nullable(kind.item_field, path + "{}")}
+    if types.is_decimal(kind) and 0 <= kind.scale <= kind.precision <= MOST_DIGITS:
+        parameters = {"scale": str(kind.scale), "connect.decimal.precision": str(kind.precision)}
+        return {
+            "type": "number",
+            "title": f"{CONNECT}Decimal",
+            "connect.type": "bytes",
+            "connect.parameters": parameters,
+        }
+    if types.is_timestamp(kind):
+        return {"type": "string", "format": "date-time-local" if kind.tz is None else "date-time"}
+    if types.is_date32(kind):
+        return {"type": "string", "format": "date"}
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return {"type": "string", "contentEncoding": "base64"}
+    if types.is_int8(kind) or types.is_int16(kind) or types.is_int32(kind):
+        return {"type": "integer", "connect.type": str(kind)}
+    if types.is_float32(kind):
+        return {"type": "number", "connect.type": "float32"}
+    for matches, name in (
+        (types.is_null, "null"),
+        (types.is_boolean, "boolean"),
+        (types.is_int64, "integer"),
+        (types.is_float64, "number"),
+        (lambda one: types.is_string(one) or types.is_large_string(one), "string"),
+    ):
+        if matches(kind):
+            return {"type": name}
+    where = f"field {path}: " if path else ""
+    raise SchemaError(f"{where}JSON Schema has no type for {kind}: cast it, or give the schema as a text")
+
+
+def _nullable(field: pa.Field, path: str) -> dict[str, Any]:
+    node = _node(field.type, path)
+    return {**node, "type": [node["type"], "null"]} if field.nullable and node["type"] != "null" else node

@@ -1,0 +1,429 @@
+"""JSON values as a column has them, one by one, by Python's parser: what counts, and why a row is bad.
+
+Arrow's parser (decoder.py) is faster, and has the same result for all that it reads.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+from spark_klog.schemas.json_schema.columns import Column, Form, Property
+
+Convert = Callable[[Any], Any]
+#: Longer integers are of no type; Python is slow to read them.
+_LONGEST_INTEGER: Final = 400
+_BEYOND_INT64: Final = 10**19
+_LARGEST_FLOAT32: Final = 3.4028235677973366e38
+_NAMES: Final[dict[type, str]] = {
+    type(None): "null",
+    str: "a string",
+    bool: "a boolean",
+    list: "an array",
+    **dict.fromkeys((int, float, Decimal), "a number"),
+}
+_DAY: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
+_TIME: Final = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?([Zz]|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
+)
+_EPOCH: Final = dt.datetime(1970, 1, 1)
+_EPOCH_DAY: Final = _EPOCH.toordinal()
+#: Years 1 to 9999, as Python, Spark and RFC 3339 have them; milliseconds.
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
+
+
+class Misfit(ValueError):
+    """A value that is not of its schema: `text` says why, `path` where, from the inside to the outside."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.path: list[str] = []
+
+    def __str__(self) -> str:
+        where = "".join(reversed(self.path)).removeprefix(".")
+        return f"field {where} {self.text}" if where else f"the value {self.text}"
+
+
+class _Repeated(dict[str, Any]):
+    """An object that has a property twice: `names` are those."""
+
+    names: frozenset[str] = frozenset()
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) == len(pairs):
+        return made
+    repeated = _Repeated(made)
+    repeated.names = frozenset(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+    return repeated
+
+
+def _integer(text: str) -> float:
+    return int(text) if len(text) <= _LONGEST_INTEGER else math.copysign(math.inf, -1 if text[0] == "-" else 1)
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def load_json(row: bytes, *, decimals: bool = False) -> Any:
+    """The value of a row; ValueError says why it is no JSON. Numbers with a fraction are Decimals if `decimals`."""
+    try:
+        text = str(row, "utf-8")
+        return json.loads(
+            text,
+            object_pairs_hook=_object_of,
+            parse_int=_integer,
+            parse_constant=_refused,
+            parse_float=Decimal if decimals else float,
+        )
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        if not text.strip():
+            raise ValueError("no JSON: it is empty") from None
+        raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+class RowParser:
+    """Parses rows of a column. `type` values are as `pa.array` takes them for the column's type."""
+
+    def __init__(self, column: Column) -> None:
+        self._decimals = any(one.form == "decimal" for one in column.tree())
+        self._convert = _nullable(column) if column.nullable else _required(column)
+
+    def parse(self, row: bytes) -> Any:
+        """ValueError says why a row is not of the column."""
+        value = load_json(row, decimals=self._decimals)
+        try:
+            return self._convert(value)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+
+
+def is_value(value: Any, column: Column) -> bool:
+    """Whether a JSON value, of a schema's `default`, is one of the column."""
+    if value is None:
+        return column.nullable
+    try:
+        _required(column)(value)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _required(column: Column) -> Convert:
+    return _CONVERTERS[column.form](column)
+
+
+def _nullable(column: Column) -> Convert:
+    convert = _required(column)
+    return lambda value: None if value is None else convert(value)
+
+
+def _wrong(column: Column, value: Any) -> Misfit:
+    name = "another string" if isinstance(value, str) and column.kind == "string" else _NAMES.get(type(value))
+    return Misfit(f"must be {column}, not {name or 'an object'}")
+
+
+def _json(column: Column) -> Convert:
+    def convert(value: Any) -> str:
+        if value is None or (column.kind == "object" and not isinstance(value, dict)):
+            raise _wrong(column, value)
+        plain = _plain(value)
+        try:
+            text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except ValueError:
+            raise Misfit("has a number that is too large") from None
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return json.dumps(plain, separators=(",", ":"))
+        return text
+
+    return convert
+
+
+def _plain(value: Any) -> Any:
+    """The value, for `json.dumps`; `Misfit` if a property is there twice."""
+    if isinstance(value, dict):
+        if isinstance(value, _Repeated):
+            raise _twice(min(value.names))
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _twice(name: str) -> Misfit:
+    misfit = Misfit("is there twice")
+    misfit.path.append(f".{name}")
+    return misfit
+
+
+def _null(column: Column) -> Convert:
+    def convert(value: Any) -> None:
+        if value is not None:
+            raise _wrong(column, value)
+
+    return convert
+
+
+def _boolean(column: Column) -> Convert:
+    def convert(value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise _wrong(column, value)
+        return value
+
+    return convert
+
+
+def _whole(column: Column) -> Convert:
+    limit = 1 << column.bits - 1
+
+    def convert(value: Any) -> int:
+        if isinstance(value, float | Decimal) and -_BEYOND_INT64 < value < _BEYOND_INT64 and value == int(value):
+            value = int(value)  # 1.0 is an integer
+        if not isinstance(value, int) or isinstance(value, bool) or not -limit <= value < limit:
+            raise _wrong(column, value)
+        return value
+
+    return convert
+
+
+def _number(column: Column) -> Convert:
+    largest = _LARGEST_FLOAT32 if column.bits == 32 else math.inf
+
+    def convert(value: Any) -> float:
+        if not isinstance(value, int | float | Decimal) or isinstance(value, bool):
+            raise _wrong(column, value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if abs(number) >= largest:
+            raise Misfit(f"is a number that {'a float' if column.bits == 32 else 'a double'} can't hold")
+        return number
+
+    return convert
+
+
+def _decimal(column: Column) -> Convert:
+    def convert(value: Any) -> Decimal:
+        if isinstance(value, str):
+            # as Kafka Connect's converter writes it, if it is not set to numbers
+            try:
+                unscaled = int.from_bytes(base64.b64decode(value, validate=True), "big", signed=True)
+            except ValueError:
+                raise _wrong(column, value) from None
+            text = str(abs(unscaled)) if abs(unscaled) < 10**column.precision else "9" * (column.precision + 1)
+            exact = Decimal((unscaled < 0, tuple(map(int, text)), -column.scale))
+        elif isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+            exact = Decimal(str(value) if isinstance(value, float) else value)
+        else:
+            raise _wrong(column, value)
+        if not exact.is_finite():
+            raise _wrong(column, value)
+        sign, digits, exponent = exact.as_tuple()
+        assert isinstance(exponent, int)
+        kept = len(digits)
+        while kept and not digits[kept - 1]:
+            kept -= 1
+        if not kept:
+            return Decimal(0)
+        digits, exponent = digits[:kept], exponent + len(digits) - kept
+        if -exponent > column.scale or kept + exponent > column.precision - column.scale:
+            before, after = max(kept + exponent, 0), max(-exponent, 0)
+            raise Misfit(f"must be {column}, not one with {before} digits before the point and {after} after it")
+        return Decimal((sign, digits, exponent))
+
+    return convert
+
+
+def _string(column: Column) -> Convert:
+    def convert(value: Any) -> str:
+        if not isinstance(value, str):
+            raise _wrong(column, value)
+        return _whole_text(value)
+
+    return convert
+
+
+def _whole_text(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Misfit("has half of a surrogate pair, which no text may have") from None
+    return text
+
+
+def _binary(column: Column) -> Convert:
+    def convert(value: Any) -> bytes:
+        if not isinstance(value, str):
+            raise _wrong(column, value)
+        try:
+            return base64.b64decode(value, validate=True)
+        except ValueError:
+            raise Misfit("is not base64") from None
+
+    return convert
+
+
+def _date(column: Column) -> Convert:
+    def convert(value: Any) -> int:
+        match = _DAY.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise _wrong(column, value)
+        try:
+            return dt.date(*map(int, match.groups())).toordinal() - _EPOCH_DAY
+        except ValueError as error:
+            raise Misfit(f"is no date: {error}") from None
+
+    return convert
+
+
+def _time(column: Column) -> Convert:
+    has_zone = column.form == "timestamp"
+
+    def convert(value: Any) -> int:
+        match = _TIME.fullmatch(value) if isinstance(value, str) else None
+        if match is None or (match[8] and not has_zone):
+            raise _wrong(column, value)
+        year, month, day, hour, minute, second = (int(match[number] or 0) for number in range(1, 7))
+        try:
+            time = dt.datetime(year, month, day, hour, minute, second, int((match[7] or "")[:6].ljust(6, "0")))
+            if match[8] and match[8] not in "Zz":
+                sign, zone = -1 if match[8][0] == "-" else 1, match[8][1:].replace(":", "").ljust(4, "0")
+                if int(zone[2:]) > 59 or int(zone[:2]) > 23:
+                    raise ValueError("an offset has hours up to 23, minutes up to 59")
+                time -= sign * dt.timedelta(hours=int(zone[:2]), minutes=int(zone[2:]))
+        except (ValueError, OverflowError) as error:
+            raise Misfit(f"is no time: {error}") from None
+        return (time - _EPOCH) // _MICROSECOND
+
+    return convert
+
+
+def _count(column: Column) -> Convert:
+    whole = _whole(column)
+    first, last, factor = (FIRST_DAY, LAST_DAY, 1) if column.form == "days" else (FIRST_MS, LAST_MS, 1000)
+
+    def convert(value: Any) -> int:
+        number: int = whole(value)
+        if not first <= number <= last:
+            raise Misfit("is a time before the year 1 or after 9999")
+        return number * factor
+
+    return convert
+
+
+def _list(column: Column) -> Convert:
+    items = column.items
+    assert items is not None
+    convert_item = _nullable(items) if items.nullable else _required(items)
+
+    def convert(value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise _wrong(column, value)
+        made = []
+        try:
+            for item in value:
+                made.append(convert_item(item))
+        except Misfit as misfit:
+            misfit.path.append(f"[{len(made)}]")
+            raise
+        return made
+
+    return convert
+
+
+def _map(column: Column) -> Convert:
+    values = column.values
+    assert values is not None
+    convert_item = _nullable(values) if values.nullable else _required(values)
+
+    def convert(value: Any) -> list[tuple[str, Any]]:
+        if not isinstance(value, dict):
+            raise _wrong(column, value)
+        if isinstance(value, _Repeated):
+            raise _twice(min(value.names))
+        made, name = [], ""
+        try:
+            for name, item in value.items():
+                made.append((_whole_text(name), convert_item(item)))
+        except Misfit as misfit:
+            misfit.path.append(f".{name}")
+            raise
+        return made
+
+    return convert
+
+
+def _struct(column: Column) -> Convert:
+    names = [one.name for one in column.properties]
+    fields = [(one.name, *_of_property(one)) for one in column.properties]
+
+    def convert(value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise _wrong(column, value)
+        if isinstance(value, _Repeated):
+            for name in names:
+                if name in value.names:
+                    raise _twice(name)
+        made, name = {}, ""
+        try:
+            for name, convert_field, missing in fields:
+                item = value.get(name)
+                if item is not None:
+                    made[name] = convert_field(item)
+                elif isinstance(missing, Misfit):
+                    raise Misfit("must not be null" if name in value else "is required, but missing")
+                else:
+                    made[name] = missing
+        except Misfit as misfit:
+            misfit.path.append(f".{name}")
+            raise
+        return made
+
+    return convert
+
+
+def _of_property(one: Property) -> tuple[Convert, Any]:
+    """How a property's values are converted, and what stands for null or a missing one; a `Misfit` if nothing does."""
+    convert = _required(one.column)
+    if one.fills:
+        return convert, convert(one.default)
+    return convert, None if one.nullable else Misfit("")
+
+
+_CONVERTERS: Final[dict[Form, Callable[[Column], Convert]]] = {
+    "json": _json,
+    "null": _null,
+    "boolean": _boolean,
+    "integer": _whole,
+    "number": _number,
+    "decimal": _decimal,
+    "string": _string,
+    "binary": _binary,
+    "date": _date,
+    "timestamp": _time,
+    "local-timestamp": _time,
+    "days": _count,
+    "milliseconds": _count,
+    "list": _list,
+    "struct": _struct,
+    "map": _map,
+}

@@ -1,0 +1,172 @@
+"""How an Arrow type is written by a JSON Schema, decided once: which field is which property, and what is left out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from spark_klog.errors import SchemaError
+from spark_klog.schemas.json_schema.columns import ANY, NO_DEFAULT, Column, Form
+from spark_klog.schemas.json_schema.from_arrow import schema_of
+from spark_klog.schemas.json_schema.schema import parse_schema
+
+_BITS: Final = ((pa.int8(), 8), (pa.int16(), 16), (pa.int32(), 32), (pa.int64(), 64))
+
+
+@dataclass(frozen=True)
+class Member:
+    """A property that is written: of the struct's field `number`, or the constant `text`, with name and colon."""
+
+    key: str
+    plan: Plan | None = None
+    number: int = -1
+    text: str = ""
+    #: Whether null is written as null, or else the property is left out; an error if it may be neither.
+    writes_null: bool = False
+    omits_null: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the values of a column are written. `path` is the field's name for errors."""
+
+    form: Form
+    path: str
+    nullable: bool
+    #: Arrow casts the column to it first, None: it is written as it is.
+    cast: pa.DataType | None = None
+    symbols: tuple[str, ...] | None = None
+    #: Of json: the value has to be an object.
+    is_object: bool = False
+    items: Plan | None = None
+    members: tuple[Member, ...] = field(default_factory=tuple)
+
+
+def plan_writing(column: Column, kind: pa.DataType, path: str = "") -> Plan:
+    """The plan; `SchemaError` names a field that does not fit, that is missing, or that the schema does not have."""
+    form, types = column.form, pa.types
+    if form == "json" and not _is_text(kind):
+        if types.is_null(kind):
+            return Plan("null", path, nullable=True)
+        own = parse_schema(schema_of(kind)).column  # its values are JSON in any case
+        if column.kind == "object" and own.kind != "object":
+            raise _unfit(column, kind, path)
+        made = plan_writing(own, kind, path)
+        return Plan(made.form, path, column.nullable, made.cast, items=made.items, members=made.members)
+    if types.is_null(kind):
+        if not column.nullable:
+            raise _unfit(column, kind, path)
+        return Plan("null", path, nullable=True)
+    if form == "struct":
+        return _plan_struct(column, kind, path)
+    if form == "list":
+        if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+            raise _unfit(column, kind, path)
+        assert column.items is not None
+        items = plan_writing(column.items, kind.value_type, f"{path}[]")
+        cast = None if types.is_list(kind) else pa.list_(kind.value_type)
+        return Plan(form, path, column.nullable, cast, items=items)
+    if form == "map":
+        if not (types.is_map(kind) and _is_text(kind.key_type)):
+            raise _unfit(column, kind, path)
+        assert column.values is not None
+        return Plan(form, path, column.nullable, items=plan_writing(column.values, kind.item_type, path + "{}"))
+    return _plan_plain(column, kind, path)
+
+
+def _plan_plain(column: Column, kind: pa.DataType, path: str) -> Plan:
+    form, types = column.form, pa.types
+    if form == "json" or form == "string":
+        fits, cast = _is_text(kind), pa.string()
+        return _checked(
+            fits, column, kind, Plan(form, path, column.nullable, cast, column.symbols, column.kind == "object")
+        )
+    if form == "boolean":
+        return _checked(types.is_boolean(kind), column, kind, Plan(form, path, column.nullable))
+    if form == "integer":
+        bits = next((bits for one, bits in _BITS if kind == one), 99)
+        return _checked(bits <= column.bits, column, kind, Plan(form, path, column.nullable))
+    if form == "number":
+        is_wide = types.is_float64(kind) and column.bits == 32
+        if types.is_decimal(kind):
+            return _checked(column.bits == 64, column, kind, Plan("decimal", path, column.nullable))
+        if any(kind == one for one, _ in _BITS):
+            return Plan("integer", path, column.nullable)
+        fits = (types.is_float32(kind) or types.is_float64(kind)) and not is_wide
+        return _checked(fits, column, kind, Plan(form, path, column.nullable))
+    if form == "decimal":
+        is_integer = any(kind == one for one, _ in _BITS)
+        fits = is_integer or (
+            types.is_decimal(kind)
+            and kind.scale <= column.scale
+            and kind.precision - kind.scale <= column.precision - column.scale
+        )
+        return _checked(fits, column, kind, Plan(form, path, column.nullable, column.type))
+    if form == "binary":
+        fits = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
+        return _checked(fits, column, kind, Plan(form, path, column.nullable, pa.binary()))
+    if _is_text(kind) and form in (
+        "date",
+        "timestamp",
+        "local-timestamp",
+    ):  # as it is: jsonschema does not look, either
+        return Plan("string", path, column.nullable, pa.string())
+    if form in ("date", "days"):
+        return _checked(types.is_date32(kind), column, kind, Plan(form, path, column.nullable))
+    has_zone = types.is_timestamp(kind) and kind.tz is not None
+    fits = types.is_timestamp(kind) and has_zone == (form != "local-timestamp")
+    return _checked(
+        fits, column, kind, Plan(form, path, column.nullable, pa.timestamp("us", "UTC" if has_zone else None))
+    )
+
+
+def _plan_struct(column: Column, kind: pa.DataType, path: str) -> Plan:
+    if not pa.types.is_struct(kind):
+        raise _unfit(column, kind, path)
+    fields = {one.name: number for number, one in enumerate(kind)}
+    lower: dict[str, list[str]] = {}
+    for name in fields:
+        lower.setdefault(name.lower(), []).append(name)
+    members, written = [], set()
+    exact = {one.name for one in column.properties} & set(fields)
+    for one in column.properties:
+        below = f"{path}.{one.name}" if path else one.name
+        key = f"{json.dumps(one.name, ensure_ascii=False)}:"
+        alike = [name for name in lower.get(one.name.lower(), ()) if name not in exact]
+        name = one.name if one.name in fields else alike[0] if len(alike) == 1 else None
+        if name is not None:
+            written.add(name)
+            field_of = kind.field(fields[name])
+            plan = plan_writing(one.column, field_of.type, below)
+            writes = one.column.nullable and one.is_required
+            members.append(Member(key, plan, fields[name], writes_null=writes, omits_null=not one.is_required))
+        elif one.is_required:
+            if one.default is not NO_DEFAULT:
+                members.append(Member(key, text=json.dumps(one.default, ensure_ascii=False, separators=(",", ":"))))
+            elif one.column.nullable and one.column != ANY:
+                members.append(Member(key, text="null"))
+            else:
+                raise SchemaError(f"field {below} is required, but the column has no such field: add it")
+    extra = [name for name in fields if name not in written]
+    if extra:
+        below = f"{path}.{extra[0]}" if path else extra[0]
+        raise SchemaError(f"field {below} is no property of the schema: remove it from the column")
+    return Plan("struct", path, column.nullable, members=tuple(members))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _checked(fits: bool, column: Column, kind: pa.DataType, plan: Plan) -> Plan:
+    if not fits:
+        raise _unfit(column, kind, plan.path)
+    return plan
+
+
+def _unfit(column: Column, kind: pa.DataType, path: str) -> SchemaError:
+    where = f"field {path}" if path else "the schema"
+    return SchemaError(f"{where} must be {column}, which {kind} can't be written as: cast it")
