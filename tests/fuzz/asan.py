@@ -2,10 +2,11 @@
 
     python -m tests.fuzz.asan [--seconds 60]
 
-Builds `records/kernels/_kernel.pyx` and `schemas/avro/_avro.pyx` outside the checkout with the sanitizers of gcc or
-clang, and preloads their runtime into a Python process. There the kernels read all kept inputs, then mutated ones for a
-while, and run their own tests. The first report of a sanitizer ends the run with a failure. They get their data in
-blocks of exactly their size: a `bytes` object has a zero after its end, which would hide a read of one byte too many.
+Builds `records/kernels/_kernel.pyx`, `schemas/avro/_avro.pyx` and `schemas/protobuf/_protobuf.pyx` outside the checkout
+with the sanitizers of gcc or clang, and preloads their runtime into a Python process. There the kernels read all kept
+inputs, then mutated ones for a while, and run their own tests. The first report of a sanitizer ends the run with a
+failure. They get their data in blocks of exactly their size: a `bytes` object has a zero after its end, which would
+hide a read of one byte too many.
 """
 
 from __future__ import annotations
@@ -113,8 +114,9 @@ def _run(seconds: float, seed: int, more: Path | None) -> None:
     inputs = [*all_inputs("reader").values(), *_large_inputs()]
     if more:
         inputs += [path.read_bytes() for path in sorted(more.iterdir())]
-    _run_target(targets.fuzz_reader, inputs, seconds / 2, seed)
-    _run_target(targets.fuzz_avro, [*all_inputs("avro").values()], seconds / 2, seed)
+    _run_target(targets.fuzz_reader, inputs, seconds / 3, seed)
+    _run_target(targets.fuzz_avro, [*all_inputs("avro").values()], seconds / 3, seed)
+    _run_target(targets.fuzz_protobuf, [*all_inputs("protobuf").values()], seconds / 3, seed)
 
 
 def _run_target(target: Callable[[bytes], None], inputs: list[bytes], seconds: float, seed: int) -> None:
@@ -142,7 +144,8 @@ def _inside(arguments: argparse.Namespace) -> int:
     tests = _ROOT / "tests"
     kernels = sorted((tests / "records").glob("test_kernel_*.py"))
     avro = sorted((tests / "schemas" / "avro").glob("test_*.py"))
-    chosen = [str(path) for path in (tests / "records" / "test_fuzz.py", *kernels, *avro)]
+    protobuf = [tests / "schemas" / "protobuf" / f"test_{name}.py" for name in ("damaged", "encoder", "properties")]
+    chosen = [str(path) for path in (tests / "records" / "test_fuzz.py", *kernels, *avro, *protobuf)]
     return int(pytest.main(["-q", "-p", "no:cacheprovider", *chosen]))
 
 

@@ -145,9 +145,9 @@ def _encoder(number: int) -> AvroEncoder:
     return AvroEncoder(decoder.reader, decoder.type)
 
 
-def rows_of(data: bytes) -> tuple[int, int, list[bytes | None]]:
+def rows_of(data: bytes, schemas: int = len(SCHEMAS)) -> tuple[int, int, list[bytes | None]]:
     """The schemas' number, the length before each record, and the rows of an input."""
-    number, start = data[:1].ljust(1, b"\x00")[0] % len(SCHEMAS), data[1:2].ljust(1, b"\x00")[0] & 7
+    number, start = data[:1].ljust(1, b"\x00")[0] % schemas, data[1:2].ljust(1, b"\x00")[0] & 7
     rows: list[bytes | None] = []
     position = 2
     while position < len(data):
@@ -158,7 +158,7 @@ def rows_of(data: bytes) -> tuple[int, int, list[bytes | None]]:
     return number, start, rows
 
 
-def _column(rows: list[bytes | None]) -> BinaryColumn:
+def column_of(rows: list[bytes | None]) -> BinaryColumn:
     """The rows, in blocks of memory of exactly their size, so that a sanitizer sees a read beyond."""
     content = b"".join(row or b"" for row in rows)
     ends = array("i", [0])
@@ -175,7 +175,7 @@ def _exact(data: bytes) -> Any:
 
 def _decoded(kernel: str, number: int, start: int, rows: list[bytes | None]) -> Decoded:
     decoder, program = _decoder(kernel, number)
-    decoded = decoder.decode(_column(rows), [program], starts=start)
+    decoded = decoder.decode(column_of(rows), [program], starts=start)
     decoded.values.validate(full=True)
     assert len(decoded.values) == len(rows)
     assert decoded.values.type == decoder.type

@@ -9,7 +9,7 @@ _REGRESSIONS = Path(__file__).parent / "regressions"
 
 
 #: Targets whose inputs have a form of their own; all others take inputs of the same form.
-_OWN_FORM = ("codecs", "avro")
+_OWN_FORM = ("codecs", "avro", "protobuf")
 
 
 def kept_folders(target: str) -> list[Path]:

@@ -12,8 +12,12 @@ from pathlib import Path
 from types import ModuleType
 
 _ROOT = Path(__file__).parent.parent.parent
-#: The native kernels: of records, and of Avro.
-MODULES = ("spark_klog.records.kernels._kernel", "spark_klog.schemas.avro._avro")
+#: The native kernels: of records, of Avro, and of Protobuf.
+MODULES = (
+    "spark_klog.records.kernels._kernel",
+    "spark_klog.schemas.avro._avro",
+    "spark_klog.schemas.protobuf._protobuf",
+)
 _CC = os.environ.get("CC", "cc")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 TRACE = ("-fsanitize-coverage=trace-pc",)

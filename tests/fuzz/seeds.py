@@ -17,6 +17,7 @@ from tests.support import log_07
 
 from .avro_rows import avro_seeds
 from .envelope import Mode, varint
+from .protobuf_rows import protobuf_seeds
 
 _DATA = Path(__file__).parent.parent / "data"
 _LARGEST = 1200
@@ -33,6 +34,9 @@ def seeds(target: str) -> Iterator[bytes]:
         return
     if target == "avro":
         yield from avro_seeds()
+        return
+    if target == "protobuf":
+        yield from protobuf_seeds()
         return
     knobs = [bytes((mode, span, choice, 0)) for mode, span, choice in ((Mode.WRAP, 0, 0x20), (Mode.FIT, 0x44, 7))]
     if target != "message_07":

@@ -3,8 +3,8 @@
 The promises: decoding foreign bytes returns or raises `DecodeError`, nothing else; decompressed data stay within the
 given limit; all kernels behave the same; one part of the package reads what another part writes.
 
-Input of all targets but `codecs` and `avro` (see avro_rows.py): four bytes of knobs (see `_Knobs`), then a source (see
-envelope.py).
+Input of all targets but `codecs`, `avro` and `protobuf` (see avro_rows.py, protobuf_rows.py): four bytes of knobs (see
+`_Knobs`), then a source (see envelope.py).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tests.support.batches import read_records
 from .avro_rows import check
 from .codec_data import MAX_INFLATED, MEND, ORACLES
 from .envelope import Mode, wrap, wrap_07
+from .protobuf_rows import check_protobuf
 from .reading import Reading
 
 Target = Callable[[bytes], None]
@@ -438,7 +439,18 @@ def fuzz_avro(data: bytes) -> None:
     check(data, tuple(kernel.name for kernel in reversed(KERNELS)))
 
 
+# Protobuf
+
+
+def fuzz_protobuf(data: bytes) -> None:
+    """Decode Protobuf rows: the native kernel reads what google.protobuf reads, and what is decoded can be encoded."""
+    check_protobuf(data, tuple(kernel.name for kernel in reversed(KERNELS)))
+
+
 TARGETS: dict[str, Target] = {
     function.__name__.removeprefix("fuzz_"): function
-    for function in (fuzz_reader, fuzz_message_07, fuzz_codecs, fuzz_conversion, fuzz_assignment, fuzz_dump, fuzz_avro)
+    for function in (
+        *(fuzz_reader, fuzz_message_07, fuzz_codecs, fuzz_conversion, fuzz_assignment, fuzz_dump),
+        *(fuzz_avro, fuzz_protobuf),
+    )
 }

@@ -28,6 +28,8 @@ from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
 
 _log = logging.getLogger(__name__)
+#: Bytes that are no message: there is no field 0.
+_NO_MESSAGE = b"\0"
 _NATIVE = "spark_klog.schemas.protobuf._protobuf"
 
 
@@ -111,7 +113,9 @@ def _records(
         valid = valid & (np.frombuffer(which, np.int32, count) >= 0)
     begins = [start] * count if starts is None else np.frombuffer(starts, np.int32, count).tolist()
     for row, is_valid in enumerate(valid.tolist()):
-        yield bytes(content[ends[row] + begins[row] : ends[row + 1]]) if is_valid else None
+        begin = ends[row] + begins[row]
+        record = bytes(content[begin : ends[row + 1]]) if begin <= ends[row + 1] else _NO_MESSAGE
+        yield record if is_valid else None
 
 
 def native_kernel() -> Any:

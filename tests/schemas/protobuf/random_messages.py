@@ -106,7 +106,8 @@ def _value(rng: random.Random, field: Any) -> Any:
     if kind == field.TYPE_BYTES:
         return rng.randbytes(rng.choice((0, 1, 20, 200)))
     if kind == field.TYPE_ENUM:
-        return rng.choice((0, 1, 5, -3) if field.enum_type.is_closed else (0, 1, 5, -3, 77, -(2**31)))
+        known = [value.number for value in field.enum_type.values]
+        return rng.choice(known if field.enum_type.is_closed else [*known, 77, -(2**31)])
     if field.name == "nanos":
         return rng.choice((0, 1, 999, 1000, 999_999_999, -1, -1001))
     if field.name == "seconds":
