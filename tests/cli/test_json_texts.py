@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from spark_klog.cli.records.json_rows import row_of, shape_of
+from spark_klog.cli.records.json_rows import RowReader
 from spark_klog.cli.records.json_texts import json_texts
 from spark_klog.errors import ConfigError
 
@@ -103,8 +103,12 @@ def test_texts_and_back(column: pa.Array, ascii: bool, skipped: int) -> None:
         wanted = json.loads(json.dumps(_plain(value, column.type), default=float))
         if not _has_float32(column.type):
             assert floats == wanted
-    rows = [row_of(value, column.type) for value in parsed]
-    assert repr(pa.array(rows, column.type).to_pylist()).replace("-nan", "nan") == repr(column.to_pylist())
+    reader = RowReader(column.type)
+    rows = [reader.read(value) for value in parsed]
+    assert all(shape == column.type for _, shape in rows)
+    assert repr(pa.array([row for row, _ in rows], column.type).to_pylist()).replace("-nan", "nan") == repr(
+        column.to_pylist()
+    )
 
 
 def _has_float32(kind: pa.DataType) -> bool:
@@ -150,13 +154,13 @@ _ORDER = pa.struct(
 def test_what_does_not_fit_is_named(text: str, error: str) -> None:
     value = json.loads(text, parse_float=Decimal)
     with pytest.raises(ConfigError, match=error):
-        row_of(value, shape_of(value, _ORDER))
+        RowReader(_ORDER).read(value)
 
 
 def test_what_fits() -> None:
     def row(text: str) -> Any:
         value = json.loads(text, parse_float=Decimal)
-        return row_of(value, shape_of(value, _ORDER))
+        return RowReader(_ORDER).read(value)[0]
 
     assert row('{"id": 1.0}') == {"id": 1}
     moment = datetime(2026, 11, 21, 10, 0, 0, 500_000, timezone.utc)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_klog.cli.records.json_rows import row_of, shape_of
+from spark_klog.cli.records.json_rows import RowReader
 from spark_klog.errors import ConfigError, EncodeError, RegistryError, SchemaError
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.column_writing import ColumnEncoder, WriteFormat
@@ -43,24 +43,25 @@ class ColumnValues:
             text = str(error).rpartition("; make")[0]  # what to do is said for Spark
             hint = f"leave --{form.column}-schema out to write by the subject's latest"
             raise RegistryError(f"{text}; {hint}", error.status, error.code) from None
-        self._type = kind
+        self._reader = RowReader(kind)
         self._encoders: dict[pa.DataType, ColumnEncoder] = {}
 
     def encode(self, values: Sequence[Any]) -> list[bytes | None]:
         """The bytes of JSON values, null of null. `BadValue` for the first that does not fit."""
         rows: list[Any] = []
-        by_shape: dict[pa.DataType, list[int]] = {}
+        by_shape: dict[int, tuple[pa.DataType, list[int]]] = {}
         bad: BadValue | None = None
         for index, value in enumerate(values):
             try:
-                shape = shape_of(value, self._type)
-                rows.append(row_of(value, shape))
+                row, shape = self._reader.read(value)
             except ConfigError as error:
                 bad = BadValue(index, f"{self.column}: {error}")
                 break
-            by_shape.setdefault(shape, []).append(index)
+            rows.append(row)
+            # a type's own hash is slow, and is that of all its fields
+            by_shape.setdefault(id(shape), (shape, []))[1].append(index)
         encoded: list[bytes | None] = [None] * len(rows)
-        for shape, indexes in by_shape.items():
+        for shape, indexes in by_shape.values():
             try:
                 for index, data in zip(indexes, self._encoded([rows[index] for index in indexes], shape), strict=True):
                     encoded[index] = data

@@ -40,6 +40,8 @@ _KNOWN = frozenset(
     ["topic", "partition", "offset", "timestamp", "key", "value", "headers", "key_schema_id", "value_schema_id"]
 )
 
+_EXACT = json.JSONDecoder(parse_float=Decimal)
+
 Piece = bytes | str
 """Bytes to print as they are, or the letter of a field."""
 
@@ -155,7 +157,7 @@ class JsonRecord(NamedTuple):
 def parse_json(text: bytes, *, is_exact: bool = True) -> Any:
     """Parse JSON; `ConfigError` says what is wrong. Numbers with a point are `Decimal` if `is_exact`, else float."""
     try:
-        return json.loads(text, parse_float=Decimal if is_exact else None)
+        return _EXACT.decode(text.decode()) if is_exact else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"it is not JSON: {error}") from None
 

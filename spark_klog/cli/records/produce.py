@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -323,22 +323,27 @@ class _Lines:
         return key, value
 
     def _send_table(self, producer: Producer, lines: list[bytes]) -> None:
+        if self.separator is None and not self.empty_is_null:
+            self._send_columns(producer, None if self.key is None else [self.key] * len(lines), lines)
+        else:
+            keys, values = zip(*map(self._record, lines), strict=True)
+            self._send_columns(producer, keys, values)
+
+    def _send_columns(
+        self, producer: Producer, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
+    ) -> None:
         import pyarrow as pa
 
         from spark_klog.columns.schema import FULL
 
-        if self.separator is None and not self.empty_is_null:
-            columns = {"value": pa.array(lines, pa.large_binary())}
-            if self.key is not None:
-                columns["key"] = pa.array([self.key] * len(lines), pa.binary())
-        else:
-            keys, values = zip(*map(self._record, lines), strict=True)
-            columns = {"value": pa.array(values, pa.large_binary()), "key": pa.array(keys, pa.large_binary())}
+        columns = {"value": pa.array(values, pa.large_binary())}
+        if keys is not None:
+            columns["key"] = pa.array(keys, pa.large_binary())
         if self.partition is not None:
-            columns["partition"] = pa.array([self.partition] * len(lines), pa.int32())
+            columns["partition"] = pa.array([self.partition] * len(values), pa.int32())
         if self.headers:
             pairs = [{"key": name, "value": value} for name, value in self.headers]
-            columns["headers"] = pa.array([pairs] * len(lines), FULL.field("headers").type)
+            columns["headers"] = pa.array([pairs] * len(values), FULL.field("headers").type)
         try:
             producer.send_arrow(pa.table(columns), self.topic)
         except ConfigError as error:
@@ -382,25 +387,26 @@ class _EncodedLines(_Lines):
                 failure = ConfigError(f"record {number:,}: {error}")
                 break
             numbers.append(number)
-        self.count += len(lines)
+        parts = {"key": [record.key for record in records], "value": [record.value for record in records]}
+        count = len(records)
         for column in self.columns:
-            values = [getattr(record, column.column) for record in records]
+            values = parts[column.column][:count]
             try:
-                encoded = column.encode(values)
+                parts[column.column] = column.encode(values)
             except BadValue as error:
                 failure = ConfigError(f"record {numbers[error.index]:,}: {error.reason}")
-                records = records[: error.index]
-                encoded = column.encode(values[: error.index])
-            pairs = zip(records, encoded, strict=True)
-            if column.column == "key":
-                records = [record._replace(key=data) for record, data in pairs]
-            else:
-                records = [record._replace(value=data) for record, data in pairs]
-        for number, record in zip(numbers, records, strict=False):  # those before the one that failed
-            try:
-                producer.send(self.topic, record.value, record.key, record.partition, record.timestamp, record.headers)
-            except ConfigError as error:
-                raise ConfigError(f"record {number:,}: {error}") from None
+                count = error.index
+                parts[column.column] = column.encode(values[:count])
+        keys, values = parts["key"][:count], parts["value"][:count]
+        if count >= _ARROW_LINES and not self.as_json:
+            self._send_columns(producer, keys, values)
+        else:
+            for number, record, key, value in zip(numbers, records, keys, values, strict=False):
+                try:
+                    producer.send(self.topic, value, key, record.partition, record.timestamp, record.headers)
+                except ConfigError as error:
+                    raise ConfigError(f"record {number:,}: {error}") from None
+        self.count += len(lines)
         if failure is not None:
             raise failure
 
@@ -409,12 +415,17 @@ class _EncodedLines(_Lines):
         if self.as_json:
             return parse_record(line, names)
         key, value = self._record(line)
-        record = JsonRecord(value, key, self.partition, None, self.headers)
-        for name in names:
-            text = getattr(record, name)
-            if text is not None:
-                try:
-                    record = record._replace(**{name: parse_json(text)})
-                except ConfigError as error:
-                    raise ConfigError(f"{name}: {error}") from None
-        return record
+        return JsonRecord(
+            _json("value", value) if "value" in names else value,
+            _json("key", key) if "key" in names else key,
+            self.partition,
+            None,
+            self.headers,
+        )
+
+
+def _json(name: str, text: bytes | None) -> Any:
+    try:
+        return None if text is None else parse_json(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
