@@ -321,6 +321,21 @@ def test_an_automatic_commit_ends_before_the_bad_record(cluster: EmbeddedCluster
         assert reader.committed([(topic, 0)])[topic, 0].offset == 2
 
 
+def test_other_partitions_go_on(cluster: EmbeddedCluster, topic: str) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 2)
+    with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+        for number in range(20):
+            producer.send(topic, b"x" if number == 3 else b"1", partition=0)
+            producer.send(topic, b"1", partition=1)
+    with consumer(cluster, topic, value_deserializer=int, max_poll_records=5) as reader:
+        reader.assign([(topic, 0), (topic, 1)])
+        errors = 0
+        while reader.position(topic, 1) < 20:
+            errors += _polled(reader, as_arrow=False)[1] is not None
+            assert errors < 20
+        assert reader.position(topic, 0) <= 3
+
+
 def _collect(reader: Consumer, values: list[Any]) -> None:
     while True:
         values += [record.value for record in reader.poll(10)]

@@ -31,6 +31,7 @@ from spark_klog.errors import (
     EncodeError,
     InvalidRecords,
     InvalidTransactionState,
+    ProducerClosed,
     RegistryError,
     SchemaError,
 )
@@ -332,6 +333,20 @@ def test_transactions(cluster: EmbeddedCluster, registry: str, topic: str, setti
     assert [of_confluent(registry, one) for one in found] == [order(1), order(2)]
 
 
+def test_a_producer_that_takes_nothing_asks_no_registry(settings: dict[str, Any], topic: str) -> None:
+    away = settings | {"schema.registry.url": "http://127.0.0.1:1", "value.schema": _TEXT}
+    table = pa.table({"value": [1]})
+    with Producer(away | {"transactional.id": topic}) as producer:
+        with pytest.raises(InvalidTransactionState):
+            producer.send(topic, order(1))
+        with pytest.raises(InvalidTransactionState):
+            producer.send_arrow(table, topic)
+    with pytest.raises(ProducerClosed):
+        producer.send(topic, order(1))
+    with pytest.raises(ProducerClosed):
+        producer.send_arrow(table, topic)
+
+
 def test_threads_share_a_producer(
     cluster: EmbeddedCluster, registry: str, topic: str, settings: dict[str, Any]
 ) -> None:
@@ -349,6 +364,7 @@ def test_threads_share_a_producer(
     assert {of_confluent(registry, one)["id"] for one in records(cluster, topic, 150)} == set(range(150))
 
 
+@pytest.mark.test_all("a cluster of its own; the consumer's is in the default run")
 def test_a_registry_that_dies_and_comes_back(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:
     cluster = make_cluster(schema_registry=True)
     settings = {

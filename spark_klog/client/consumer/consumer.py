@@ -148,6 +148,10 @@ class Consumer:
     Arrow batches have the column headers. Their timestamps are in us, as Spark has them, and a record of a time beyond
     the year 294,247 is an error; with `timestamp_unit="ms"` they are in ms, which have room for all times.
 
+    key.deserializer and value.deserializer make more than bytes of keys and values, with schema.registry.url and
+    value.schema, value.schema.id or value.subject by a schema: see docs/reference/consumer.md. Without them keys and
+    values are bytes.
+
     Not thread-safe: concurrent calls raise `ConcurrentUse`. Only `wakeup` and `close` may be called from any thread.
     In a process forked since every call raises `ConsumerClosed`, and `close` neither commits nor leaves the group: make
     a new consumer there.
@@ -165,6 +169,10 @@ class Consumer:
       otherwise the new topic is read as that setting says, with a warning,
     * `RecordTooLarge` for a record batch larger than twice fetch.max.bytes (at least 64 MiB),
     * `DecodeError` for corrupt data, after the records before it: `seek` past it to continue, or set check.crcs=false,
+    * `RecordDeserializationError`, a `DecodeError`, for a record that a deserializer does not take, after the records
+      before it: the position stays there until a `seek`,
+    * `SchemaError`, `RegistryError` if there is no schema to read records by; `ConnectionFailed` if the registry gives
+      no answer for default.api.timeout.ms: `poll` waits so long, whatever its timeout,
     * `MemberFenced` if another member of the group has the same group.instance.id,
     * `WokenUp`, `ConsumerClosed`.
 
@@ -359,9 +367,9 @@ class Consumer:
     def poll_arrow(self, timeout: float = 1.0) -> pa.RecordBatch | None:
         """The next records of one partition as an Arrow record batch, or None if there are none within `timeout` s.
 
-        Columns are those of the Spark source: key, value, topic, partition, offset, timestamp, timestampType, and
-        headers with `include_headers`. A batch has at most 65,536 rows or about 8 MiB. A call that needs metadata or
-        offsets may take a second longer. Errors: see the class.
+        Columns are those of the Spark source: key, value (binary, or what deserializers make of them), topic,
+        partition, offset, timestamp, timestampType, and headers with `include_headers`. A batch has at most 65,536 rows
+        or about 8 MiB. A call that needs metadata or offsets may take a second longer. Errors: see the class.
         """
         if not self._decodes_arrow:
             require("Consumer.poll_arrow", "pyarrow")

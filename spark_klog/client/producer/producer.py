@@ -102,6 +102,11 @@ class Producer:
     call raises it again and nothing more is written; each record that is not confirmed gets the error, and may or may
     not be in the log.
 
+    key.serializer and value.serializer make bytes of keys and values, with schema.registry.url and value.schema, or
+    auto.register.schemas, use.latest.version, value.schema.id, value.subject and value.subject.name.strategy, by a
+    schema: see docs/reference/producer.md. Without them keys and values are bytes. Threads that share a producer share
+    its functions.
+
     With transactional.id, records are written in transactions (`init_transactions` once, then `begin_transaction` and
     `commit_transaction`); read_committed consumers see all of them or none.
 
@@ -191,6 +196,8 @@ class Producer:
         wait for a `Delivery`.
         """
         if self._serializers is not None:
+            with self._turns:
+                self._check("send")
             key, value, headers = self._serializers.record(topic, key, value, check_headers(headers))
         if type(value) is not bytes:
             check_bytes("value", value)
@@ -344,6 +351,8 @@ class Producer:
         `send`. No row is added then.
         """
         if self._serializers is not None:
+            with self._turns:
+                self._check("send_arrow")
             rows = self._serializers.table(rows, topic)
         self.send_rows(self.record_rows(rows, topic, is_any_time=is_any_time))
 
