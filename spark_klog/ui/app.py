@@ -68,7 +68,7 @@ _STATIC = Path(__file__).parent / "static"
 _LIVE_SECONDS = 2.0
 _MESSAGES_SECONDS = 1.0
 #: Views that need no broker.
-_WITHOUT_BROKERS = ("session", "loads")
+_WITHOUT_BROKERS = ("session", "loads", "subjects", "subject")
 _OPTION = "--listen"
 _MAX_CONNECTIONS = 200
 _CLOSE_SECONDS = 3
@@ -208,6 +208,8 @@ class Pages:
             ),
             "queries": lambda _: views.queries(self._admin, shown.checkpoints),
             "loads": lambda _: views.loads(shown.loads),
+            "subjects": lambda _: None if self._schemas is None else self._schemas.subjects(),
+            "subject": self._subject,
         }
         looks |= {name: partial(self._checked, look) for name, look in looks.items() if name not in _WITHOUT_BROKERS}
         made: dict[str, Callable[[Mapping[str, Any]], Any]] = {
@@ -242,6 +244,11 @@ class Pages:
             "checkpoints": len(self._sources.checkpoints),
             "loads": len(self._sources.loads),
         }
+
+    def _subject(self, asked: Request) -> dict[str, Any]:
+        if self._schemas is None:
+            raise ConfigError("the page has no schema registry: start klog ui with --schema-registry URL")
+        return self._schemas.subject(_name(asked), _number(asked, "version", most=2**31 - 1))
 
     async def _outage(self, _: Request) -> Response:
         return JSONResponse(self._watch.outage())

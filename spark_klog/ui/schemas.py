@@ -72,6 +72,30 @@ class MessageSchemas:
         #: Until when nobody asks the registry, which has failed, and why.
         self._failed_until, self._failure = 0.0, ""
 
+    def subjects(self) -> list[str]:
+        """All subjects, sorted; errors as of the registry's client."""
+        return sorted(self._settings.registry().subjects())
+
+    def subject(self, name: str, version: int | None) -> dict[str, Any]:
+        """A version of a subject, by default the latest; errors as of the registry's client."""
+        registry = self._settings.registry()
+        versions = sorted(registry.versions(name))
+        found = registry.latest(name, is_new=True) if version is None else registry.version(name, version)
+        try:
+            compatibility = registry.compatibility(name)
+        except RegistryError:  # an older registry, or a user who may not know
+            compatibility = None
+        return {
+            "subject": name,
+            "versions": versions,
+            "version": found.version,
+            "id": found.id,
+            "format": found.schema.format,
+            "text": found.schema.text,
+            "references": [one._asdict() for one in found.schema.references],
+            "compatibility": compatibility,
+        }
+
     def columns(self, topic: str, records: Sequence[Raw]) -> list[dict[Column, dict[str, Any]]]:
         """For each record its key and value, of those that name a schema:
 

@@ -56,6 +56,7 @@ VIEWS = [
     "group/readers",
     "queries",
     "loads",
+    "schemas",
 ]
 #: Whether all rows show their details, which the page creates when a row is opened.
 IS_EACH_OPEN = "return [...document.querySelectorAll('td > details')].every((one) => one.childElementCount > 1)"

@@ -219,6 +219,21 @@ def test_a_silent_registry_holds_up_no_page(cluster: EmbeddedCluster, topic: str
             assert all(row["valueSchema"]["error"] for row in rows)
 
 
+def test_subjects(page: Page, registry: str) -> None:
+    client = SchemaRegistryClient({"url": registry})
+    client.register_schema("pages", Schema('"int"', "AVRO"))
+    client.register_schema("pages", Schema('"long"', "AVRO"))
+    assert "pages" in page.get("subjects")
+    found = page.get("subject", name="pages")
+    assert (found["versions"], found["version"], found["format"], found["text"]) == ([1, 2], 2, "avro", '"long"')
+    assert (found["compatibility"], found["references"]) == ("BACKWARD", [])
+    assert page.get("subject", name="pages", version=1)["text"] == '"int"'
+    status, answer = page.ask("subject", name="no such one")
+    assert status == 502
+    assert "no such one" in answer["error"]
+    assert page.ask("subject", name="pages", version="-1")[0] == 400
+
+
 def test_wrong_settings(cluster: EmbeddedCluster) -> None:
     servers = cluster.bootstrap_servers
     said = klog_refusal("ui", "-b", servers, "--listen", "0", "--schema-registry", "ftp://r", code=1)
@@ -249,6 +264,11 @@ def test_what_schemas_hold_is_text(
     assert f"version 1 of {_HOSTILE[:-1]}\\u202e" in shown
     browser.open("record", topic, "0", "1")
     assert "does not have it" in browser.text("#main .schema")
+    browser.open("schemas")
+    assert _HOSTILE[:-1] in browser.text("#main")
+    browser.open("schema", _HOSTILE)
+    assert "compatibility BACKWARD" in browser.text("#main")
+    assert browser.text("#main pre").count("onerror") == 1
     browser.open("messages", topic)
     assert '"tags"' in browser.text("#messages")
     for check in (

@@ -7,15 +7,17 @@ import { groupView, groupsView } from "./groups.js";
 import { loadsView, queriesView } from "./jobs.js";
 import { messagesView, recordView } from "./messages.js";
 import { overviewView } from "./overview.js";
+import { schemaView, schemasView } from "./schemas.js";
 import { topicView } from "./topic.js";
 
 const VIEWS = {
   overview: overviewView, topic: topicView, messages: messagesView, record: recordView,
   groups: groupsView, group: groupView, queries: queriesView, loads: loadsView,
+  schemas: schemasView, schema: schemaView,
 };
-const LINKS = [["Overview", "overview"], ["Groups", "groups"], ["Queries", "queries"], ["Loads", "loads"]];
-const PART_OF = { topic: "overview", messages: "overview", record: "overview", group: "groups" };
-const KEYS = { o: "overview", g: "groups", q: "queries", l: "loads" };
+const LINKS = [["Overview", "overview"], ["Groups", "groups"], ["Queries", "queries"], ["Loads", "loads"], ["Schemas", "schemas"]];
+const PART_OF = { topic: "overview", messages: "overview", record: "overview", group: "groups", schema: "schemas" };
+const KEYS = { o: "overview", g: "groups", q: "queries", l: "loads", s: "schemas" };
 const main = document.getElementById("main");
 let leave = null;
 
@@ -76,7 +78,7 @@ document.addEventListener("keydown", (event) => {
   } else if (Object.hasOwn(KEYS, event.key)) {
     location.hash = `#/${KEYS[event.key]}`;
   } else if (event.key === "?") {
-    say("Keys: / search, j and k next and previous row, o overview, g groups, q queries, l loads");
+    say("Keys: / search, j and k next and previous row, o overview, g groups, q queries, l loads, s schemas");
   }
 });
 document.getElementById("skip").addEventListener("click", (event) => {
