@@ -253,7 +253,7 @@ def _finished(column: Column, array: pa.Array, nulls: int | None) -> pa.Array:
         return _within(array.cast(pa.date32()), pa.int32(), FIRST_DAY, LAST_DAY)
     if form == "milliseconds":
         return _within(array, pa.int64(), FIRST_MS, LAST_MS).cast(pa.timestamp("ms", "UTC")).cast(TIMESTAMP)
-    if form == "number" and column.bits == 32 and not pc.all(pc.is_finite(array)).as_py():
+    if form == "number" and column.bits == 32 and pc.all(pc.is_finite(array)).as_py() is False:
         raise _UnfitError
     return array
 

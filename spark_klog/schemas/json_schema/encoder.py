@@ -155,7 +155,7 @@ def _plain(plan: Plan, values: pa.Array) -> pa.Array:
     if form == "boolean" or form == "integer":
         return values.cast(pa.string())
     if form == "number":
-        if not pc.all(pc.is_finite(values)).as_py():
+        if pc.all(pc.is_finite(values)).as_py() is False:
             raise _misfit(plan, "is NaN or infinite, which JSON has not")
         return values.cast(pa.string())
     if form == "decimal":
@@ -163,7 +163,7 @@ def _plain(plan: Plan, values: pa.Array) -> pa.Array:
     if form == "string":
         if plan.symbols is not None:
             known = pc.is_in(values, pa.array([*plan.symbols, None], pa.string()))
-            if not pc.all(known).as_py():
+            if pc.all(known).as_py() is False:
                 raise _misfit(plan, f"is not among the values of its enum, {json.dumps(plan.symbols)[:200]}")
         return _quoted(values)
     if form == "binary":
