@@ -31,7 +31,7 @@ from benchmarks.loading import LOAD, WORKER_MEMORY
 from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
 from benchmarks.mirror import MIRROR
-from benchmarks.schemas import AVRO, FUNCTIONS
+from benchmarks.schemas import AVRO, FUNCTIONS, JSON_RECORDS
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
 from benchmarks.spark_writes import WRITE, WRITE_LATENCY
 from benchmarks.typed import TYPED
@@ -55,6 +55,7 @@ WORK: tuple[Work, ...] = (
     ENCODE,
     AVRO,
     FUNCTIONS,
+    JSON_RECORDS,
     MEMORY,
     CODECS,
     LOG,

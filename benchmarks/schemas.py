@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import fastavro
 import pyarrow as pa
@@ -19,8 +21,14 @@ from benchmarks.sides import SideFailed, SparkSide, alternate, project_environme
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.encoder import AvroEncoder
 from spark_klog.schemas.avro.schema import parse_schema
+from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
+from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
+from spark_klog.schemas.json_schema.schema import parse_schema as parse_json_schema
 from tests.support.jvm_connector import spark_artifact
 from tests.support.pyspark_versions import WITH_CONNECTOR, with_connector
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 _ROWS = 65_536
 #: Rows of the sides that take one after the other.
@@ -239,5 +247,140 @@ AVRO = Work(
         "fastavro makes dicts of Python and takes them: the way to Arrow is not in its figures. pyruhvro is in Rust, "
         "and makes Arrow; it knows neither a reader's schema nor the prefix, which is cut off before. The last peer of "
         "each is what a machine without a C compiler has.",
+    ),
+)
+
+#: The same ten fields.
+JSON_SCHEMA: dict[str, Any] = {
+    "title": "Order",
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "user": {"type": "integer", "connect.type": "int32"},
+        "item": {"type": "string"},
+        "price": {"type": "number"},
+        "quantity": {"type": "integer", "connect.type": "int32"},
+        "status": {"enum": ["NEW", "PAID", "SENT"]},
+        "note": {"type": ["string", "null"]},
+        "discount": {"type": ["number", "null"]},
+        "paid": {"type": "boolean"},
+        "at": {"type": "string", "format": "date-time"},
+    },
+    "required": ["id", "user", "item", "price", "quantity", "status", "note", "discount", "paid", "at"],
+}
+_DDL = (
+    "id BIGINT, user INT, item STRING, price DOUBLE, quantity INT, status STRING, note STRING, discount DOUBLE, "
+    "paid BOOLEAN, at TIMESTAMP"
+)
+#: A map beside them, which Arrow's parser does not read.
+_WITH_MAP = {"tags": {"type": "object", "additionalProperties": {"type": "string"}}}
+_EPOCH = dt.datetime(1970, 1, 1)
+
+
+def _json_orders(count: int) -> list[dict[str, Any]]:
+    times = (
+        f"{(_EPOCH + dt.timedelta(microseconds=order['at'])).isoformat('T', 'microseconds')}Z"
+        for order in orders(count)
+    )
+    return [{**order, "at": time} for order, time in zip(orders(count), times, strict=True)]
+
+
+def _json_decode(bench: Bench) -> Iterator[Result]:
+    rows = _json_orders(_ROWS)
+    bare = [json.dumps(row).encode() for row in rows]
+    column = pa.array([_PREFIX + value for value in bare], pa.binary())
+    tagged = {**JSON_SCHEMA, "properties": {**JSON_SCHEMA["properties"], **_WITH_MAP}}
+    ours, mapped = Side("klog"), Side("klog, a schema with a map")
+    python, spark = Side("json.loads, to dicts"), Side("Spark's from_json")
+    with _spark(bare, reads=True) as by_spark:
+        sides: list[tuple[Side, Callable[[], float]]] = [
+            (ours, lambda: _json_decoded(column, JSON_SCHEMA)),
+            (mapped, lambda: _json_decoded(column[:_FEW], tagged)),
+            (python, lambda: _speed(lambda: len([json.loads(value) for value in bare[:_FEW]]))),
+            (spark, by_spark),
+        ]
+        take_turns(sides, bench.repeat)
+    work = f"decode JSON records of 10 fields, {len(bare[0])} B, to Arrow"
+    for peer in (spark, python, mapped):
+        yield Result(work, "M records/s", ours, peer, bench.command)
+
+
+def _json_decoded(column: pa.Array, reader: dict[str, Any]) -> float:
+    decoder = JsonSchemaDecoder(parse_json_schema(json.dumps(reader)))
+
+    def once() -> int:
+        decoded = decoder.decode(column, [None], starts=len(_PREFIX))
+        if decoded.bad or len(decoded.values) != len(column):
+            raise SideFailed(f"{len(decoded.bad)} bad rows")
+        return len(column)
+
+    return _speed(once)
+
+
+def _json_encode(bench: Bench) -> Iterator[Result]:
+    rows = _json_orders(_ROWS)
+    bare = [json.dumps(row).encode() for row in rows]
+    schema = parse_json_schema(json.dumps(JSON_SCHEMA))
+    values = JsonSchemaDecoder(schema).decode(pa.array(bare, pa.binary()), [None]).values
+    encoder = JsonSchemaEncoder(schema, values.type)
+    if list(map(json.loads, encoder.encode(values[:_FEW]).to_pylist())) != rows[:_FEW]:
+        raise SideFailed("other rows than Python's")
+    ours = Side("klog")
+    python, spark = Side("json.dumps, from dicts"), Side("Spark's to_json")
+    with _spark(bare, reads=False) as by_spark:
+        sides: list[tuple[Side, Callable[[], float]]] = [
+            (ours, lambda: _speed(lambda: len(encoder.encode(values, _PREFIX)))),
+            (python, lambda: _speed(lambda: len([json.dumps(row).encode() for row in rows[:_FEW]]))),
+            (spark, by_spark),
+        ]
+        take_turns(sides, bench.repeat)
+    work = f"encode Arrow rows of 10 fields to JSON, {len(bare[0])} B"
+    for peer in (spark, python):
+        yield Result(work, "M records/s", ours, peer, bench.command)
+
+
+@contextmanager
+def _spark(values: list[bytes], *, reads: bool) -> Iterator[Callable[[], float]]:
+    """How fast Spark makes rows of JSON text, or text of rows, from memory: M records a second of its JVM's processor
+    time.
+    """
+    import psutil
+    from pyspark.sql import SparkSession
+    from pyspark.sql.functions import col, from_json, to_json
+
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.sql.session.timeZone", "UTC").config("spark.log.level", "ERROR").getOrCreate()
+    try:
+        texts = pa.table({"value": pa.array([value.decode() for value in values])})
+        frame = spark.createDataFrame(texts).coalesce(1)
+        parsed: Column = from_json(col("value"), _DDL)
+        frame = frame.select("value", parsed.alias("row")).cache()
+        if frame.filter("row.at IS NULL OR row.id IS NULL").count():
+            raise SideFailed("rows that Spark does not read")
+        wanted = parsed if reads else to_json(col("row"))
+
+        def once() -> int:
+            frame.select(wanted.alias("made")).write.format("noop").mode("overwrite").save()
+            return len(values)
+
+        def processor_time() -> float:
+            return float(
+                sum(child.cpu_times().user + child.cpu_times().system for child in this.children(recursive=True))
+            )
+
+        this = psutil.Process()
+        yield lambda: speed(once, processor_time)
+    finally:
+        spark.stop()
+
+
+JSON_RECORDS = Work(
+    "json-schema",
+    lambda bench: iter((*_json_decode(bench), *_json_encode(bench))),
+    (
+        f"JSON Schema: one process, processor time; the same {_ROWS:,} orders as JSON with date-time, after a "
+        "registry's prefix. json makes dicts of Python and takes them: the way to Arrow is not in its figures. Spark "
+        "has its rows in memory, and no prefix to cut off; its JVM is warm. With a map in the schema klog reads row by "
+        "row.",
     ),
 )
