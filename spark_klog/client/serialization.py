@@ -287,16 +287,27 @@ def _chosen(name: str, given: Any) -> str | PlainType | Function | None:
     direction = name.rpartition(".")[2]
     method = getattr(given, "serialize" if direction == "serializer" else "deserialize", None)
     if not isinstance(given, type) and callable(method):
-        return lambda value, context: method(context.topic, value)
+        return _synchronous(lambda value, context: method(context.topic, value))
     if not callable(given):
         raise ConfigError(
             f"{name} is of type {type(given).__name__}: set one of {', '.join((*FORMATS, *PLAIN))}, or a function"
         )
     if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__):
         raise ConfigError(f"{name} is asynchronous: set a function that returns the value")
-    if _takes_context(given):
-        return cast(Function, given)
-    return lambda value, context: given(value)
+    return _synchronous(given if _takes_context(given) else lambda value, context: given(value))
+
+
+def _synchronous(function: Function) -> Function:
+    """The function; what returns a coroutine, as asynchronous objects of confluent-kafka do, raises `TypeError`."""
+
+    def call(value: Any, context: Context) -> Any:
+        result = function(value, context)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError("it is asynchronous: set a function that returns the value")
+        return result
+
+    return call
 
 
 def _named(name: str, text: str) -> str | PlainType | None:

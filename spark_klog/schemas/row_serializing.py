@@ -45,7 +45,7 @@ class RowSerializer:
             row = values.of(value)
             try:
                 data: bytes = encoder.encode(row)[0].as_py()
-            except EncodeError as error:
+            except (EncodeError, SchemaError) as error:  # a field is left out that has no default
                 raise EncodeError(str(error).removeprefix(f"column {encoder.column}, row 0: ")) from None
             return data
 

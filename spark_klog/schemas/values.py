@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from operator import is_
 from typing import Any
 
 import pyarrow as pa
@@ -78,11 +79,12 @@ class ValueColumn:
     def of(self, value: Any) -> pa.Array:
         """A column of one value. `EncodeError` names the field that does not fit, or that there is none of that name.
 
-        A field that is left out is null.
+        The column's type lacks the fields that the value leaves out, so that a format can say what stands for them: the
+        default, or nothing. In lists and maps they are null.
         """
         try:
             prepared = value if self._prepare is None else self._prepare(value)
-            return pa.array([prepared], self.type)
+            return pa.array([prepared], _present(self.type, value))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, EncodeError):
                 raise
@@ -135,14 +137,30 @@ def _preparing(kind: pa.DataType, path: str) -> _Prepare | None:
     return None
 
 
+def _present(kind: pa.DataType, value: Any) -> pa.DataType:
+    """The type without the fields of structs that a value leaves out."""
+    if not pa.types.is_struct(kind) or not isinstance(value, Mapping):
+        return kind
+    fields = list(kind)
+    if len(fields) > 1 and all(field.name == f"member{number}" for number, field in enumerate(fields)):
+        return kind  # of a union: its members are told by all names
+    types = [_present(field.type, value[field.name]) for field in fields if field.name in value]
+    kept = [field for field in fields if field.name in value]
+    if len(kept) == len(fields) and all(map(is_, types, [field.type for field in fields])):
+        return kind
+    return pa.struct([field.with_type(one) for field, one in zip(kept, types, strict=True)])
+
+
 def _misfit(value: Any, kind: pa.DataType, path: str, error: Exception) -> tuple[str, str]:
     """The path of the field that does not fit a type, and why."""
     if pa.types.is_struct(kind):
         if not isinstance(value, Mapping):
             return path, f"it must be a dict, not {type(value).__name__}"
         for field in kind:
+            if field.name not in value:
+                continue
             prepare = _preparing(field.type, "")
-            part = value.get(field.name)
+            part = value[field.name]
             try:
                 pa.array([part if prepare is None or part is None else prepare(part)], field.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as inner:

@@ -17,6 +17,8 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import (
     DoubleSerializer,
     IntegerSerializer,
@@ -25,12 +27,20 @@ from confluent_kafka.serialization import (
     StringDeserializer,
     StringSerializer,
 )
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from kafka.serializer import Deserializer as KafkaPythonDeserializer
 
 import spark_klog
 from spark_klog.client import Consumer, ConsumerRecord, Producer
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConfigError, ConnectionFailed, RecordDeserializationError, RegistryError, SchemaError
+from spark_klog.errors import (
+    ConfigError,
+    ConnectionFailed,
+    EncodeError,
+    RecordDeserializationError,
+    RegistryError,
+    SchemaError,
+)
 from spark_klog.schema_registry import SchemaRegistry
 from tests.support.topics import make_topic
 
@@ -164,6 +174,36 @@ def test_objects_and_functions(
     assert (first.key, last.key, last.value) == ((topic, "\u20ac".encode()), None, None)
     first, _ = read(cluster, topic, 2, value_deserializer=len, key_deserializer=lambda key: key.decode())
     assert (first.key, first.value) == ("\u20ac", len(in_header))
+
+
+def _message() -> Any:
+    """The class of a message with a number, `id`."""
+    file = descriptor_pb2.FileDescriptorProto(name="orders.proto", package="shop", syntax="proto3")
+    number = file.message_type.add(name="Order").field.add(name="id", number=1)
+    number.type, number.label = number.TYPE_INT64, number.LABEL_OPTIONAL
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+
+
+def test_other_formats_of_confluent(cluster: EmbeddedCluster, registry: str, topic: str) -> None:
+    client = SchemaRegistryClient({"url": registry})
+    message = _message()
+    text = json.dumps({"title": "Order", "type": "object", "properties": {"id": {"type": "integer"}}})
+    writing = {
+        "key.serializer": JSONSerializer(text, client),
+        "value.serializer": ProtobufSerializer(message, client, {}),
+    }
+    with Producer({"bootstrap.servers": cluster.bootstrap_servers, **writing}) as producer:
+        producer.send(topic, message(id=5), key={"id": 1})
+        with pytest.raises(EncodeError, match="the key of a record for"):
+            producer.send(topic, message(id=5), key={"id": "one"})
+    reading: dict[str, Any] = {
+        "key_deserializer": JSONDeserializer(text, schema_registry_client=client),
+        "value_deserializer": ProtobufDeserializer(message, {}, client),
+    }
+    (record,) = read(cluster, topic, 1, **reading)
+    assert (record.key, record.value) == ({"id": 1}, message(id=5))
 
 
 @pytest.mark.parametrize(
@@ -413,12 +453,18 @@ def test_refused_settings(settings: dict[str, Any], said: str) -> None:
     assert "geheim" not in str(caught.value)
 
 
-def test_asynchronous_functions_are_refused() -> None:
+def test_asynchronous_functions_are_refused(cluster: EmbeddedCluster, topic: str) -> None:
     async def deserialize(value: bytes) -> bytes:
         return value
 
     with pytest.raises(ConfigError, match="asynchronous"):
         Consumer({"bootstrap.servers": "127.0.0.1:1", "value.deserializer": deserialize})
+    write(cluster, topic, b"1")
+    with (
+        consumer(cluster, topic, value_deserializer=lambda value: deserialize(value)) as reader,
+        pytest.raises(RecordDeserializationError, match="asynchronous"),
+    ):
+        reader.poll(10)
 
 
 def test_no_schema_to_read_by(cluster: EmbeddedCluster, registry: str, topic: str) -> None:

@@ -160,7 +160,7 @@ def _types() -> dict[str, pa.DataType]:
         (order(1, id="x"), "field id: Could not convert 'x'"),
         (order(1, id=1 << 63), "field id: "),
         (order(1, id=None), "field id.* is null"),
-        ({"id": 1}, "field price.* is null"),
+        ({"id": 1}, "field price: is missing, and the schema has no default"),
         (order(1, kind="C"), "field kind: is not a symbol"),
         (order(1, oops=1), "there is no field 'oops'"),
         (order(1, lines=[{"sku": "x", "counts": {}, "skv": 1}]), r"field lines\[\]: there is no field 'skv'"),

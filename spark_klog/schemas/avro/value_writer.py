@@ -12,7 +12,9 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final
 
-from spark_klog.schemas.avro.schema import AvroSchema
+from spark_klog.errors import SchemaError
+from spark_klog.schemas.avro.resolution import encoded_default
+from spark_klog.schemas.avro.schema import NO_DEFAULT, AvroField, AvroSchema
 from spark_klog.wire.primitives import append_varlong
 
 _Write = Callable[[bytearray, Any], None]
@@ -256,19 +258,33 @@ def _union(schema: AvroSchema) -> _Write | None:
     return write
 
 
+def _default(field: AvroField) -> bytes | None:
+    if field.default is NO_DEFAULT:
+        return None
+    try:
+        return encoded_default(field, field.name)
+    except SchemaError:  # of a schema that is wrong there, which who leaves the field out is told by the encoder
+        return None
+
+
 def _record(schema: AvroSchema) -> _Write | None:
-    steps: list[tuple[str, _Write]] = []
+    steps: list[tuple[str, _Write, bytes | None]] = []
     for field in schema.fields:
         write_field = _writer(field.schema)
         if write_field is None:
             return None
-        steps.append((field.name, write_field))
-    names = frozenset(name for name, _ in steps)
+        steps.append((field.name, write_field, _default(field)))
+    names = frozenset(name for name, *_ in steps)
 
     def write(out: bytearray, value: Any) -> None:
         if type(value) is not dict or not value.keys() <= names:
             raise _Unusual
-        for name, write_field in steps:
-            write_field(out, value.get(name))
+        for name, write_field, default in steps:
+            if name in value:
+                write_field(out, value[name])
+            elif default is not None:
+                out += default
+            else:
+                write_field(out, None)
 
     return write

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from spark_klog.errors import SchemaError
 from spark_klog.schemas.avro.codec import AvroCodec
 from spark_klog.schemas.avro.value_writer import value_writer
 from spark_klog.schemas.values import ValueColumn
@@ -25,7 +26,8 @@ def by_column(schema: Any, value: Any) -> bytes | None:
     codec = AvroCodec()
     parsed = codec.parse(json.dumps(schema))
     kind = codec.decoder(parsed).type
-    data: bytes | None = codec.encoder(parsed, kind).encode(ValueColumn(kind).of(value), b"prefix")[0].as_py()
+    row = ValueColumn(kind).of(value)
+    data: bytes | None = codec.encoder(parsed, row.type).encode(row, b"prefix")[0].as_py()
     return data
 
 
@@ -145,6 +147,20 @@ def test_anything_else_is_for_the_encoder(schema: Any, value: Any) -> None:
     assert by_value(schema, value) is None
 
 
-def test_a_field_that_is_left_out_is_null() -> None:
-    schema = record(("a", ["null", "int"]), ("b", "int"))
-    assert by_value(schema, {"b": 1}) == by_column(schema, {"b": 1}) == b"prefix\0\2"
+def test_fields_that_are_left_out() -> None:
+    inner = record(("c", "int", 7), ("d", "string", "x"), name="S")
+    schema = record(("a", ["null", "int"]), ("b", ["int", "null"], 5), ("s", inner, {"c": 1, "d": ""}))
+    for value, expected in (
+        ({}, b"\0\0\x0a\2\0"),
+        ({"b": None, "s": {}}, b"\0\2\x0e\2x"),
+        ({"a": 1, "s": {"d": "y"}}, b"\2\2\0\x0a\x0e\2y"),
+    ):
+        assert by_value(schema, value) == by_column(schema, value) == b"prefix" + expected
+    with pytest.raises(SchemaError, match="field b: is missing, and the schema has no default"):
+        by_column(record(("a", ["null", "int"]), ("b", "int")), {"a": 1})
+
+
+def test_a_member_of_a_union() -> None:
+    schema = record(("a", ["null", "int", "string"]))
+    assert by_column(schema, {"a": {"member1": "x"}}) == b"prefix\4\2x"
+    assert by_column(schema, {"a": None}) == by_column(schema, {}) == b"prefix\0"
