@@ -100,8 +100,18 @@ def _read_boolean(data: bytes) -> bool:
     return data == b"\1"
 
 
+def _written_boolean(value: bool) -> bytes:
+    if not isinstance(value, bool):
+        raise TypeError(f"it must be a bool, not {type(value).__name__}")
+    return b"\1" if value else b"\0"
+
+
 def _read_uuid(data: bytes) -> UUID:
     return UUID(data.decode())
+
+
+def _written_uuid(value: UUID | str) -> bytes:
+    return str(value if isinstance(value, UUID) else UUID(value)).encode()
 
 
 PLAIN: Mapping[str, PlainType | None] = {
@@ -112,8 +122,8 @@ PLAIN: Mapping[str, PlainType | None] = {
     "long": _number("q", "int64"),
     "float": _number("f", "float32"),
     "double": _number("d", "float64"),
-    "boolean": PlainType("bool", _read_boolean, lambda value: b"\1" if value else b"\0"),
-    "uuid": PlainType("string", _read_uuid, lambda value: str(value).encode()),
+    "boolean": PlainType("bool", _read_boolean, _written_boolean),
+    "uuid": PlainType("string", _read_uuid, _written_uuid),
 }
 
 

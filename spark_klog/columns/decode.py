@@ -146,12 +146,13 @@ class PartitionDecoder:
             assert source is not None
             decoded[name], bad = decoder.decode(source, columns.headers)
             if bad and not decoder.is_permissive:
+                if not self._yields_bad:
+                    row, reason = min(bad)
+                    failures.append((row, self._failure(row, name, reason, columns, parts)))
+                    continue
                 fits = np.ones(count, np.bool_) if fits is None else fits
                 for row, reason in bad:
                     fits[row] = False
-                    if not self._yields_bad:
-                        failures.append((row, self._failure(row, name, reason, columns, parts)))
-                        break
                     why = f"has a {name} that does not decode: {reason}"
                     yield self._bad_record(row, why, source, columns, parts)
         if columns.timestamp is not None:

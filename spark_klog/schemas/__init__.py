@@ -7,6 +7,7 @@ prefix.py     where a record's schema id stands: headers, prefix
 decoder.py    each record by the schema that it names
 rows.py       what decoders return
 codec.py      what a format is to the rest
+values.py, row_serializing.py, plain_columns.py      the client's: Python values, and columns to send
 avro/         Avro
 protobuf/     Protobuf; protoc/ compiles its schemas
 json_schema/  JSON Schema; json_references.py says where a $ref leads

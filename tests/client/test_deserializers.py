@@ -57,7 +57,7 @@ _V1 = {
 _V2 = {**_V1, "fields": [*_V1["fields"], {"name": "note", "type": "string", "default": "-"}]}  # type: ignore[misc]
 
 
-_SLOW = pytest.mark.test_all("the same order of steps as of avro")
+_SLOW = pytest.mark.test_all("again")
 
 
 def order(number: int, **more: Any) -> dict[str, Any]:

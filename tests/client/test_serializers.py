@@ -257,6 +257,11 @@ def test_plain_types(cluster: EmbeddedCluster, topic: str) -> None:
                 producer.send(topic, 1, key=bad)
         with pytest.raises(EncodeError, match="column value, row 1: "):
             producer.send_arrow(pa.table({"value": [None, "x"]}), topic)
+    own["value.serializer"] = "boolean"
+    with Producer(own | {"key.serializer": "uuid"}) as producer, pytest.raises(EncodeError, match="must be a bool"):
+        producer.send(topic, 1)
+    with Producer(own | {"key.serializer": "uuid"}) as producer, pytest.raises(EncodeError, match="the key of a"):
+        producer.send(topic, True, key="no uuid")
     context = SerializationContext(topic, MessageField.VALUE)
     found = [
         (IntegerDeserializer()(one.key, context), DoubleDeserializer()(one.value, context))
@@ -364,7 +369,7 @@ def test_threads_share_a_producer(
     assert {of_confluent(registry, one)["id"] for one in records(cluster, topic, 150)} == set(range(150))
 
 
-@pytest.mark.test_all("a cluster of its own; the consumer's is in the default run")
+@pytest.mark.test_all("kill")
 def test_a_registry_that_dies_and_comes_back(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:
     cluster = make_cluster(schema_registry=True)
     settings = {

@@ -60,7 +60,7 @@ class Deserializers:
             values, bad = rows.part(first, len(records))
             if not bad:
                 return values, None
-            row, reason = bad[0]
+            row, reason = min(bad)
             return values[:row], _failure(records[row], column, reason)
         chosen = self._serialization.by_column[column]
         fresh: list[Any] = []
