@@ -190,6 +190,16 @@ def test_a_timestamp_without_microseconds_is_named(timestamp: int) -> None:
     assert rows_of(decoded([make_batch([ROWS[0]._replace(timestamp=timestamp)])], schema=schema)) == [{"offset": 100}]
 
 
+def test_records_before_one_without_microseconds_come_first() -> None:
+    rows = [row._replace(timestamp=2**62) if row.offset == 102 else row for row in ROWS]
+    decoder = PartitionDecoder("t", 7, FULL)
+    assert not list(decoder.decode(make_batch(rows), 0, 1000))
+    batches = decoder.finish()
+    assert rows_of([next(batches)]) == [meaning(row) for row in rows if row.offset < 102]
+    with pytest.raises(DecodeError, match=r"^t-7: the record at offset 102 has the timestamp"):
+        next(batches)
+
+
 def test_records_without_microseconds_are_left_out_alone() -> None:
     """Each names its own partition, also if an Arrow batch has several partitions."""
     rows = [row._replace(timestamp=2**62) if row.offset in (101, 102) else row for row in ROWS]

@@ -14,7 +14,7 @@ import pytest
 
 from spark_klog.columns.decode import MAX_MILLISECONDS, PartitionDecoder, Unreadable
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.errors import DecodeError, EncodeError, SchemaError
+from spark_klog.errors import DecodeError, EncodeError, RecordDeserializationError, SchemaError
 from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
@@ -70,6 +70,20 @@ def _of(parts: list[Any]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]
         (one.topic, one.partition, one.bad.offset, bytes(one.bad.data)) for one in parts if isinstance(one, Unreadable)
     ]
     return rows, bad
+
+
+def test_records_before_the_first_bad_one_come_first() -> None:
+    with pytest.raises(RecordDeserializationError) as caught:
+        next(_parts(_decoder("key", "value", yields_bad=False)))
+    error = caught.value
+    assert (error.topic, error.partition, error.offset, error.column) == ("t", 0, 10, "key")
+    parts = _parts(_decoder("value", yields_bad=False))
+    assert _of([next(parts)]) == ([("t", 0, 10, 0)], [])
+    with pytest.raises(RecordDeserializationError) as caught:
+        next(parts)
+    error = caught.value
+    assert (error.topic, error.offset, error.column) == ("t", 11, "value")
+    assert (error.key, error.value) == (b"k", b"\0\0\0\0\7")
 
 
 def test_bad_records_are_left_out_with_their_places() -> None:
