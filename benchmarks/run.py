@@ -31,6 +31,7 @@ from benchmarks.loading import LOAD, WORKER_MEMORY
 from benchmarks.machine import code_state, commit, describe
 from benchmarks.memory import MEMORY
 from benchmarks.mirror import MIRROR
+from benchmarks.protobuf import PROTOBUF
 from benchmarks.schemas import AVRO, FUNCTIONS, JSON_RECORDS
 from benchmarks.spark_reads import BATCH_READ, DIRECTORY_READ, LATENCY, READS, SHORT_READS
 from benchmarks.spark_writes import WRITE, WRITE_LATENCY
@@ -54,6 +55,7 @@ WORK: tuple[Work, ...] = (
     DECODE,
     ENCODE,
     AVRO,
+    PROTOBUF,
     FUNCTIONS,
     JSON_RECORDS,
     MEMORY,
