@@ -202,6 +202,10 @@ class SchemaError(KlogError, ValueError):
     """A schema that is invalid or not supported, or two that do not fit: names the types, and the field they are of."""
 
 
+class SchemaTimedOut(KlogError, TimeoutError):
+    """A schema was not compiled in time: the machine is busy, or the schema is meant to take for ever. Try again."""
+
+
 class SchemaChanged(ErrorWithFields):
     """A stream met a record of a newer `version` of a `subject` than `read`, the one that it reads by."""
 

@@ -45,7 +45,8 @@ def parse_schema(text: str, references: References, message: str | None = None) 
     """The schema of a text, which is compiled once a process; `message` is its full or short name, None: the first.
 
     `text` is a .proto text, or its FileDescriptorProto in base64; `references` are the files that it imports, by path.
-    `SchemaError` if it does not compile, or has no such message; `MissingPackage` without grpcio-tools.
+    `SchemaError` if it does not compile, or has no such message; `SchemaTimedOut`; `MissingPackage` without
+    grpcio-tools.
     """
     return _parse(text, tuple(references.items()), message)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spark_klog.base.extras import require
-from spark_klog.errors import SchemaError
+from spark_klog.errors import SchemaError, SchemaTimedOut
 
 _PARSE_SECONDS: Final = 20.0
 #: What protoc says of the file that it parses.
@@ -58,7 +58,7 @@ def parse_proto(text: str, references: Mapping[str, str]) -> tuple[str, list[Any
     """The .proto text of a schema, and the FileDescriptorProtos of it and of all that it imports, its own last.
 
     `text` is that, or its FileDescriptorProto in base64, as are those of `references`. `SchemaError` says what does not
-    compile; `MissingPackage` without grpcio-tools.
+    compile; `SchemaTimedOut`; `MissingPackage` without grpcio-tools.
     """
     require("Protobuf schemas", "grpc_tools")
     texts: dict[str, str] = {}
@@ -113,7 +113,7 @@ def _compiled(text: str, references: Mapping[str, str]) -> Any:
         try:
             done = subprocess.run(command, capture_output=True, timeout=_PARSE_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            raise SchemaError(f"protoc did not parse the schema within {_PARSE_SECONDS:g} s") from None
+            raise SchemaTimedOut(f"protoc did not parse the schema within {_PARSE_SECONDS:g} s") from None
         if done.returncode:
             said = done.stderr.decode(errors="replace").replace(f"{root}/", "")
             raise SchemaError("; ".join(_reasons(said, name)))

@@ -72,15 +72,10 @@ def _check_encoding(seed: int) -> None:
     assert encoder.encode(decoded.slice(start)).to_pylist() == written["native"].to_pylist()[start:]
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_SEEDS)
-def test_decoding(seed: int) -> None:
+def test_decoding_and_encoding(seed: int) -> None:
     _check_decoding(seed)
-
-
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-@given(_SEEDS)
-def test_encoding(seed: int) -> None:
     _check_encoding(seed)
 
 

@@ -6,7 +6,7 @@ import base64
 from functools import cached_property
 from typing import Any
 
-from spark_klog.errors import SchemaError
+from spark_klog.errors import SchemaError, SchemaTimedOut
 from spark_klog.schemas.protoc.files import parse_proto
 from spark_klog.schemas.registry.formats.contract import (
     PROTOBUF,
@@ -26,7 +26,7 @@ class ProtobufSchema:
     def __init__(self, text: str, references: References) -> None:
         try:
             self._text, files = parse_proto(text, references)
-        except SchemaError as error:
+        except (SchemaError, SchemaTimedOut) as error:
             raise InvalidSchema(str(error)) from None
         #: The FileDescriptorProto of the schema, and those of all files that it needs.
         self.file: Any = files[-1]
