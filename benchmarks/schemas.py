@@ -34,7 +34,7 @@ _ROWS = 65_536
 #: Rows of the sides that take one after the other.
 _FEW = 4_096
 #: Files of that many rows for Spark.
-_FILES = 8
+_FILES = 32
 #: What a Confluent serializer writes before a record: a zero, and the schema's id.
 _PREFIX = b"\x00\x00\x00\x00\x01"
 #: Ten fields of an order.

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import pandas as pd
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
@@ -22,9 +24,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, RegistryError, SchemaError
-from spark_klog.schemas import from_avro, from_protobuf, schema_id, to_avro
+from spark_klog.schemas import (
+    from_avro,
+    from_json_schema,
+    from_protobuf,
+    schema_id,
+    to_avro,
+    to_json_schema,
+    to_protobuf,
+)
 from spark_klog.schemas.avro.from_arrow import schema_of
-from spark_klog.spark.versions import arrow_schema
+from spark_klog.spark.functions.options import FunctionOptions
+from spark_klog.spark.functions.udfs import INPUTS, FromRecords
+from spark_klog.spark.versions import _OnPandas, arrow_schema
 from tests.jobs.support import ROOT
 from tests.schemas.avro.model import records, values
 from tests.schemas.avro.spark_types import case_of, every_type
@@ -212,6 +224,50 @@ def test_a_stream_whose_subject_evolves(spark: SparkSession, servers: str, regis
     second.stop()
     assert rows["none"] == [Row(id=1, name="a"), Row(id=2, name="b")]
     assert rows["restart"] == [Row(id=1, name="a"), Row(id=2, name="b", note="n")]
+
+
+_PROTO = """
+    syntax = "proto3"; package shop;
+    message Other { string a = 1; }
+    message Order { int64 id = 1; optional string name = 2; }
+"""
+_JSON = {"type": "object", "properties": {"id": {"type": "integer"}, "name": {"type": "string"}}, "required": ["id"]}
+
+
+def test_the_other_formats(spark: SparkSession, registry: str) -> None:
+    for codec in ("protobuf", "json_schema"):
+        pytest.importorskip(f"spark_klog.schemas.{codec}.codec")
+    by: Any = {"subject": "proto", "schemaRegistryAddress": registry, "options": {"messageName": "shop.Order"}}
+    made: Any = {"subject": "json", "schemaRegistryAddress": registry}
+    rows = spark.range(1).selectExpr("struct(id + 5 AS id, 'x' AS name) AS v")
+    records = rows.select(
+        to_protobuf("v", "shop.Order", schema=_PROTO).alias("bare"),
+        to_protobuf("v", schema=_PROTO, **by).alias("proto"),
+        to_json_schema("v", json.dumps(_JSON)).alias("text"),
+        to_json_schema("v", **made).alias("json"),
+    ).collect()
+    found = records[0]
+    assert bytes(found.bare) == b"\x08\x05\x12\x01x"
+    assert bytes(found.proto[5:]) == b"\2\2" + found.bare  # of the second message
+    assert bytes(found.text) == found.json[5:] == b'{"id":5,"name":"x"}'
+    back = spark.createDataFrame(records, "bare binary, proto binary, text binary, json binary").select(
+        from_protobuf("bare", "shop.Order", schema=_PROTO),
+        from_protobuf("proto", **by),
+        from_json_schema("text", json.dumps(_JSON), {"validate": True}),
+        from_json_schema("json", **made),
+    )
+    assert list(back.first() or ()) == [Row(id=5, name="x")] * 4
+
+
+def test_how_4_0_calls_functions() -> None:
+    """As its worker does: series of objects in, and pyarrow makes the array of what looks like a series."""
+    reader = FunctionOptions.of("from_avro", "avro", None, {}, schema=json.dumps(_V1)).reading().reader()
+    function = _OnPandas(FromRecords("from_avro", reader), INPUTS[:1])
+    result = function(pd.Series([b"\x02\x02\x02a", None, b"\x04\x00"]))
+    kind = pa.struct([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
+    array = pa.Array.from_pandas(result.apply(str), None, pa.list_(pa.field("element", kind)))
+    assert array.to_pylist() == [[{"id": 1, "name": "a"}], [None], [{"id": 2, "name": None}]]
+    assert (len(result), result.dtype, hasattr(result.array, "__arrow_array__")) == (3, None, True)
 
 
 @pytest.mark.peer
