@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from spark_klog.schemas import (
     to_protobuf,
 )
 from spark_klog.schemas.avro.from_arrow import schema_of
+from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.spark.functions.options import FunctionOptions
 from spark_klog.spark.functions.udfs import INPUTS, FromRecords
 from spark_klog.spark.versions import _OnPandas, arrow_schema
@@ -151,6 +153,28 @@ def test_ids_in_headers(spark: SparkSession, registry: str) -> None:
     assert [tuple(row) for row in found] == list(zip([1, 1, 2, 2, None, None, None], ids, strict=True))
 
 
+def test_a_process_asks_for_a_schema_once(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task unpickles its functions anew, and finds what another task's have learnt."""
+    (old,) = _written(registry, "once", _V1, [{"id": 1, "name": "a"}])
+    (new,) = _written(registry, "once", _V2, [{"id": 2, "name": "b", "note": "c"}])
+    keywords = {"subject": "once", "schemaRegistryUrl": registry, "schemaRegistry.cache.capacity": 1}
+    reader = FunctionOptions.of("from_avro", "avro", None, keywords, schema=None).reading().reader()
+    pickled = pickle.dumps(FromRecords("from_avro", reader))
+    asked: list[str] = []
+    request = RegistryClient._request
+
+    def counted(client: RegistryClient, method: str, path: str, *more: Any) -> Any:
+        asked.append(path)
+        return request(client, method, path, *more)
+
+    monkeypatch.setattr(RegistryClient, "_request", counted)
+    for _ in range(3):
+        function = pickle.loads(pickled)  # noqa: S301 - our own
+        rows = function(pa.array([old, new, None], pa.binary())).to_pylist()
+        assert rows == [{"id": 1, "name": "a", "note": "-"}, {"id": 2, "name": "b", "note": "c"}, None]
+    assert asked == [f"/schemas/ids/{int.from_bytes(old[1:5], 'big')}"]
+
+
 def test_a_bad_record_fails_its_query_by_name(spark: SparkSession, registry: str) -> None:
     values = [*_written(registry, "bad", _V1, [{"id": 1, "name": "a"}]), b"\0\0\0\0\x63rest", b"no"]
     rows = _frame(spark, values).select(from_avro("value", subject="bad", schemaRegistryAddress=registry))
@@ -163,7 +187,7 @@ def test_a_bad_record_fails_its_query_by_name(spark: SparkSession, registry: str
     assert "ConfigError: from_avro: the column is int64, not binary: cast it" in text
     null = spark.range(1).selectExpr("struct(if(id = 0, null, id) AS id) AS v")
     text = error_of(null.select(to_avro("v", json.dumps({**_V1, "fields": _V1["fields"][:1]}))).collect)
-    assert "EncodeError: column value, row 0: field id: is null" in text
+    assert "EncodeError: to_avro: column value, row 0: field id: is null" in text
 
 
 def test_written_under_a_subject(spark: SparkSession, registry: str) -> None:
@@ -321,8 +345,8 @@ def test_as_sparks_own_functions(tmp_path: Path) -> None:
         ({"schema": '"int"', "jsonFormatSchema": '"int"'}, "schema and jsonFormatSchema are the same: remove one"),
         ({"options": {"mod": "FAILFAST"}}, r"unknown option 'mod'; did you mean mode\?, and schemaRegistry\.\*"),
         ({"options": {"mode": "DROPMALFORMED"}, "schema": '"int"'}, "option mode=DROPMALFORMED must be one of"),
-        ({"options": {"useLatestVersion": "true"}}, "option useLatestVersion is one of the functions to_..."),
-        ({"options": {"messageName": "A"}}, "option messageName is one of the functions of protobuf"),
+        ({"options": {"useLatestVersion": "true"}}, "option useLatestVersion is for the functions of writing"),
+        ({"options": {"messageName": "A"}}, "option messageName is for the functions of protobuf"),
         ({"options": {"compression": "snappy"}}, "compression is not supported: records are not compressed"),
         ({"options": {"avroSchema": "{}"}}, "avroSchema is not supported: give the schema that rows are to have"),
         ({"options": {"schemaRegistry.http.read.timeout.ms": 1}}, "http.read.timeout.ms needs schemaRegistryUrl"),
@@ -350,7 +374,7 @@ def test_wrong_calls(spark: SparkSession, call: dict[str, Any], message: str) ->
 def test_wrong_calls_of_others(spark: SparkSession, registry: str) -> None:
     for call, message in (
         ({"schemaRegistryAddress": registry}, "to_avro: set subject, such as TOPIC-value, or option schemaId"),
-        ({"options": {"mode": "FAILFAST"}}, "option mode is one of the functions from_..."),
+        ({"options": {"mode": "FAILFAST"}}, "option mode is for the functions of reading"),
         ({"options": {"useLatestVersion": "true"}}, "useLatestVersion needs schemaRegistryUrl"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -160,8 +160,8 @@ def _place(function: str, name: str, known: tuple[str, ...]) -> tuple[bool, str]
         if own in known:
             return True, own
         of_format = next((form for form, names in _OF_FORMAT.items() if own in names), None)
-        others = f"of {of_format}" if of_format else f"{'from' if own in _FROM else 'to'}_..."
-        raise ConfigError(f"{function}: option {name} is one of the functions {others}")
+        others = of_format or ("reading" if own in _FROM else "writing")
+        raise ConfigError(f"{function}: option {name} is for the functions of {others}")
     for prefix in REGISTRY_PREFIXES:
         setting = key.removeprefix(prefix)
         if setting != key:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from spark_klog.errors import ConfigError, DecodeError
+from spark_klog.errors import ConfigError, DecodeError, EncodeError, SchemaError
 from spark_klog.schemas.column_format import ReaderSchema
 from spark_klog.schemas.column_writing import ColumnEncoder, WriteFormat, WriterSchema
 
@@ -64,8 +64,11 @@ class ToRecords:
             writer = self._writer
             return (writer.writer(values.type) if isinstance(writer, WriteFormat) else writer).encoder()
 
-        with _kept_for(self._key + str(values.type).encode(), encoder) as made:
-            return made.encode(values)
+        try:
+            with _kept_for(self._key + str(values.type).encode(), encoder) as made:
+                return made.encode(values)
+        except (EncodeError, SchemaError) as error:
+            raise type(error)(f"{self.__name__}: {error}") from None
 
 
 def _key(schema: ReaderSchema | WriterSchema | WriteFormat) -> bytes:
