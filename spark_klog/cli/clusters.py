@@ -66,10 +66,6 @@ class ChosenCluster(NamedTuple):
         """The client's settings of the properties file or of the named cluster, without -b; errors as of `_given`."""
         return Settings({name: value for name, value in self._given().items() if not name.startswith(REGISTRY_PREFIX)})
 
-    def has_registry(self, own: Mapping[str, str]) -> bool:
-        """Whether the file or cluster, or --set, names a schema registry."""
-        return f"{REGISTRY_PREFIX}url" in {**self._given(), **own}
-
     def registry_settings(self, url: str | None, own: Mapping[str, str]) -> Settings:
         """The settings of the schema registry without their prefix, of the file or cluster, --set and the option -r.
 

@@ -221,7 +221,7 @@ def test_where_the_registry_is(url: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert (done.returncode, done.stdout) == (0, b"all other subjects: BACKWARD\n"), done.stderr
     for arguments, error in (
         (("-X", "schema.registry.uri=h"), "unknown setting schema.registry.uri: the known ones are "),
-        (("-X", "acks=1"), "--set acks: the settings of a registry begin with schema.registry."),
+        (("-X", "acks=1"), "-X acks: only settings of the schema registry, which begin with schema.registry."),
         (("-X", "schema.registry.basic.auth.user.info=alice"), "must be USER:PASSWORD"),
     ):
         done = klog_bytes("schemas", "list", *arguments, "-r", url)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from spark_klog.base.settings import parse_settings
 from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster, client_options
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import escaped, print_lines, say
+from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
 from spark_klog.errors import ConfigError, MissingPackage, RegistryError, SchemaError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_URL = "http://127.0.0.1:8081"
 #: A person waits.
-_DEADLINE_MS = "5000"
+_DEADLINE_MS = "15000"
 _FORMATS = ("avro", "protobuf", "json-schema")
 _ENDINGS = {".avsc": "avro", ".proto": "protobuf", ".json": "json-schema"}
 #: As `registry.differences.LEVELS`.
@@ -37,36 +37,20 @@ _LEVELS = (
 def _registry_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of all commands of the group; the function gets `registry` and `as_json`."""
 
-    @click.option(
-        "--schema-registry",
-        "-r",
-        "url",
-        metavar="URL",
-        help=f"Default: schema.registry.url of the client settings, else {_DEFAULT_URL}.",
-    )
-    @click.option(
-        "--set",
-        "-X",
-        "settings",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="Such as schema.registry.basic.auth.user.info=env:NAME; repeatable.",
-    )
+    @registry_options
     @client_options
     @click.option("--json", "as_json", is_flag=True, help="Print lines of JSON.")
     @wraps(function)
-    def command(*args: Any, url: str | None, settings: tuple[str, ...], cluster: ChosenCluster, **others: Any) -> Any:
+    def command(*args: Any, registry: ChosenRegistry, cluster: ChosenCluster, **others: Any) -> Any:
         from spark_klog.schemas.registry.client import RegistryClient
         from spark_klog.schemas.registry.settings import registry_config
 
-        own = parse_settings(settings)
-        if wrong := [name for name in own if not name.startswith(REGISTRY_PREFIX)]:
-            raise click.UsageError(f"--set {wrong[0]}: the settings of a registry begin with {REGISTRY_PREFIX}")
-        if url is None and not cluster.has_registry(own):
-            url = _DEFAULT_URL
-        chosen = {"retries.deadline.ms": _DEADLINE_MS} | cluster.registry_settings(url, own)
-        with RegistryClient(registry_config(chosen, REGISTRY_PREFIX, cluster.client_settings())) as registry:
-            return function(*args, registry=registry, **others)
+        client = cluster.client_settings()
+        chosen = registry.settings(cluster, client) or ChosenRegistry(_DEFAULT_URL).settings(cluster, client)
+        assert chosen is not None  # it has a URL
+        settings = {"retries.deadline.ms": _DEADLINE_MS} | chosen.settings
+        with RegistryClient(registry_config(settings, REGISTRY_PREFIX, client)) as asked:
+            return function(*args, registry=asked, **others)
 
     return command
 
@@ -75,7 +59,7 @@ def _registry_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def schemas() -> None:
     """List, show, register, check, compare and delete the schemas of a registry.
 
-    Any with Confluent's REST API; klog schema-registry is one.
+    Any with Confluent's REST API; klog schema-registry is one. By default that at http://127.0.0.1:8081.
     """
 
 
