@@ -13,14 +13,14 @@ from spark_klog.base.names import TopicPartition
 from spark_klog.base.settings import parse_settings
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.settings import check_names, named_cluster, of_bytes, parse_bootstrap
+from spark_klog.client.settings import OF_REGISTRY, check_names, named_cluster, of_bytes, parse_bootstrap
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
 _Command = Callable[..., Any]
 DEFAULT_SERVERS = "127.0.0.1:9092"
 #: What a schema registry's settings begin with, where a client's settings stand, too.
-REGISTRY_PREFIX = "schema.registry."
+REGISTRY_PREFIX = OF_REGISTRY
 #: -b, for `client_options`.
 servers_option = click.option(
     "-b",
@@ -69,19 +69,24 @@ class ChosenCluster(NamedTuple):
     def registry_settings(self, url: str | None, own: Mapping[str, str]) -> Settings:
         """The settings of the schema registry without their prefix, of the file or cluster, --set and the option -r.
 
-        {} if there are none; `ConfigError` for settings without a URL, and for unknown ones.
+        {} if there are none; `ConfigError` for settings without a URL, for unknown ones, and for URLs that differ: one
+        registry must not get another one's password.
         """
         from spark_klog.schemas.registry.settings import check_names as check_registry_names
 
+        given, named = self._given(), f"{REGISTRY_PREFIX}url"
+        urls = {one for one in (url, own.get(named), given.get(named)) if one is not None}
+        if len(urls) > 1:
+            raise ConfigError(f"--schema-registry, --set {named} and {named} of the client settings differ: give one")
         found = Settings(
             {
                 name.removeprefix(REGISTRY_PREFIX): value
-                for name, value in {**self._given(), **own}.items()
+                for name, value in {**given, **own}.items()
                 if name.startswith(REGISTRY_PREFIX)
             }
         )
-        if url is not None:
-            found["url"] = url
+        if urls:
+            found["url"] = urls.pop()
         check_registry_names(found, REGISTRY_PREFIX)
         if found and "url" not in found:
             raise ConfigError(f"{REGISTRY_PREFIX}{next(iter(found))} is set, but no URL: give --schema-registry URL")

@@ -122,6 +122,8 @@ KAFKA_PYTHONS = {
     "ssl_keyfile": "ssl.key.location",
     "ssl_password": "ssl.key.password",
 }
+#: What begins the settings of a schema registry, which may stand beside a client's.
+OF_REGISTRY = "schema.registry."
 SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
 BYTES = "keys and values are bytes: encode and decode them in your program"
 #: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
@@ -237,6 +239,7 @@ def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig
     check_names(settings, prefix)
     if "bootstrap.servers" not in settings:
         raise ConfigError(f"{prefix}bootstrap.servers is required: set HOST:PORT[,HOST:PORT...]")
+    settings = {name: value for name, value in settings.items() if not name.startswith(OF_REGISTRY)}
     settings = resolved(setting_texts(settings, prefix), prefix)
     security = security_settings.security_config(settings, prefix)
     named = f"{prefix}bootstrap.servers"
@@ -331,8 +334,12 @@ def is_known(name: str) -> bool:
 
 
 def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise a `ConfigError` that names all settings that are unknown or refused; `prefix` as in `client_config`."""
-    problems = dict.fromkeys(_problem(name, prefix) for name in settings if not is_known(name))
+    """Raise a `ConfigError` that names all settings that are unknown or refused; `prefix` as in `client_config`.
+
+    Without a prefix, as in a named cluster, there may be those of a schema registry.
+    """
+    wrong = (name for name in settings if not is_known(name) and (prefix or not name.startswith(OF_REGISTRY)))
+    problems = dict.fromkeys(_problem(name, prefix) for name in wrong)
     if problems:
         raise ConfigError("; and ".join(problems))
 

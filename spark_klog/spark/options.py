@@ -23,6 +23,7 @@ from spark_klog.client.places import (
     parse_timestamps,
 )
 from spark_klog.client.settings import (
+    OF_REGISTRY,
     ClientConfig,
     check_names,
     client_config,
@@ -216,7 +217,7 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     if cluster is not None:
         if "bootstrap.servers" in settings:
             raise ConfigError(f"set only one of the options cluster={cluster} and kafka.bootstrap.servers")
-        settings = named_cluster(cluster) | settings
+        settings = _without_registry(named_cluster(cluster), own) | settings
     if "path" not in own:
         check_names(settings, PREFIX)
         if "bootstrap.servers" not in settings:
@@ -227,6 +228,18 @@ def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         client_config(settings, PREFIX)
         _warn_without_effect(*without_effect(settings), *(name for name in settings if name == "linger.ms"))
     return settings, own
+
+
+def _without_registry(named: Settings, own: dict[str, str]) -> Settings:
+    """The client settings of a named cluster; those of its registry are added to `own`, if it is needed."""
+    registry = {name.removeprefix(OF_REGISTRY): value for name, value in named.items() if name.startswith(OF_REGISTRY)}
+    if "url" in registry and has_formats(own):
+        url = own.setdefault("schemaRegistryUrl", registry.pop("url"))
+        if named[f"{OF_REGISTRY}url"] != url:  # which must not get the other's password
+            raise ConfigError("option schemaRegistryUrl and schema.registry.url of the cluster differ: remove one")
+        for name, value in registry.items():
+            own.setdefault(REGISTRY_PREFIX + name, value)
+    return Settings({name: value for name, value in named.items() if not name.startswith(OF_REGISTRY)})
 
 
 def _add_registry_setting(own: dict[str, str], name: str, value: str) -> None:

@@ -221,10 +221,11 @@ def test_where_the_registry_is(url: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert (done.returncode, done.stdout) == (0, b"all other subjects: BACKWARD\n"), done.stderr
     for arguments, error in (
         (("-X", "schema.registry.uri=h"), "unknown setting schema.registry.uri: the known ones are "),
+        (("--cluster", "prod", "-r", "http://other:8081"), "--schema-registry, --set schema.registry.url and"),
         (("-X", "acks=1"), "-X acks: only settings of the schema registry, which begin with schema.registry."),
         (("-X", "schema.registry.basic.auth.user.info=alice"), "must be USER:PASSWORD"),
     ):
-        done = klog_bytes("schemas", "list", *arguments, "-r", url)
+        done = klog_bytes("schemas", "list", "-r", url, *arguments)
         assert done.returncode
         assert error in done.stderr.decode()
         assert b"alice" not in done.stderr

@@ -66,6 +66,16 @@ def test_a_connection(config: Path, cluster: EmbeddedCluster) -> None:
         admin.list_topics()
 
 
+def test_settings_of_a_schema_registry(config: Path, cluster: EmbeddedCluster) -> None:
+    registry = 'schema.registry.url = "https://h:8081"\nschema.registry.basic.auth.user.info = "env:NOT_HERE"\n'
+    config.write_text(f'[here]\nbootstrap.servers = "{cluster.bootstrap_servers}"\n{registry}')
+    assert named_cluster("here")["schema.registry.url"] == "https://h:8081"
+    with Admin(named_cluster("here")) as admin:
+        admin.list_topics()
+    with pytest.raises(ConfigError, match=r"unknown client setting 'kafka\.schema\.registry\.url'"):
+        client_config(named_cluster("here"), "kafka.")
+
+
 def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KLOG_CONFIG", raising=False)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)

@@ -6,6 +6,7 @@ test_options_of_reads.py tests the options of reads one by one.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from spark_klog.spark.options import (
     TriggerLimits,
     include_headers,
     sink_options,
+    source_formats,
     source_options,
 )
 
@@ -272,3 +274,20 @@ def test_every_option_for_reading_is_taken() -> None:
         assert source_options(BASE | options, streaming=False)
         if not any(name.startswith("ending") for name in options):
             assert source_options(BASE | options, streaming=True)
+
+
+def test_the_registry_of_a_named_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = tmp_path / "clusters.toml"
+    clusters.write_text(
+        '[prod]\nbootstrap.servers = "h:9092"\nschema.registry.url = "http://r:8081"\n'
+        'schema.registry.basic.auth.user.info = "env:INFO"\n'
+    )
+    monkeypatch.setenv("KLOG_CONFIG", str(clusters))
+    named = {"cluster": "prod", "subscribe": "clicks"}
+    assert source_options(named, streaming=False).client == {"bootstrap.servers": "h:9092"}
+    for options in (named, named | {"schemaRegistryUrl": "http://r:8081"}):
+        (form,) = source_formats(options | {"valueFormat": "avro"})
+        assert form.registry is not None
+        assert form.registry.settings == {"url": "http://r:8081", "basic.auth.user.info": "env:INFO"}
+    with pytest.raises(ConfigError, match=r"schemaRegistryUrl and schema\.registry\.url of the cluster differ"):
+        source_formats(named | {"valueFormat": "avro", "schemaRegistryUrl": "http://other:8081"})
