@@ -16,6 +16,7 @@ from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey, id_prefix, schema_keys
+from spark_klog.schemas.protobuf.message_indexes import write_indexes
 
 _GUID = UUID("89791762-2336-4186-9674-299b90a802e2")
 _BY_ID = SchemaId("AVRO", 7).id_to_bytes()
@@ -32,8 +33,8 @@ def _columns(values: pa.Array) -> BinaryColumn:
     return BinaryColumn(offsets, data or b"", validity, values.null_count)
 
 
-def _found(values: Any, headers: Any = None) -> list[tuple[object, int]]:
-    keys, which, starts, bad = schema_keys(values, headers, "value")
+def _found(values: Any, headers: Any = None, *, has_indexes: bool = False) -> list[tuple[object, int]]:
+    keys, which, starts, bad = schema_keys(values, headers, "value", has_indexes=has_indexes)
     reasons = dict(bad)
     found = []
     for row, (number, start) in enumerate(zip(which.tolist(), starts.tolist(), strict=True)):
@@ -176,3 +177,48 @@ def test_a_registry_that_is_down_is_asked_again() -> None:
         decoder.decode(values)
     registry.is_down = False
     assert decoder.decode(values).values.to_pylist() == [1]
+
+
+def test_message_indexes_follow() -> None:
+    first, second, deep = b"\0", b"\2\2", b"\6\0\x04\xac\x02"
+    rows = [
+        _BY_ID + first + b"x",
+        _BY_GUID + first,
+        _BY_ID + second,
+        _BY_ID + deep + b"x",
+        None,
+        _BY_ID,
+        _BY_ID + b"\4\0",
+    ]
+    expected: list[tuple[object, int]] = [
+        (SchemaKey(7, first), 6),
+        (SchemaKey(_GUID, first), 18),
+        (SchemaKey(7, second), 7),
+        (SchemaKey(7, deep), 10),
+        (None, 0),
+        ("the message indexes are cut off", 0),
+        ("the message indexes are cut off", 0),
+    ]
+    values = pa.array(rows, pa.binary())
+    assert _found(values, has_indexes=True) == expected
+    assert _found(values.slice(1), has_indexes=True) == expected[1:]
+    assert _found(_columns(values), has_indexes=True) == expected
+    assert _found(values[:1], has_indexes=True) == expected[:1]
+    header = [("__value_schema_id", _BY_ID + second)]
+    headers = _headers(header, [("__value_schema_id", _BY_GUID)], None, header, header, None, header)
+    assert _found(values, headers, has_indexes=True)[:5] == [
+        (SchemaKey(7, second), 0),
+        (SchemaKey(_GUID), 0),
+        (SchemaKey(7, second), 7),
+        (SchemaKey(7, second), 0),
+        (None, 0),
+    ]
+
+
+def test_more_message_indexes_than_are_sought_at_once() -> None:
+    rows = [_BY_ID + write_indexes((number % 50, 1)) + b"x" for number in range(200)]
+    rows[60:60] = [_BY_ID + b"\3"]
+    found = _found(pa.array(rows), has_indexes=True)
+    assert found[60] == ("-2 message indexes: the record is no Protobuf of a schema registry, or is damaged", 0)
+    del found[60]
+    assert found == [(SchemaKey(7, write_indexes((number % 50, 1))), 8) for number in range(200)]

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.protoc.files import parse_proto
+from spark_klog.schemas.protoc.files import has_map_entries, parse_proto
 from spark_klog.schemas.registry.schemas import References
 
 #: Schemas that a process keeps: protoc takes some tenths of a second for each.
@@ -20,14 +20,15 @@ Indexes = tuple[int, ...]
 class ProtobufSchema:
     """Records are `message`, a google.protobuf Descriptor, which is in the file of the schema, or in one in it.
 
-    `numbered` has the messages of the file by their indexes, (0,) is the first, (0, 1) the second in it.
+    `numbered` has the messages of the file by their indexes, (0,) is the first, (0, 1) the second in it. Messages of
+    the entries of maps count if the text has them, as for Confluent's clients: that of a descriptor does.
     """
 
     message: Any
     indexes: Indexes
     numbered: dict[Indexes, Any]
-    #: The same with the messages that entries of maps are, which Confluent's Python client counts.
-    numbered_with_entries: dict[Indexes, Any]
+    #: The same by the other way to count: a client may have made its schema of the other form.
+    numbered_otherwise: dict[Indexes, Any]
 
     @property
     def name(self) -> str:
@@ -35,7 +36,7 @@ class ProtobufSchema:
 
     def message_of(self, indexes: Indexes) -> Any:
         """The message of these indexes; `SchemaError` if there is none."""
-        found = self.numbered.get(indexes) or self.numbered_with_entries.get(indexes)
+        found = self.numbered.get(indexes) or self.numbered_otherwise.get(indexes)
         if found is None:
             raise SchemaError(f"its file has no message {'/'.join(map(str, indexes))}, counted from 0")
         return found
@@ -53,7 +54,7 @@ def parse_schema(text: str, references: References, message: str | None = None) 
 
 @lru_cache(_MOST_SCHEMAS)
 def _parse(text: str, references: tuple[tuple[str, str], ...], message: str | None) -> ProtobufSchema:
-    numbered, numbered_with_entries = _files(text, references)
+    numbered, numbered_otherwise = _files(text, references)
     if not numbered:
         raise SchemaError("the file has no message")
     if message is None:
@@ -64,15 +65,15 @@ def _parse(text: str, references: tuple[tuple[str, str], ...], message: str | No
     if len(chosen) != 1:
         names = ", ".join(one.full_name for one in numbered.values())
         raise SchemaError(f"the file has {len(chosen) or 'no'} messages {message}, but {names}")
-    return ProtobufSchema(numbered[chosen[0]], chosen[0], numbered, numbered_with_entries)
+    return ProtobufSchema(numbered[chosen[0]], chosen[0], numbered, numbered_otherwise)
 
 
 @lru_cache(_MOST_SCHEMAS)
 def _files(text: str, references: tuple[tuple[str, str], ...]) -> tuple[dict[Indexes, Any], dict[Indexes, Any]]:
-    """The messages of a text by their indexes, without and with those of the entries of maps."""
+    """The messages of a text by their indexes, and by the other way to count."""
     from google.protobuf.descriptor_pool import DescriptorPool
 
-    _, files = parse_proto(text, dict(references))
+    text, files = parse_proto(text, dict(references))
     pool = DescriptorPool()  # of its own: names may mean something else in another schema
     for file in files:
         try:
@@ -81,11 +82,12 @@ def _files(text: str, references: tuple[tuple[str, str], ...]) -> tuple[dict[Ind
             raise SchemaError(f"file {file.name}: {error}") from None
     root = files[-1]
     prefix = f"{root.package}." if root.package else ""
-    numbered, with_entries = (
+    is_counted = has_map_entries(text)
+    numbered, otherwise = (
         {at: pool.FindMessageTypeByName(name) for at, name in _numbered(root.message_type, (), prefix, counts_entries)}
-        for counts_entries in (False, True)
+        for counts_entries in (is_counted, not is_counted)
     )
-    return numbered, with_entries
+    return numbered, otherwise
 
 
 def _numbered(messages: Any, above: Indexes, prefix: str, counts_entries: bool) -> Iterator[tuple[Indexes, str]]:

@@ -70,6 +70,11 @@ def parse_proto(text: str, references: Mapping[str, str]) -> tuple[str, list[Any
     return text, list(_compiled(text, texts).file)
 
 
+def has_map_entries(text: str) -> bool:
+    """Whether a .proto text has messages for the entries of maps, as that of a descriptor, and not `map<K, V>`."""
+    return _MAP_ENTRY.search(text) is not None
+
+
 def _from_base64(text: str) -> Any | None:
     """The FileDescriptorProto that a text is in base64; None if it is none."""
     from google.protobuf.descriptor_pb2 import FileDescriptorProto

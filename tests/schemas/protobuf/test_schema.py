@@ -12,6 +12,7 @@ from spark_klog.errors import SchemaError, SchemaTimedOut
 from spark_klog.schemas.codec import codec_of
 from spark_klog.schemas.protobuf.columns import columns_of
 from spark_klog.schemas.protobuf.decoder import ProtobufDecoder
+from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
 from spark_klog.schemas.protobuf.message_indexes import read_indexes, write_indexes
 from spark_klog.schemas.protobuf.schema import parse_schema
 from spark_klog.schemas.protoc.files import parse_proto
@@ -148,6 +149,28 @@ def test_types_that_would_mean_something_else(writer: str, reader: str, reason: 
         _decode(writer, reader)
 
 
+def test_editions_and_extensions(kernel: str) -> None:
+    made = schema(
+        """edition = "2023";
+        message M {
+            int32 a = 1; int32 b = 2 [features.field_presence = IMPLICIT]; I i = 3 [features.message_encoding = DELIMITED];
+            repeated int32 p = 4 [features.repeated_field_encoding = EXPANDED]; K k = 5;
+            int32 r = 6 [features.field_presence = LEGACY_REQUIRED]; extensions 100 to 200;
+            message I { string s = 1; }
+            enum K { option features.enum_type = CLOSED; X = 0; Y = 1; }
+        }
+        extend M { string more = 100; }
+        """
+    )
+    message = message_class(made)(a=0, b=0, p=[1, 2], k=1, r=3)
+    message.i.s = "q"
+    data = message.SerializeToString()
+    decoder = ProtobufDecoder(made)
+    decoded = decoder.decode(pa.array([data, data + b"\xa2\6\1z"]), [made])
+    assert decoded.values.to_pylist() == [{"a": 0, "b": 0, "i": {"s": "q"}, "p": [1, 2], "k": "Y", "r": 3}] * 2
+    assert ProtobufEncoder(made, decoder.type).encode(decoded.values).to_pylist() == [data] * 2
+
+
 def test_message_indexes() -> None:
     for indexes in ((0,), (1,), (0, 1), (63, 64, 300)):
         assert read_indexes(b"x" + write_indexes(indexes) + b"y", 1) == (indexes, len(write_indexes(indexes)) + 1)
@@ -172,6 +195,20 @@ def test_message_indexes() -> None:
         decoder.program(decoder.reader, b"\0\0")
     with pytest.raises(SchemaError, match=r"message shop\.Other, another one"):
         decoder.program(decoder.reader, b"\2\2")
+
+
+def test_which_message_it_is_with_maps() -> None:
+    text = 'syntax = "proto3"; message M { map<string, string> a = 1; message In { int32 x = 1; } message On {} }'
+    made = parse_schema(text, {}, "M.In")
+    assert made.indexes == (0, 0)
+    assert made.message_of((0, 1)).full_name == "M.On"
+    assert made.message_of((0, 2)).full_name == "M.On"
+    serialized = base64.b64encode(parse_proto(text, {})[1][-1].SerializeToString()).decode()
+    made = parse_schema(serialized, {}, "M.In")
+    assert made.indexes == (0, 1)
+    assert made.message_of((0, 2)).full_name == "M.On"
+    with pytest.raises(SchemaError, match="has no message 0/3"):
+        made.message_of((0, 3))
 
 
 def test_the_schema_of_a_type_is_read_as_that_type() -> None:
