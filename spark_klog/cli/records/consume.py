@@ -176,7 +176,7 @@ def consume(
             or any(each.needs_headers for each in filters)
             or bool(formats.by_schema)  # they may have the schema's id
         )
-        decoding = _decoding(formats)
+        decoding = _decoding(formats, ascii=printed is None and sys.stdout.isatty())
         with (
             counter,
             Consumer(reading.settings, include_headers=needs_headers, timestamp_unit="ms") as consumer,
@@ -229,12 +229,12 @@ def _form(
     return Form(form, option=option, null=null, nulls=nulls, is_terminal=is_terminal)
 
 
-def _decoding(formats: Serdes) -> RecordTexts | None:
+def _decoding(formats: Serdes, *, ascii: bool) -> RecordTexts | None:
     if not formats:
         return None
     from spark_klog.cli.records.decoding import RecordTexts
 
-    return RecordTexts(formats)
+    return RecordTexts(formats, ascii=ascii)
 
 
 def _json_lines(as_arrow: bool) -> Callable[[Any], bytes | memoryview]:

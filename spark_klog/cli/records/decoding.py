@@ -46,8 +46,9 @@ class RecordTexts:
     are decoded. Errors as of the registry's client, if the registry is down or refuses.
     """
 
-    def __init__(self, serdes: Serdes) -> None:
-        self._columns: list[_SchemaColumn | _PackedColumn] = [_SchemaColumn(one) for one in serdes.by_schema]
+    def __init__(self, serdes: Serdes, *, ascii: bool = False) -> None:
+        """With `ascii` JSON has no other characters, for terminals."""
+        self._columns: list[_SchemaColumn | _PackedColumn] = [_SchemaColumn(one, ascii) for one in serdes.by_schema]
         self._columns += [_PackedColumn(column, form) for column, form in serdes.packed]
         self._undecoded = 0
 
@@ -116,8 +117,8 @@ class _PackedColumn:
 class _SchemaColumn:
     """Decodes each record by the schema that wrote it, unless the user names one that all are read by."""
 
-    def __init__(self, form: ColumnFormat) -> None:
-        self.name, self._form = form.column, form
+    def __init__(self, form: ColumnFormat, ascii: bool) -> None:
+        self.name, self._form, self._ascii = form.column, form, ascii
         self._has_registry = form.registry is not None
         self._decoder = form.reader().decoder() if form.text is not None or form.schema_id is not None else None
         #: The decoder of each schema, or why it has none.
@@ -127,14 +128,14 @@ class _SchemaColumn:
         values = batch.column(self.name)
         if not self._has_registry:
             assert self._decoder is not None  # the options require a schema
-            texts, bad = _texts(self._decoder, values, None)
+            texts, bad = self._texts(self._decoder, values, None)
             return _Texts(texts, True), bad
         headers = batch.column("headers")
         found = schema_keys(values, headers, self.name)
         ids = texts_array([_id_text(key.id) for key in found.keys])
         ids = ids.take(_integers(found.which))
         if self._decoder is not None:
-            texts, bad = _texts(self._decoder, values, headers)
+            texts, bad = self._texts(self._decoder, values, headers)
             return _Texts(texts, True, ids), bad
         if len(found.keys) == 1:
             texts, bad = self._of_schema(found.keys[0], values, headers)
@@ -168,14 +169,13 @@ class _SchemaColumn:
             which = schema_keys(values, headers, self.name)
             bad = [BadRow(int(row), decoder) for row in np.flatnonzero(which.which == 0)]
             return pa.nulls(len(values), pa.large_binary()), sorted([*bad, *which.bad])
-        return _texts(decoder, values, headers)
+        return self._texts(decoder, values, headers)
 
-
-def _texts(decoder: ColumnDecoder, values: Any, headers: Any) -> tuple[pa.Array, list[BadRow]]:
-    decoded = decoder.decode(values, headers)
-    texts = json_texts(decoded.values)
-    # a null of the schema's own is JSON's null; without a record there is no text
-    return pc.if_else(values.is_null(), _NULL, texts), decoded.bad
+    def _texts(self, decoder: ColumnDecoder, values: Any, headers: Any) -> tuple[pa.Array, list[BadRow]]:
+        decoded = decoder.decode(values, headers)
+        texts = json_texts(decoded.values, self._ascii)
+        # a null of the schema's own is JSON's null; without a record there is no text
+        return pc.if_else(values.is_null(), _NULL, texts), decoded.bad
 
 
 def _integers(values: np.ndarray[Any, np.dtype[Any]]) -> pa.Array:

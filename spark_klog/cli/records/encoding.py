@@ -40,7 +40,7 @@ class ColumnValues:
         except RegistryError as error:
             if error.status != _CONFLICT:
                 raise
-            text = str(error).rpartition("; make")[0]  # what to do is said for Spark
+            text = str(error).partition("; make the columns")[0]  # what follows is what to do in Spark
             hint = f"leave --{form.column}-schema out to write by the subject's latest"
             raise RegistryError(f"{text}; {hint}", error.status, error.code) from None
         self._reader = RowReader(kind)

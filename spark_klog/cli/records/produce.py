@@ -131,6 +131,8 @@ def produce(
         raise click.UsageError("--key-separator must not be empty")
     of_all = tuple(_header(text) for text in headers)
     key_of_all = None if key is None else key.encode("utf-8", "surrogateescape")
+    # a schema is registered for a topic that is there
+    _check_topic(chosen, topic, partition)
     parts = (topic, separator, key_of_all, of_all, partition, empty_is_null)
     if formats:
         from spark_klog.cli.records.encoding import ColumnValues
@@ -139,7 +141,6 @@ def produce(
         writer: _Lines = _EncodedLines(*parts, columns=columns, as_json=as_json)
     else:
         writer = (_JsonLines if as_json else _Lines)(*parts)
-    _check_topic(chosen, topic, partition)
     with (
         Counter(shows_stats) as counter,
         Producer(chosen) as producer,

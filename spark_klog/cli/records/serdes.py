@@ -149,7 +149,10 @@ class SerdesOptions(NamedTuple):
         if registry is None and (file is None or schema_id is not None):
             needed = "" if schema_id is not None else f", or --{column}-schema FILE for records without a schema's id"
             raise ConfigError(f"-s {column}={name} needs --schema-registry URL{needed}")
-        text = None if file is None else file.read_text(encoding="utf-8")
+        try:
+            text = None if file is None else file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError(f"--{column}-schema {file} is not UTF-8") from None
         subject = f"{topics[0]}-{column}" if registry is not None and len(topics) == 1 else None
         return ColumnFormat(column, name, registry, text, schema_id, subject)
 
