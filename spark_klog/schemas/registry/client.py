@@ -123,7 +123,9 @@ class RegistryClient:
 
     def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
         """The subjects that begin with `prefix`; with `deleted` also those that can be read by their versions only."""
-        path = f"/subjects?subjectPrefix={quote(prefix, safe='')}&deleted={json.dumps(deleted)}"
+        path = f"/subjects?deleted={json.dumps(deleted)}"
+        if prefix:  # an empty one would leave out other contexts
+            path += f"&subjectPrefix={quote(prefix, safe='')}"
         found = _parsed(lambda answer: [str(one) for one in answer], self._request("GET", path, "subjects"), "subjects")
         return [subject for subject in found if subject.startswith(prefix)]  # old registries know no prefix
 
