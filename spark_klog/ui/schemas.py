@@ -15,6 +15,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_klog.columns.plain_json import plain_json
 from spark_klog.columns.schema import FULL
@@ -35,6 +36,8 @@ _VIEW_SECONDS = 5.0
 _MOST_KEPT, _KEPT_SECONDS, _FAILED_SECONDS = 1000, 60.0, 5.0
 #: Statuses that are about the registry, and not about a schema.
 _OF_REGISTRY = (401, 403, 429)
+#: Bytes of a key or value up to which it is decoded.
+_MOST_BYTES = 1 << 20
 #: Larger numbers lose digits in the browser.
 _LARGEST = (1 << 53) - 1
 
@@ -108,7 +111,9 @@ class MessageSchemas:
         asked: set[int | UUID] = set()
         column: Column
         for column in ("key", "value"):
-            values = pa.array([getattr(one, column) for one in records], pa.binary())
+            whole = [getattr(one, column) for one in records]
+            # the beginning has the schema, and does not decode
+            values = pa.array([value and value[: _MOST_BYTES + 1] for value in whole], pa.binary())
             keys = schema_keys(values, headers, column)
             for number, key in enumerate(keys.keys):
                 if isinstance(key.id, int) and key.id < 0:
@@ -200,11 +205,13 @@ class MessageSchemas:
         try:
             decoder = ReaderSchema(source, known.text, dict(known.references), schema_id).decoder()
             decoded, bad = decoder.decode(values, headers)
-        except NotImplementedError:
-            return [(None, f"{known.format} can't be decoded")] * len(values)
+        except (NotImplementedError, RecursionError):
+            return [(None, f"its {known.format} can't be decoded")] * len(values)
         except KlogError as error:
             return [(None, str(error))] * len(values)
         reasons = dict(bad)
+        large = pc.greater(pc.binary_length(values), _MOST_BYTES)
+        reasons.update((row, f"larger than {_MOST_BYTES} bytes: it is not decoded") for row in _rows(large))
         found: list[tuple[str | None, str | None]] = []
         for row in range(len(decoded)):
             if row in reasons:
@@ -213,9 +220,14 @@ class MessageSchemas:
             try:
                 shown = _exact(plain_json(decoded[row].as_py(), decoder.type))
                 found.append((json.dumps(shown, ensure_ascii=False), None))
-            except (ValueError, OverflowError) as error:  # a time beyond the year 9999
+            except (ValueError, OverflowError, RecursionError) as error:  # a time beyond the year 9999
                 found.append((None, f"it can't be shown: {error}"))
         return found
+
+
+def _rows(mask: pa.Array) -> list[int]:
+    """The numbers of the rows that are true."""
+    return [int(row) for row in np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))]
 
 
 def _exact(value: Any) -> Any:

@@ -19,6 +19,9 @@ from selenium import webdriver
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.column_format import RegistrySettings
+from spark_klog.security.config import Settings
+from spark_klog.ui.schemas import MessageSchemas, Raw
 from tests.support.klog import klog_refusal
 from tests.support.topics import make_topic
 from tests.ui.browser import Browser
@@ -217,6 +220,51 @@ def test_a_silent_registry_holds_up_no_page(cluster: EmbeddedCluster, topic: str
             rows = _messages(page, topic)
             assert time.monotonic() - began < 8
             assert all(row["valueSchema"]["error"] for row in rows)
+
+
+class _Hostile(BaseHTTPRequestHandler):
+    """A registry with schemas that nobody should write."""
+
+    deep = '{"type":"array","items":' * 3000 + '"int"' + "}" * 3000
+    texts = ("", "{", "[]", '"nobody"', deep, '{"type":"record","name":"A","fields":[{"name":"a","type":"A"}]}')
+    answers = (*({"schema": text} for text in texts), {"schema": 7}, {}, [], {"schema": '"int"', "schemaType": "XML"})
+
+    def do_GET(self) -> None:
+        number = int(self.path.split("/")[3])
+        data = json.dumps([{"subject": None}] if "versions" in self.path else self.answers[number]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_hostile_schemas(cluster: EmbeddedCluster) -> None:
+    """Each has its reason, whatever a registry says; large values stay bytes."""
+    server = HTTPServer(("127.0.0.1", 0), _Hostile)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        schemas = MessageSchemas(RegistrySettings(Settings({"url": f"http://127.0.0.1:{server.server_port}"})))
+        records = [Raw(None, b"\0" + number.to_bytes(4, "big") + b"x", None) for number in range(len(_Hostile.answers))]
+        found = [one["value"] for one in schemas.columns("t", records)]
+        assert [one["json"] for one in found] == [None] * len(found)
+        assert all(isinstance(one["error"], str) and one["error"] for one in found)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_large_values(registry: str) -> None:
+    large = _written(registry, "large", "string", "x" * (1 << 20))
+    small = _written(registry, "large", "string", "x")
+    schemas = MessageSchemas(RegistrySettings(Settings({"url": registry})))
+    found = schemas.columns("large", [Raw(small, large, None), Raw(None, small, None)])
+    assert "larger than" in found[0]["value"]["error"]
+    assert [found[0]["key"]["json"], found[1]["value"]["json"]] == ['"x"', '"x"']
 
 
 def test_subjects(page: Page, registry: str) -> None:

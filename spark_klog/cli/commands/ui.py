@@ -9,6 +9,7 @@ import click
 from spark_klog.base.extras import require
 from spark_klog.cli.clusters import ChosenCluster, client_options, servers_option
 from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
+from spark_klog.errors import MissingPackage
 from spark_klog.groups.stores import tree_addresses
 
 if TYPE_CHECKING:
@@ -72,6 +73,12 @@ def ui(
     config = None if cluster.command_config is None else cluster.command_config.absolute()
     settings = cluster.local_settings()
     decoding = registry.settings(cluster, settings)
+    if decoding is not None and not registry.is_given:
+        try:
+            require("messages by a schema registry", "httpx")
+        except MissingPackage as error:  # the cluster's settings are for other programs, too
+            click.echo(f"klog: {error}; the page shows bytes", err=True)
+            decoding = None
     sources = Sources(settings, json_lines, stores, checkpoints, loads, cluster.name, config, decoding)
     serve(sources, listen, allow_changes, allow_remote, token, _tell)
 
