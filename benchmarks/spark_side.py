@@ -123,7 +123,14 @@ def load(spark: SparkSession, source: str, request: Request) -> dict[str, Any]:
     from spark_klog.load.tasks.task import SparkRunner
 
     options = request["options"]
-    asked = LoadOptions({"bootstrap.servers": options["servers"]}, [options["topic"]], request["folder"])
+    formats: tuple[Any, ...] = ()
+    if "registry" in options:
+        from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+        from spark_klog.security.config import Settings
+
+        formats = (ColumnFormat("value", "avro", RegistrySettings(Settings({"url": options["registry"]}))),)
+    client = {"bootstrap.servers": options["servers"]}
+    asked = LoadOptions(client, [options["topic"]], request["folder"], formats=formats)
     started = time.perf_counter()
     loaded = run_load(asked, SparkRunner(lambda: spark))
     return {"seconds": time.perf_counter() - started, "rows": sum(item.records for item in loaded.partitions)}
