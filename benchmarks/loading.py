@@ -310,7 +310,7 @@ LOAD = Work(
         "synced to the disk, manifest), Spark's from `read` to the end of `write.parquet`. The bare loop is in two "
         "processes that have imported and connected before. Runs with nothing new are whole processes.",
         "Rows are those of a schema registry in the process of the benchmark; their bytes are loaded as one column.",
-        "Wanted: 0.5 of bytes for rows, 4 times the JVM connector, 0.6 of the bare loop, 20 times with 1,000 partitions, "
-        "at most 1.5 times a spark-submit that does nothing (a ratio of 0.67), 400 MB.",
+        "Wanted: 0.5 of bytes for rows, 4 times the JVM connector, 0.6 of the bare loop, 20 times with 1,000 "
+        "partitions, at most 1.5 times a spark-submit that does nothing (a ratio of 0.67), 400 MB.",
     ),
 )
