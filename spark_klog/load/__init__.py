@@ -5,6 +5,7 @@
     OUTPUT/_klog/latest.json                          the last committed run, for people
     OUTPUT/_klog/runs/RUN/plan.json                   what the run reads, written before its tasks start
     OUTPUT/_klog/runs/RUN/offsets-TASK.json           what a task has read and written, when all its files are complete
+    OUTPUT/_klog/runs/RUN/refused                     the run had too many records that may decode another time
     OUTPUT/_klog/runs/RUN/staging/                    files of tasks before the commit (local disks only)
     OUTPUT/_klog/runs/RUN/manifest.json               the commit: the run's files, offsets and audit
     OUTPUT/_klog/dead-letters/                        corrupt record batches, as the option badRecords keeps them, and

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -36,7 +37,7 @@ from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.registry import client as registry_client
 from spark_klog.security.config import Settings
-from tests.load.support import by_duckdb, by_pyarrow, expected, failing, in_child, run
+from tests.load.support import Killed, by_duckdb, by_pyarrow, die, expected, failing, in_child, run
 from tests.schemas.registry.asking import ask
 from tests.spark.support import Sent, create_topic, produce
 from tests.support.klog import klog
@@ -221,6 +222,38 @@ def test_the_registry_learns_an_id(cluster: EmbeddedCluster, registry: str, topi
     assert renewed == kept[-1:]
     assert not (run_folder / "refused").exists()
     assert status(str(tmp_path)).findings == []
+
+
+@pytest.mark.test_all("kill")
+def test_killed_while_it_tries_again(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """At each change that the call makes after a refusal: nothing is lost or double, and no letter stays."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    known = _written(registry, topic, _fields("a"), [{"id": number} for number in range(20)])
+    number = 700_001
+    produce(servers, topic, map(Sent, [*known, *(b"\0" + number.to_bytes(4, "big") + value[5:] for value in known)]))
+    refused = tmp_path / "refused"
+    with pytest.raises(LoadError):
+        _run(servers, refused, topic, registry, max_task_records=15)
+    assert ask(registry, "PUT", f"/mode/{topic}-more", {"mode": "IMPORT"})[0] == 200
+    more = {"schema": json.dumps({**_fields("a"), "doc": topic}), "id": number, "version": 1}
+    assert ask(registry, "POST", f"/subjects/{topic}-more/versions", more)[0] == 200
+    change, died = 0, True
+    while died:
+        change += 1
+        output = tmp_path / f"{change}"
+        shutil.copytree(refused, output)
+        try:
+            with failing(LocalFolder, change, die):
+                _run(servers, output, topic, registry, max_task_records=15)
+            died = False
+        except Killed:
+            pass
+        _run(servers, output, topic, registry, max_task_records=15)
+        assert by_duckdb(output) == by_pyarrow(output) == expected(topic, {0: 40})
+        assert not list((output / LETTERS).iterdir())
+        assert (status(str(output)).findings, status(str(output)).unfinished) == ([], "")
+    assert change > 8
 
 
 def test_times_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from spark_klog.columns import decode
 from spark_klog.embedded import EmbeddedCluster
@@ -13,16 +16,20 @@ from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
-from spark_klog.load.journal.model import ATTEMPTS, LATEST, Range, run_name
+from spark_klog.load.journal.model import ATTEMPTS, LATEST, LETTERS, Range, run_name
 from spark_klog.load.journal.store import open_store
 from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.tasks import task
 from spark_klog.load.tasks.task import Job
+from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+from spark_klog.security.config import Settings
 from tests.load.buckets import bucket, committed, seen
 from tests.load.support import Frozen, InProcess, Killed, TwinFails, die, expected, failing, kills, run, send_batch
-from tests.spark.support import create_topic, delete_records, produce, values
+from tests.schemas.registry.asking import ask
+from tests.spark.support import Sent, create_topic, delete_records, produce, values
 from tests.support.kafka import free_port
 
 _HOST = "127.0.0.1"
@@ -63,6 +70,28 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
         assert seen(uri) == committed(uri) == whole
         assert status(uri).findings == []
     assert number > 8
+
+
+@pytest.mark.test_all("again")
+def test_rows_that_decode_later(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """A refused run has files in the store, which readers see; the call that goes on replaces them and its letters."""
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "rows")
+    create_topic(servers, topic)
+    with SchemaRegistry({"bootstrap.servers": servers}, "0") as registry:
+        write = AvroSerializer(SchemaRegistryClient({"url": registry.url}), '"string"')
+        good = [write(str(number), SerializationContext(topic, MessageField.VALUE, [])) for number in range(20)]
+        late = [b"\0" + (700).to_bytes(4, "big") + value[5:] for value in good if value]
+        produce(servers, topic, [Sent(value) for value in (*good, *late)])
+        formats = (ColumnFormat("value", "avro", RegistrySettings(Settings({"url": registry.url}))),)
+        with pytest.raises(LoadError, match="more than --max-bad 0"):
+            run(servers, uri, topic, formats=formats, max_task_records=15)
+        assert ask(registry.url, "PUT", f"/mode/{topic}", {"mode": "IMPORT"})[0] == 200
+        more = {"schema": '{"type":"string","later":1}', "id": 700, "version": 1}
+        assert ask(registry.url, "POST", f"/subjects/{topic}/versions", more)[0] == 200
+        assert run(servers, uri, topic, formats=formats, max_task_records=15).runs == [1]
+    assert seen(uri) == committed(uri) == expected(topic, {0: 40})
+    assert open_store(uri).names(LETTERS) == []
+    assert status(uri).findings == []
 
 
 def test_a_store_that_fails(cluster: EmbeddedCluster, topic: str, s3: str) -> None:

@@ -282,6 +282,7 @@ def test_subjects(page: Page, registry: str) -> None:
     assert page.ask("subject", name="pages", version="-1")[0] == 400
 
 
+@pytest.mark.test_all("again")
 def test_wrong_settings(cluster: EmbeddedCluster) -> None:
     servers = cluster.bootstrap_servers
     said = klog_refusal("ui", "-b", servers, "--listen", "0", "--schema-registry", "ftp://r", code=1)
