@@ -29,4 +29,6 @@ def read_json(data: pa.Buffer | bytes, count: int, kind: pa.DataType) -> pa.Arra
     column = table["v"].combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # before pyarrow 23
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], kind)
+    if "decimal" in str(kind):
+        column.validate(full=True)  # Arrow's parser looks at a number's own digits, before it adds zeros for the scale
     return column

@@ -85,6 +85,13 @@ _BAD = [
 ]
 
 
+def test_decimals_of_too_many_digits() -> None:
+    parser = JsonParser(parse_schema("price decimal(9,2)"))
+    found = parser.parse(pa.array([b'{"price":1234567}', b'{"price":12345678}'], pa.binary()))
+    assert [row for row, _ in found.bad] == [1]
+    found.column.validate(full=True)
+
+
 def _nulls(value: dict[str, Any]) -> dict[str, Any]:
     return dict.fromkeys(_PARSED) | value
 

@@ -20,7 +20,7 @@ from spark_klog.columns.json_reader import BEGIN, END, read_json
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.json_schema.columns import LOCAL_TIMESTAMP, TIMESTAMP, Column
-from spark_klog.schemas.json_schema.row_values import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS, RowParser
+from spark_klog.schemas.json_schema.row_values import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS, RowParser, default_of
 from spark_klog.schemas.json_schema.schema import JsonSchema
 from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
@@ -235,8 +235,12 @@ def _finished(column: Column, array: pa.Array, nulls: int | None) -> pa.Array:
         for one in column.properties:
             child = array.field(one.name)
             if one.fills and child.null_count > array.null_count:
-                raise _UnfitError
-            children.append(_finished(one.column, child, None if one.nullable else array.null_count))
+                if one.column.form in ("struct", "list"):  # Arrow does not fill these
+                    raise _UnfitError
+                child = _finished(one.column, child, None)
+                children.append(child.fill_null(pa.scalar(default_of(one), child.type)))
+            else:
+                children.append(_finished(one.column, child, None if one.nullable else array.null_count))
         return pa.Array.from_buffers(column.type, len(array), [array.buffers()[0]], array.null_count, children=children)
     if form == "list":
         assert column.items is not None

@@ -72,6 +72,13 @@ def _integer(text: str) -> float:
     return int(text) if len(text) <= _LONGEST_INTEGER else math.copysign(math.inf, -1 if text[0] == "-" else 1)
 
 
+def _exact(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except ArithmeticError:  # an exponent of twenty digits
+        return Decimal("Infinity")
+
+
 def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
@@ -85,7 +92,7 @@ def load_json(row: bytes, *, decimals: bool = False) -> Any:
             object_pairs_hook=_object_of,
             parse_int=_integer,
             parse_constant=_refused,
-            parse_float=Decimal if decimals else float,
+            parse_float=_exact if decimals else float,
         )
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from None
@@ -122,6 +129,11 @@ def is_value(value: Any, column: Column) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def default_of(one: Property) -> Any:
+    """The default of a property that has a valid one, as `RowParser` returns values."""
+    return _required(one.column)(one.default)
 
 
 def _required(column: Column) -> Convert:
@@ -405,7 +417,7 @@ def _of_property(one: Property) -> tuple[Convert, Any]:
     """How a property's values are converted, and what stands for null or a missing one; a `Misfit` if nothing does."""
     convert = _required(one.column)
     if one.fills:
-        return convert, convert(one.default)
+        return convert, default_of(one)
     return convert, None if one.nullable else Misfit("")
 
 

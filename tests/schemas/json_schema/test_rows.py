@@ -45,6 +45,8 @@ def test_defaults() -> None:
         a={"type": "string", "default": "x"}, b={"type": ["integer", "null"], "default": 1}, required=("a",)
     )
     assert rows_of(schema, {}, {"a": "y", "b": None}) == [{"a": "x", "b": None}, {"a": "y", "b": None}]
+    known = {"format": "date", "type": "string", "default": "2024-01-02"}
+    assert rows_of(record(a=_WHOLE, day=known), {"a": 1}) == [{"a": 1, "day": dt.date(2024, 1, 2)}]
     nested = record(inner={**record(z=_WHOLE), "default": {"z": 3}})
     assert rows_of(nested, {}) == [{"inner": {"z": 3}}]
 
@@ -87,6 +89,12 @@ def test_numbers() -> None:
     expected = [Decimal("12.30"), Decimal("12.34"), digits, Decimal(100), Decimal("12.30")]
     assert [row["price"] for row in rows_of(prices, *sent)] == expected
     assert rows_of({"type": "array", "items": _DECIMAL}, b"[1.10]") == [[Decimal("1.10")]]
+
+
+def test_decimals_of_too_many_digits() -> None:
+    nine = {**_DECIMAL, "connect.parameters": {"scale": "2", "connect.decimal.precision": "9"}}
+    words = "field p must be a decimal(9, 2), not one with 8 digits before the point and 0 after it"
+    assert reason(record(p=nine), b'{"p": 12345678}') == words
 
 
 def test_json_text_maps_and_binary() -> None:
@@ -141,6 +149,7 @@ def test_json_text_maps_and_binary() -> None:
             b'{"id": 1, "name": "", "price": 1e9999}',
             "field price must be a decimal(38, 2), not one with 10000 digits before the point and 0 after it",
         ),
+        (b'{"id": 1e99999999999999999999, "name": ""}', "field id must be an integer of 64 bits, not a number"),
         (b"null", "the value must be an object, not null"),
         (b"[]", "the value must be an object, not an array"),
         (b"[" * 1_000_000, "nested too deeply"),
