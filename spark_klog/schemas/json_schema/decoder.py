@@ -20,7 +20,15 @@ from spark_klog.columns.json_reader import BEGIN, END, read_json
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.json_schema.columns import LOCAL_TIMESTAMP, TIMESTAMP, Column
-from spark_klog.schemas.json_schema.row_values import FIRST_DAY, FIRST_MS, LAST_DAY, LAST_MS, RowParser, default_of
+from spark_klog.schemas.json_schema.row_values import (
+    FIRST_DAY,
+    FIRST_MS,
+    LAST_DAY,
+    LAST_MS,
+    NestedTooDeeply,
+    RowParser,
+    default_of,
+)
 from spark_klog.schemas.json_schema.schema import JsonSchema
 from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
@@ -34,8 +42,8 @@ _MOST_BYTES: Final = 64 * 1024 * 1024
 _LONGEST: Final = 1 << 31
 #: Rows in which the bad ones of a block are looked for.
 _FEW: Final = 512
-#: What Arrow takes for numbers, and JSON does not know. It may also stand in a text: then rows are parsed one by one.
-_SUSPECTS: Final = (b"NaN", b"Inf")
+#: What Arrow takes for numbers, and Python does not. It may also stand in a text: then rows are parsed one by one.
+_SUSPECTS: Final = ((b"-NaN", re.compile(b"-NaN")), (b"Inf", re.compile(rb"Inf[\s,\]}]")))
 #: Digits of a second that no type has.
 _BEYOND_MICROSECONDS: Final = r"(\.\d{6})\d+"
 
@@ -106,7 +114,7 @@ class JsonSchemaDecoder:
         ends = np.frombuffer(offsets, np.int32)
         data = data.slice(int(ends[wrapped.offset]), int(ends[wrapped.offset + len(wrapped)] - ends[wrapped.offset]))
         text = data.to_pybytes()
-        if any(suspect in text for suspect in _SUSPECTS):
+        if any(mark in text and suspect.search(text) for mark, suspect in _SUSPECTS):
             return None
         if self._quoted_decimals is not None and self._quoted_decimals.search(text):
             return None
@@ -132,15 +140,19 @@ class JsonSchemaDecoder:
         made = []
         for number, row in enumerate(rows.to_pylist(), first):
             value = None
-            if row is not None:
-                try:
+            try:
+                if row is not None:
                     value = parse(row)
                     validator = programs[0 if which is None else which[number]]
                     if validator is not None:
                         validator.check(row)
-                except ValueError as error:
-                    value = None
+            except ValueError as error:
+                # Arrow's parser needs no stack, and may have read such a row in a block
+                is_deep = isinstance(error, NestedTooDeeply)
+                one = self._read_block(rows[number - first : number - first + 1]) if is_deep else None
+                if one is None:
                     bad.append(BadRow(number, str(error)))
+                value = None if one is None else one[0].as_py()
             made.append(value)
         return pa.array(made, self.type)
 
@@ -257,7 +269,7 @@ def _finished(column: Column, array: pa.Array, nulls: int | None) -> pa.Array:
         return _within(array.cast(pa.date32()), pa.int32(), FIRST_DAY, LAST_DAY)
     if form == "milliseconds":
         return _within(array, pa.int64(), FIRST_MS, LAST_MS).cast(pa.timestamp("ms", "UTC")).cast(TIMESTAMP)
-    if form == "number" and column.bits == 32 and pc.all(pc.is_finite(array)).as_py() is False:
+    if form == "number" and pc.all(pc.is_finite(array)).as_py() is False:
         raise _UnfitError
     return array
 

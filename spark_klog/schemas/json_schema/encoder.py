@@ -212,7 +212,7 @@ def _embedded(plan: Plan, values: pa.Array) -> pa.Array:
         if text is None:
             continue
         try:
-            value = load_json(text.encode())
+            value = load_json(text.encode(), is_strict=True)
         except ValueError as error:
             raise _misfit(plan, f"must be JSON: {error}") from None
         if plan.is_object and not isinstance(value, dict):

@@ -79,19 +79,29 @@ def _exact(text: str) -> Decimal:
         return Decimal("Infinity")
 
 
+class NestedTooDeeply(ValueError):
+    """JSON that Python's parser has no stack for."""
+
+    def __init__(self) -> None:
+        super().__init__("nested too deeply")
+
+
 def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-def load_json(row: bytes, *, decimals: bool = False) -> Any:
-    """The value of a row; ValueError says why it is no JSON. Numbers with a fraction are Decimals if `decimals`."""
+def load_json(row: bytes, *, decimals: bool = False, is_strict: bool = False) -> Any:
+    """The value of a row; ValueError says why it is no JSON. Numbers with a fraction are Decimals if `decimals`.
+
+    NaN and Infinity are numbers here, if not `is_strict`: who uses a number has to see whether it is one.
+    """
     try:
         text = str(row, "utf-8")
         return json.loads(
             text,
             object_pairs_hook=_object_of,
+            parse_constant=_refused if is_strict else None,
             parse_int=_integer,
-            parse_constant=_refused,
             parse_float=_exact if decimals else float,
         )
     except UnicodeDecodeError as error:
@@ -101,7 +111,7 @@ def load_json(row: bytes, *, decimals: bool = False) -> Any:
             raise ValueError("no JSON: it is empty") from None
         raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise NestedTooDeeply from None
 
 
 class RowParser:
@@ -117,7 +127,7 @@ class RowParser:
         try:
             return self._convert(value)
         except RecursionError:
-            raise ValueError("nested too deeply") from None
+            raise NestedTooDeeply from None
 
 
 def is_value(value: Any, column: Column) -> bool:
@@ -158,7 +168,7 @@ def _json(column: Column) -> Convert:
         try:
             text = json.dumps(plain, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except ValueError:
-            raise Misfit("has a number that is too large") from None
+            raise Misfit("has a number that is too large, NaN or infinite") from None
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -225,8 +235,9 @@ def _number(column: Column) -> Convert:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if abs(number) >= largest:
-            raise Misfit(f"is a number that {'a float' if column.bits == 32 else 'a double'} can't hold")
+        if not abs(number) < largest:  # NaN is not
+            size = "a float" if column.bits == 32 else "a double"
+            raise Misfit("is NaN, which is not JSON" if math.isnan(number) else f"is a number that {size} can't hold")
         return number
 
     return convert

@@ -123,8 +123,8 @@ def test_json_text_maps_and_binary() -> None:
         (b'{"id": 1, "name": "\xff"}', "not UTF-8 (invalid start byte at byte 19)"),
         (b'{"id": 1, "name": "\x01"}', "no JSON: Invalid control character at at character 19"),
         (b'{"id": 1, "name": "\\ud800"}', "field name has half of a surrogate pair, which no text may have"),
-        (b'{"id": 1, "name": "", "other": NaN}', "NaN is not JSON"),
-        (b'{"id": 1, "name": "", "place": {"lat": -Infinity}}', "-Infinity is not JSON"),
+        (b'{"id": 1, "name": "", "place": {"lat": NaN}}', "field place.lat is NaN, which is not JSON"),
+        (b'{"id": 1, "name": "", "place": {"lat": -Infinity}}', "field place.lat is a number that a double can't hold"),
         (b'{"id": 1, "name": "", "place": {"lat": Inf}}', "no JSON: Expecting value at character 39"),
         (b'{"id": 1, "name": "", "place": {"lat": 1e999}}', "field place.lat is a number that a double can't hold"),
         (b'{"id": 1, "name": "", "place": {}}', "field place.lat is required, but missing"),
@@ -200,7 +200,7 @@ def test_bad_rows(row: bytes, text: str) -> None:
         ({"type": "null"}, b"1", "the value must be null, not a number"),
         ({"type": "object"}, b"1", "the value must be an object, not a number"),
         ({}, b'{"a": {"b": 1, "b": 2}}', "field b is there twice"),
-        ({}, b"1e999", "the value has a number that is too large"),
+        ({}, b"1e999", "the value has a number that is too large, NaN or infinite"),
         (_COUNTS, b'{"a": 1, "a": 1}', "field a is there twice"),
         (
             _COUNTS,
@@ -217,6 +217,9 @@ def test_deep_nesting_where_nobody_looks() -> None:
     assert reason(_ORDER, b'{"id": 1, "name": "", "x": ' + b"[" * 100_000 + b"]" * 100_000) != ""
     row = b'{"id": 1, "name": "", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     assert rows_of(_ORDER, row)[0]["id"] == 1
+    decoded = decode(_ORDER, b"{", row, b'{"id": 2, "name": "Inf, NaN", "x": [NaN, -Infinity]}')
+    assert [number for number, _ in decoded.bad] == [0]
+    assert [value and value["id"] for value in decoded.values.to_pylist()] == [None, 1, 2]
 
 
 def test_bad_rows_among_many() -> None:
