@@ -15,7 +15,7 @@ def base_of(value: Mapping[str, Any], base: str) -> str:
     """The base URI within a schema: its $id (draft 4: id), joined with that of the schema around it."""
     identifier = value.get("$id", value.get("id"))
     if isinstance(identifier, str) and not identifier.startswith("#"):
-        return urljoin(base, identifier)
+        return _joined(base, identifier)
     return base
 
 
@@ -27,16 +27,23 @@ def resolve(documents: Mapping[str, Any], reference: str, document: Any, base: s
     url, _, fragment = reference.partition("#")
     if not url:
         return _within(document, fragment, reference), document, base
-    full = urljoin(base, url)
+    full = _joined(base, url)
     for name, other in documents.items():
         own = other.get("$id", other.get("id")) if isinstance(other, dict) else None
         if name in (url, full) or (isinstance(own, str) and own.rstrip("#") in (url, full)):
             return _within(other, fragment, reference), other, own if isinstance(own, str) and own else name
     for below in _objects(document):
         own = below.get("$id", below.get("id"))
-        if isinstance(own, str) and own and urljoin(base, own).rstrip("#") == full:
+        if isinstance(own, str) and own and _joined(base, own).rstrip("#") == full:
             return _within(below, fragment, reference), document, full
     raise UnknownReference(f"$ref {reference} is neither in the schema nor among its references")
+
+
+def _joined(base: str, url: str) -> str:
+    try:
+        return urljoin(base, url)
+    except ValueError as error:
+        raise UnknownReference(f"{url!r} is no URL: {error}") from None
 
 
 def _within(document: Any, fragment: str, reference: str) -> Any:

@@ -81,6 +81,8 @@ def _loaded(text: str, what: str) -> Any:
         raise SchemaError(f"{what} must be JSON: {error}") from None
     if not isinstance(value, dict | bool):
         raise SchemaError(f"{what} must be an object, true or false")
+    if isinstance(value, dict) and not isinstance(value.get("$schema", ""), str):
+        raise SchemaError(f"{what}: '$schema' must be a string")
     return value
 
 

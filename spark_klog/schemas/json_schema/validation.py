@@ -36,11 +36,13 @@ class Validator:
         except InvalidSchema as error:
             place = "/".join(map(str, error.absolute_path))
             raise SchemaError(f"#/{place}: {error.message[:_LONGEST]}") from None
+        except RecursionError:
+            raise SchemaError("the schema is nested too deeply") from None
         base = base_of(schema.document, "") if isinstance(schema.document, dict) else ""
         registry: Any = Registry()
         for name, document in schema.documents.items():
             resource = Resource.from_contents(document, default_specification=DRAFT202012)
-            registry = registry.with_resources({(uri, resource) for uri in (name, urljoin(base, name))})
+            registry = registry.with_resources([(uri, resource) for uri in (name, urljoin(base, name))])
         self._validator = dialect(schema.document, registry=registry.crawl())
 
     def check(self, row: bytes) -> None:

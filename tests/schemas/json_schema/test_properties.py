@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from spark_klog.errors import SchemaError
 from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
 from spark_klog.schemas.json_schema.encoder import JsonSchemaEncoder
-from spark_klog.schemas.json_schema.schema import JsonSchema, parse_schema
+from spark_klog.schemas.json_schema.schema import CONNECT, JsonSchema, parse_schema
 
 _NAMES = st.sampled_from(["a", "b", "c", 'd "\u20ac"'])
 _LEAVES = st.sampled_from(
@@ -223,3 +224,41 @@ def _check_any_rows(schema: dict[str, Any], data: st.DataObject) -> None:
 def test_more_of_both(schema: dict[str, Any], data: st.DataObject) -> None:
     _check_valid_rows(schema, data)
     _check_any_rows(schema, data)
+
+
+_KEYWORDS = st.sampled_from(
+    [
+        *("type", "properties", "required", "items", "prefixItems", "additionalItems", "additionalProperties", "enum"),
+        *("patternProperties", "const", "allOf", "anyOf", "oneOf", "$ref", "$id", "$defs", "default", "format", "id"),
+        *("$schema", "$anchor", "connect.type", "connect.index", "connect.parameters", "title", "contentEncoding"),
+    ]
+)
+_WORDS = st.sampled_from(
+    [
+        *("object", "array", "string", "integer", "number", "boolean", "null", "#", "#/$defs/a", "#a", "http://["),
+        *("b.json", "date-time", "int8", "bytes", "base64", "https://x/y#/z", "a", "scale"),
+        *(f"{CONNECT}Decimal", f"{CONNECT}Date", "http://json-schema.org/draft-07/schema#"),
+    ]
+)
+_INNER = _KEYWORDS | st.sampled_from(["a", "b"])
+_JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 50) | _WORDS | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_INNER, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(_KEYWORDS, _JUNK, max_size=6), _ANY)
+@settings(deadline=None, max_examples=400, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_no_schema_breaks_more_than_itself(schema: dict[str, Any], value: Any) -> None:
+    try:
+        parsed = parse_schema(json.dumps(schema), {"b.json": '{"$id": "https://x/y", "z": {"type": "string"}}'})
+        decoder = JsonSchemaDecoder(parsed, validates=True)
+        programs = [decoder.program(parsed)]
+    except SchemaError:
+        return
+    records = pa.array([json.dumps(value).encode()], pa.binary())
+    decoded = decoder.decode(records, programs)
+    without = JsonSchemaDecoder(parsed).decode(records, [None])
+    decoded.values.validate(full=True)
+    assert {row for row, _ in without.bad} <= {row for row, _ in decoded.bad}

@@ -259,5 +259,11 @@ def test_validation() -> None:
     assert decode(schema, b'{"id": 3, "tags": ["ab"]}', validates=True).values.to_pylist() == [
         {"id": 3, "tags": ["ab"]}
     ]
+    texts = {"other.json": json.dumps({"type": "integer", "maximum": 5})}
+    for base in ({}, {"$id": "https://shop/order"}):
+        parsed = parse_schema(json.dumps({**base, **record(id={"$ref": "other.json"})}), texts)
+        decoder = JsonSchemaDecoder(parsed, validates=True)
+        decoded = decoder.decode(pa.array([b'{"id": 5}', b'{"id": 6}']), [decoder.program(parsed)])
+        assert decoded.bad == [(1, "field id is not valid: 6 is greater than the maximum of 5")]
     with pytest.raises(SchemaError, match="#/properties/id/minimum: 'x' is not of type 'number'"):
         decode(record(id={"minimum": "x"}), validates=True)
