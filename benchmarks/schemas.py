@@ -380,7 +380,7 @@ JSON_RECORDS = Work(
     (
         f"JSON Schema: one process, processor time; the same {_ROWS:,} orders as JSON with date-time, after a "
         "registry's prefix. json makes dicts of Python and takes them: the way to Arrow is not in its figures. Spark "
-        "has its rows in memory, and no prefix to cut off; its JVM is warm. With a map in the schema klog reads row by "
-        "row.",
+        "has its rows in memory, and no prefix to cut off; its JVM is warm. A map "
+        "in the schema is read row by row, by Python's parser.",
     ),
 )

@@ -10,6 +10,8 @@ import base64
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -64,9 +66,13 @@ class JsonSchemaDecoder:
         self._column = reader.column
         self.type: pa.DataType = reader.column.type
         self._rows = RowParser(reader.column)
-        #: What Arrow reads, None if it can't.
-        self._read = None if validates else _read_type(reader.column)
-        self._quoted_decimals = _quoted_decimals(reader.column)
+        #: What Arrow reads, and properties of the record that it can't: Python's parser adds them.
+        self._fast, left = _divided(reader.column)
+        self._left = RowParser(left) if left.properties else None
+        self._left_type = left.type
+        #: The type that Arrow reads, None if it can't.
+        self._read = None if validates else _read_type(self._fast)
+        self._quoted_decimals = _quoted_decimals(self._fast)
         self._validates = validates
 
     def program(self, writer: JsonSchema, rest: bytes | None = None) -> Validator | None:
@@ -123,9 +129,19 @@ class JsonSchemaDecoder:
             column = read_json(data, len(rows), self._read)
             if column.offset:
                 column = pa.concat_arrays([column])
-            return _finished(self._column, column, None if self._column.nullable else rows.null_count)
+            made = _finished(self._fast, column, None if self._column.nullable else rows.null_count)
+            return made if self._left is None else self._with_left(made, rows, self._left)
         except (pa.ArrowException, ValueError, OverflowError, _UnfitError):
             return None
+
+    def _with_left(self, made: pa.Array, rows: pa.Array, parser: RowParser) -> pa.Array:
+        """The records with the properties that Arrow does not read; ValueError if one of them is bad."""
+        left = pa.array([None if row is None else parser.parse(row) for row in rows.to_pylist()], self._left_type)
+        children = [
+            (left if left.type.get_field_index(one.name) >= 0 else made).field(one.name)
+            for one in self._column.properties
+        ]
+        return pa.Array.from_buffers(self.type, len(made), [made.buffers()[0]], made.null_count, children=children)
 
     def _parse_rows(
         self,
@@ -203,6 +219,18 @@ def _blocks(rows: pa.Array) -> list[tuple[int, int]]:
         blocks.append((begin, end))
         begin = end
     return blocks
+
+
+def _divided(column: Column) -> tuple[Column, Column]:
+    """A record with the properties that Arrow reads, and one with the others."""
+    read = [_read_type(one.column) is not None for one in column.properties]
+    if column.form != "struct" or not any(read):
+        return column, Column("object")
+    fast, left = (
+        replace(column, properties=tuple(compress(column.properties, chosen)))
+        for chosen in (read, [not one for one in read])
+    )
+    return fast, left
 
 
 def _read_type(column: Column) -> pa.DataType | None:

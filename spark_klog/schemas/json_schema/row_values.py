@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
+from functools import cache
 from typing import Any, Final
 
 from spark_klog.schemas.json_schema.columns import Column, Form, Property
@@ -90,6 +91,16 @@ def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
+@cache
+def _parser(decimals: bool, is_strict: bool) -> json.JSONDecoder:
+    return json.JSONDecoder(
+        object_pairs_hook=_object_of,
+        parse_constant=_refused if is_strict else None,
+        parse_int=_integer,
+        parse_float=_exact if decimals else float,
+    )
+
+
 def load_json(row: bytes, *, decimals: bool = False, is_strict: bool = False) -> Any:
     """The value of a row; ValueError says why it is no JSON. Numbers with a fraction are Decimals if `decimals`.
 
@@ -97,13 +108,7 @@ def load_json(row: bytes, *, decimals: bool = False, is_strict: bool = False) ->
     """
     try:
         text = str(row, "utf-8")
-        return json.loads(
-            text,
-            object_pairs_hook=_object_of,
-            parse_constant=_refused if is_strict else None,
-            parse_int=_integer,
-            parse_float=_exact if decimals else float,
-        )
+        return _parser(decimals, is_strict).decode(text)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:

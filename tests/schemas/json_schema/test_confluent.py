@@ -136,6 +136,8 @@ def test_what_is_written_confluent_reads(url: str) -> None:
     written = made.encoder().encode(values).to_pylist()
     orders = [{name: item for name, item in _order(number).items() if item is not None} for number in range(6)]
     assert [read(value, context) for value in written[:6]] == orders
+    wider = pa.struct([*kind, pa.field("note", pa.string())])
+    assert WriteFormat(_format(url, "made"), "made").writer(wider).id != made.id  # compatible: a second version
     with pytest.raises(RegistryError, match="column value can't be written under subject made-value"):
         WriteFormat(_format(url, "made"), "made").writer(pa.struct([pa.field("id", pa.string(), nullable=False)]))
 
