@@ -19,7 +19,7 @@ import pyarrow as pa
 from spark_klog.errors import LoadError
 
 if TYPE_CHECKING:
-    from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema, RegistrySettings
+    from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema
     from spark_klog.schemas.registry.schemas import Format
 
 #: Which schema a new run takes: that of the run before it, or the one that is asked for.
@@ -52,12 +52,12 @@ class RowSchema:
         message = pa.py_buffer(b64decode(self.file_type, validate=True))
         return pa.ipc.read_schema(message).field(0).type
 
-    def reader(self, registry: RegistrySettings | None) -> ReaderSchema:
-        """What decodes the column, with the registry of a call."""
-        from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
+    def reader(self, source: ColumnFormat) -> ReaderSchema:
+        """What decodes the column, with the registry of a call's format."""
+        from spark_klog.schemas.column_format import ReaderSchema
 
-        source = ColumnFormat(self.column, self.format, registry, None, self.id, self.subject)
-        return ReaderSchema(source, self.text, dict(self.references), self.id, self.version)
+        own = replace(source, text=None, schema_id=self.id, subject=self.subject)
+        return ReaderSchema(own, self.text, dict(self.references), self.id, self.version)
 
 
 def run_schemas(

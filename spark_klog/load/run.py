@@ -372,7 +372,7 @@ class _Run:
         for one in settings.rows:
             if one.topic in plan.topics:
                 check_registry(sources[one.column], one)
-                readers.setdefault(one.topic, []).append(one.reader(sources[one.column].registry))
+                readers.setdefault(one.topic, []).append(one.reader(sources[one.column]))
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
