@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -39,7 +40,7 @@ _MAX_CONNECTIONS: Final = 128
 _READERS: Final = 8
 _WRITERS: Final = 8
 #: Seconds until a request is answered, and the client may ask again.
-_ANSWER_SECONDS: Final = 2 * WRITE_SECONDS + 5
+_ANSWER_SECONDS: Final = WRITE_SECONDS + 5
 #: Settings of the user's other clients that this one must not have.
 _LEFT_OUT: Final = frozenset(("group.id", "group.instance.id", "transactional.id"))
 _CONSUMER: Final = {"auto.offset.reset": "earliest", "enable.auto.commit": "false"}
@@ -72,10 +73,11 @@ class SchemaRegistry:
         self._writers = ThreadPoolExecutor(_WRITERS, "klog-schemas-write")
         try:
             try:
-                self._log.catch_up(START_SECONDS)
+                self._log.catch_up(time.monotonic() + START_SECONDS)
+                self._registry = Registry(self._log)
+                self._registry.restore()
             except RegistryRefusal as refused:
                 raise KlogError(f"the schema registry can't start: {refused.reason}") from refused
-            self._registry = Registry(self._log)
             self._server = HttpThread(listen, self._answer, _OPTION, _MAX_CONNECTIONS)
         except BaseException:
             self._stop()

@@ -92,7 +92,7 @@ _BODIES = st.one_of(
 _METHODS = st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD", "PATCH"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(_METHODS, _PATHS, _QUERIES, _BODIES), min_size=1, max_size=8))
 def test_every_request_gets_an_answer(requests: list[tuple[Any, ...]]) -> None:
     registry = Registry(MemoryLog())  # type: ignore[arg-type]

@@ -256,8 +256,7 @@ def test_a_broker_that_is_gone(make_cluster: Callable[..., EmbeddedCluster], mon
     with SchemaRegistry(settings, "0") as registry:
         id = register(registry.url, "s", '"int"')
         cluster.kill(0)
-        monkeypatch.setattr("spark_klog.schemas.registry.server.log.WRITE_SECONDS", 1.0)
-        monkeypatch.setattr("spark_klog.schemas.registry.server.log.SchemaLog.catch_up.__defaults__", (1.0,))
+        monkeypatch.setattr("spark_klog.schemas.registry.server.registry.WRITE_SECONDS", 1.0)
         status, answer = ask(registry.url, "POST", "/subjects/s/versions", {"schema": '"long"'})
         assert (status, answer["error_code"]) == (500, 50002)
         assert ask(registry.url, "GET", f"/schemas/ids/{id}")[0] == 200  # reading goes on

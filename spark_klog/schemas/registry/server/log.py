@@ -22,7 +22,7 @@ from spark_klog.errors import (
     is_retriable,
 )
 from spark_klog.schemas.registry.server.errors import schema_too_large, store_failed, timed_out
-from spark_klog.schemas.registry.server.records import NOOP, Key, Record, dumps
+from spark_klog.schemas.registry.server.records import NOOP, RESTORED, Key, Record, dumps
 from spark_klog.schemas.registry.server.state import State
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class SchemaLog:
         #: The offset after the last record in `state`.
         self._position = 0
         self._failure: KlogError | None = None
+        #: Why the topic is no longer read; nothing that is written is read back then.
+        self._end: BaseException | None = None
         self._is_closing = False
         _create_topic(admin, topic)
         consumer.assign([(topic, 0, 0)])
@@ -68,6 +70,15 @@ class SchemaLog:
         self._thread.start()
 
     def _follow(self) -> None:
+        try:
+            self._read()
+        except BaseException as error:
+            _log.exception("the schemas' topic %s is no longer read: changes are refused until a restart", self.topic)
+            with self.lock:
+                self._end = error
+                self.lock.notify_all()
+
+    def _read(self) -> None:
         while not self._is_closing:
             try:
                 records = self._consumer.poll(_POLL_SECONDS)
@@ -83,45 +94,65 @@ class SchemaLog:
                 continue
             with self.lock:
                 for record in records:
-                    self.state.apply(record.key, record.value, record.timestamp)
+                    is_restored = any(name == RESTORED for name, _ in record.headers)
+                    self.state.apply(record.key, record.value, record.timestamp, is_restored=is_restored)
                 self._failure = None
                 self._position = position
                 self.lock.notify_all()
 
-    def catch_up(self, seconds: float = WRITE_SECONDS) -> None:
-        """Return when the state has all that was in the log at the call; `RegistryRefusal` if it has not in time."""
-        self.append([Record(Key(NOOP), None)], seconds)
+    def catch_up(self, deadline: float) -> None:
+        """Return when the state has all that was in the log at the call.
 
-    def append(self, records: Sequence[Record], seconds: float = WRITE_SECONDS) -> None:
+        `RegistryRefusal` if it has not by `deadline`, a time of `time.monotonic`.
+        """
+        self.append([Record(Key(NOOP), None)], deadline)
+
+    def append(self, records: Sequence[Record], deadline: float) -> None:
         """Write records, in order, and return when `state` has them.
 
         `RegistryRefusal` if that fails. They may be in the log nevertheless, and then are read later.
         """
-        deadline = time.monotonic() + seconds
-        with self._writing:
+        if not self._writing.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise timed_out(f"topic {self.topic} was not written to: earlier writes took all of the time")
+        try:
+            self._check_end()
             last = self._write(records, deadline)
+        finally:
+            self._writing.release()
         with self.lock:
             while self._position <= last:
+                self._check_end()
                 left = deadline - time.monotonic()
                 if self._is_closing or left <= 0:
-                    why = (
-                        "the registry is closing" if self._is_closing else self._failure or f"not within {seconds:g} s"
-                    )
+                    why = "the registry is closing" if self._is_closing else self._failure or "not in time"
                     raise timed_out(f"topic {self.topic} was written to, but not read back: {why}")
                 self.lock.wait(left)
+
+    def _check_end(self) -> None:
+        with self.lock:
+            if self._end is not None:
+                raise store_failed(
+                    f"topic {self.topic} is no longer read, after {self._end!r}: see the log, and restart the registry"
+                )
 
     def _write(self, records: Sequence[Record], deadline: float) -> int:
         """Write records; the offset of the last one."""
         with self.lock:
             spelled = [
-                (self.state.spelled(record.key), None if record.value is None else dumps(record.value))
+                (
+                    self.state.spelled(record.key),
+                    None if record.value is None else dumps(record.value),
+                    ((RESTORED, b""),) if record.is_restored else (),
+                )
                 for record in records
             ]
         try:
             if self._producer is None:
                 self._producer = self._make_producer()
             producer = self._producer
-            sent = [producer.send(self.topic, value, key, partition=0) for key, value in spelled]
+            sent = [
+                producer.send(self.topic, value, key, partition=0, headers=headers) for key, value, headers in spelled
+            ]
             return max(delivery.result(max(0.0, deadline - time.monotonic())).offset for delivery in sent)
         except RecordTooLargeToSend as error:
             raise schema_too_large(str(error)) from error

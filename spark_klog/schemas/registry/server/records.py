@@ -46,11 +46,16 @@ class Key(NamedTuple):
         return dumps(fields | {"magic": 1 if self.keytype == SCHEMA else 0})
 
 
+#: The header of a record that was written again, since one behind it had to be passed over.
+RESTORED: Final = "klog-restored"
+
+
 class Record(NamedTuple):
     """A key and its value, None for a tombstone."""
 
     key: Key
     value: dict[str, Any] | None
+    is_restored: bool = False
 
 
 def dumps(value: Any) -> bytes:
@@ -79,10 +84,13 @@ def decode_value(data: bytes | None) -> dict[str, Any] | None:
 
 
 def _object(data: bytes | None, what: str) -> dict[str, Any]:
+    data = data or b""
     try:
-        fields = json.loads(data or b"")
+        fields = json.loads(data)
+        if b"\\u" in data or b"\xed" in data:
+            dumps(fields)  # half of a surrogate pair can't be sent to anyone
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the {what} {(data or b'')[:200]!r} is not JSON: {error}") from None
+        raise ValueError(f"the {what} {data[:200]!r} is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"the {what} {(data or b'')[:200]!r} is no JSON object")
+        raise ValueError(f"the {what} {data[:200]!r} is no JSON object")
     return fields

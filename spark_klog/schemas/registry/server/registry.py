@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from spark_klog.errors import MissingPackage
 from spark_klog.schemas.registry.formats import InvalidSchema, ParsedSchema, parse
 from spark_klog.schemas.registry.formats.contract import READER, WRITER
 from spark_klog.schemas.registry.server import errors
-from spark_klog.schemas.registry.server.log import SchemaLog
+from spark_klog.schemas.registry.server.log import WRITE_SECONDS, SchemaLog
 from spark_klog.schemas.registry.server.records import (
     CLEAR_SUBJECT,
     CONFIG,
@@ -32,6 +34,7 @@ from spark_klog.schemas.registry.server.state import (
     DEFAULT_LEVEL,
     DEFAULT_MODE,
     GLOBAL_CONTEXT,
+    IMPORTING,
     Definition,
     State,
     Version,
@@ -49,7 +52,6 @@ _MAX_SCHEMA_SHOWN: Final = 10 * 1024
 LATEST: Final = -1
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _T = TypeVar("_T")
-_IMPORTING: Final = frozenset(("IMPORT", "FORWARD"))
 
 
 class Registry:
@@ -66,6 +68,33 @@ class Registry:
         """What `look_up` finds in the state, which nothing changes meanwhile."""
         with self._log.lock:
             return look_up(self._log.state)
+
+    @contextmanager
+    def _change(self) -> Iterator[float]:
+        """Be the only one to change something, with a state that has all of the log; the deadline of the change.
+
+        The deadline counts from the call: it is for the wait for others' changes, too.
+        """
+        deadline = time.monotonic() + WRITE_SECONDS
+        if not self._changing.acquire(timeout=WRITE_SECONDS):
+            raise errors.timed_out(f"changes before this one took {WRITE_SECONDS:g} s")
+        try:
+            self._log.catch_up(deadline)
+            self._restore(deadline)
+            yield deadline
+        finally:
+            self._changing.release()
+
+    def restore(self) -> None:
+        """Write again what a later record of the log would replace when the topic is compacted."""
+        with self._change():
+            pass
+
+    def _restore(self, deadline: float) -> None:
+        with self._log.lock:
+            records = [Record(key, value, is_restored=True) for key, value in self._log.state.restoring()]
+        if records:
+            self._log.append(records, deadline)
 
     # --- schemas
 
@@ -193,8 +222,7 @@ class Registry:
                 there = _with_schema(self._log.state, subject, canonical, deleted=False)
             if there is not None:
                 return there
-        with self._changing:
-            self._log.catch_up()
+        with self._change() as deadline:
             self._check_register_mode(subject, has_id=id >= 0)
             with self._log.lock:
                 state = self._log.state
@@ -208,13 +236,13 @@ class Registry:
                 holders = state.of_id(context, id) if id >= 0 else []
             if version == 0 and there is not None and id in (-1, there.id):
                 return there
-            if mode not in _IMPORTING:
+            if mode not in IMPORTING:
                 current = [known for known in versions if not known.is_deleted]
                 messages = self._incompatibilities(config, canonical, parsed, current)
                 if messages:
                     raise errors.incompatible(subject, messages)
             next_version = max((known.version for known in versions), default=0) + 1
-            if version and version != next_version and mode not in _IMPORTING:
+            if version and version != next_version and mode not in IMPORTING:
                 raise errors.invalid_schema("Version is not one more than previous version")
             if any(holder.definition != canonical for holder in holders):
                 raise errors.not_permitted(f"Overwrite new schema with id {id} in context {context} is not permitted.")
@@ -224,10 +252,11 @@ class Registry:
             records = [] if has_context else [_context_record(context)]
             # a deleted version that comes back is forgotten, once the new one is there
             records += [Record(Key(SCHEMA, subject, number), value), *self._replaced(versions, chosen, number)]
-            self._log.append(records)
+            self._log.append(records, deadline)
             with self._log.lock:
                 made = self._log.state.version(subject, number)
             if made is None or (made.id, made.definition) != (chosen, canonical):
+                self._restore(deadline)
                 raise errors.store_failed(
                     f"id {chosen} or version {number} of subject {subject} went to another schema meanwhile: another "
                     "registry writes to this topic, stop one of them"
@@ -251,7 +280,7 @@ class Registry:
         context = _context_of(subject)
         if mode.startswith("READONLY"):
             raise errors.not_permitted(f"Subject {subject} in context {context} is in read-only mode")
-        if has_id and mode not in _IMPORTING:
+        if has_id and mode not in IMPORTING:
             raise errors.not_permitted(f"Subject {subject} in context {context} is not in import mode")
         if not has_id and mode != DEFAULT_MODE:
             raise errors.not_permitted(f"Subject {subject} in context {context} is not in read-write mode")
@@ -313,8 +342,7 @@ class Registry:
 
     def delete_version(self, subject: str, number: int, *, permanent: bool) -> int:
         """Delete a version, which stays readable by its id; with `permanent`, after that, for good. Its number."""
-        with self._changing:
-            self._log.catch_up()
+        with self._change() as deadline:
             with self._log.lock:
                 state = self._log.state
                 version = _numbered(state, subject, number, deleted=True)
@@ -334,13 +362,12 @@ class Registry:
                 records = [Record(Key(SCHEMA, subject, number), None if permanent else version.value(True))]
                 if permanent and is_last:
                     records += _settings_gone(state, subject)
-            self._log.append(records)
+            self._log.append(records, deadline)
             return number
 
     def delete_subject(self, subject: str, *, permanent: bool) -> list[int]:
         """Delete all versions of a subject, or with `permanent` those that were deleted. Returns their numbers."""
-        with self._changing:
-            self._log.catch_up()
+        with self._change() as deadline:
             with self._log.lock:
                 state = self._log.state
                 if not state.versions(subject, deleted=True):
@@ -362,17 +389,16 @@ class Registry:
                 else:
                     value = {"subject": subject, "version": numbers[-1]}
                     records = [Record(Key(DELETE_SUBJECT, subject), value)]
-            self._log.append(records)
+            self._log.append(records, deadline)
             return numbers
 
     def delete_context(self, context: str) -> None:
         """Forget a context without subjects."""
-        with self._changing:
-            self._log.catch_up()
+        with self._change() as deadline:
             with self._log.lock:
                 if any(split(subject)[0] == context for subject in self._log.state.subjects()):
                     raise errors.context_not_empty(context)
-            self._log.append([Record(Key(CONTEXT, context), None)])
+            self._log.append([Record(Key(CONTEXT, context), None)], deadline)
 
     @staticmethod
     def _check_writable(state: State, subject: str | None) -> None:
@@ -385,20 +411,18 @@ class Registry:
 
     def configure(self, subject: str | None, changes: dict[str, Any]) -> dict[str, Any]:
         """Change fields of the configuration of a subject, a context or (None) all; the configuration as it is then."""
-        with self._changing:
-            self._log.catch_up()
+        with self._change() as deadline:
             with self._log.lock:
                 self._check_writable(self._log.state, subject)
                 old = self._log.state.config(subject) or {}
             value = ({} if subject is None else {"subject": subject}) | old | changes
             value = {name: item for name, item in value.items() if item is not None}
-            self._log.append([Record(Key(CONFIG, subject), value)])
+            self._log.append([Record(Key(CONFIG, subject), value)], deadline)
             return value
 
     def delete_config(self, subject: str | None) -> dict[str, Any]:
         """Forget a configuration; what it was."""
-        with self._changing:
-            self._log.catch_up()
+        with self._change() as deadline:
             with self._log.lock:
                 self._check_writable(self._log.state, subject)
                 old = self._log.state.config(subject)
@@ -406,15 +430,14 @@ class Registry:
                 if subject is not None:
                     raise errors.subject_not_found(subject)
                 return {"compatibilityLevel": DEFAULT_LEVEL}
-            self._log.append([Record(Key(CONFIG, subject), None)])
+            self._log.append([Record(Key(CONFIG, subject), None)], deadline)
             return old
 
     def set_mode(self, subject: str | None, mode: str, *, force: bool) -> None:
         """Set the mode of a subject, a context or (None) all; unless forced, IMPORT needs that there are no schemas."""
         if mode not in errors.MODES:
             raise errors.invalid_mode()
-        with self._changing:
-            self._log.catch_up()
+        with self._change() as deadline:
             records = []
             with self._log.lock:
                 state = self._log.state
@@ -431,18 +454,17 @@ class Registry:
                     cleared = {} if subject is None else {"subject": subject}
                     records.append(Record(Key(CLEAR_SUBJECT, subject), cleared))
             value = ({} if subject is None else {"subject": subject}) | {"mode": mode}
-            self._log.append([*records, Record(Key(MODE, subject), value)])
+            self._log.append([*records, Record(Key(MODE, subject), value)], deadline)
 
     def delete_mode(self, subject: str | None) -> str:
         """Forget the mode of a subject, a context or (None) all; what it was."""
-        with self._changing:
-            self._log.catch_up()
+        with self._change() as deadline:
             old = self.read(lambda state: state.mode(subject))
             if old is None:
                 if subject is not None:
                     raise errors.subject_not_found(subject)
                 return DEFAULT_MODE
-            self._log.append([Record(Key(MODE, subject), None)])
+            self._log.append([Record(Key(MODE, subject), None)], deadline)
             return old
 
 

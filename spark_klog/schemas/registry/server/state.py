@@ -1,7 +1,12 @@
 """What the records of `_schemas` say: subjects and their versions, ids, levels of compatibility, modes.
 
 A subject `:.staging:clicks` is in the context `.staging`, others are in the default one, `.`. Each context has ids of
-its own. A schema keeps its id as long as any version with it is there, a deleted one too.
+its own. A schema keeps its id as long as any version with it is there, a deleted one too. The next id is one more than
+the largest in the log: as with Confluent's registry, that of a version deleted for good counts until the topic is
+compacted.
+
+If two registries, or a late write of an earlier producer, give an id or a version to two schemas, the first one in the
+log counts. Compaction would keep the other one, so the first is written again (`restoring`).
 """
 
 from __future__ import annotations
@@ -32,6 +37,9 @@ DEFAULT_CONTEXT: Final = "."
 GLOBAL_CONTEXT: Final = ":.__GLOBAL:"
 DEFAULT_LEVEL: Final = "BACKWARD"
 DEFAULT_MODE: Final = "READWRITE"
+#: Modes in which clients choose ids and versions.
+IMPORTING: Final = frozenset(("IMPORT", "FORWARD"))
+MAX_NUMBER: Final = (1 << 31) - 1
 
 
 class Reference(NamedTuple):
@@ -152,6 +160,8 @@ class _Context:
     """The ids of a context."""
 
     def __init__(self) -> None:
+        #: False after the context was deleted: its ids are not given again.
+        self.is_listed = True
         self.last_id = 0
         self.ids: dict[bytes, int] = {}
         #: Versions with an id, by their subjects and numbers.
@@ -170,29 +180,38 @@ class State:
         self._users: dict[tuple[str, int], dict[tuple[str, int], Version]] = {}
         #: How each key was last spelled, so that another registry's record is replaced when the topic is compacted.
         self._spellings: dict[Key, bytes] = {}
+        #: Keys whose last record was passed over because an earlier one counts.
+        self._overruled: dict[Key, None] = {}
 
-    def apply(self, key_bytes: bytes | None, value_bytes: bytes | None, timestamp: int) -> None:
-        """Follow a record. What can't be read is logged, and passed over."""
+    def apply(
+        self, key_bytes: bytes | None, value_bytes: bytes | None, timestamp: int, *, is_restored: bool = False
+    ) -> None:
+        """Follow a record. What can't be read is logged, and passed over.
+
+        One of `restoring` counts, whatever was read before it.
+        """
         try:
             key, value = decode_key(key_bytes), decode_value(value_bytes)
             if key is None:
                 return
             assert key_bytes is not None
             self._spellings[key] = key_bytes
-            self._apply(key, value, timestamp)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            _log.warning("a record of the schemas' topic is passed over: %s", error)
+            self._apply(key, value, timestamp, is_restored)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            _log.warning("a record of the schemas' topic is passed over: %r", error)
 
-    def _apply(self, key: Key, value: dict[str, Any] | None, timestamp: int) -> None:
+    def _apply(self, key: Key, value: dict[str, Any] | None, timestamp: int, is_restored: bool) -> None:
         if key.keytype == SCHEMA:
             assert key.subject is not None
             version = None if value is None else _version(key, value, timestamp)
-            if version is not None and self._has_others_id(version):
+            if version is not None and not is_restored and self._is_overruled(version):
                 _log.error(
-                    "id %d belongs to another schema: version %d of subject %s is passed over",
+                    "id %d or version %d of subject %s belongs to another schema: the later record is passed over",
                     *(version.id, version.version, version.subject),
                 )
+                self._overruled[key] = None
                 return
+            self._overruled.pop(key, None)
             self._remove(key.subject, key.version)
             if version is not None:
                 self._add(version)
@@ -203,9 +222,9 @@ class State:
         elif key.keytype == CONTEXT:
             assert key.subject is not None
             if value is not None:
-                self._contexts.setdefault(key.subject, _Context())
-            elif key.subject != DEFAULT_CONTEXT:
-                self._contexts.pop(key.subject, None)
+                self._contexts.setdefault(key.subject, _Context()).is_listed = True
+            elif key.subject in self._contexts:
+                self._contexts[key.subject].is_listed = key.subject == DEFAULT_CONTEXT
         elif key.keytype == DELETE_SUBJECT and value is not None:
             for number, version in self._subjects.get(str(value["subject"]), {}).items():
                 if number <= int(value["version"]):
@@ -216,6 +235,7 @@ class State:
     def _add(self, version: Version) -> None:
         digest = version.definition.digest()
         context = self._contexts.setdefault(split(version.subject)[0], _Context())
+        context.is_listed = True
         place = version.subject, version.version
         same = context.versions.setdefault(version.id, {})
         same[place] = version
@@ -228,10 +248,31 @@ class State:
         for used in self._used(version):
             self._users.setdefault(used, {})[place] = version
 
-    def _has_others_id(self, version: Version) -> bool:
-        """Whether another schema has the version's id: two registries have written, and the first one counts."""
-        same = self.of_id(split(version.subject)[0], version.id)
-        return any(other.definition.schema != version.definition.schema for other in same)
+    def _is_overruled(self, version: Version) -> bool:
+        """Whether the version's id or place belongs to another schema already, and no client chose it.
+
+        Ids belong to a text: the same with other metadata may have the same id.
+        """
+        context = self._contexts.get(split(version.subject)[0])
+        if context is None:
+            return False
+        holder = next(iter(context.versions.get(version.id, {}).values()), None)
+        is_overruled = holder is not None and holder.definition.schema != version.definition.schema
+        there = self.version(version.subject, version.version)
+        if there is not None and there.id != version.id and self.mode_in_scope(version.subject) not in IMPORTING:
+            is_overruled = True
+        if is_overruled:
+            context.last_id = max(context.last_id, version.id)  # its writer's clients may have it
+        return is_overruled
+
+    def restoring(self) -> list[tuple[Key, dict[str, Any] | None]]:
+        """Keys and values of records that have to be written again, since later ones were passed over."""
+        found: list[tuple[Key, dict[str, Any] | None]] = []
+        for key in self._overruled:
+            assert key.subject is not None
+            version = self.version(key.subject, key.version)
+            found.append((key, None if version is None else version.value(version.is_deleted)))
+        return found
 
     def _remove(self, subject: str, number: int) -> None:
         version = self._subjects.get(subject, {}).pop(number, None)
@@ -277,10 +318,10 @@ class State:
         return self._subjects.get(subject, {}).get(number)
 
     def contexts(self) -> list[str]:
-        return sorted(self._contexts)
+        return sorted(name for name, context in self._contexts.items() if context.is_listed)
 
     def has_context(self, context: str) -> bool:
-        return context in self._contexts
+        return context in self._contexts and self._contexts[context].is_listed
 
     def of_id(self, context: str, id: int) -> list[Version]:
         """Versions that have the id, soft-deleted ones too."""
@@ -291,7 +332,10 @@ class State:
         """The id of a schema, if any version has it, a soft-deleted one too."""
         there = self._contexts.get(context)
         id = None if there is None else there.ids.get(definition.digest())
-        return id if there is not None and id in there.versions else None
+        if there is None or id is None:
+            return None
+        holder = next(iter(there.versions.get(id, {}).values()), None)
+        return id if holder is not None and holder.definition.schema == definition.schema else None
 
     def ids_of_guid(self, guid: str) -> dict[str, int]:
         """The ids of a schema by context."""
@@ -300,7 +344,11 @@ class State:
         except ValueError:
             return {}
         found = {name: context.ids.get(digest) for name, context in sorted(self._contexts.items())}
-        return {name: id for name, id in found.items() if id is not None and id in self._contexts[name].versions}
+        return {
+            name: id
+            for name, id in found.items()
+            if id is not None and any(version.definition.digest() == digest for version in self.of_id(name, id))
+        }
 
     def next_id(self, context: str) -> int:
         there = self._contexts.get(context)
@@ -357,9 +405,10 @@ _FIELDS: Final = frozenset(
 
 
 def _version(key: Key, value: dict[str, Any], timestamp: int) -> Version:
+    """The version in a record; `ValueError`, `TypeError` or `LookupError` if it is malformed."""
     assert key.subject is not None
     references = tuple(
-        Reference(str(item["name"]), str(item["subject"]), int(item["version"]))
+        Reference(str(item["name"]), str(item["subject"]), _number(item["version"], "a reference's version", -1))
         for item in value.get("references") or ()
     )
     definition = Definition(
@@ -369,6 +418,14 @@ def _version(key: Key, value: dict[str, Any], timestamp: int) -> Version:
         value.get("metadata"),
         value.get("ruleSet"),
     )
+    definition.digest()  # raises for what has the wrong type, before anything is changed
     other = {name: item for name, item in value.items() if name not in _FIELDS}
     is_deleted = bool(value.get("deleted", False))
-    return Version(key.subject, key.version, int(value["id"]), definition, is_deleted, timestamp, other)
+    number = _number(key.version, "the version", 1)
+    return Version(key.subject, number, _number(value["id"], "the id", 0), definition, is_deleted, timestamp, other)
+
+
+def _number(value: Any, what: str, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MAX_NUMBER:
+        raise ValueError(f"{what} {str(value)[:50]} is not a number from {least} to {MAX_NUMBER}")
+    return value
