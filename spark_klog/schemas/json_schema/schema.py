@@ -17,7 +17,7 @@ from functools import reduce
 from typing import Any, Final
 
 from spark_klog.errors import SchemaError
-from spark_klog.schemas.json_references import UnknownReference, base_of, resolve
+from spark_klog.schemas.json_references import Documents, UnknownReference, base_of
 from spark_klog.schemas.json_schema.columns import ANY, NO_DEFAULT, NULL, Column, Form, Property, Size, check_depth
 from spark_klog.schemas.json_schema.merging import narrowed, widened
 from spark_klog.schemas.json_schema.row_values import is_value
@@ -94,7 +94,7 @@ class _Reader:
     """Makes columns of schemas."""
 
     def __init__(self, documents: dict[str, Any]) -> None:
-        self._documents = documents
+        self._documents = Documents(documents)
         self._size = Size()
         #: Objects whose columns are being made: one that is met again contains itself.
         self._open: set[int] = set()
@@ -122,7 +122,7 @@ class _Reader:
         parts = []
         reference = value.get("$ref", value.get("$dynamicRef", value.get("$recursiveRef")))
         if isinstance(reference, str):
-            target, document, base = resolve(self._documents, reference, below.document, below.base)
+            target, document, base = self._documents.resolve(reference, below.document, below.base)
             parts.append(self.column(target, document, base, path, below.depth))
             dialect = below.document.get("$schema", "") if isinstance(below.document, dict) else ""
             if any(name in str(dialect) for name in _OLD):

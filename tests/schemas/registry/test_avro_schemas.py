@@ -277,3 +277,42 @@ def test_what_a_difference_says(reader: str, writer: str, kind: str, path: str, 
     assert f"path '{path}'" in text
     assert text.endswith(f"additionalInfo:'{message}'}}")
     assert (READER in text) is (WRITER in text) is (kind != "NAME_MISMATCH")
+
+
+def _chain(depth: int, leaf: str) -> AvroSchema:
+    """Each record has the one before it twice."""
+    record = {"type": "record", "name": "L0", "fields": [{"name": "x", "type": leaf}]}
+    fields: list[dict[str, Any]] = [{"name": "f0", "type": record}]
+    for n in range(1, depth):
+        twice = [{"name": name, "type": f"L{n - 1}"} for name in ("a", "b")]
+        fields.append({"name": f"f{n}", "type": {"type": "record", "name": f"L{n}", "fields": twice}})
+    return AvroSchema(json.dumps({"type": "record", "name": "R", "fields": fields}), {})
+
+
+def test_differences_do_not_multiply() -> None:
+    assert len(_chain(60, "int").unreadable(_chain(60, "string"))) == 100
+    assert len(_chain(3, "int").unreadable(_chain(3, "string"))) == 7  # few are all said
+
+
+def test_a_default_is_checked_once_with_each_type() -> None:
+    union = ["null", "A", {"type": "record", "name": "B", "fields": [{"name": "n", "type": ["null", "A", "B"]}]}]
+    a = {"type": "record", "name": "A", "fields": [{"name": "n", "type": union}]}
+    default: dict[str, Any] = {"n": 5}  # no A, and no B, of which each level could be either
+    for _ in range(60):
+        default = {"n": default}
+    fields = [{"name": "z", "type": a}, {"name": "f", "type": ["A", "B"], "default": default}]
+    with pytest.raises(InvalidSchema, match="Invalid default for field f"):
+        AvroSchema(json.dumps({"type": "record", "name": "R", "fields": fields}), {}, is_new=True)
+    branches = [{"type": "record", "name": f"R{n}", "fields": [{"name": "x", "type": "int"}]} for n in range(500)]
+    branches.append({"type": "record", "name": "Last", "fields": []})
+    fields = [{"name": "f", "type": {"type": "array", "items": branches}, "default": [{} for _ in range(500)]}]
+    with pytest.raises(InvalidSchema, match="a default has more than"):
+        AvroSchema(json.dumps({"type": "record", "name": "R", "fields": fields}), {}, is_new=True)
+
+
+def test_unions_that_are_too_large_to_compare(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_klog.schemas.registry.formats.avro._MOST_PAIRS", 2000)
+    branches = [{"type": "record", "name": f"R{n}", "fields": []} for n in range(100)]
+    writer, reader = AvroSchema(json.dumps(branches), {}), AvroSchema(json.dumps(branches[::-1]), {})
+    (text,) = reader.unreadable(writer)
+    assert "more than 2,000 pairs" in text

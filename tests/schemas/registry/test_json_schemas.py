@@ -7,6 +7,9 @@ are tried are valid for the new one.
 from __future__ import annotations
 
 import json
+import threading
+import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -159,6 +162,48 @@ def test_patterns_of_properties(pattern: str, is_covered: bool) -> None:
     new = {"type": "object", "patternProperties": {pattern: _INT}, "additionalProperties": False}
     before, after = (JsonSchema(json.dumps(schema), {}) for schema in (old | {"additionalProperties": False}, new))
     assert (not after.unreadable(before)) is is_covered
+
+
+def test_a_pattern_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_klog.schemas.registry.formats.json_patterns._SEARCH_SECONDS", 0.5)
+    pattern, name = "a*" * 12 + "b$", "a" * 250
+    old = {"type": "object", "patternProperties": {pattern: _STRING}, "additionalProperties": False}
+    before = JsonSchema(json.dumps(old), {})
+    after = JsonSchema(json.dumps(old | {"properties": {f"{name}{n}": _STRING for n in range(2)}}), {})
+    compared = threading.Thread(target=after.unreadable, args=[before])
+    compared.start()
+    gaps = [time.monotonic()]
+    while compared.is_alive():
+        time.sleep(0.01)
+        gaps.append(time.monotonic())
+    assert max(later - earlier for earlier, later in pairwise(gaps)) < 1.5
+    assert gaps[-1] - gaps[0] < 20
+
+
+def _nested(depth: int, leaf: Any) -> JsonSchema:
+    """Each definition has the one before it twice."""
+    made = {"d0": {"type": "object", "properties": {"x": leaf}}}
+    for n in range(1, depth):
+        reference = {"$ref": f"#/definitions/d{n - 1}"}
+        made[f"d{n}"] = {"type": "object", "properties": {"a": reference, "b": dict(reference)}}
+    return JsonSchema(json.dumps({"$ref": f"#/definitions/d{depth - 1}", "definitions": made}), {})
+
+
+def test_differences_do_not_multiply() -> None:
+    found = _nested(60, _STRING).unreadable(_nested(60, _INT))
+    assert 1 <= len(found) <= 100
+    assert "TYPE_CHANGED" in found[0]
+    assert len(_nested(3, _STRING).unreadable(_nested(3, _INT))) == 4  # few are all said
+
+
+def test_schemas_that_are_too_large_to_compare() -> None:
+    many = [{"anyOf": [{"const": n + start} for n in range(250)]} for start in (0, 1000)]
+    before, after = (JsonSchema(json.dumps(schema), {}) for schema in many)
+    assert "more than 50,000 pairs" in after.unreadable(before)[0]
+    named = [{"$id": f"http://x/{n}", "type": "string"} for n in range(1000)]
+    references = [{"$ref": "http://x/0"} for n in range(1000)]
+    with pytest.raises(InvalidSchema, match="too many"):
+        JsonSchema(json.dumps({"type": "array", "items": [*named, *references]}), {})
 
 
 def test_references() -> None:

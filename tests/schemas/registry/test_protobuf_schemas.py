@@ -192,3 +192,16 @@ def test_required_fields_and_packages() -> None:
     assert "REQUIRED_FIELD_REMOVED" in schema("p", "").unreadable(before)[0]
     assert "REQUIRED_FIELD_ADDED" in schema("p", "required int32 a = 1; required int32 b = 2;").unreadable(before)[0]
     assert "PACKAGE_CHANGED" in schema("q", "required int32 a = 1;").unreadable(before)[0]
+
+
+def test_differences_do_not_multiply() -> None:
+    def nested(leaf: str) -> ProtobufSchema:
+        """Each imported message has the one before it twice."""
+        messages = [f"message L0 {{ {leaf} x = 1; }}"]
+        messages += [f"message L{n} {{ L{n - 1} a = 1; L{n - 1} b = 2; }}" for n in range(1, 40)]
+        text = 'syntax="proto3"; import "l.proto"; message M { L39 l = 1; }'
+        return ProtobufSchema(text, {"l.proto": "\n".join(['syntax="proto3";', *messages])})
+
+    found = nested("int32").unreadable(nested("string"))
+    assert 1 <= len(found) <= 100
+    assert nested("int32").unreadable(nested("int64")) == []

@@ -11,21 +11,31 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from itertools import islice
 from math import isinf
 from typing import Any, Final
 
 from spark_klog.schemas.registry.formats.contract import (
     AVRO,
+    MOST_DIFFERENCES,
     READER,
     WRITER,
     InvalidSchema,
     ParsedSchema,
+    TooComplex,
+    limited,
 )
 from spark_klog.schemas.registry.schemas import References
 
 _PRIMITIVES: Final = frozenset(("null", "boolean", "int", "long", "float", "double", "bytes", "string"))
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DEPTH: Final = 200
+#: Values and types that are compared for one default.
+_MOST_CHECKED: Final = 200_000
+#: Pairs of a reader's and a writer's types that are compared.
+_MOST_PAIRS: Final = 200_000
+#: Letters of names in a difference.
+_MOST_LETTERS: Final = 1000
 #: Attributes of a schema that are not its own properties, by what has them.
 _RESERVED: Final = frozenset(
     ("doc", "fields", "items", "name", "namespace", "size", "symbols", "values", "type", "aliases")
@@ -109,8 +119,9 @@ class AvroSchema:
     def unreadable(self, writer: ParsedSchema) -> list[str]:
         assert isinstance(writer, AvroSchema)
         try:
-            return [difference.text() for difference in _Comparison().compare(self.root, writer.root, ("",))]
-        except _Ambiguous as error:
+            found = _Comparison().compare(self.root, writer.root, ("",))
+            return limited(difference.text() for difference in found)
+        except (_Ambiguous, TooComplex) as error:
             return [f"Unexpected exception during compatibility check: {error}"]
 
 
@@ -267,9 +278,10 @@ class _Parser:
                 raise InvalidSchema(f"field {name} of record {schema.full_name}: order {order!r}")
             doc = entry.get("doc")
             default = [entry["default"]] if "default" in entry else []
-            if default and self._is_new and not _is_of(default[0], made):
+            if default and self._is_new and not _Default().is_of(default[0], made):
                 raise InvalidSchema(
-                    f"Invalid default for field {name}: {_dumps(default[0])} not a {_dumps(_java(made, '', set()))}"
+                    f"Invalid default for field {name}: {_dumps(default[0])[:2000]} not a "
+                    f"{_dumps(_java(made, '', set()))[:2000]}"
                 )
             schema.fields.append(
                 _Field(
@@ -310,33 +322,48 @@ def _qualified(name: str, namespace: str) -> str:
     return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
-def _is_of(value: Any, schema: _Node) -> bool:
-    """Whether a JSON value is a default of the type; any branch of a union will do, as since Avro 1.12."""
-    kind = schema.kind
-    if kind == "union":
-        return any(_is_of(value, branch) for branch in schema.branches)
-    if kind == "null":
-        return value is None
-    if kind == "boolean":
-        return isinstance(value, bool)
-    if kind in ("int", "long"):
-        bits = 31 if kind == "int" else 63
-        return isinstance(value, int) and not isinstance(value, bool) and -(1 << bits) <= value < 1 << bits
-    if kind in ("float", "double"):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind in ("string", "bytes", "enum", "fixed"):
-        return isinstance(value, str)
-    if kind == "array":
-        assert schema.items is not None
-        items = schema.items
-        return isinstance(value, list) and all(_is_of(item, items) for item in value)
-    if kind == "map":
-        assert schema.items is not None
-        values = schema.items
-        return isinstance(value, dict) and all(_is_of(item, values) for item in value.values())
-    return isinstance(value, dict) and all(
-        _is_of(value[item.name], item.type) if item.name in value else bool(item.default) for item in schema.fields
-    )
+class _Default:
+    """Whether a JSON value is a default of a type; any branch of a union will do, as since Avro 1.12."""
+
+    def __init__(self) -> None:
+        #: Results by value and type: unions in unions try the same again and again.
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def is_of(self, value: Any, schema: _Node) -> bool:
+        key = id(value), id(schema)
+        if key not in self._known:
+            if len(self._known) >= _MOST_CHECKED:
+                raise InvalidSchema(f"a default has more than {_MOST_CHECKED:,} pairs of a value and a type to check")
+            self._known[key] = self._check(value, schema)
+        return self._known[key]
+
+    def _check(self, value: Any, schema: _Node) -> bool:
+        kind = schema.kind
+        if kind == "union":
+            return any(self.is_of(value, branch) for branch in schema.branches)
+        if kind == "null":
+            return value is None
+        if kind == "boolean":
+            return isinstance(value, bool)
+        if kind in ("int", "long"):
+            bits = 31 if kind == "int" else 63
+            return isinstance(value, int) and not isinstance(value, bool) and -(1 << bits) <= value < 1 << bits
+        if kind in ("float", "double"):
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        if kind in ("string", "bytes", "enum", "fixed"):
+            return isinstance(value, str)
+        if kind == "array":
+            assert schema.items is not None
+            items = schema.items
+            return isinstance(value, list) and all(self.is_of(item, items) for item in value)
+        if kind == "map":
+            assert schema.items is not None
+            values = schema.items
+            return isinstance(value, dict) and all(self.is_of(item, values) for item in value.values())
+        return isinstance(value, dict) and all(
+            self.is_of(value[item.name], item.type) if item.name in value else bool(item.default)
+            for item in schema.fields
+        )
 
 
 def _java(schema: _Node, namespace: str, seen: set[str]) -> Any:
@@ -454,6 +481,9 @@ class _Difference:
     path: tuple[str, ...]
     message: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", self.message[:_MOST_LETTERS])
+
     def text(self) -> str:
         where = "/" + "/".join(token.replace("~", "~0").replace("/", "~1") for token in self.path[1:])
         described = {
@@ -492,9 +522,13 @@ class _Comparison:
 
     def compare(self, reader: _Node, writer: _Node, path: tuple[str, ...]) -> list[_Difference]:
         pair = (id(reader), id(writer))
-        if pair not in self._compared:
-            self._compared[pair] = []
-            self._compared[pair] = list(self._differences(reader, writer, path))
+        if pair in self._compared:
+            return self._compared[pair]
+        if len(self._compared) >= _MOST_PAIRS:
+            raise TooComplex(f"more than {_MOST_PAIRS:,} pairs of their types would have to be compared")
+        self._compared[pair] = []
+        # not all: they double with each level of types that use the one below twice
+        self._compared[pair] = list(islice(self._differences(reader, writer, path), MOST_DIFFERENCES))
         return self._compared[pair]
 
     def _differences(self, reader: _Node, writer: _Node, path: tuple[str, ...]) -> Iterator[_Difference]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final, Protocol
 
 AVRO: Final = "AVRO"
@@ -11,6 +13,10 @@ PROTOBUF: Final = "PROTOBUF"
 
 class InvalidSchema(ValueError):
     """A text that is not a schema of its format; the message says what is wrong, and where."""
+
+
+class TooComplex(Exception):
+    """Two schemas whose comparison would take too long; the message says of what they have too many."""
 
 
 class ParsedSchema(Protocol):
@@ -35,7 +41,7 @@ class ParsedSchema(Protocol):
         """Why a reader with this schema can't read what `writer`, of the same format, wrote; [] if it can.
 
         Texts are Confluent's, {errorType:'...', description:'...', ...}, with READER and WRITER (below) in the places
-        of what the caller calls the two.
+        of what the caller calls the two. There are not more than `limited` leaves.
         """
         ...
 
@@ -43,3 +49,13 @@ class ParsedSchema(Protocol):
 #: Places in the texts of `ParsedSchema.unreadable`.
 READER: Final = "\ue000"
 WRITER: Final = "\ue001"
+#: Differences of two schemas that are said.
+MOST_DIFFERENCES: Final = 100
+_MOST_LETTERS: Final = 4000
+
+
+def limited(texts: Iterable[str]) -> list[str]:
+    """The first hundred of texts, and the first page of each: schemas of a few KB may differ in a million places."""
+    return [
+        text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..." for text in islice(texts, MOST_DIFFERENCES)
+    ]

@@ -6,15 +6,14 @@ not named, a closed one none, a partially open one those that a pattern or a sch
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+
+from spark_klog.schemas.registry.formats.contract import MOST_DIFFERENCES, TooComplex
+from spark_klog.schemas.registry.formats.json_patterns import Patterns
 
 if TYPE_CHECKING:
     from spark_klog.schemas.registry.formats.json_schema import Node
@@ -50,12 +49,12 @@ _KEYWORDS_OF_STRINGS: Final = ("maxLength", "minLength")
 _KEYWORDS_OF_OBJECTS: Final = ("maxProperties", "minProperties")
 _KEYWORDS_OF_ARRAYS: Final = ("maxItems", "minItems", "maxContains", "minContains")
 _CAPITAL: Final = re.compile("([A-Z])")
-_REPEATED_GROUP: Final = re.compile(r"\)[*+{?]")
-#: A program that ends with 0 if the pattern is found in the text, both of which it reads.
-_SEARCH: Final = "import json, re, sys; sys.exit(not re.search(*json.load(sys.stdin)))"
-_SEARCH_SECONDS: Final = 2.0
 #: Passes until recursive schemas are decided; each one finds at least one more pair that is incompatible.
 _MOST_PASSES: Final = 100
+#: Pairs of schemas that are compared, in all passes.
+_MOST_PAIRS: Final = 50_000
+#: Changes that are said again of a pair at a second place.
+_MOST_REPEATED: Final = 10
 
 
 @dataclass(frozen=True)
@@ -117,14 +116,19 @@ class Change:
 
 
 def differences(old: Node, new: Node) -> list[Change]:
-    """The changes from one schema to another."""
+    """The changes from one schema to another; the first, and the incompatible ones, if there are very many.
+
+    `TooComplex` if they have too many parts to compare each with each.
+    """
     incompatible: dict[tuple[int, int], list[tuple[str, ...]]] = {}
+    patterns, pairs = Patterns(), _MOST_PAIRS
     for _ in range(_MOST_PASSES):
-        comparison = _Comparison(incompatible)
+        comparison = _Comparison(incompatible, patterns, pairs)
         found = comparison.compare(old, new)
         again = {pair: changes for pair, changes in comparison.compared.items() if not _is_compatible(changes)}
         if not comparison.has_assumed or again.keys() == incompatible.keys():
             break
+        pairs -= len(comparison.compared)
         incompatible = again
     return [Change(kind, "#/" + "/".join(path)) for kind, *path in found]
 
@@ -137,6 +141,13 @@ def _is_compatible(changes: Iterable[tuple[str, ...]]) -> bool:
     return all(kind in _COMPATIBLE for kind, *_ in changes)
 
 
+def _kept(changes: _Changes, count: int) -> _Changes:
+    """At most as many of the changes; incompatible ones rather than others."""
+    if len(changes) <= count:
+        return changes
+    return sorted(changes, key=lambda change: change[0] in _COMPATIBLE)[:count]
+
+
 def _below(part: str, changes: Iterable[tuple[str, ...]]) -> _Changes:
     return [(kind, *part.split("\0"), *path) for kind, *path in changes]
 
@@ -146,8 +157,10 @@ class _Comparison:
     found that it is not.
     """
 
-    def __init__(self, incompatible: dict[tuple[int, int], _Changes]) -> None:
+    def __init__(self, incompatible: dict[tuple[int, int], _Changes], patterns: Patterns, pairs: int) -> None:
         self._incompatible = incompatible
+        self._patterns = patterns
+        self._most_pairs = pairs
         self._under_way: set[tuple[int, int]] = set()
         self.compared: dict[tuple[int, int], _Changes] = {}
         self.has_assumed = False
@@ -157,13 +170,16 @@ class _Comparison:
             return [] if old is new else [("SCHEMA_ADDED" if old is None else "SCHEMA_REMOVED",)]
         pair = id(old), id(new)
         if pair in self.compared:
-            return self.compared[pair]
+            # schemas that use each of a few others twice have places by the million
+            return _kept(self.compared[pair], _MOST_REPEATED)
         if pair in self._under_way:
             if pair not in self._incompatible:
                 self.has_assumed = True
             return self._incompatible.get(pair, [])
+        if len(self.compared) + len(self._under_way) >= self._most_pairs:
+            raise TooComplex(f"more than {_MOST_PAIRS:,} pairs of their parts would have to be compared")
         self._under_way.add(pair)
-        changes = self.compared[pair] = self._nodes(old, new)
+        changes = self.compared[pair] = _kept(self._nodes(old, new), MOST_DIFFERENCES)
         self._under_way.discard(pair)
         return changes
 
@@ -283,7 +299,7 @@ class _Comparison:
             if before is not None and after is not None:
                 changes = self.compare(before, after)
             elif before is not None:
-                changes = self._removed(before, new, _admitted(new, name), "PROPERTY")
+                changes = self._removed(before, new, self._admitted(new, name), "PROPERTY")
             else:
                 assert after is not None
                 changes = self._property_added(old, new, name, after)
@@ -305,6 +321,13 @@ class _Comparison:
             return [(f"{what}_WITH_FALSE_REMOVED_FROM_CLOSED_CONTENT_MODEL",)]
         return [(f"{what}_REMOVED_FROM_CLOSED_CONTENT_MODEL",)]
 
+    def _admitted(self, node: Node, name: str) -> Node | None:
+        """The schema of a property that an object does not name, if there is one."""
+        for pattern, schema in node.patterns.items():
+            if self._patterns.matches(pattern, name):
+                return schema
+        return _admitted_item(node)
+
     def _property_added(self, old: Node, new: Node, name: str, after: Node) -> _Changes:
         has_default = "default" in after.keywords
         if _is_open(old):
@@ -314,7 +337,7 @@ class _Comparison:
             kind += "_WITH_DEFAULT" if name in new.required and has_default else ""
             return [(f"{kind}_ADDED_TO_OPEN_CONTENT_MODEL",)]
         made: _Changes = []
-        admitted = _admitted(old, name)
+        admitted = self._admitted(old, name)
         if admitted is not None:
             made += self.compare(admitted, after)
             covered = "IS" if _is_compatible(made) else "NOT"
@@ -396,30 +419,6 @@ def _is_open(node: Node) -> bool:
     if not node.permits_more or node.more is not None or node.patterns:
         return False
     return node.unevaluated is None or node.unevaluated.kind == "empty"
-
-
-def _admitted(node: Node, name: str) -> Node | None:
-    """The schema of a property that an object does not name, if there is one."""
-    for pattern, schema in node.patterns.items():
-        if _matches(pattern, name):
-            return schema
-    return _admitted_item(node)
-
-
-@lru_cache(1024)
-def _matches(pattern: str, name: str) -> bool:
-    """Whether a pattern is in a property's name; not if it can't be said, as Python's syntax is another one.
-
-    A group that is repeated can take for ever, and holds up every thread: a process of its own looks for that, for 2 s.
-    """
-    try:
-        if not _REPEATED_GROUP.search(pattern):
-            return re.search(pattern, name) is not None
-        command = [sys.executable, "-I", "-S", "-c", _SEARCH]
-        given = json.dumps([pattern, name]).encode()
-        return subprocess.run(command, input=given, capture_output=True, timeout=_SEARCH_SECONDS).returncode == 0
-    except (re.error, RecursionError, OverflowError, subprocess.TimeoutExpired):
-        return False
 
 
 def _admitted_item(node: Node) -> Node | None:

@@ -14,13 +14,15 @@ from decimal import Decimal
 from typing import Any, Final
 
 from spark_klog.base.extras import require
-from spark_klog.schemas.json_references import UnknownReference, base_of, resolve
+from spark_klog.schemas.json_references import Documents, UnknownReference, base_of
 from spark_klog.schemas.registry.formats.contract import (
     JSON,
     READER,
     WRITER,
     InvalidSchema,
     ParsedSchema,
+    TooComplex,
+    limited,
 )
 from spark_klog.schemas.registry.schemas import References
 
@@ -115,8 +117,11 @@ class JsonSchema:
         from spark_klog.schemas.registry.formats.json_differences import differences
 
         assert isinstance(writer, JsonSchema)
-        found = differences(writer.root, self.root)
-        return [change.text(READER, WRITER) for change in found if not change.is_compatible]
+        try:
+            found = differences(writer.root, self.root)
+        except TooComplex as error:
+            return [f"Unexpected exception during compatibility check: {error}"]
+        return limited(change.text(READER, WRITER) for change in found if not change.is_compatible)
 
 
 def _written(value: Any, *, is_sorted: bool) -> str:
@@ -150,7 +155,7 @@ class _Loader:
     """Makes nodes of schemas, each once: two places with the same reference have the same node."""
 
     def __init__(self, documents: dict[str, Any]) -> None:
-        self._documents = documents
+        self._documents = Documents(documents)
         #: Nodes by the identity of the JSON object, and the document that it is in.
         self._nodes: dict[tuple[int, int], Node] = {}
         #: Objects with references that are being followed.
@@ -178,7 +183,7 @@ class _Loader:
                 raise InvalidSchema(f"$ref {reference} refers to itself")
             self._following.add(id(value))
             try:
-                target, owner, owner_base = resolve(self._documents, reference, document, base)
+                target, owner, owner_base = self._documents.resolve(reference, document, base)
             except UnknownReference as error:
                 raise InvalidSchema(str(error)) from None
             made = self._nodes[key] = self._load(target, owner, owner_base, depth + 1)

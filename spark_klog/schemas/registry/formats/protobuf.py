@@ -14,6 +14,7 @@ from spark_klog.schemas.registry.formats.contract import (
     WRITER,
     InvalidSchema,
     ParsedSchema,
+    limited,
 )
 from spark_klog.schemas.registry.schemas import References
 
@@ -59,4 +60,5 @@ class ProtobufSchema:
         from spark_klog.schemas.registry.formats.protobuf_differences import differences
 
         assert isinstance(writer, ProtobufSchema)
-        return [change.text(READER, WRITER) for change in differences(writer, self) if not change.is_compatible]
+        found = differences(writer, self)
+        return limited(change.text(READER, WRITER) for change in found if not change.is_compatible)

@@ -109,6 +109,8 @@ class _Comparison:
         self._old, self._new = old, new
         #: Messages of `old` that are being compared.
         self._under_way: set[int] = set()
+        #: Pairs of imported messages that fields have, and whether they are compatible: each is compared once.
+        self._compared: dict[tuple[int, int], bool] = {}
 
     def files(self, old: Any, new: Any) -> Iterator[Change]:
         if old.package != new.package:
@@ -227,9 +229,13 @@ class _Comparison:
             yield _change("FIELD_NAMED_TYPE_CHANGED", path)
         elif old in self._old.imported or new in self._new.imported:
             before, after = self._old.messages[old], self._new.messages[new]
-            found = list(self._messages(before, after, tuple(name.split("."))))
-            yield from found
-            if any(not change.is_compatible for change in found):
+            pair = id(before), id(after)
+            if pair not in self._compared:
+                self._compared[pair] = True
+                found = list(self._messages(before, after, tuple(name.split("."))))
+                self._compared[pair] = all(change.is_compatible for change in found)
+                yield from found
+            if not self._compared[pair]:
                 yield _change("FIELD_NAMED_TYPE_CHANGED", path)
 
 
