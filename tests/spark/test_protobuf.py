@@ -32,20 +32,23 @@ def cluster(module_server_dir: Path) -> Iterator[EmbeddedCluster]:
         yield running
 
 
-def test_read(spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path) -> None:
-    topic, servers, url = "orders", cluster.bootstrap_servers, cluster.schema_registry_url
-    assert url is not None
-    create_topic(servers, topic)
+def _sent(url: str, topic: str) -> list[Sent]:
+    """Good records at the offsets 0, 2, 5 (null) and 6."""
     made = schema(WIDE)
     serialize = ProtobufSerializer(message_class(made), SchemaRegistryClient({"url": url}), _CONF)
     context = SerializationContext(topic, MessageField.VALUE, [])
     values = [serialize(order(made, number), context) for number in range(3)]
-    sent = [values[0], values[1][:-1], values[1], b"{}", values[1][:5] + b"\2\2", None, values[2]]
-    produce(servers, topic, map(Sent, sent))
+    return [
+        Sent(value) for value in (values[0], values[1][:-1], values[1], b"{}", values[1][:5] + b"\2\2", None, values[2])
+    ]
+
+
+def test_read(spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    topic, servers, url = "orders", cluster.bootstrap_servers, cluster.schema_registry_url
+    assert url is not None
+    create_topic(servers, topic)
+    produce(servers, topic, _sent(url, topic))
     options = {"subscribe": topic, "valueFormat": "protobuf", "schemaRegistryUrl": url}
-    frame = read(spark, servers, **options)
-    text = error_of(frame.collect)
-    assert f"{topic}-0: the record at offset 1 has a value that does not decode: schema id 1: " in text
     kept = read(spark, servers, **options, badRecords="deadletter", badRecordsPath=tmp_path / "letters")
     rows = kept.orderBy("offset").select("offset", "value").collect()
     assert [row.offset for row in rows] == [0, 2, 5, 6]
@@ -57,14 +60,26 @@ def test_read(spark: SparkSession, cluster: EmbeddedCluster, tmp_path: Path) -> 
     assert value.lines["l"].prices == [1.5, -1.0]
     assert (value.gift["count"], value.cash) == (3, None)
     assert value.kinds == ["RETAIL", "UNKNOWN", "UNKNOWN_ENUM_VALUE_Kind_7"]
-    names = {field.name: field.dataType.simpleString() for field in frame.schema["value"].dataType.fields}
+    names = {field.name: field.dataType.simpleString() for field in kept.schema["value"].dataType.fields}
     assert names["at"] == "timestamp"
     assert names["took"] == "interval day to second"
     assert names["tip"] == "struct<value:bigint>"
+
+
+@pytest.mark.test_all("again")
+def test_what_does_not_decode(spark: SparkSession, cluster: EmbeddedCluster) -> None:
+    topic, servers, url = "poisoned", cluster.bootstrap_servers, cluster.schema_registry_url
+    assert url is not None
+    create_topic(servers, topic)
+    produce(servers, topic, _sent(url, topic))
+    options = {"subscribe": topic, "valueFormat": "protobuf", "schemaRegistryUrl": url}
+    text = error_of(read(spark, servers, **options).collect)
+    assert f"{topic}-0: the record at offset 1 has a value that does not decode: schema id " in text
     permissive = read(spark, servers, **options, mode="PERMISSIVE").select("offset", "value.id").orderBy("offset")
     assert [row.id for row in permissive.collect()] == [0, None, 1, None, None, None, 2]
     other = read(spark, servers, **options, valueMessage="shop.Other", badRecords="skip")
     assert other.select("value.*").columns == ["id"]
+    assert [row.offset for row in other.orderBy("offset").collect()] == [4, 5]
     assert "message shop.Order, another one" in error_of(read(spark, servers, **options, valueMessage="Other").collect)
 
 

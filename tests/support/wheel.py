@@ -18,7 +18,7 @@ _SECONDS = 500
 
 def copied_checkout(folder: Path) -> Path:
     """Copy the package's sources to a checkout in `folder`, without a native kernel."""
-    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "_avro.c")
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "_avro.c", "_protobuf.c")
     return shutil.copytree(_ROOT / "spark_klog", folder / "checkout" / "spark_klog", ignore=ignored).parent
 
 
@@ -29,7 +29,7 @@ def build_wheel(folder: Path, python: Path | str = sys.executable, **environment
     for name in _SOURCES:
         source = _ROOT / name
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "_avro.c", "*.egg-info")
+            ignored = shutil.ignore_patterns("__pycache__", "*.so", "_kernel.c", "_avro.c", "_protobuf.c", "*.egg-info")
             shutil.copytree(source, copy / name, ignore=ignored)
         else:
             copy.mkdir(exist_ok=True)

@@ -79,7 +79,7 @@ def test_decoding_and_encoding(seed: int) -> None:
     _check_encoding(seed)
 
 
-@pytest.mark.test_all("random")
+@pytest.mark.test_all("long")
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_SEEDS)
 def test_much(seed: int) -> None:
