@@ -376,6 +376,10 @@ def test_wrong_calls_of_others(spark: SparkSession, registry: str) -> None:
         ({"schemaRegistryAddress": registry}, "to_avro: set subject, such as TOPIC-value, or option schemaId"),
         ({"options": {"mode": "FAILFAST"}}, "option mode is for the functions of reading"),
         ({"options": {"useLatestVersion": "true"}}, "useLatestVersion needs schemaRegistryUrl"),
+        (
+            {"options": {"useLatestVersion": "true", "schemaId": 1}, "schemaRegistryAddress": registry},
+            "option schemaId and option useLatestVersion exclude each other",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             to_avro("value", **call)  # type: ignore[arg-type]

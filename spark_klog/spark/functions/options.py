@@ -145,8 +145,9 @@ class FunctionOptions:
         uses_latest = boolean(self.own, "useLatestVersion", False)
         if uses_latest and registers and "autoRegisterSchemas" in self.own:
             raise self._error("options autoRegisterSchemas=true and useLatestVersion=true exclude each other")
-        if uses_latest and source.text is not None:
-            raise self._error("schema and option useLatestVersion exclude each other: remove one of them")
+        other = "schema" if source.text is not None else "option schemaId" if source.schema_id is not None else None
+        if uses_latest and other is not None:
+            raise self._error(f"{other} and option useLatestVersion exclude each other: remove one of them")
         if source.registry is not None and source.subject is None and source.schema_id is None:
             raise self._error("set subject, such as TOPIC-value, or option schemaId")
         return WriteFormat(source, registers=registers, uses_latest=uses_latest)
