@@ -11,11 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
+from spark_klog.cli.records.form import parse_json
 from spark_klog.cli.records.json_rows import RowReader
 from spark_klog.cli.records.json_texts import json_texts
 from spark_klog.errors import ConfigError
+from spark_klog.schemas.avro.codec import AvroCodec
+from tests.schemas.avro.model import records, values
+from tests.schemas.avro.support import written
 
 _DECIMAL = st.integers(-(10**9) + 1, 10**9 - 1).map(lambda units: Decimal(units).scaleb(-2))
 _LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
@@ -170,3 +174,27 @@ def test_what_fits() -> None:
         "lines": [{"price": Decimal("1.5"), "flag": None}, {"price": Decimal(2), "flag": True}, None]
     }
     assert row("null") is None
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_avro_records_there_and_back(data: st.DataObject) -> None:
+    schema = data.draw(records())
+    codec = AvroCodec()
+    parsed = codec.parse(json.dumps(schema))
+    decoder = codec.decoder(parsed)
+
+    def texts_of(column: pa.Array) -> list[bytes]:
+        decoded = decoder.decode(column, [decoder.program(parsed)])
+        assert decoded.bad == []
+        texts: list[bytes] = json_texts(decoded.values).to_pylist()
+        return texts
+
+    rows = data.draw(st.lists(values(schema), min_size=1, max_size=3))
+    texts = texts_of(pa.array(written(schema, *rows), pa.binary()))
+    reader = RowReader(decoder.type)
+    encoded: list[bytes] = []
+    for text in texts:
+        row, shape = reader.read(parse_json(text))
+        encoded += codec.encoder(parsed, shape).encode(pa.array([row], shape)).to_pylist()
+    assert texts_of(pa.array(encoded, pa.binary())) == texts

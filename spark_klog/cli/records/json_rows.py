@@ -237,6 +237,13 @@ def _key_reader(kind: pa.DataType) -> Reader:
     return read_key
 
 
+def _null(kind: pa.DataType) -> Reader:
+    def read(value: Any) -> Any:
+        raise _wrong(value, "null")
+
+    return read
+
+
 def _boolean(kind: pa.DataType) -> Reader:
     def read(value: Any) -> Any:
         if isinstance(value, bool):
@@ -373,6 +380,7 @@ def _time(kind: pa.DataType) -> Reader:
 
 
 _LEAVES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Reader]], ...] = (
+    (pa.types.is_null, _null),
     (pa.types.is_boolean, _boolean),
     (pa.types.is_integer, _integer),
     (pa.types.is_floating, _float),

@@ -115,7 +115,8 @@ def _sequences(offsets: pa.Array, texts: pa.Array, ends: bytes) -> pa.Array:
 
 
 def _floats(column: pa.Array) -> pa.Array:
-    texts = column.cast(pa.string())
+    # with a point, as a number without one is a whole number elsewhere, which has no -0
+    texts = pc.replace_substring_regex(column.cast(pa.string()), r"^(-?\d+)$", r"\1.0")
     if pc.all(pc.is_finite(column)).as_py() is not False:
         return texts
     for theirs, name in _NOT_FINITE:
