@@ -73,7 +73,7 @@ _HINTS = {
     "--consumer-property": "use --set",
     "--producer-property": "use --set",
     "--command-property": "use --set",
-    "--property": "use --format, --key-separator or --json",
+    "--property": "use --format, --key-separator or --json; -s and -r for a schema registry",
     "--formatter-property": "use --format, --key-separator or --json",
     "--reader-property": "use --key-separator, --header or --json",
 }

@@ -136,6 +136,7 @@ def test_what_confluent_writes(klog: Klog, confluent: Confluent, topic: str) -> 
     wanted = [as_json(orders[0]), as_json(orders[1]), None, *({**as_json(one), "extra": "e"} for one in orders[2:])]
     output, told = klog("consume", topic, "-s", "value=avro")
     assert (lines_of(output), told) == (wanted, "")
+    assert lines_of(klog("consume", topic, "-s", "value=avro", "--from", "1", "--until", "4")[0]) == wanted[1:4]
     output, _ = klog("consume", topic, "-s", "key=i", "-s", "value=avro", "--json")
     lines = lines_of(output)
     assert [(line["key"], line["value"]) for line in lines] == list(zip([0, 1, 2, 0, 1], wanted, strict=True))
