@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import json
 import re
 import subprocess
@@ -20,6 +21,8 @@ from spark_klog.base.extras import require
 from spark_klog.errors import SchemaError, SchemaTimedOut
 
 _PARSE_SECONDS: Final = 20.0
+#: What the paths of imports can be the fault of.
+_OF_PATHS: Final = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 #: What protoc says of the file that it parses.
 _ERROR: Final = re.compile(r"^(?P<file>[^: \n]+\.proto):(?P<place>\d+:\d+: )?(?P<reason>.*)$", re.MULTILINE)
 _ROOT: Final = "schema.proto"
@@ -110,8 +113,14 @@ def _compiled(text: str, references: Mapping[str, str]) -> Any:
             if not _is_inside(path):
                 raise SchemaError(f"{path!r} is not a path that can be imported")
             file = root / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(_MAP_ENTRY.sub(_marked, content), encoding="utf-8")
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(_MAP_ENTRY.sub(_marked, content), encoding="utf-8")
+            except OSError as error:
+                if error.errno not in _OF_PATHS:
+                    raise
+                # too long, or one is a folder of the other
+                raise SchemaError(f"{path[:300]!r} can't be imported: {error.strerror}") from None
         made = Path(folder, "out")
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root}", *_shared_types(text, references)]
         command += ["--include_imports", "--include_source_info", f"--descriptor_set_out={made}", name]

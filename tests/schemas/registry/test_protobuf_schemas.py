@@ -194,6 +194,12 @@ def test_required_fields_and_packages() -> None:
     assert "PACKAGE_CHANGED" in schema("q", "required int32 a = 1;").unreadable(before)[0]
 
 
+@pytest.mark.parametrize("paths", [["a.proto", "a.proto/b.proto"], ["a.proto/b.proto", "a.proto"], ["n" * 300]])
+def test_paths_that_no_file_can_have(paths: list[str]) -> None:
+    with pytest.raises(InvalidSchema, match="can't be imported"):
+        ProtobufSchema('syntax = "proto3";', dict.fromkeys(paths, 'syntax = "proto3";'))
+
+
 def test_differences_do_not_multiply() -> None:
     def nested(leaf: str) -> ProtobufSchema:
         """Each imported message has the one before it twice."""
