@@ -12,6 +12,8 @@ from spark_klog.schemas.registry.server.state import State
 class MemoryLog:
     """A log in memory, in place of `SchemaLog`."""
 
+    cluster_id = "memory"
+
     def __init__(self) -> None:
         self.state = State()
         self.lock = threading.Condition(threading.RLock())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spark_klog import __version__
 from tests.schemas.registry.asking import CONTENT_TYPE, ask, ask_whole, record, register, with_default
 
 ONE = '{"type":"record","name":"Click","fields":[{"name":"a","type":"int"}]}'
@@ -264,6 +265,9 @@ def test_contexts_have_ids_of_their_own(registry: str) -> None:
 
 
 def test_the_server(registry: str) -> None:
+    clusters = ask(registry, "GET", "/v1/metadata/id")[1]["scope"]["clusters"]
+    assert (len(clusters["kafka-cluster"]), clusters["schema-registry-cluster"]) == (22, "schema-registry")
+    assert ask(registry, "GET", "/v1/metadata/version") == (200, {"version": __version__})
     assert ask(registry, "GET", "/schemas/types") == (200, ["JSON", "PROTOBUF", "AVRO"])
     assert ask(registry, "GET", "/") == (200, {})
     status, body, headers = ask_whole(registry, "GET", "/subjects", Accept="application/json, */*")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.schemas.registry.server.api import answer
@@ -102,3 +103,132 @@ def test_every_request_gets_an_answer(requests: list[tuple[Any, ...]]) -> None:
         if made.status >= 400:
             refusal = json.loads(made.body)
             assert int(str(refusal["error_code"])[:3]) == made.status
+
+
+_DIGITS = "1" * 5000
+
+
+def _ask(registry: Registry, method: str, path: str, body: Any = None, query: str = "") -> tuple[int, Any]:
+    made = answer(registry, method, path, query, b"" if body is None else json.dumps(body).encode())
+    return made.status, json.loads(made.body or b"null")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("GET", f"/subjects/a/versions/{_DIGITS}", None, 42202),
+        ("GET", f"/schemas/ids/{_DIGITS}", None, 404),
+        ("GET", "/schemas/ids/-1", None, 40403),
+        ("GET", "/schemas/ids/-1/versions", None, 40403),
+        ("GET", "/schemas/ids/x", None, 404),
+        ("PUT", "/config", {"compatibilityGroup": ["x"]}, 422),
+        ("PUT", "/config", {"alias": 1}, 422),
+        ("PUT", "/config", {"defaultMetadata": 5}, 422),
+        ("PUT", "/config", {"defaultMetadata": {"properties": 5}}, 422),
+        ("PUT", "/config", {"normalize": 1}, 422),
+        ("POST", "/subjects/b/versions", {"schema": '"int"', "id": 5_000_000_000, "version": 1}, 422),
+        ("POST", "/subjects/b/versions", {"schema": '"int"', "id": 1, "version": 1 << 31}, 422),
+        ("POST", "/subjects/b/versions", {"schema": '"int"', "id": True}, 422),
+    ],
+)
+def test_numbers_and_types_that_do_not_do(method: str, path: str, body: Any, code: int) -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    assert _ask(registry, "PUT", "/mode/b", {"mode": "IMPORT"})[0] == 200
+    status, refused = _ask(registry, method, path, body)
+    assert (status, refused["error_code"]) == (int(str(code)[:3]), code)
+    assert _ask(registry, "GET", "/subjects", query=f"limit={_DIGITS}&offset={_DIGITS}") == (200, [])
+    assert _ask(registry, "POST", "/subjects/a/versions", {"schema": '"int"'})[1]["id"] == 1
+
+
+def test_the_last_id() -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    assert _ask(registry, "PUT", "/mode/b", {"mode": "IMPORT"})[0] == 200
+    last = {"schema": '"int"', "id": (1 << 31) - 1, "version": (1 << 31) - 1}
+    assert _ask(registry, "POST", "/subjects/b/versions", last)[0] == 200
+    status, refused = _ask(registry, "POST", "/subjects/a/versions", {"schema": '"long"'})
+    assert (status, refused["error_code"]) == (422, 42205)
+    assert "used up" in refused["message"]
+
+
+def _record(name: str, *fields: dict[str, Any], reference: bool = False) -> dict[str, Any]:
+    schema = json.dumps({"type": "record", "name": name, "fields": list(fields)})
+    references = [{"name": "User", "subject": "user", "version": 1}] if reference else []
+    return {"schema": schema, "references": references}
+
+
+def _gone(registry: Registry, subject: str) -> None:
+    for query in ("", "permanent=true"):
+        assert _ask(registry, "DELETE", f"/subjects/{subject}", query=query)[0] == 200
+
+
+def test_a_reference_whose_number_gets_another_schema() -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    user, more = {"name": "u", "type": "User"}, {"name": "k", "type": "int", "default": 0}
+    for kind in ("int", "string"):
+        named = _record("User", {"name": "n", "type": kind})
+        assert _ask(registry, "POST", "/subjects/user/versions", named)[0] == 200
+        for fields in ([user], [user, more]):
+            body = _record("A", *fields, reference=True)
+            assert _ask(registry, "POST", "/subjects/a/versions", body)[0] == 200
+        for subject in ("a", "user"):
+            _gone(registry, subject)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_reference_that_goes_while_a_schema_is_registered(monkeypatch: pytest.MonkeyPatch, replaced: bool) -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    assert _ask(registry, "POST", "/subjects/user/versions", _record("User"))[0] == 200
+    canonical = registry._canonical
+
+    def slowly(*arguments: Any, **named: Any) -> Any:
+        made = canonical(*arguments, **named)
+        monkeypatch.setattr(registry, "_canonical", canonical)
+        _gone(registry, "user")
+        if replaced:
+            assert _ask(registry, "POST", "/subjects/user/versions", _record("Other"))[0] == 200
+        return made
+
+    monkeypatch.setattr(registry, "_canonical", slowly)
+    body = _record("A", {"name": "u", "type": ["null", "User"]}, reference=True)
+    status, refused = _ask(registry, "POST", "/subjects/a/versions", body)
+    assert (status, refused["error_code"]) == (422, 42201)
+    assert ("Undefined name" if replaced else "No schema reference found") in refused["message"]
+    assert _ask(registry, "GET", "/subjects", query="deleted=true") == (200, ["user"] if replaced else [])
+
+
+def test_a_long_row_of_references() -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    registry.configure(None, {"compatibilityLevel": "NONE"})
+    status = 200
+    for n in range(1, 300):
+        fields = [{"name": "f", "type": f"R{n - 1}"}] if n > 1 else []
+        body = {"schema": json.dumps({"type": "record", "name": f"R{n}", "fields": fields})}
+        body["references"] = [{"name": f"R{n - 1}", "subject": f"s{n - 1}", "version": 1}] if n > 1 else []
+        status, refused = _ask(registry, "POST", f"/subjects/s{n}/versions", body)
+        if status != 200:
+            break
+    assert (status, n) == (422, 202), refused
+    assert "refer each to the next one" in refused["message"]
+
+
+def test_the_parsed_schemas_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_klog.schemas.registry.server.registry._MOST_LETTERS", 100)
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    for n in range(9):
+        body = _record("A", *({"name": f"f{m}", "type": "int", "default": 0} for m in range(n)))
+        assert _ask(registry, "POST", "/subjects/a/versions", body)[0] == 200
+    assert len(registry._parsed) == 1
+
+
+def test_schemas_that_are_nested_too_deeply_to_compare() -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    made = []
+    for kind in ("integer", "string"):
+        schema: dict[str, Any] = {"type": kind}
+        for _ in range(150):
+            schema = {"items": schema, "type": ["array", "null"]}
+        body = {"schema": json.dumps(schema), "schemaType": "JSON"}
+        made.append(_ask(registry, "POST", "/subjects/a/versions", body))
+    assert made[0][0] == 200
+    assert made[1][0] == 409
+    assert "nested too deeply" in made[1][1]["message"]

@@ -1,6 +1,6 @@
 """The REST API of Confluent's schema registry.
 
-    /subjects...  /schemas...  /compatibility...  /config...  /mode...  /contexts  /v1/metadata/...
+    /subjects...  /schemas...  /compatibility...  /config...  /mode...  /contexts  /v1/metadata/id  /v1/metadata/version
 
 Any of the first five may stand behind /contexts/CONTEXT. A page is a function of the `Request` of its row in `_PAGES`.
 """
@@ -8,11 +8,13 @@ Any of the first five may stand behind /contexts/CONTEXT. A page is a function o
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote
 
+from spark_klog import __version__
 from spark_klog.schemas.registry.formats import AVRO, PROTOBUF, TYPES
 from spark_klog.schemas.registry.server import errors
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
@@ -22,6 +24,7 @@ from spark_klog.schemas.registry.server.state import (
     DEFAULT_LEVEL,
     DEFAULT_MODE,
     GLOBAL_CONTEXT,
+    MAX_NUMBER,
     Definition,
     Reference,
     State,
@@ -35,7 +38,8 @@ from spark_klog.schemas.registry.server.state import (
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
 #: What a client may ask for; any other gets the first.
 _ACCEPTED: Final = (CONTENT_TYPE, "application/vnd.schemaregistry+json", "application/json")
-_INT32_MAX: Final = (1 << 31) - 1
+#: A number with more digits is too large, whatever it is: Python does not convert thousands of them.
+_DIGITS: Final = re.compile("[0-9]{1,10}")
 #: Rows of a list, if no limit is given.
 _MOST_ROWS: Final = 20_000
 #: Fields of a configuration: as they are asked for, and as they are stored.
@@ -51,6 +55,13 @@ _CONFIG_FIELDS: Final = {
     "overrideMetadata": "overrideMetadata",
     "defaultRuleSet": "defaultRuleSet",
     "overrideRuleSet": "overrideRuleSet",
+}
+
+
+_CONFIG_TYPES: Final[dict[str, Any]] = {
+    **dict.fromkeys(("alias", "compatibilityPolicy", "compatibilityGroup"), str | None),
+    **dict.fromkeys(("normalize", "validateFields", "validateRules"), bool | None),
+    **dict.fromkeys(("defaultMetadata", "overrideMetadata", "defaultRuleSet", "overrideRuleSet"), dict | None),
 }
 
 
@@ -99,21 +110,21 @@ class Asked:
         text = self.names[index]
         if text.lower() in ("latest", "-1"):
             return LATEST
-        if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= _INT32_MAX:
-            raise errors.invalid_version(text)
+        if not _DIGITS.fullmatch(text) or not 1 <= int(text) <= MAX_NUMBER:
+            raise errors.invalid_version(text[:100])
         return int(text)
 
     def id(self) -> int:
+        """The id in the path, which may be negative: no schema has it."""
         text = self.names[0]
-        if not text.isascii() or not text.isdecimal() or int(text) > _INT32_MAX:
+        if not _DIGITS.fullmatch(text.removeprefix("-")) or abs(int(text)) > MAX_NUMBER:
             raise errors.bare(HTTPStatus.NOT_FOUND)
         return int(text)
 
     def rows(self, values: list[Any]) -> list[Any]:
         """The rows that `offset` and `limit` ask for."""
         offset, limit = (
-            int(text) if text.isascii() and text.isdecimal() else 0
-            for text in (self.text("offset"), self.text("limit"))
+            int(text) if _DIGITS.fullmatch(text) else 0 for text in (self.text("offset"), self.text("limit"))
         )
         return values[offset : offset + (limit or _MOST_ROWS)]
 
@@ -145,8 +156,9 @@ class Asked:
             ("id", fields.get("id"), int | None),
             ("version", fields.get("version"), int | None),
         ):
-            if not isinstance(value, wanted):
-                raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} has the wrong type")
+            _check_type(name, value, wanted)
+            if isinstance(value, int) and value > MAX_NUMBER:
+                raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is larger than {MAX_NUMBER}")
         _check_metadata(metadata)
         schema_type = fields.get("schemaType") or AVRO
         if schema_type not in TYPES:
@@ -159,6 +171,11 @@ class Asked:
         except (TypeError, AttributeError):
             raise errors.invalid_rule_set() from None
         return made, fields
+
+
+def _check_type(name: str, value: Any, wanted: Any) -> None:
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted == int | None):
+        raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} has the wrong type")
 
 
 def _check_metadata(metadata: dict[str, Any] | None) -> None:
@@ -176,7 +193,7 @@ def _reference(value: Any) -> Reference:
     name, subject, version = fields.get("name"), fields.get("subject"), fields.get("version")
     if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
         raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, "a reference has name, subject and version")
-    if version != LATEST and not 1 <= version <= _INT32_MAX:
+    if version != LATEST and not 1 <= version <= MAX_NUMBER:
         raise errors.invalid_version(str(version))
     return Reference(name, subject, version)
 
@@ -456,9 +473,10 @@ def _put_config(asked: Asked) -> Any:
         if not isinstance(level, str) or level.upper() not in errors.LEVELS:
             raise errors.invalid_level()
         fields["compatibility"] = level.upper()
-    for name in ("normalize", "validateFields", "validateRules"):
-        if not isinstance(fields.get(name), bool | None):
-            raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} must be true or false")
+    for name, wanted in _CONFIG_TYPES.items():
+        _check_type(name, fields.get(name), wanted)
+    for name in ("defaultMetadata", "overrideMetadata"):
+        _check_metadata(fields.get(name))
     changes = {stored: fields[name] for name, stored in _CONFIG_FIELDS.items() if name in fields}
     value = asked.registry.configure(asked.scope(), changes)
     return {name: value[stored] for name, stored in _CONFIG_FIELDS.items() if stored in value}
@@ -504,6 +522,15 @@ def _delete_context(asked: Asked) -> Any:
     asked.registry.delete_context(_context(asked.names[0]))
 
 
+def _get_cluster(asked: Asked) -> Any:
+    clusters = {"kafka-cluster": asked.registry.cluster_id, "schema-registry-cluster": "schema-registry"}
+    return {"scope": {"path": [], "clusters": clusters}}
+
+
+def _get_release(_: Asked) -> Any:
+    return {"version": __version__}
+
+
 def _root(_: Asked) -> Any:
     return {}
 
@@ -535,6 +562,8 @@ _PAGES: Final[dict[tuple[str, ...], dict[str, _Page]]] = {
     ("mode", "*"): {"GET": _get_mode, "PUT": _put_mode, "DELETE": _delete_mode},
     ("contexts",): {"GET": _list_contexts},
     ("contexts", "*"): {"DELETE": _delete_context},
+    ("v1", "metadata", "id"): {"GET": _get_cluster},
+    ("v1", "metadata", "version"): {"GET": _get_release},
 }
 
 

@@ -65,6 +65,7 @@ class SchemaLog:
         self._end: BaseException | None = None
         self._is_closing = False
         _create_topic(admin, topic)
+        self.cluster_id = admin.describe_cluster().cluster_id
         consumer.assign([(topic, 0, 0)])
         self._thread = threading.Thread(target=self._follow, name="klog-schemas", daemon=True)
         self._thread.start()

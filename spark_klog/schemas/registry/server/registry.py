@@ -35,6 +35,7 @@ from spark_klog.schemas.registry.server.state import (
     DEFAULT_MODE,
     GLOBAL_CONTEXT,
     IMPORTING,
+    MAX_NUMBER,
     Definition,
     State,
     Version,
@@ -44,14 +45,20 @@ from spark_klog.schemas.registry.server.state import (
     within,
 )
 
-#: Parsed schemas that are kept.
+#: Parsed schemas that are kept, and letters of their texts and of those of their references.
 _MOST_PARSED: Final = 1000
-#: Schemas that refer to each other, from one that is registered.
+_MOST_LETTERS: Final = 16 << 20
+#: Schemas that refer to each other, from one that is registered, and how many are one behind the other.
 _MOST_REFERENCES: Final = 1000
+_MOST_IN_A_ROW: Final = 200
 _MAX_SCHEMA_SHOWN: Final = 10 * 1024
 LATEST: Final = -1
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _T = TypeVar("_T")
+
+
+#: A type, a text, and the names and texts of references.
+_Texts = tuple[str, str, tuple[tuple[str, str], ...]]
 
 
 class Registry:
@@ -61,8 +68,15 @@ class Registry:
         self._log = log
         #: Held while a change is decided and written.
         self._changing = threading.Lock()
-        self._parsed: OrderedDict[tuple[str, bytes], ParsedSchema] = OrderedDict()
+        #: Parsed schemas by their text and the texts that they refer to: a number may get another text.
+        self._parsed: OrderedDict[_Texts, ParsedSchema] = OrderedDict()
+        self._letters = 0
         self._parsing = threading.Lock()
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The id of the Kafka cluster."""
+        return self._log.cluster_id
 
     def read(self, look_up: Callable[[State], _T]) -> _T:
         """What `look_up` finds in the state, which nothing changes meanwhile."""
@@ -98,28 +112,34 @@ class Registry:
 
     # --- schemas
 
-    def parsed(self, subject: str, definition: Definition, *, is_new: bool = False) -> ParsedSchema:
+    @staticmethod
+    def _parse(definition: Definition, references: dict[str, str], *, is_new: bool = False) -> ParsedSchema:
         """A schema with those that it refers to."""
         try:
-            references = self._texts(subject, definition)
             return parse(definition.schema_type, definition.schema, references, is_new=is_new)
         except InvalidSchema as error:
             raise errors.invalid_schema(f"Invalid schema of type {definition.schema_type}, details: {error}") from error
+        except RecursionError:
+            raise errors.invalid_schema("the schema is nested too deeply") from None
         except MissingPackage as error:
             raise errors.invalid_schema(str(error)) from error
 
     def stored(self, version: Version) -> ParsedSchema:
         """The parsed schema of a version."""
-        key = split(version.subject)[0], version.definition.digest()
+        definition = version.definition
+        references = self._texts(version.subject, definition)
+        key = definition.schema_type, definition.schema, tuple(references.items())
         with self._parsing:
             if (kept := self._parsed.get(key)) is not None:
                 self._parsed.move_to_end(key)
                 return kept
-        made = self.parsed(version.subject, version.definition)
+        made = self._parse(definition, references)
         with self._parsing:
-            self._parsed[key] = made
-            if len(self._parsed) > _MOST_PARSED:
-                self._parsed.popitem(last=False)
+            if key not in self._parsed:
+                self._parsed[key] = made
+                self._letters += _size(key)
+            while len(self._parsed) > 1 and (len(self._parsed) > _MOST_PARSED or self._letters > _MOST_LETTERS):
+                self._letters -= _size(self._parsed.popitem(last=False)[0])
         return made
 
     def _texts(self, subject: str, definition: Definition) -> dict[str, str]:
@@ -134,6 +154,8 @@ class Registry:
                 place = within(parent, referenced), number
                 if place in under_way:
                     raise errors.invalid_schema(f"schemas refer to each other in a circle: {name}")
+                if len(under_way) >= _MOST_IN_A_ROW:
+                    raise errors.invalid_schema(f"more than {_MOST_IN_A_ROW} schemas refer each to the next one")
                 with self._log.lock:
                     version = _numbered(self._log.state, *place, deleted=True)
                 if version is None:
@@ -151,10 +173,11 @@ class Registry:
         return texts
 
     def _canonical(
-        self, subject: str, definition: Definition, *, normalize: bool, is_new: bool
+        self, subject: str, definition: Definition, texts: dict[str, str], *, normalize: bool, is_new: bool
     ) -> tuple[Definition, ParsedSchema]:
+        """A schema as it is stored; `texts` are those that it refers to."""
         normalize = normalize or bool(self.read(lambda state: state.config_in_scope(subject)).get("normalize"))
-        parsed = self.parsed(subject, definition, is_new=is_new)
+        parsed = self._parse(definition, texts, is_new=is_new)
         try:
             text = parsed.normalized() if normalize else parsed.canonical()
         except RecursionError:
@@ -196,7 +219,8 @@ class Registry:
 
     def look_up(self, subject: str, definition: Definition, *, normalize: bool, deleted: bool) -> Version:
         """The version of a subject that has a schema."""
-        canonical, _ = self._canonical(subject, definition, normalize=normalize, is_new=False)
+        texts = self._texts(subject, definition)
+        canonical, _ = self._canonical(subject, definition, texts, normalize=normalize, is_new=False)
         with self._log.lock:
             state = self._log.state
             version = _with_schema(state, subject, canonical, deleted=deleted)
@@ -216,14 +240,18 @@ class Registry:
         if not split(subject)[1] or subject in ("__GLOBAL", "__EMPTY") or _CONTROL.search(subject):
             raise errors.invalid_subject(subject)
         self._check_register_mode(subject, has_id=id >= 0)
-        canonical, parsed = self._canonical(subject, definition, normalize=normalize, is_new=id < 0)
+        texts = self._texts(subject, definition)
+        canonical, parsed = self._canonical(subject, definition, texts, normalize=normalize, is_new=id < 0)
         if id < 0 and version == 0:
             with self._log.lock:
                 there = _with_schema(self._log.state, subject, canonical, deleted=False)
             if there is not None:
                 return there
+            self._parse_earlier(subject, canonical)
         with self._change() as deadline:
             self._check_register_mode(subject, has_id=id >= 0)
+            if (now := self._texts(subject, definition)) != texts:
+                canonical, parsed = self._canonical(subject, definition, now, normalize=normalize, is_new=id < 0)
             with self._log.lock:
                 state = self._log.state
                 versions = state.versions(subject, deleted=True)
@@ -248,6 +276,8 @@ class Registry:
                 raise errors.not_permitted(f"Overwrite new schema with id {id} in context {context} is not permitted.")
             number = version or next_version
             chosen = id if id >= 0 else next_id if known_id is None else known_id
+            if max(chosen, number) > MAX_NUMBER:
+                raise errors.not_permitted(f"The ids of context {context} or versions of {subject} are used up")
             value = schema_value(subject, number, chosen, canonical, False)
             records = [] if has_context else [_context_record(context)]
             # a deleted version that comes back is forgotten, once the new one is there
@@ -262,6 +292,14 @@ class Registry:
                     "registry writes to this topic, stop one of them"
                 )
             return made
+
+    def _parse_earlier(self, subject: str, canonical: Definition) -> None:
+        """Parse the versions that a schema is to be compared with: not when others wait for that."""
+        with self._log.lock:
+            state = self._log.state
+            checked = _checked(state.config_in_scope(subject), canonical, state.versions(subject))
+        for version in checked:
+            self.stored(version)
 
     def _replaced(self, versions: list[Version], id: int, number: int) -> list[Record]:
         """Tombstones of the deleted versions before `number` that have an id and that no schema refers to."""
@@ -301,7 +339,8 @@ class Registry:
                 if version is None and number != LATEST:
                     raise errors.version_not_found(number)
                 versions = [] if version is None else [version]
-        canonical, parsed = self._canonical(subject, definition, normalize=normalize, is_new=True)
+        texts = self._texts(subject, definition)
+        canonical, parsed = self._canonical(subject, definition, texts, normalize=normalize, is_new=True)
         return self._incompatibilities(config, canonical, parsed, versions)
 
     def _incompatibilities(
@@ -309,15 +348,8 @@ class Registry:
     ) -> list[str]:
         """Why a schema is not compatible with earlier ones, the oldest first."""
         level = str(config["compatibilityLevel"])
-        if level == "NONE":
-            return []
-        group = config.get("compatibilityGroup")
-        if group is not None:
-            own = _property(definition, group)
-            versions = [version for version in versions if _property(version.definition, group) == own]
-        checked = versions if level.endswith("_TRANSITIVE") else versions[-1:]
         direction = level.removesuffix("_TRANSITIVE")
-        for version in reversed(checked):
+        for version in reversed(_checked(config, definition, versions)):
             messages = self._differences(direction, parsed, version)
             if messages:
                 return [*messages, f"{{validateFields: 'false', compatibility: '{level}'}}"]
@@ -328,10 +360,13 @@ class Registry:
             return ["Incompatible because of different schema type"]
         earlier = self.stored(version)
         messages = []
-        if direction in ("FORWARD", "FULL"):
-            messages += [_worded(text, "old", "new") for text in earlier.unreadable(parsed)]
-        if direction in ("BACKWARD", "FULL"):
-            messages += [_worded(text, "new", "old") for text in parsed.unreadable(earlier)]
+        try:
+            if direction in ("FORWARD", "FULL"):
+                messages += [_worded(text, "old", "new") for text in earlier.unreadable(parsed)]
+            if direction in ("BACKWARD", "FULL"):
+                messages += [_worded(text, "new", "old") for text in parsed.unreadable(earlier)]
+        except RecursionError:
+            messages.append("Unexpected exception during compatibility check: the schemas are nested too deeply")
         if messages:
             text = version.definition.schema
             shown = f"'{text}'" if len(text) <= _MAX_SCHEMA_SHOWN else f"<truncated> '{text[:_MAX_SCHEMA_SHOWN]}...'"
@@ -466,6 +501,23 @@ class Registry:
                 return DEFAULT_MODE
             self._log.append([Record(Key(MODE, subject), None)], deadline)
             return old
+
+
+def _size(texts: _Texts) -> int:
+    _, text, references = texts
+    return len(text) + sum(len(reference) for _, reference in references)
+
+
+def _checked(config: dict[str, Any], definition: Definition, versions: list[Version]) -> list[Version]:
+    """Those versions that a new schema is compared with, the oldest first."""
+    level = str(config["compatibilityLevel"])
+    if level == "NONE":
+        return []
+    group = config.get("compatibilityGroup")
+    if isinstance(group, str):
+        own = _property(definition, group)
+        versions = [version for version in versions if _property(version.definition, group) == own]
+    return versions if level.endswith("_TRANSITIVE") else versions[-1:]
 
 
 def _numbered(state: State, subject: str, number: int, *, deleted: bool) -> Version | None:
