@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 
@@ -79,16 +79,16 @@ class ColumnFormat:
         version = None
         try:
             if schema_id is not None:
-                schema = registry.schema(schema_id)
+                schema = registry.schema(schema_id, self.subject or "", is_new=True)
             else:
                 assert self.subject is not None
-                # Spark's processes live longer than a query, which may be one that a new version has ended
+                # Spark's processes live longer than a query, which may be one that a new version has ended: all is new
                 latest = registry.latest(self.subject, is_new=True)
                 schema, schema_id, version = latest.schema, latest.id, latest.version
-            references = registry.references(schema)
-            if self.evolution != "keep":
+            references = registry.references(schema, schema_id, self.subject or "", is_new=True)
+            if self.evolution != "keep" and version is None:
                 assert self.subject is not None  # the options require it
-                version = registry.version_of(self.subject, schema)
+                version = registry.version_of(self.subject, schema, is_new=True)
                 if version is None:
                     raise SchemaError(f"it is no version of subject {self.subject}, which schemaEvolution needs")
         except SchemaError as error:
@@ -111,6 +111,8 @@ class ReaderSchema:
     references: References = field(default_factory=dict)
     id: int | UUID | None = None
     version: int | None = None
+    #: Of this look-up, which processes that decode have to know as new.
+    query: str = field(default_factory=lambda: uuid4().hex, compare=False)
 
     @property
     def column(self) -> Column:
@@ -130,16 +132,18 @@ class ReaderSchema:
         settings = self.format.registry
         if settings is None:
             return ColumnDecoder(decoder.type, self.format.is_permissive, _bare(decoder, reader))
+        subject = self.format.subject or ""
+        settings.registry().begin(self.query)
 
         def writer_of(key: SchemaKey) -> Any:
             if key.id == self.id:
                 return reader
             registry = settings.registry()
-            schema: Schema = registry.schema(key.id)
+            schema: Schema = registry.schema(key.id, subject)
             if schema.format != self.format.format:
                 raise SchemaError(f"it is {schema.format}, not {self.format.format}")
             self._check_version(registry, schema)
-            return codec.parse(schema.text, registry.references(schema))
+            return codec.parse(schema.text, registry.references(schema, key.id, subject))
 
         has_indexes = self.format.format == "protobuf"
         records = RecordDecoder(decoder, writer_of, self.column, has_indexes=has_indexes)
@@ -151,6 +155,8 @@ class ReaderSchema:
         if evolution == "keep" or subject is None or self.version is None:
             return
         version = registry.version_of(subject, schema)
+        if version is not None and version > self.version:
+            version = registry.version_of(subject, schema, is_new=True)  # it may have been taken back
         if version is not None and version > self.version:
             raise SchemaChanged(subject, version, self.version, _REMEDIES[evolution].format(self.column))
 

@@ -60,18 +60,25 @@ class WriteFormat:
             assert text is not None  # only a registry has ids and subjects
             return _checked(WriterSchema(source, text), kind)
         registry = source.registry.registry()
+        # Spark's processes live longer than a write, and subjects may be deleted between two of them: all is new
         if source.schema_id is not None:
-            schema, number = registry.schema(source.schema_id), source.schema_id
+            subject, number = source.subject or "", source.schema_id
+            try:
+                schema = registry.schema(number, subject, is_new=True)
+            except SchemaError as error:
+                raise SchemaError(f"schema id {number}: {error}") from None
         elif self.uses_latest:
-            latest = registry.latest(self._subject(text))
+            subject = self._subject(text)
+            latest = registry.latest(subject, is_new=True)
             schema, number = latest.schema, latest.id
         else:
             assert text is not None
-            schema = Schema(text, source.format)
-            number = self._registered(registry, self._subject(text), schema)
+            subject, schema = self._subject(text), Schema(text, source.format)
+            number = self._registered(registry, subject, schema)
         if schema.format != source.format:
             raise SchemaError(f"it is to be {source.format}, but schema id {number} is {schema.format}")
-        return _checked(WriterSchema(source, schema.text, registry.references(schema), number), kind)
+        references = registry.references(schema, number, subject, is_new=True)
+        return _checked(WriterSchema(source, schema.text, references, number), kind)
 
     @property
     def _names_latest(self) -> bool:
@@ -99,8 +106,8 @@ class WriteFormat:
     def _registered(self, registry: RegistryClient, subject: str, schema: Schema) -> int:
         try:
             if self.registers:
-                return registry.register(subject, schema)
-            return registry.lookup(subject, schema)
+                return registry.register(subject, schema, is_new=True)
+            return registry.lookup(subject, schema, is_new=True)
         except RegistryError as error:
             what = f"column {self.source.column} can't be written under subject {subject}: {error}"
             if error.status == _CONFLICT:

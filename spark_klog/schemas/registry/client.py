@@ -1,6 +1,10 @@
 """A schema registry's client: Confluent's REST API, over httpx.
 
-What has an id or a version never changes, and is kept by the process; a subject's latest version for a time.
+What has an id does not change while a query runs, so the process keeps it until a query begins (`begin`). Versions may
+change: who deletes one for good can register another schema in its place. They are kept for a time, or not at all.
+
+Ids are those of a context of the registry, which a subject's name begins with if it is not the default one:
+":.staging:orders-value". Another context has other schemas by the same ids.
 """
 
 from __future__ import annotations
@@ -20,20 +24,23 @@ from uuid import UUID
 from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
 from spark_klog.errors import ConnectionFailed, KlogError, RegistryError, SchemaError, TlsError
-from spark_klog.schemas.registry.schemas import Schema, Version
+from spark_klog.schemas.registry.cache import Cache
+from spark_klog.schemas.registry.schemas import NO_REFERENCES, References, Schema, Version
 from spark_klog.schemas.registry.settings import RegistryConfig, registry_config
 from spark_klog.security.config import without_secrets
 from spark_klog.security.key_stores import client_context
 from spark_klog.security.tokens import token_of
 
 _log = logging.getLogger(__name__)
-_K = TypeVar("_K")
 _V = TypeVar("_V")
 _TYPE = "application/vnd.schemaregistry.v1+json"
 #: Answers after which another try, of another registry, may do.
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOST_BYTES = 16 * 1024 * 1024
-_LONGEST_PAUSE = 60.0
+#: How long an id that is not there is not asked for again.
+_ABSENT_SECONDS = 10.0
+#: Queries that are known to have begun.
+_MOST_QUERIES = 100
 #: Error codes of Confluent's API for what is not there: subject, version, schema.
 NOT_THERE = frozenset({40401, 40402, 40403})
 #: Settings' names by those of the client's SASL, in errors of `token_of`.
@@ -67,12 +74,19 @@ class RegistryClient:
         )
         self._failures = httpx.HTTPError, httpx.InvalidURL
         self._current = 0
-        self._lock = threading.Lock()
-        self._schemas: dict[int | UUID, Schema] = {}
-        self._versions: dict[tuple[str, int], Version] = {}
-        self._latest: dict[str, tuple[float, Version]] = {}
-        self._registered: dict[tuple[str, Schema], int] = {}
-        self._numbers: dict[tuple[str, Schema], int] = {}
+        #: By context and id; a GUID has no context.
+        self._schemas: Cache[tuple[str, int | UUID], Schema] = Cache(config.capacity)
+        self._references: Cache[tuple[str, int | UUID], References] = Cache(config.capacity)
+        self._absent: Cache[tuple[str, int | UUID], bool] = Cache(config.capacity, _ABSENT_SECONDS)
+        self._latest: Cache[str, Version] = Cache(config.capacity, config.latest_seconds)
+        #: Ids of registered schemas, by the request's path; which of them are fresh, and which are known while the
+        #: registry is away.
+        self._ids: Cache[tuple[str, Schema], int] = Cache(config.capacity)
+        self._registered: Cache[tuple[str, Schema], bool] = Cache(config.capacity, config.latest_seconds)
+        self._unconfirmed: Cache[tuple[str, Schema], bool] = Cache(config.capacity, config.latest_seconds)
+        #: 0 of a schema that is no version.
+        self._numbers: Cache[tuple[str, Schema], int] = Cache(config.capacity, config.latest_seconds)
+        self._begun: Cache[str, bool] = Cache(_MOST_QUERIES)
 
     def __repr__(self) -> str:
         return f"RegistryClient({', '.join(self.config.urls)})"
@@ -86,35 +100,54 @@ class RegistryClient:
     def close(self) -> None:
         self._client.close()
 
-    def schema(self, key: int | UUID) -> Schema:
-        """The schema of an id, or of a GUID. `SchemaError` if there is none."""
-        kept = self._schemas.get(key)
+    def begin(self, query: str) -> None:
+        """Forget which schemas ids have, unless this was called for that query.
+
+        A registry that was made anew at the same address has other schemas by the same ids, and processes outlive it.
+        """
+        if self._begun.get(query) is None:
+            self._forget()
+            self._begun.keep(query, True)
+
+    def schema(self, key: int | UUID, subject: str = "", *, is_new: bool = False) -> Schema:
+        """The schema of an id, or of a GUID, in the context of a subject. `SchemaError` if there is none.
+
+        `is_new` asks the registry for one that is known, too.
+        """
+        if isinstance(key, int) and key < 0:
+            raise SchemaError("no schema has a negative id")
+        place = _place(key, subject)
+        kept = None if is_new else self._schemas.get(place)
         if kept is not None:
             return kept
-        what = f"schema {'GUID' if isinstance(key, UUID) else 'id'} {key}"
-        path = f"/schemas/guids/{key}" if isinstance(key, UUID) else f"/schemas/ids/{key}"
-        try:
-            schema = _parsed(Schema.of, self._request("GET", path, what), what)
-        except RegistryError as error:
-            if error.code not in NOT_THERE:
-                raise
-            raise SchemaError(f"the schema registry {self._url} does not have it") from None
-        self._keep(self._schemas, key, schema)
-        return schema
+        if is_new or self._absent.get(place) is None:
+            what = f"schema {'GUID' if isinstance(key, UUID) else 'id'} {key}"
+            path = f"/schemas/guids/{key}" if isinstance(key, UUID) else f"/schemas/ids/{key}"
+            if place[0]:
+                path += f"?subject={quote(subject, safe='')}"
+            try:
+                schema = _parsed(Schema.of, self._request("GET", path, what), what)
+            except RegistryError as error:
+                if error.code not in NOT_THERE:
+                    raise
+                self._absent.keep(place, True)
+            else:
+                self._learn(place, schema)
+                return schema
+        raise SchemaError(f"the schema registry {self._url} does not have it")
 
     def latest(self, subject: str, *, is_new: bool = False) -> Version:
         """The latest version of a subject, which may be `latest_seconds` old unless `is_new`."""
-        kept = self._latest.get(subject)
-        if kept is not None and not is_new and time.monotonic() - kept[0] < self.config.latest_seconds:
-            return kept[1]
+        kept = None if is_new else self._latest.get(subject)
+        if kept is not None:
+            return kept
         version = self._version(subject, "latest")
-        self._keep(self._latest, subject, (time.monotonic(), version))
+        self._latest.keep(subject, version)
         return version
 
     def version(self, subject: str, version: int) -> Version:
         """A version of a subject, also one that was deleted: other schemas may refer to it."""
-        kept = self._versions.get((subject, version))
-        return kept if kept is not None else self._version(subject, str(version))
+        return self._version(subject, str(version))
 
     def versions(self, subject: str) -> list[int]:
         """The numbers of a subject's versions that are not deleted."""
@@ -135,37 +168,55 @@ class RegistryClient:
         answer = self._request("GET", f"/schemas/ids/{schema_id}/versions", what)
         return _parsed(lambda found: [(str(one["subject"]), int(one["version"])) for one in found], answer, what)
 
-    def references(self, schema: Schema) -> dict[str, str]:
-        """The texts of the schemas that a schema uses, by name, each after those that it needs itself."""
-        texts: dict[str, str] = {}
-        self._add_references(schema, texts, ())
-        return texts
+    def references(
+        self, schema: Schema, key: int | UUID | None = None, subject: str = "", *, is_new: bool = False
+    ) -> References:
+        """The texts of the schemas that a schema uses, by name, each after those that it needs itself.
 
-    def register(self, subject: str, schema: Schema, *, normalize: bool = False) -> int:
-        """Make a schema a version of a subject, if it is none yet: its id. The registry checks the compatibility."""
-        return self._id_of("POST", f"{_path(subject)}?normalize={json.dumps(normalize)}", subject, schema)
+        `subject` has the context of references that name none. They are kept for the schema's id or GUID, if it has
+        one, unless `is_new`.
+        """
+        if not schema.references:
+            return NO_REFERENCES
+        place = None if key is None else _place(key, subject)
+        kept = None if place is None or is_new else self._references.get(place)
+        if kept is None:
+            kept = self._texts(schema, context_of(subject), {}, ())
+            if place is not None:
+                self._references.keep(place, kept)
+        return kept
 
-    def lookup(self, subject: str, schema: Schema, *, normalize: bool = False) -> int:
-        """The id of a schema that is a version of a subject; `RegistryError` if it is none."""
+    def register(self, subject: str, schema: Schema, *, normalize: bool = False, is_new: bool = False) -> int:
+        """Make a schema a version of a subject, if it is none yet: its id. The registry checks the compatibility.
+
+        What was registered less than `latest_seconds` ago is not asked for again, unless `is_new`. While the registry
+        is away, the id of what was registered before is still given.
+        """
+        path = f"{_path(subject)}?normalize={json.dumps(normalize)}"
+        return self._id_of("POST", path, subject, schema, is_new=is_new)
+
+    def lookup(self, subject: str, schema: Schema, *, normalize: bool = False, is_new: bool = False) -> int:
+        """The id of a schema that is a version of a subject; `RegistryError` if it is none. Kept as of `register`."""
         path = f"/subjects/{quote(subject, safe='')}?normalize={json.dumps(normalize)}"
-        return self._id_of("POST", path, subject, schema)
+        return self._id_of("POST", path, subject, schema, is_new=is_new)
 
-    def version_of(self, subject: str, schema: Schema, *, normalize: bool = False) -> int | None:
-        """The number of a schema's version of a subject, None if it is none."""
+    def version_of(self, subject: str, schema: Schema, *, normalize: bool = False, is_new: bool = False) -> int | None:
+        """The number of a schema's version of a subject, None if it is none; `latest_seconds` old unless `is_new`."""
         path = f"/subjects/{quote(subject, safe='')}?normalize={json.dumps(normalize)}"
-        kept = self._numbers.get((path, schema))
+        kept = None if is_new else self._numbers.get((path, schema))
         if kept is not None:
-            return kept
+            return kept or None
         what = f"subject {subject}"
+        number = 0
         try:
             answer = self._request("POST", path, what, schema.request())
         except RegistryError as error:
             if error.code not in NOT_THERE:
                 raise
-            return None
-        number = _parsed(lambda found: int(found["version"]), answer, what)
-        self._keep(self._numbers, (path, schema), number)
-        return number
+        else:
+            number = _parsed(lambda found: int(found["version"]), answer, what)
+        self._numbers.keep((path, schema), number)
+        return number or None
 
     def incompatibilities(
         self, subject: str, schema: Schema, version: str | None = "latest", *, normalize: bool = False
@@ -210,12 +261,8 @@ class RegistryClient:
         if version is not None:
             path = f"{_path(subject)}/{quote(version, safe='')}"
         answer = self._request("DELETE", f"{path}?permanent={json.dumps(permanent)}", what)
-        with self._lock:  # the subject's schemas may get other numbers
-            self._latest.pop(subject, None)
-            self._registered.clear()
-            self._numbers.clear()
-            for key in [key for key in self._versions if key[0] == subject]:
-                del self._versions[key]
+        for cache in (self._latest, self._registered, self._ids, self._numbers, self._references):
+            cache.clear()  # the subject's schemas may get other numbers
         return _parsed(
             lambda found: [int(one) for one in (found if isinstance(found, list) else [found])], answer, what
         )
@@ -229,42 +276,58 @@ class RegistryClient:
         deleted = "" if number == "latest" else "?deleted=true"
         answer = self._request("GET", f"{_path(subject)}/{number}{deleted}", what)
         version = _parsed(Version.of, answer, what)
-        self._keep(self._versions, (subject, version.version), version)
-        self._keep(self._schemas, version.id, version.schema)
+        self._learn(_place(version.id, subject), version.schema)
         if version.guid is not None:
-            self._keep(self._schemas, version.guid, version.schema)
+            self._learn(_place(version.guid, subject), version.schema)
         return version
 
-    def _id_of(self, method: str, path: str, subject: str, schema: Schema) -> int:
-        kept = self._registered.get((path, schema))
-        if kept is not None:
-            return kept
+    def _id_of(self, method: str, path: str, subject: str, schema: Schema, *, is_new: bool) -> int:
+        key = path, schema
+        known = self._ids.get(key)
+        if known is not None and (self._unconfirmed.get(key) or (not is_new and self._registered.get(key) is not None)):
+            return known
         what = f"subject {subject}"
-        number = _parsed(lambda answer: int(answer["id"]), self._request(method, path, what, schema.request()), what)
-        self._keep(self._registered, (path, schema), number)
-        self._keep(self._schemas, number, schema)
+        try:
+            answer = self._request(method, path, what, schema.request())
+        except ConnectionFailed as error:
+            if known is None:
+                raise
+            _log.warning("%s; schema id %d, which it gave before, is written on", error, known)
+            self._unconfirmed.keep(key, True)
+            return known
+        number = _parsed(lambda answer: int(answer["id"]), answer, what)
+        self._ids.keep(key, number)
+        self._registered.keep(key, True)
         return number
 
-    def _add_references(self, schema: Schema, texts: dict[str, str], above: tuple[Schema, ...]) -> None:
+    def _learn(self, place: tuple[str, int | UUID], schema: Schema) -> None:
+        """Keep the schema of an id. One that has another schema now shows that the registry was made anew."""
+        kept = self._schemas.get(place)
+        if kept is not None and kept != schema:
+            self._forget()
+        self._schemas.keep(place, schema)
+
+    def _forget(self) -> None:
+        for cache in (self._schemas, self._references, self._absent):
+            cache.clear()
+
+    def _texts(self, schema: Schema, context: str, texts: dict[str, str], above: tuple[Schema, ...]) -> dict[str, str]:
+        """`texts` with those of the references of a schema in a context; `above` are the schemas that lead to it."""
         if schema in above:
             raise SchemaError(f"schemas of the registry refer to each other in a circle: {schema.references[0].name}")
         for name, subject, version in schema.references:
             if name in texts:  # as in Confluent's clients, one of a name
                 continue
+            subject = subject if subject.startswith(":.") or not context else f":{context}:{subject}"
             try:
                 used = self.version(subject, version).schema
             except RegistryError as error:
                 if error.code not in NOT_THERE:
                     raise
                 raise SchemaError(f"its reference {name} is missing: {error}") from None
-            self._add_references(used, texts, (*above, schema))
+            self._texts(used, context_of(subject), texts, (*above, schema))
             texts[name] = used.text
-
-    def _keep(self, kept: dict[_K, _V], key: _K, value: _V) -> None:
-        with self._lock:
-            kept[key] = value
-            while len(kept) > self.config.capacity:
-                del kept[next(iter(kept))]
+        return texts
 
     def _request(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer's JSON; `what` is what it is about, for errors."""
@@ -375,6 +438,16 @@ def _config(subject: str | None) -> tuple[str, str]:
     if subject is None:
         return "the registry's settings", "/config"
     return f"subject {subject}", f"/config/{quote(subject, safe='')}"
+
+
+def context_of(subject: str) -> str:
+    """The context that a subject's name begins with, such as ".staging"; "" for the default one."""
+    context, colon, _ = subject.removeprefix(":").partition(":")
+    return context if colon and subject.startswith(":.") and context != "." else ""
+
+
+def _place(key: int | UUID, subject: str) -> tuple[str, int | UUID]:
+    return "" if isinstance(key, UUID) else context_of(subject), key
 
 
 def _path(subject: str) -> str:

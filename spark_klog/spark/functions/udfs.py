@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import pyarrow as pa
 
@@ -57,7 +58,8 @@ class ToRecords:
 
     def __init__(self, name: str, writer: WriterSchema | WriteFormat) -> None:
         self.__name__ = name
-        self._writer, self._key = writer, _key(writer)
+        # by the call, too: workers outlive queries, and the next one registers its schema anew
+        self._writer, self._key = writer, _key(writer) + uuid4().bytes
 
     def __call__(self, values: pa.Array) -> pa.Array:
         def encoder() -> ColumnEncoder:

@@ -153,7 +153,8 @@ def test_editions_and_extensions(kernel: str) -> None:
     made = schema(
         """edition = "2023";
         message M {
-            int32 a = 1; int32 b = 2 [features.field_presence = IMPLICIT];
+            int32 a = 1;
+            int32 b = 2 [features.field_presence = IMPLICIT];
             I i = 3 [features.message_encoding = DELIMITED];
             repeated int32 p = 4 [features.repeated_field_encoding = EXPANDED]; K k = 5;
             int32 r = 6 [features.field_presence = LEGACY_REQUIRED]; extensions 100 to 200;

@@ -1,0 +1,168 @@
+"""Registries whose ids and versions change under a process, and contexts, whose ids are others'.
+
+Schemas come and go by plain HTTP requests; records are confluent-kafka's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+from spark_klog.schemas.column_writing import WriteFormat
+from spark_klog.schemas.registry.client import RegistryClient
+from spark_klog.schemas.registry.settings import registry_config
+from spark_klog.security.config import Settings
+
+from .asking import ask, register
+
+pytestmark = pytest.mark.peer
+_VALUE = SerializationContext("clicks", MessageField.VALUE)
+Rows = list[dict[str, Any] | None]
+
+
+def _record(name: str, *fields: str, **defaults: Any) -> str:
+    """A record of longs, those of `defaults` with defaults."""
+    made: list[dict[str, Any]] = [{"name": field, "type": "long"} for field in fields]
+    made += [{"name": field, "type": "long", "default": value} for field, value in defaults.items()]
+    return json.dumps({"type": "record", "name": name, "fields": made}, separators=(",", ":"))
+
+
+def _format(url: str, subject: str, **more: Any) -> ColumnFormat:
+    return ColumnFormat("value", "avro", RegistrySettings(Settings({"url": url})), subject=subject, **more)
+
+
+def _decoded(source: ColumnFormat, values: list[bytes], schema_id: int | None = None) -> Rows:
+    decoded = source.reader(schema_id).decoder().decode(pa.array(values, pa.binary()), None)
+    assert decoded.bad == []
+    rows: Rows = decoded.values.to_pylist()
+    return rows
+
+
+def _written(url: str, subject: str, schema: str, row: dict[str, Any]) -> bytes:
+    conf = {"subject.name.strategy": lambda *_: subject}
+    value = AvroSerializer(SchemaRegistryClient({"url": url}), schema, conf=conf)(row, _VALUE)
+    assert value is not None
+    return value
+
+
+def _delete(url: str, *subjects: str) -> None:
+    for subject in subjects:
+        for path in (f"/subjects/{subject}", f"/subjects/{subject}?permanent=true"):
+            status, answer = ask(url, "DELETE", path)
+            assert status == 200, answer
+
+
+def test_ids_of_contexts_are_kept_apart(registry: str) -> None:
+    subject = ":.staging:contexts-value"
+    register(registry, "contexts-value", _record("Click", "amount", "fee"))
+    register(registry, "contexts-value", _record("Click", "amount", "fee", x=0))
+    first, second = _record("Click", "fee", "amount"), _record("Click", "fee", "amount", y=0)
+    values = [
+        _written(registry, subject, first, {"fee": 1, "amount": 100}),
+        _written(registry, subject, second, {"fee": 2, "amount": 200, "y": 3}),
+    ]
+    with RegistryClient(registry_config({"url": registry})) as client:
+        assert client.latest(subject).schema != client.schema(client.latest(subject).id)
+        assert client.latest(subject).schema == client.schema(client.latest(subject).id, subject)
+    rows = [{"fee": 1, "amount": 100, "y": 0}, {"fee": 2, "amount": 200, "y": 3}]
+    source = _format(registry, subject)
+    assert _decoded(source, values) == rows
+    assert _decoded(source, values, int.from_bytes(values[1][1:5], "big")) == rows
+    assert _decoded(_format(f"{registry}/contexts/.staging", "contexts-value"), values) == rows
+    kind = pa.struct([("fee", pa.int64()), ("amount", pa.int64()), ("y", pa.int64())])
+    by_id = WriteFormat(_format(registry, subject, schema_id=int.from_bytes(values[1][1:5], "big"))).writer(kind)
+    conf = {"subject.name.strategy": lambda *_: subject}
+    read = AvroDeserializer(SchemaRegistryClient({"url": registry}), conf=conf)
+    assert [read(value, _VALUE) for value in by_id.encoder().encode(pa.array(rows, kind)).to_pylist()] == rows
+
+
+def test_references_within_a_context(registry: str) -> None:
+    register(registry, "user", _record("User", "wrong"))
+    register(registry, ":.refs:user", _record("User", "id"))
+    outer = json.dumps({"type": "record", "name": "Outer", "fields": [{"name": "user", "type": "User"}]})
+    reference = [{"name": "User", "subject": "user", "version": 1}]
+    number = register(registry, ":.refs:outer-value", outer, references=reference)
+    value = b"\0" + number.to_bytes(4, "big") + b"\4"
+    assert _decoded(_format(registry, ":.refs:outer-value"), [value]) == [{"user": {"id": 2}}]
+
+
+@pytest.mark.parametrize("registers", [True, False])
+def test_a_subject_that_was_deleted_for_good(registry: str, registers: bool) -> None:
+    subject, kind = f"gone-{registers}-value", pa.struct([("a", pa.int64())])
+    write = WriteFormat(_format(registry, subject), registers=registers)
+
+    def register_it() -> None:
+        if not registers:
+            register(registry, subject, write.source.codec.schema_of(kind))
+
+    register_it()
+    write.writer(kind)
+    _delete(registry, subject)
+    register_it()
+    number = write.writer(kind).id
+    assert ask(registry, "GET", f"/subjects/{subject}/versions/latest")[1]["id"] == number
+    assert ask(registry, "GET", f"/schemas/ids/{number}")[0] == 200
+
+
+def test_a_reference_that_was_deleted_for_good(registry: str) -> None:
+    outer = json.dumps({"type": "record", "name": "A", "fields": [{"name": "u", "type": "Used"}]})
+    reference = [{"name": "Used", "subject": "used", "version": 1}]
+    source = _format(registry, "a-value")
+    for kind, shown in (("int", "int32"), ("string", "string")):
+        used = json.dumps({"type": "record", "name": "Used", "fields": [{"name": "n", "type": kind}]})
+        register(registry, "used", used)
+        register(registry, "a-value", outer, references=reference)
+        assert str(source.reader().decoder().type) == f"struct<u: struct<n: {shown} not null> not null>"
+        _delete(registry, "a-value", "used")
+
+
+@contextmanager
+def _serving(cluster: EmbeddedCluster, port: int, topic: str) -> Iterator[str]:
+    with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, str(port), topic) as running:
+        yield running.url
+
+
+def test_a_registry_that_was_made_anew(cluster: EmbeddedCluster) -> None:
+    """At the same address, in the life of a process: ids have other schemas, that of the reader has the same."""
+    last = _record("Click", "a", "b", c=0)
+    port = 0
+    rows: list[Rows] = []
+    for topic, first in (("life-1", _record("Click", "a", "b")), ("life-2", _record("Click", "b", "a"))):
+        with _serving(cluster, port, topic) as url:
+            port = int(url.rpartition(":")[2])
+            value = _written(url, "anew-value", first, {"a": 1, "b": 2})
+            register(url, "anew-value", last)
+            rows.append(_decoded(_format(url, "anew-value"), [value]))
+            assert value[:5] == b"\0\0\0\0\1"
+    assert rows == [[{"a": 1, "b": 2, "c": 0}]] * 2
+
+
+def test_each_id_is_asked_for_once_a_query(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    send: Callable[..., Any] = RegistryClient._request
+
+    def counting(self: RegistryClient, method: str, path: str, *rest: Any) -> Any:
+        asked.append(path)
+        return send(self, method, path, *rest)
+
+    value = _written(registry, "counted-value", _record("C", "a"), {"a": 1})
+    register(registry, "counted-value", _record("C", "a", b=0))
+    monkeypatch.setattr(RegistryClient, "_request", counting)
+    reader = _format(registry, "counted-value").reader()
+    for _ in range(3):  # tasks
+        reader.decoder().decode(pa.array([value, b"\0\0\xff\xff\xffx", b"\0\xff\xff\xff\xffx"], pa.binary()), None)
+    number = int.from_bytes(value[1:5], "big")
+    assert asked == ["/subjects/counted-value/versions/latest", f"/schemas/ids/{number}", f"/schemas/ids/{0xFFFFFF}"]
+    with pytest.raises(AssertionError, match="no schema has a negative id"):
+        _decoded(_format(registry, "counted-value"), [b"\0\xff\xff\xff\xff\1"])
