@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_klog.errors import EncodeError, RegistryError, SchemaError
 from spark_klog.schemas.codec import Encoder, value_writer_of
-from spark_klog.schemas.column_format import ColumnFormat
+from spark_klog.schemas.column_format import Column, ColumnFormat
 from spark_klog.schemas.prefix import id_prefix
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient
 from spark_klog.schemas.registry.schemas import References, Schema
@@ -129,7 +129,7 @@ class WriterSchema:
     id: int | None = None
 
     @property
-    def column(self) -> str:
+    def column(self) -> Column:
         return self.source.column
 
     def encoder(self) -> ColumnEncoder:

@@ -3,9 +3,10 @@
     id     INT8 0, INT32 the registry's id           5 bytes
     GUID   INT8 1, 16 bytes                          17 bytes, of newer clients
 
-A header `__key_schema_id` or `__value_schema_id` has either of them, and the record's bytes are the payload alone; the
-first header of that name counts. Without one they stand before the payload. For Protobuf the indexes of the record's
-message follow (protobuf/message_indexes.py): in the header, or before the payload.
+A header `__key_schema_id` or `__value_schema_id` has either of them, and the record's bytes are the payload alone. The
+last header of that name counts, as in Java: Kafka Streams forwards those of its input before its own. Without one, or
+if its value is null, they stand before the payload. For Protobuf the indexes of the record's message follow
+(protobuf/message_indexes.py): in the header, or before the payload.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from spark_klog.columns.schema import FULL
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.protobuf.message_indexes import read_indexes, write_indexes
 from spark_klog.schemas.rows import BadRow
 
 HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
+_HEADERS = FULL.field("headers").type
 #: First byte, and bytes in all.
 _ID, _GUID = 0, 1
 ID_SIZE, GUID_SIZE = 5, 17
@@ -61,6 +64,31 @@ def id_prefix(schema_id: int) -> bytes:
     if not 0 <= schema_id < _INT32:
         raise SchemaError(f"{schema_id} is not the id of a schema")
     return bytes((_ID,)) + schema_id.to_bytes(4, "big")
+
+
+def without_ids(headers: pa.Array | pa.ChunkedArray, column: Literal["key", "value"]) -> pa.Array | pa.ChunkedArray:
+    """A column `headers` without those that name a schema of another column, whose records are encoded anew: readers
+    would take it for theirs. What is no such column is left as it is.
+    """
+    if isinstance(headers, pa.ChunkedArray):
+        chunks = [without_ids(chunk, column) for chunk in headers.chunks]
+        return pa.chunked_array(chunks) if chunks else headers
+    try:
+        lists = headers.cast(_HEADERS)
+    except pa.ArrowException:
+        return headers
+    parts = _HeaderValues.of(lists)
+    named = parts.named(HEADERS[column].encode())
+    if not len(named):
+        return lists
+    entries = lists.values
+    kept = np.ones(len(entries), np.bool_)
+    kept[: parts.ends[0]] = kept[parts.ends[-1] :] = kept[named] = False
+    ends = np.concatenate(([0], np.cumsum(kept)))[parts.ends].astype(np.int32)
+    mask = pa.Array.from_buffers(pa.bool_(), len(kept), [None, pa.py_buffer(np.packbits(kept, bitorder="little"))])
+    valid = lists.is_valid().buffers()[1] if lists.null_count else None
+    buffers = [valid, pa.py_buffer(ends)]
+    return pa.Array.from_buffers(_HEADERS, len(lists), buffers, lists.null_count, children=[entries.filter(mask)])
 
 
 def schema_keys(
@@ -139,6 +167,14 @@ class _HeaderValues(NamedTuple):
         ends = np.frombuffer(headers.offsets.buffers()[1] or b"", np.int32)  # `to_numpy` would import pandas
         return cls(ends[headers.offset : headers.offset + len(headers) + 1], _Bytes.of(names), _Bytes.of(values))
 
+    def named(self, name: bytes) -> _Array:
+        """The places of the headers of that name, which may be none of these rows' if the column is a slice."""
+        alike = np.flatnonzero(self.names.sizes == len(name))
+        if len(self.ends):
+            alike = alike[(alike >= self.ends[0]) & (alike < self.ends[-1])]
+        is_it: _Array = self.names.items(alike, 0, f"S{len(name)}") == name
+        return alike[is_it]
+
 
 class _Keys:
     """Collects the schemas of rows."""
@@ -152,16 +188,16 @@ class _Keys:
 
     def add_headers(self, headers: _HeaderValues, name: bytes, rows: _Array | None) -> _Array | None:
         """Add the rows that have a header of that name; return the others. None stands for all rows."""
-        alike = np.flatnonzero(headers.names.sizes == len(name))
-        alike = alike[(alike >= headers.ends[0]) & (alike < headers.ends[-1])]  # of these rows: they may be a slice
-        alike = alike[headers.names.items(alike, 0, f"S{len(name)}") == name]
+        alike = headers.named(name)
         if not len(alike):
             return rows
         row_of_header = np.repeat(np.arange(len(self.which)), np.diff(headers.ends))
         of_rows = row_of_header[alike - headers.ends[0]]
-        is_first = np.ones(len(alike), np.bool_)
-        is_first[1:] = of_rows[1:] != of_rows[:-1]
-        of_rows, places = of_rows[is_first], alike[is_first]
+        counts = np.ones(len(alike), np.bool_)
+        counts[:-1] = of_rows[1:] != of_rows[:-1]  # the last of a row
+        if headers.values.valid is not None:
+            counts &= headers.values.valid[alike]
+        of_rows, places = of_rows[counts], alike[counts]
         left = np.ones(len(self.which), np.bool_)
         if rows is not None:
             left[:] = False
@@ -175,9 +211,6 @@ class _Keys:
     def add(self, data: _Bytes, places: _Array | None, rows: _Array | None, *, in_values: bool) -> None:
         """Add rows (None: all) whose ids begin the values at `places`; `in_values` if the payload follows there."""
         sizes = data.sizes if places is None else data.sizes[places]
-        if data.valid is not None and not in_values:
-            assert places is not None
-            sizes = np.where(data.valid[places], sizes, 0)
         if not len(sizes):
             return
         if int(sizes.min()) >= ID_SIZE and not data.items(places, 0, "u1").any():
@@ -208,7 +241,7 @@ class _Keys:
             return
         if in_values:
             self.starts[target] = size
-        elif (sizes != size).any():  # numbers of messages follow
+        elif self._has_indexes and (sizes != size).any():  # numbers of messages follow
             assert places is not None
             assert rows is not None
             for place, row in zip(places.tolist(), rows.tolist(), strict=True):

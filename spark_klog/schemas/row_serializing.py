@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_klog.errors import EncodeError, SchemaError
+from spark_klog.schemas.column_format import Column
 from spark_klog.schemas.column_writing import ColumnEncoder, WriteFormat
+from spark_klog.schemas.prefix import without_ids
 from spark_klog.schemas.values import ValueColumn
 
 #: Arrow types of a topic's rows for which encoders are kept.
 _MOST_TYPES = 16
 #: Makes a binary column of a topic's rows, whose first one has this number.
 _EncodeColumn = Callable[[str, pa.Array, int], pa.Array]
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 class RowSerializer:
@@ -76,7 +79,7 @@ class RowSerializer:
 
 
 def serialized_column(
-    rows: pa.Table | pa.RecordBatch, column: str, topic: str | None, encode: _EncodeColumn
+    rows: pa.Table | pa.RecordBatch, column: Column, topic: str | None, encode: _EncodeColumn
 ) -> pa.Table | pa.RecordBatch:
     """The rows with a binary column in place of one of rows. Without `topic` a column `topic` names that of each row.
 
@@ -96,7 +99,15 @@ def serialized_column(
             parts.append(_by_topic(values, names, encode, first))
         first += len(values)
     serialized = parts[0] if isinstance(rows, pa.RecordBatch) else pa.chunked_array(parts, pa.binary())
-    return rows.set_column(place, column, serialized)
+    return with_new_ids(rows.set_column(place, column, serialized), column)
+
+
+def with_new_ids(rows: _Rows, column: Column) -> _Rows:
+    """The rows, of which a column was encoded, without headers that name another schema of that column."""
+    place = rows.schema.get_field_index("headers")
+    if place < 0:
+        return rows
+    return rows.set_column(place, "headers", without_ids(rows.column(place), column))
 
 
 def _by_topic(values: pa.Array, names: pa.Array, encode: _EncodeColumn, first: int) -> pa.Array:

@@ -165,6 +165,19 @@ def test_what_confluent_reads(klog: Klog, confluent: Confluent, topic: str, tmp_
     assert confluent.read(7) == [*expected, None, {**orders[0], "extra": "y"}]
 
 
+def test_a_copied_record_has_no_id_of_its_old_schema(
+    klog: Klog, confluent: Confluent, topic: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "order.avsc"
+    file.write_text(json.dumps(_NEWER))
+    headers = [["h", "1"], ["__value_schema_id", "\0\0\0\0\1"], ["__key_schema_id", "x"]]
+    line = json.dumps({"value": as_json(order(1)), "headers": headers}).encode()
+    klog("produce", topic, "-s", "value=avro", "--value-schema", str(file), "--json", stdin=line)
+    (found,) = lines_of(klog("consume", topic, "-s", "value=avro", "--json")[0])
+    assert found["headers"] == [["h", "1"], ["__key_schema_id", "x"]]
+    assert confluent.read(1) == [{**order(1), "extra": "x"}]
+
+
 @pytest.mark.parametrize("form", ["json", pytest.param("lines", marks=pytest.mark.test_all("again"))])
 def test_there_and_back(klog: Klog, confluent: Confluent, topic: str, form: str) -> None:
     confluent.write(_ORDER, [*(order(number) for number in range(5)), None])

@@ -36,6 +36,7 @@ from spark_klog.errors import (
     SchemaError,
 )
 from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.column_format import ColumnFormat
 from tests.support.topics import make_topic
 
 _AT = dt.datetime(2024, 5, 6, 7, 8, 9, 10, dt.timezone.utc)
@@ -198,6 +199,34 @@ def test_keys_and_partitions(cluster: EmbeddedCluster, registry: str, topic: str
     assert sorted(delivery.result(0).partition for delivery in deliveries) == sorted(one.partition for one in found)
     keys = {_deserializer(registry)(one.key, SerializationContext(topic, MessageField.KEY, [])) for one in found}
     assert keys == {f"k{number}" for number in range(9)}
+
+
+def test_a_copied_record_has_no_id_of_its_old_schema(
+    cluster: EmbeddedCluster, registry: str, settings: dict[str, Any], topic: str
+) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 1)
+    old = json.dumps({"type": "record", "name": "Old", "fields": [{"name": "x", "type": "long"}]})
+    number = SchemaRegistryClient({"url": registry}).register_schema("old-value", Schema(old, "AVRO"))
+    stale = b"\0" + number.to_bytes(4, "big")
+    headers = [("h", b"1"), ("__value_schema_id", stale), ("__key_schema_id", stale)]
+    pairs = [{"key": name, "value": value} for name, value in headers]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    with Producer(settings | {"value.schema": _TEXT}) as producer:
+        producer.send(topic, order(1), headers=headers)
+        rows = producer_rows([order(2), order(3)])
+        producer.send_arrow(rows.append_column("headers", pa.array([pairs, None], kind)), topic)
+        producer.send_arrow(
+            pa.record_batch({"value": rows["value"].chunk(0), "headers": pa.array([[], pairs], kind)}), topic
+        )
+    found = records(cluster, topic, 5)
+    kept = (headers[0], headers[2])
+    assert [one.headers for one in found] == [kept, kept, (), (), kept]
+    assert [of_confluent(registry, one)["id"] for one in found] == [1, 2, 3, 2, 3]
+
+
+def producer_rows(orders: list[dict[str, Any]]) -> pa.Table:
+    kind = ColumnFormat("value", "avro", None, _TEXT).reader().decoder().type
+    return pa.table({"value": pa.chunked_array([pa.array(orders, kind)])})
 
 
 def test_objects_and_functions(cluster: EmbeddedCluster, registry: str, topic: str) -> None:

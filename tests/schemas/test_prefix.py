@@ -15,7 +15,7 @@ from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.avro.decoder import AvroDecoder
 from spark_klog.schemas.avro.schema import AvroSchema, parse_schema
 from spark_klog.schemas.decoder import RecordDecoder
-from spark_klog.schemas.prefix import SchemaKey, id_prefix, schema_keys
+from spark_klog.schemas.prefix import SchemaKey, id_prefix, schema_keys, without_ids
 from spark_klog.schemas.protobuf.message_indexes import write_indexes
 
 _GUID = UUID("89791762-2336-4186-9674-299b90a802e2")
@@ -83,18 +83,18 @@ def test_headers_come_first() -> None:
         [("other", b"1"), (name, _BY_GUID)],
         None,
         [(name, _BY_ID)],
-        [("__key_schema_id", _BY_ID), ("__value_schema_xx", _BY_ID), (name, _BY_ID), (name, _BY_GUID)],
+        [("__key_schema_id", _BY_ID), ("__value_schema_xx", _BY_ID), (name, _BY_GUID), (name, _BY_ID)],
         [(name, _BY_GUID + b"\x02\x04")],
-        [(name, None)],
+        [(name, _BY_GUID), (name, b"")],
         [(name, b"\x09abcd")],
-        [],
+        [(name, _BY_GUID), ("other", _BY_GUID), (name, None)],
     )
     expected = [
         (SchemaKey(_GUID), 0),
         (SchemaKey(7), 5),
         (None, 0),
         (SchemaKey(7), 0),
-        (SchemaKey(_GUID, b"\x02\x04"), 0),
+        (SchemaKey(_GUID), 0),
         ("the header with the schema id has 0 bytes: too few for a schema id", 0),
         ("the header with the schema id begins with the byte 0x09, not with a schema id", 0),
         (SchemaKey(7), 5),
@@ -113,6 +113,29 @@ def test_headers_come_first() -> None:
     assert _found(_columns(values), column) == expected
     assert _found(values[:2], _headers(None, None))[1] == expected[1]
     assert _found(values[:0], headers[:0]) == []
+    payloads = pa.array([b"p"], pa.binary())
+    assert _found(payloads, headers[4:5], has_indexes=True) == [(SchemaKey(_GUID, b"\x02\x04"), 0)]
+
+
+def test_headers_of_what_is_encoded_anew() -> None:
+    name = "__value_schema_id"
+    rows = [
+        [("a", b"1"), (name, _BY_ID), ("b", None), (name, None)],
+        None,
+        [(name, _BY_ID)],
+        [],
+        [("__key_schema_id", _BY_ID), ("c", b"")],
+    ]
+    kept = [row and [header for header in row if header[0] != name] for row in rows]
+    headers, expected = _headers(*rows), _headers(*kept)
+    for start, stop in ((0, 5), (1, 5), (2, 3), (1, 2), (3, 5), (2, 2)):
+        found = without_ids(headers[start:stop], "value")
+        found.validate(full=True)
+        assert found.to_pylist() == expected[start:stop].to_pylist()
+    chunked = without_ids(pa.chunked_array([headers[2:], headers]), "value")
+    assert chunked.to_pylist() == expected[2:].to_pylist() + expected.to_pylist()
+    assert without_ids(pa.array([1]), "value") == pa.array([1])
+    assert without_ids(pa.nulls(2, _HEADERS), "key").to_pylist() == [None, None]
 
 
 def test_many_schemas_in_a_batch() -> None:

@@ -84,6 +84,21 @@ def test_what_is_written_confluent_reads(spark: SparkSession, servers: str, regi
     assert back.collect() == _rows(spark, 3).select("value.*").collect()
 
 
+def test_headers_of_the_source_do_not_name_the_schema(spark: SparkSession, servers: str, registry: SrFake) -> None:
+    topic = "copied"
+    create_topic(servers, topic)
+    client = SchemaRegistryClient({"url": registry.url})
+    old = json.dumps({"type": "record", "name": "Old", "fields": [{"name": name, "type": "long"} for name in "xyz"]})
+    stale = (b"\0" + client.register_schema("old-value", Schema(old, "AVRO")).to_bytes(4, "big")).hex()
+    headers = ", ".join(f"struct('{name}' AS key, X'{stale}' AS value)" for name in ("__value_schema_id", "h"))
+    frame = _rows(spark, 2, "id").selectExpr("value", f"if(value.id = 0, array({headers}), null) AS headers")
+    _write(frame, servers, topic, schemaRegistryUrl=registry.url)
+    options = {"subscribe": topic, "valueFormat": "avro", "schemaRegistryUrl": registry.url, "includeHeaders": "true"}
+    rows = read(spark, servers, **options).orderBy("offset").select("value.id", "headers.key").collect()
+    assert [tuple(row) for row in rows] == [(0, ["h"]), (1, None)]
+    assert [[name for name, _ in record.headers] for record in consume(servers, topic)] == [["h"], []]
+
+
 def test_keys_nulls_and_a_text(spark: SparkSession, servers: str, registry: SrFake) -> None:
     topic = "keyed"
     create_topic(servers, topic)

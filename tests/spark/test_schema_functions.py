@@ -143,14 +143,15 @@ def test_ids_in_headers(spark: SparkSession, registry: str) -> None:
     with_number = [("other", b"x"), ("__value_schema_id", b"\0" + number.to_bytes(4, "big"))]
     rows = [(value, headers), (value, with_number), (prefixed, []), (prefixed, None), (None, with_number)]
     rows.append((value, [("__value_schema_id", None), *with_number]))
+    rows.append((prefixed, [*headers, ("__value_schema_id", None)]))
     rows.append((b"", [("__key_schema_id", with_number[1][1])]))
     kind = "value binary, headers array<struct<key: string, value: binary>>"
     frame = spark.createDataFrame(rows, kind).coalesce(1)
     options = {"mode": "PERMISSIVE"}
     row = from_avro("value", options=options, subject="headers", schemaRegistryAddress=registry, headers="headers")
     found = frame.select(row.id, schema_id("value", "headers")).collect()
-    ids = [None, number, number, number, None, None, None]
-    assert [tuple(row) for row in found] == list(zip([1, 1, 2, 2, None, None, None], ids, strict=True))
+    ids = [None, number, number, number, None, number, number, None]
+    assert [tuple(row) for row in found] == list(zip([1, 1, 2, 2, None, 1, 2, None], ids, strict=True))
 
 
 def test_a_process_asks_for_a_schema_once(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -365,6 +365,12 @@ class _JsonLines(_Lines):
                 raise ConfigError(f"record {self.count:,}: {error}") from None
 
 
+def _without_id(record: JsonRecord, column: str) -> JsonRecord:
+    """A record without the header that names the schema of a column's bytes before they became JSON."""
+    name = f"__{column}_schema_id"
+    return record._replace(headers=tuple(header for header in record.headers if header[0] != name))
+
+
 @dataclass
 class _EncodedLines(_Lines):
     """Lines, or records as JSON, of which keys, values or both are JSON that is encoded by a schema."""
@@ -398,6 +404,7 @@ class _EncodedLines(_Lines):
                 failure = ConfigError(f"record {numbers[error.index]:,}: {error.reason}")
                 count = error.index
                 parts[column.column] = column.encode(values[:count])
+            records = [_without_id(record, column.column) for record in records]
         keys, values = parts["key"][:count], parts["value"][:count]
         if count >= _ARROW_LINES and not self.as_json:
             self._send_columns(producer, keys, values)

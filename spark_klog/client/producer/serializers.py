@@ -44,6 +44,8 @@ class Serializers:
             return value
         try:
             if isinstance(chosen, str):
+                name = f"__{column}_schema_id"  # of a record that is copied: readers would take it for this one's
+                headers[:] = [header for header in headers if header[0] != name]
                 return self._row_serializer(column, topic).serialize(value)
             return _called(chosen, value, Context(topic, column, headers))
         except EncodeError as error:

@@ -154,7 +154,8 @@ def schema_id(data: ColumnOrName, headers: ColumnOrName | None = None, *, is_key
         def is_it(entry: Column) -> Column:
             return entry["key"] == name
 
-        carrier = F.when(F.exists(entries, is_it), F.get(F.filter(entries, is_it), F.lit(0))["value"]).otherwise(value)
+        last = F.get(F.filter(entries, is_it), F.size(F.filter(entries, is_it)) - 1)["value"]
+        carrier = F.coalesce(last, value)
     number = F.conv(F.hex(F.substring(carrier, 2, 4)), 16, 10).try_cast("int")
     has_id = value.isNotNull() & (F.substring(carrier, 1, 1) == F.lit(b"\0")) & (F.length(carrier) >= ID_SIZE)
     return F.when(has_id, number).alias("schema_id")

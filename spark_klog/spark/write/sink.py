@@ -124,12 +124,15 @@ def send_all(producer: SinkProducer, options: SinkOptions, arrow_batches: Iterat
     first = 0
     counts: Counts = {}
     encoders = [writer.encoder() for writer in options.writers]
+    if encoders:
+        from spark_klog.schemas.row_serializing import with_new_ids
     for arrow_batch in arrow_batches:
         names = [name for name in arrow_batch.schema.names if name in _COLUMNS]
         rows = arrow_batch.select(names)
         for encoder in encoders:
             place = names.index(encoder.column)
             rows = rows.set_column(place, encoder.column, encoder.encode(rows.column(place), first))
+            rows = with_new_ids(rows, encoder.column)
         producer.send_arrow(rows, options.topic, options.create_topics, first)
         first += rows.num_rows
         counts = total([counts, count_rows(rows, options.topic)])
