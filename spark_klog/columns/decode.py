@@ -15,7 +15,14 @@ import pyarrow as pa
 
 from spark_klog.base.settings import INT32_MAX
 from spark_klog.columns.schema import FULL
-from spark_klog.errors import CorruptBatchError, DecodeError, RecordDeserializationError
+from spark_klog.errors import (
+    AuthenticationError,
+    ConnectionFailed,
+    CorruptBatchError,
+    DecodeError,
+    RecordDeserializationError,
+    RegistryError,
+)
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
 from spark_klog.records.reading.offset_order import NOTHING
 from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordReader
@@ -144,7 +151,12 @@ class PartitionDecoder:
         for name, decoder in self._decoders.items():
             source = columns.key if name == "key" else columns.value
             assert source is not None
-            decoded[name], bad = decoder.decode(source, columns.headers)
+            try:
+                decoded[name], bad = decoder.decode(source, columns.headers)
+            except RegistryError as error:
+                raise RegistryError(f"{_shown(parts)}: {error}", error.status, error.code) from None
+            except (ConnectionFailed, AuthenticationError) as error:
+                raise type(error)(f"{_shown(parts)}: {error}") from None
             if bad and not decoder.is_permissive:
                 if not self._yields_bad:
                     row, reason = min(bad)
@@ -229,6 +241,12 @@ def _place_of(row: int, columns: RecordColumns, parts: Sequence[tuple[str, int, 
     topic, partition, _ = next(part for part in parts if row < part[-1])
     assert columns.offset is not None
     return topic, partition, int(np.frombuffer(columns.offset, np.int64)[row])
+
+
+def _shown(parts: Sequence[tuple[str, int, int]]) -> str:
+    """The partitions of an Arrow batch, in words."""
+    topic, partition, _ = parts[0]
+    return f"{topic}-{partition}" + (f" and {len(parts) - 1} more partitions" if len(parts) > 1 else "")
 
 
 def _place_column(name: str, parts: Sequence[tuple[str, int, int]]) -> pa.Array:

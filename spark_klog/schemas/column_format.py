@@ -16,7 +16,7 @@ from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of
 from spark_klog.schemas.registry.schemas import Format, References, Schema
-from spark_klog.schemas.rows import Decoded
+from spark_klog.schemas.rows import BadRow, Decoded, cut
 from spark_klog.security.config import Settings
 
 Column = Literal["key", "value"]
@@ -133,7 +133,7 @@ class ReaderSchema:
         if settings is None:
             return ColumnDecoder(decoder.type, self.format.is_permissive, _bare(decoder, reader))
         subject = self.format.subject or ""
-        settings.registry().begin(self.query)
+        settings.registry().begin(self.query, is_registry=self.id is not None)
 
         def writer_of(key: SchemaKey) -> Any:
             if key.id == self.id:
@@ -175,4 +175,9 @@ class ColumnDecoder:
 
 def _bare(decoder: Decoder[Any], reader: Any) -> Decode:
     programs = [decoder.program(reader)]
-    return lambda values, headers: decoder.decode(values, programs)
+
+    def decode(values: pa.Array | BinaryColumn, headers: pa.Array | HeadersColumn | None) -> Decoded:
+        decoded = decoder.decode(values, programs)
+        return Decoded(decoded.values, [BadRow(row, cut(reason)) for row, reason in decoded.bad])
+
+    return decode

@@ -12,7 +12,7 @@ from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.codec import Decoder, S
 from spark_klog.schemas.prefix import SchemaKey, schema_keys
-from spark_klog.schemas.rows import BadRow, Decoded
+from spark_klog.schemas.rows import BadRow, Decoded, cut
 
 
 class RecordDecoder(Generic[S]):
@@ -52,12 +52,13 @@ class RecordDecoder(Generic[S]):
         for number, key in enumerate(keys):
             program = self._program(key)
             if isinstance(program, str):
-                bad += [BadRow(row, f"{key}: {program}") for row in np.flatnonzero(which == number).tolist()]
+                reason = f"{key}: {program}"
+                bad += [BadRow(row, reason) for row in np.flatnonzero(which == number).tolist()]
             else:
                 numbers[number] = len(programs)
                 programs.append(program)
         decoded = self._decoder.decode(values, programs, pa.py_buffer(numbers[which]), pa.py_buffer(starts))
-        bad += [BadRow(row, f"{keys[which[row]]}: {reason}") for row, reason in decoded.bad]
+        bad += [BadRow(row, f"{keys[which[row]]}: {cut(reason)}") for row, reason in decoded.bad]
         return Decoded(decoded.values, sorted(bad))
 
     def _program(self, key: SchemaKey) -> Any:
@@ -65,5 +66,5 @@ class RecordDecoder(Generic[S]):
             try:
                 self._programs[key] = self._decoder.program(self._writer_of(key), key.rest)
             except SchemaError as error:
-                self._programs[key] = str(error)
+                self._programs[key] = cut(str(error))
         return self._programs[key]

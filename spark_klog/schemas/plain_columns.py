@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.column_format import ColumnDecoder
-from spark_klog.schemas.rows import BadRow, Decoded
+from spark_klog.schemas.rows import BadRow, Decoded, cut
 
 
 def plain_decoder(arrow: str, read: Callable[[bytes], Any]) -> ColumnDecoder:
@@ -26,7 +26,7 @@ def plain_decoder(arrow: str, read: Callable[[bytes], Any]) -> ColumnDecoder:
                 try:
                     value = read(data)
                 except Exception as error:
-                    bad.append(BadRow(row, f"{type(error).__name__}: {error}"))
+                    bad.append(BadRow(row, cut(f"{type(error).__name__}: {error}")))
             rows.append(str(value) if isinstance(value, UUID) else value)
         return Decoded(pa.array(rows, kind), bad)
 

@@ -6,12 +6,19 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+_LONGEST_REASON = 1000
+
 
 class BadRow(NamedTuple):
     """A row that does not decode: its number from 0, and why."""
 
     row: int
     reason: str
+
+
+def cut(reason: str) -> str:
+    """A reason of bounded length: errors may show the schema or the value, and each row of a batch may be bad."""
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."
 
 
 class Decoded(NamedTuple):

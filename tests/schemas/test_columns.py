@@ -14,7 +14,13 @@ import pytest
 
 from spark_klog.columns.decode import MAX_MILLISECONDS, PartitionDecoder, Unreadable
 from spark_klog.columns.schema import WITHOUT_HEADERS
-from spark_klog.errors import DecodeError, EncodeError, RecordDeserializationError, SchemaError
+from spark_klog.errors import (
+    ConnectionFailed,
+    DecodeError,
+    EncodeError,
+    RecordDeserializationError,
+    SchemaError,
+)
 from spark_klog.schemas.avro.from_arrow import schema_of
 from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
@@ -199,3 +205,9 @@ def test_a_row_that_does_not_fit() -> None:
     with pytest.raises(EncodeError, match=r"^column value, row 1: .*id.*, counted after 100 rows$"):
         encoder.encode(rows, 100)
     assert encoder.encode(rows[:1]).to_pylist() == [b"\2"]
+
+
+def test_a_registry_that_is_away_is_told_with_the_partition() -> None:
+    decoder = _decoder("value")
+    with pytest.raises(ConnectionFailed, match=r"^t-0: the schema registry http://127\.0\.0\.1:1 gives no answer"):
+        list(chain(decoder.decode(_batch(0, [(None, _value(1, 8))], [_TIME]), 0, 1), decoder.finish()))

@@ -39,6 +39,7 @@ _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOST_BYTES = 16 * 1024 * 1024
 #: How long an id that is not there is not asked for again.
 _ABSENT_SECONDS = 10.0
+_NOT_FOUND = 404
 #: Queries that are known to have begun.
 _MOST_QUERIES = 100
 #: Error codes of Confluent's API for what is not there: subject, version, schema.
@@ -87,6 +88,8 @@ class RegistryClient:
         #: 0 of a schema that is no version.
         self._numbers: Cache[tuple[str, Schema], int] = Cache(config.capacity, config.latest_seconds)
         self._begun: Cache[str, bool] = Cache(_MOST_QUERIES)
+        #: Whether there is a registry at the URLs.
+        self._is_registry = False
 
     def __repr__(self) -> str:
         return f"RegistryClient({', '.join(self.config.urls)})"
@@ -100,11 +103,13 @@ class RegistryClient:
     def close(self) -> None:
         self._client.close()
 
-    def begin(self, query: str) -> None:
+    def begin(self, query: str, *, is_registry: bool = False) -> None:
         """Forget which schemas ids have, unless this was called for that query.
 
         A registry that was made anew at the same address has other schemas by the same ids, and processes outlive it.
+        `is_registry`: another process has found a registry there, so what it does not have is no sign of a wrong URL.
         """
+        self._is_registry |= is_registry
         if self._begun.get(query) is None:
             self._forget()
             self._begun.keep(query, True)
@@ -128,7 +133,8 @@ class RegistryClient:
             try:
                 schema = _parsed(Schema.of, self._request("GET", path, what), what)
             except RegistryError as error:
-                if error.code not in NOT_THERE:
+                # a registry that has no GUIDs, or takes an id for no number, has other codes, or a text
+                if error.code not in NOT_THERE and not (error.status == _NOT_FOUND and self._is_registry):
                     raise
                 self._absent.keep(place, True)
             else:
@@ -400,6 +406,7 @@ class RegistryClient:
             answer = json.loads(data)
         except (ValueError, RecursionError):
             answer = None
+        self._is_registry |= answer is not None
         if status // 100 == 2 and answer is not None and len(data) <= _MOST_BYTES:
             return answer
         raise self._refusal(url, status, answer, what)
@@ -411,7 +418,7 @@ class RegistryClient:
         text = f"{what}: the schema registry {url} answers {status}"
         if isinstance(said, str) and said:
             text += f" ({without_secrets(said, self._secrets, 1000)})"
-        elif status // 100 == 2 or status == 404:
+        elif status // 100 == 2 or status == _NOT_FOUND:
             text += ", without JSON: is it the URL of a schema registry?"
         if status in (401, 403):
             names = " or ".join(map(self.config.named, ("basic.auth.user.info", "bearer.auth.token")))
@@ -421,7 +428,7 @@ class RegistryClient:
     @property
     def _secrets(self) -> tuple[str, ...]:
         config, oauth = self.config, self.config.oauth
-        # as it stands in the header, which some servers tell in their answers
+        # as it stands in the header, which some servers and proxies tell in their answers
         basic = b64encode(f"{config.user}:{config.password}".encode()).decode() if config.user else ""
         return config.password, basic, config.token, "" if oauth is None else oauth.client_secret
 

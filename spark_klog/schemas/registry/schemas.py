@@ -39,7 +39,10 @@ class Schema:
             Reference(str(one["name"]), str(one["subject"]), int(one["version"]))
             for one in answer.get("references") or ()
         )
-        return cls(str(answer["schema"]), _FORMATS[answer.get("schemaType") or "AVRO"], references)
+        text = answer["schema"]
+        if not isinstance(text, str):
+            raise TypeError(f"the schema is {type(text).__name__}, not a text")
+        return cls(text, _FORMATS[answer.get("schemaType") or "AVRO"], references)
 
     def request(self) -> dict[str, Any]:
         body: dict[str, Any] = {"schema": self.text}

@@ -1,0 +1,129 @@
+"""Registries that answer as none should, or as others than Confluent's do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+
+from spark_klog.errors import RegistryError
+from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+from spark_klog.schemas.registry.client import RegistryClient
+from spark_klog.schemas.registry.settings import registry_config
+from spark_klog.security.config import Settings
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
+    headers: dict[str, str] = {}
+
+
+class _Server:
+    """Answers with the first of `answers` whose path begins the request's; `{authorization}` is the header's."""
+
+    def __init__(self, url: str, answers: dict[str, _Answer]) -> None:
+        self.url, self.answers = url, answers
+        self.asked: list[str] = []
+
+
+@contextmanager
+def _serving(answers: dict[str, _Answer]) -> Iterator[_Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            serving.asked.append(self.path)
+            answer = next(answer for path, answer in answers.items() if self.path.startswith(path))
+            data = answer.body.replace(b"{authorization}", (self.headers["Authorization"] or "").encode())
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = _Server(f"http://127.0.0.1:{server.server_port}", answers)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield serving
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _client(url: str, **settings: str) -> RegistryClient:
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    return RegistryClient(registry_config({"url": url, **named}))
+
+
+_INT = json.dumps({"subject": "s", "version": 1, "id": 1, "schema": '"int"'}).encode()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        _Answer(404, b'{"error_code": 404, "message": "HTTP 404 Not Found"}'),
+        _Answer(404, b'{"detail": "Not Found"}'),
+        _Answer(404, b"404 page not found\n"),
+        _Answer(404, b'{"error_code": 40403, "message": "Schema not found"}'),
+    ],
+)
+def test_what_a_registry_does_not_have_makes_records_bad(answer: _Answer) -> None:
+    """Whatever its code is: a registry before GUIDs has none of theirs."""
+    with _serving({"/subjects": _Answer(200, _INT), "/schemas": answer}) as server:
+        source = ColumnFormat("value", "avro", RegistrySettings(Settings({"url": server.url})), subject="s")
+        values = [b"\0\0\0\0\1\6", b"\0\0\0\0\7\6", b"\1 begins with a byte 1", b"\0\xff\xff\xff\xff\6"]
+        decoded = source.reader().decoder().decode(pa.array(values, pa.binary()), None)
+        assert decoded.values.to_pylist() == [3, None, None, None]
+        assert [row for row, _ in decoded.bad] == [1, 2, 3]
+        assert all("does not have it" in reason for _, reason in decoded.bad[:2])
+        assert decoded.bad[2].reason == "schema id -1: no schema has a negative id"
+        assert len(server.asked) == 3
+
+
+def test_no_registry() -> None:
+    with _serving({"/": _Answer(404, b"<html>default backend</html>")}) as server:
+        with pytest.raises(RegistryError, match="is it the URL of a schema registry") as caught:
+            _client(server.url).schema(7)
+        assert caught.value.status == 404
+
+
+@pytest.mark.parametrize("settings", [{"basic_auth_user_info": "alice:s3cret"}, {"bearer_auth_token": "s3cret"}])
+def test_an_echo_of_the_credentials_is_not_shown(settings: dict[str, str]) -> None:
+    body = json.dumps({"error_code": 401, "message": "wrong header {authorization}"}).encode()
+    with _serving({"/": _Answer(401, body)}) as server:
+        with pytest.raises(RegistryError, match="answers 401") as caught:
+            _client(server.url, **settings).schema(7)
+        assert "s3cret" not in str(caught.value)
+        assert "YWxpY2U6" not in str(caught.value)
+
+
+def test_no_text() -> None:
+    with (
+        _serving({"/": _Answer(200, b'{"schema": null}')}) as server,
+        pytest.raises(RegistryError, match="the schema is NoneType, not a text"),
+    ):
+        _client(server.url).schema(7)
+
+
+def test_reasons_are_cut() -> None:
+    """They name the types of a schema that can't be read: of records of 5 bytes each."""
+    kinds = [{"type": "fixed", "size": 1, "name": "a" * 240 + str(number)} for number in range(100)]
+    field = {"name": "n", "type": {"type": "array", "items": kinds}}
+    text = json.dumps({"type": "record", "name": "C", "fields": [field]})
+    other = json.dumps({"id": 2, "schema": text}).encode()
+    reader = {"type": "record", "name": "C", "fields": [{"name": "n", "type": "long"}]}
+    latest = json.dumps({"subject": "s", "version": 1, "id": 1, "schema": json.dumps(reader)}).encode()
+    with _serving({"/subjects": _Answer(200, latest), "/schemas/ids/2": _Answer(200, other)}) as server:
+        source = ColumnFormat("value", "avro", RegistrySettings(Settings({"url": server.url})), subject="s")
+        decoded = source.reader().decoder().decode(pa.array([b"\0\0\0\0\2"] * 3, pa.binary()), None)
+    assert [len(reason) for _, reason in decoded.bad] == [1000 + len("schema id 2: ...")] * 3
