@@ -23,7 +23,8 @@ Column = Literal["key", "value"]
 #: What a stream does about records of a newer version of its subject: it reads them by its own schema, or ends.
 Evolution = Literal["keep", "restart", "fail"]
 _REMEDIES = {
-    "restart": "restart it to read by the new one (schemaEvolution=restart)",
+    "keep": "the query's schema can't read one of them; start it again, from a new load(), to read by the new one",
+    "restart": "start it again, from a new load(), to read by the new one (schemaEvolution=restart)",
     "fail": "set {}SchemaId to read by the new one, or schemaEvolution=keep (schemaEvolution=fail)",
 }
 
@@ -49,6 +50,8 @@ class ColumnFormat:
 
     With a registry each record names its own schema; without one all are bare records of the reader's. `is_permissive`
     makes rows that do not decode null, without a word. `message` and `validates` are those of `codec_of`.
+    `ends_at_unreadable`: rows of a newer version of the subject that do not decode are no bad rows, but end the query
+    with `SchemaChanged`, as it loses none of them when it is started again.
     """
 
     column: Column
@@ -61,6 +64,7 @@ class ColumnFormat:
     evolution: Evolution = "keep"
     message: str | None = None
     validates: bool = False
+    ends_at_unreadable: bool = False
 
     @property
     def codec(self) -> Codec[Any]:
@@ -100,6 +104,25 @@ class ColumnFormat:
         if schema.format != self.format:
             raise SchemaError(f"column {self.column} is to be {self.format}, but its schema is {schema.format}")
         return ReaderSchema(self, schema.text, references, schema_id, version)
+
+    def reader_of_version(self, version: int, schema_id: int) -> ReaderSchema | None:
+        """The reader's schema, if it was looked up before as that version and id; None if they are another registry's.
+
+        Errors as of `reader`.
+        """
+        assert self.registry is not None
+        assert self.subject is not None
+        registry = self.registry.registry()
+        try:
+            there = registry.version(self.subject, version)
+        except RegistryError as error:
+            if error.code not in NOT_THERE:
+                raise
+            return None
+        if there.id != schema_id or there.schema.format != self.format:
+            return None
+        references = registry.references(there.schema, schema_id, self.subject, is_new=True)
+        return ReaderSchema(self, there.schema.text, references, schema_id, version)
 
 
 @dataclass(frozen=True)
@@ -146,8 +169,32 @@ class ReaderSchema:
             return codec.parse(schema.text, registry.references(schema, key.id, subject))
 
         has_indexes = self.format.format == "protobuf"
-        records = RecordDecoder(decoder, writer_of, self.column, has_indexes=has_indexes)
+        records = RecordDecoder(decoder, writer_of, self.column, has_indexes=has_indexes, advice_of=self._advice_of)
         return ColumnDecoder(decoder.type, self.format.is_permissive, records.decode)
+
+    def _advice_of(self, key: SchemaKey) -> str:
+        """What to say of a row that does not decode: whether a newer schema than this one could.
+
+        `SchemaChanged` if `ends_at_unreadable`.
+        """
+        settings, subject = self.format.registry, self.format.subject
+        if key.id == self.id or self.version is None or self.format.schema_id is not None:
+            return ""
+        assert settings is not None
+        assert subject is not None
+        registry = settings.registry()
+        try:
+            version = registry.version_of(subject, registry.schema(key.id, subject))
+        except (SchemaError, RegistryError):  # it is no schema, or this user may not ask
+            return ""
+        if version is None or version <= self.version:
+            return ""
+        if self.format.ends_at_unreadable:
+            raise SchemaChanged(subject, version, self.version, _REMEDIES["keep"])
+        return (
+            f"; it is version {version} of subject {subject}, and is read by version {self.version}: start again to "
+            "read by the new one"
+        )
 
     def _check_version(self, registry: RegistryClient, schema: Schema) -> None:
         """Raise `SchemaChanged` if a schema is a newer version of the subject, and that is to end the query."""

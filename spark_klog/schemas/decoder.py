@@ -21,7 +21,7 @@ class RecordDecoder(Generic[S]):
     `writer_of` returns the schema of an id or GUID, once for each; a `SchemaError` of it makes the rows of that schema
     bad, for good. Any other error (a registry that is down) is raised, and the schema is asked for again the next time.
     `column` is what is decoded: its name chooses the header that has the id. `has_indexes` if message indexes follow
-    an id, as in Protobuf.
+    an id, as in Protobuf. `advice_of` returns what else to say of bad rows of a schema, or raises an error instead.
     """
 
     def __init__(
@@ -31,8 +31,9 @@ class RecordDecoder(Generic[S]):
         column: Literal["key", "value"] = "value",
         *,
         has_indexes: bool = False,
+        advice_of: Callable[[SchemaKey], str] = lambda _: "",
     ) -> None:
-        self._has_indexes = has_indexes
+        self._has_indexes, self._advice_of = has_indexes, advice_of
         self._decoder = decoder
         self._writer_of = writer_of
         self._column = column
@@ -52,13 +53,16 @@ class RecordDecoder(Generic[S]):
         for number, key in enumerate(keys):
             program = self._program(key)
             if isinstance(program, str):
-                reason = f"{key}: {program}"
+                reason = f"{key}: {program}{self._advice_of(key)}"
                 bad += [BadRow(row, reason) for row in np.flatnonzero(which == number).tolist()]
             else:
                 numbers[number] = len(programs)
                 programs.append(program)
         decoded = self._decoder.decode(values, programs, pa.py_buffer(numbers[which]), pa.py_buffer(starts))
-        bad += [BadRow(row, f"{keys[which[row]]}: {cut(reason)}") for row, reason in decoded.bad]
+        advice = {number: self._advice_of(keys[number]) for number in {int(which[row]) for row, _ in decoded.bad}}
+        for row, reason in decoded.bad:
+            number = int(which[row])
+            bad.append(BadRow(row, f"{keys[number]}: {cut(reason)}{advice[number]}"))
         return Decoded(decoded.values, sorted(bad))
 
     def _program(self, key: SchemaKey) -> Any:

@@ -553,7 +553,7 @@ def _read_formats(
             )
         if evolution == "restart" and one.schema_id is not None:
             raise ConfigError(f"options schemaEvolution=restart and {one.column}SchemaId exclude each other")
-    return tuple(replace(one, evolution=evolution) for one in formats)
+    return tuple(replace(one, evolution=evolution, ends_at_unreadable=True) for one in formats)
 
 
 def column_formats(

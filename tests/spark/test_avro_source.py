@@ -263,7 +263,7 @@ def test_a_stream_that_ends_with_its_schema(
     produce(servers, topic, map(Sent, writer.values(evolved, [_order(2, note="n")])))
     changed = f"subject {topic}-value has records of version 3 now, and the query reads by version 2: "
     if evolution == "restart":
-        assert changed + "restart it to read by the new one" in failure(query)
+        assert changed + "start it again, from a new load(), to read by the new one" in failure(query)
     else:
         assert changed + "set valueSchemaId to read by the new one" in failure(query)
         assert changed in failure(start())

@@ -126,7 +126,7 @@ class FunctionOptions:
         """How a column is read."""
         mode = chosen(self.own, "mode", _MODES)
         evolution = cast("Evolution", chosen(self.own, "schemaEvolution", _EVOLUTIONS))
-        source = self._source(is_permissive=mode == "permissive", evolution=evolution)
+        source = self._source(is_permissive=mode == "permissive", evolution=evolution, ends_at_unreadable=True)
         if source.text is None and source.schema_id is None and source.subject is None:
             has = "subject, or schema" if self.registry is not None else "schema, or subject and schemaRegistryUrl"
             raise self._error(f"set {has}: Spark has to know the type of the rows before it reads them")

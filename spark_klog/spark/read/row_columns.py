@@ -1,7 +1,7 @@
 """Columns of a read that are rows instead of bytes: their types at analysis, and the schemas of their tasks.
 
 Spark analyses a query in one Python process and plans it in another, and in between a subject may get a new version. So
-the type that analysis gives a column has the schema's id as metadata, and planning takes the schema of that id.
+the type that analysis gives a column has the schema's id and version as metadata, and planning takes that one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def readers_of(
         if one.column not in schema.fieldNames():
             continue
         field = schema[one.column]
-        reader = one.reader(field.metadata.get(ID))
+        reader = _analysed(one, field) or one.reader()
         types[one.column] = reader.decoder().type
         ours = _spark_type(types[one.column])
         if field.dataType.simpleString() != ours.simpleString():
@@ -49,6 +49,17 @@ def readers_of(
             )
         readers.append(reader)
     return tuple(readers), types
+
+
+def _analysed(source: ColumnFormat, field: StructField) -> ReaderSchema | None:
+    """The schema that the column's metadata names; None if options name another one, or it is another registry's.
+
+    A user's schema may come from another query.
+    """
+    subject, version, schema_id = (field.metadata.get(name) for name in (SUBJECT, VERSION, ID))
+    if source.text is not None or source.schema_id is not None or subject is None or subject != source.subject:
+        return None
+    return source.reader_of_version(int(version), int(schema_id))
 
 
 def _row_field(reader: ReaderSchema) -> StructField:

@@ -15,14 +15,17 @@ import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from pyspark.sql.types import StructType
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, SchemaChanged
 from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
 from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.schemas.registry.settings import registry_config
 from spark_klog.security.config import Settings
+from spark_klog.spark.read.row_columns import readers_of, with_rows
 
 from .asking import ask, register
 
@@ -166,3 +169,92 @@ def test_each_id_is_asked_for_once_a_query(registry: str, monkeypatch: pytest.Mo
     assert asked == ["/subjects/counted-value/versions/latest", f"/schemas/ids/{number}", f"/schemas/ids/{0xFFFFFF}"]
     with pytest.raises(AssertionError, match="no schema has a negative id"):
         _decoded(_format(registry, "counted-value"), [b"\0\xff\xff\xff\xff\1"])
+
+
+def _row(schema_id: int, *longs: int) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + bytes(2 * number for number in longs)
+
+
+def test_a_version_that_was_taken_back(registry: str) -> None:
+    """A stream that ended because of it goes on once it is gone."""
+    for fields in ({"a": 0}, {"a": 0, "b": 0}):
+        register(registry, "back-value", _record("C", **fields))
+    source = _format(registry, "back-value", evolution="restart")
+    reader = source.reader()
+    number = register(registry, "back-value", _record("C", a=0, b=0, c=0))
+    values = pa.array([_row(number, 1, 2, 3)])
+    with pytest.raises(SchemaChanged, match=r"has records of version 3 now, .* from a new load\(\)"):
+        reader.decoder().decode(values, None)
+    assert ask(registry, "DELETE", "/subjects/back-value/versions/3")[0] == 200
+    reader = source.reader()
+    assert reader.version == 2
+    assert reader.decoder().decode(values, None).values.to_pylist() == [{"a": 1, "b": 2}]
+
+
+def test_an_old_schema_that_is_a_new_version(registry: str) -> None:
+    source = _format(registry, "again-value", evolution="restart")
+    old = _record("C", a=0)
+    register(registry, "again-value", old)
+    assert source.reader().version == 1
+    number = register(registry, "again-value", _record("C", a=0, b=0))
+    assert source.reader().version == 2
+    assert ask(registry, "DELETE", "/subjects/again-value/versions/1")[0] == 200
+    register(registry, "again-value", old)
+    reader = source.reader()
+    assert reader.version == 3
+    assert reader.decoder().decode(pa.array([_row(number, 1, 2)]), None).values.to_pylist() == [{"a": 1}]
+
+
+@pytest.mark.parametrize("is_permissive", [False, True])
+def test_a_newer_version_that_the_query_can_not_read(registry: str, is_permissive: bool) -> None:
+    """BACKWARD allows a field without a default to go: such records are not lost, but read by the next start."""
+    subject = f"backward-{is_permissive}-value"
+    old = register(registry, subject, _record("C", "a", "b"))
+    ending = _format(registry, subject, ends_at_unreadable=True, is_permissive=is_permissive)
+    plain, pinned = _format(registry, subject), _format(registry, subject, schema_id=old, ends_at_unreadable=True)
+    readers = [source.reader() for source in (ending, plain, pinned)]
+    new = register(registry, subject, _record("C", "a"))
+    other = register(registry, f"other-{subject}", _record("Other", "x"))
+    values = pa.array([_row(old, 1, 2), _row(other, 1), _row(new, 3), _row(old, 1)])
+    with pytest.raises(SchemaChanged, match=r"version 2 now, and the query reads by version 1: .* can't read one of"):
+        readers[0].decoder().decode(values, None)
+    for reader in readers[1:]:
+        decoded = reader.decoder().decode(values, None)
+        assert decoded.values.to_pylist() == [{"a": 1, "b": 2}, None, None, None]
+        assert ["start again to read by the new one" in reason for _, reason in decoded.bad] == [
+            False,
+            reader is readers[1],
+            False,
+        ]
+    assert _decoded(ending, [_row(old, 1, 2), _row(new, 3)]) == [{"a": 1}, {"a": 3}]
+    # the same of a row that is cut off
+    newest = register(registry, subject, _record("C", "a", c=0))
+    reader = ending.reader()
+    register(registry, subject, _record("C", "a", c=0, d=0))
+    assert len(reader.decoder().decode(pa.array([_row(newest)]), None).bad) == 1
+    with pytest.raises(SchemaChanged):
+        reader.decoder().decode(pa.array([_row(newest + 1)]), None)
+
+
+def test_the_schema_of_the_analysis(registry: str) -> None:
+    """Planning takes it, unless the metadata is of another query, or another registry."""
+    fields = StructType().add("value", "binary")
+    source = _format(registry, "analysed-value")
+    first = register(registry, "analysed-value", _record("C", "a"))
+    analysed = with_rows(fields, [source])
+    second = register(registry, "analysed-value", _record("C", "a", b=0))
+    (reader,), types = readers_of([source], analysed)
+    assert (reader.id, reader.version, types["value"].num_fields) == (first, 1, 1)
+    (reader,), _ = readers_of([_format(registry, "analysed-value", evolution="restart")], analysed)
+    assert (reader.id, reader.version) == (first, 1)
+    with pytest.raises(ConfigError, match="the query's schema says struct<a:bigint>"):
+        readers_of([_format(registry, "analysed-value", schema_id=second)], analysed)
+    register(registry, "analysed-other", _record("C", "a", z=0))
+    with pytest.raises(ConfigError, match="column value is struct<a:bigint,z:bigint> by its schema"):
+        readers_of([_format(registry, "analysed-other")], analysed)
+    elsewhere = f"{registry}/contexts/.elsewhere"
+    register(registry, ":.elsewhere:analysed-value", _record("C", x=0))
+    assert ask(registry, "PUT", "/config/:.elsewhere:analysed-value", {"compatibility": "NONE"})[0] == 200
+    number = register(registry, ":.elsewhere:analysed-value", _record("C", "a"))
+    (reader,), _ = readers_of([_format(elsewhere, "analysed-value")], analysed)
+    assert (reader.id, reader.version) == (number, 2)
