@@ -270,11 +270,14 @@ class _Keys:
                 self.bad.append(BadRow(int(rows[0]), str(error)))
                 places, rows, sizes = places[1:], rows[1:], sizes[1:]
                 continue
-            alike = sizes >= end
-            alike[alike] = data.items(places[alike], size, f"V{end - size}") == np.void(value[size:end])
+            alike = np.flatnonzero(sizes >= end)
+            for at in range(size, end):
+                alike = alike[data.items(places[alike], at, "u1") == value[at]]
             self.which[rows[alike]] = self._numbers(_ids(data, places[alike], size), value[size:end])
             self.starts[rows[alike]] = end
-            places, rows, sizes = places[~alike], rows[~alike], sizes[~alike]
+            left = np.ones(len(rows), np.bool_)
+            left[alike] = False
+            places, rows, sizes = places[left], rows[left], sizes[left]
         for place, row in zip(places.tolist(), rows.tolist(), strict=True):
             value = data.value(place)
             try:
