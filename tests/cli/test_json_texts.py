@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -35,6 +35,7 @@ _LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.timestamp("us"), st.datetimes()),
     (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(timezone.utc))),
     (pa.time64("us"), st.times()),
+    (pa.duration("us"), st.timedeltas()),
 ]
 Typed = tuple[pa.DataType, st.SearchStrategy[Any]]
 
@@ -88,6 +89,8 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     if isinstance(value, datetime):
         text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
         return text if value.tzinfo is None else f"{text}Z"
+    if isinstance(value, timedelta):
+        return f"{Decimal(value // timedelta(microseconds=1)).scaleb(-6)}s"
     if isinstance(value, date):
         return value.isoformat()
     if hasattr(value, "isoformat"):

@@ -16,10 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_klog.cli.records.json_texts import DURATION_DIGITS
 from spark_klog.errors import ConfigError
 
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s*(Z|[+-]\d\d:?\d\d)?")
+_SECONDS = re.compile(r"(-?\d{1,19}(?:\.\d{1,9})?(?:E-\d)?)s")
 _TIME_OF_DAY = re.compile(r"(\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?")
 _MEMBER = re.compile(r"member\d+")
 #: Shapes whose readers are kept.
@@ -366,6 +368,17 @@ def _timestamp(kind: pa.TimestampType) -> Reader:
     return read
 
 
+def _duration(kind: pa.DurationType) -> Reader:
+    def read(value: Any) -> Any:
+        parts = _SECONDS.fullmatch(value) if isinstance(value, str) else None
+        units = Decimal(parts[1]).scaleb(DURATION_DIGITS[kind.unit]) if parts else None
+        if units is None or units != units.to_integral_value() or abs(units) >= 1 << 63:
+            raise _wrong(value, f'a duration such as "1.5s", in {kind.unit} at most')
+        return int(units)
+
+    return read
+
+
 def _time(kind: pa.DataType) -> Reader:
     def read(value: Any) -> Any:
         parts = _TIME_OF_DAY.fullmatch(value) if isinstance(value, str) else None
@@ -391,4 +404,5 @@ _LEAVES: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], Reader]], ..
     (pa.types.is_date32, _date),
     (pa.types.is_timestamp, _timestamp),
     (pa.types.is_time, _time),
+    (pa.types.is_duration, _duration),
 )

@@ -1,6 +1,7 @@
 """Arrow columns of any type as JSON, a text a row, made column by column: no Python object is made for a row.
 
 struct                       an object with all fields           decimal          a number with all digits of its scale
+                                                                 duration         "1.500000s", as in Protobuf's JSON
 list                         a list                              date, time       "2026-11-21", "10:00:00.000000"
 map                          an object                           timestamp        "2026-11-21T10:00:00.123456Z", without
 bytes                        text if they are UTF-8,                              the Z if it is a local one
@@ -41,6 +42,8 @@ def literal(data: bytes) -> pa.Scalar:
 
 
 EMPTY, NULL = literal(b""), literal(b"null")
+#: Of a second, by Arrow's unit.
+DURATION_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _QUOTE = literal(b'"')
 
 
@@ -64,6 +67,8 @@ def json_texts(column: pa.Array, ascii: bool = False) -> pa.Array:
         return _plain(_floats(column))
     if types.is_date32(kind) or types.is_time(kind):
         return _in_quotes(column.cast(pa.string()))
+    if types.is_duration(kind):
+        return _in_quotes(_seconds(column), b"s")
     if types.is_timestamp(kind):
         text = pc.replace_substring(column.cast(pa.timestamp(kind.unit)).cast(pa.string()), " ", "T")
         return _in_quotes(text, b"" if kind.tz is None else b"Z")
@@ -122,6 +127,14 @@ def _floats(column: pa.Array) -> pa.Array:
     for theirs, name in _NOT_FINITE:
         texts = pc.replace_substring_regex(texts, f"^{theirs}$", name)
     return texts
+
+
+def _seconds(column: pa.Array) -> pa.Array:
+    """Durations as seconds with all digits of their unit."""
+    numbers = column.cast(pa.int64()).cast(pa.decimal128(19))
+    kind = pa.decimal128(19, DURATION_DIGITS[column.type.unit])
+    shifted = pa.Array.from_buffers(kind, len(numbers), numbers.buffers(), numbers.null_count, numbers.offset)
+    return shifted.cast(pa.string())
 
 
 def _texts(column: pa.Array, ascii: bool) -> pa.Array:
