@@ -13,13 +13,14 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
-from functools import cache
 from typing import Any, Final
 
 from spark_klog.schemas.json_schema.columns import Column, Form, Property
 
 Convert = Callable[[Any], Any]
-#: Longer integers are of no type; Python is slow to read them.
+#: An object of JSON, in values that are converted: its pairs, as a property may be there twice.
+_Pairs = tuple[tuple[str, Any], ...]
+#: Longer integers are of no type; Python is slow to read them, and may refuse to.
 _LONGEST_INTEGER: Final = 400
 _BEYOND_INT64: Final = 10**19
 _LARGEST_FLOAT32: Final = 3.4028235677973366e38
@@ -54,21 +55,6 @@ class Misfit(ValueError):
         return f"field {where} {self.text}" if where else f"the value {self.text}"
 
 
-class _Repeated(dict[str, Any]):
-    """An object that has a property twice: `names` are those."""
-
-    names: frozenset[str] = frozenset()
-
-
-def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) == len(pairs):
-        return made
-    repeated = _Repeated(made)
-    repeated.names = frozenset(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-    return repeated
-
-
 def _integer(text: str) -> float:
     return int(text) if len(text) <= _LONGEST_INTEGER else math.copysign(math.inf, -1 if text[0] == "-" else 1)
 
@@ -91,24 +77,27 @@ def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-@cache
-def _parser(decimals: bool, is_strict: bool) -> json.JSONDecoder:
-    return json.JSONDecoder(
-        object_pairs_hook=_object_of,
-        parse_constant=_refused if is_strict else None,
-        parse_int=_integer,
-        parse_float=_exact if decimals else float,
+#: By whether they read fractions as Decimals, and whether there may be long integers. Objects are `_Pairs`.
+_PARSERS: Final = {
+    (decimals, is_long): json.JSONDecoder(
+        object_pairs_hook=tuple, parse_int=_integer if is_long else int, parse_float=_exact if decimals else float
     )
+    for decimals in (False, True)
+    for is_long in (False, True)
+}
+_PLAIN: Final = json.JSONDecoder(parse_int=_integer)
+_STRICT: Final = json.JSONDecoder(parse_int=_integer, parse_constant=_refused)
 
 
-def load_json(row: bytes, *, decimals: bool = False, is_strict: bool = False) -> Any:
-    """The value of a row; ValueError says why it is no JSON. Numbers with a fraction are Decimals if `decimals`.
+def load_json(row: bytes, *, is_strict: bool = False) -> Any:
+    """The value of a row; ValueError says why it is no JSON. NaN and Infinity are numbers here, if not `is_strict`."""
+    return _parsed(row, _STRICT if is_strict else _PLAIN)
 
-    NaN and Infinity are numbers here, if not `is_strict`: who uses a number has to see whether it is one.
-    """
+
+def _parsed(row: bytes, parser: json.JSONDecoder) -> Any:
     try:
         text = str(row, "utf-8")
-        return _parser(decimals, is_strict).decode(text)
+        return parser.decode(text)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 ({error.reason} at byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -128,7 +117,7 @@ class RowParser:
 
     def parse(self, row: bytes) -> Any:
         """ValueError says why a row is not of the column."""
-        value = load_json(row, decimals=self._decimals)
+        value = _parsed(row, _PARSERS[self._decimals, len(row) > _LONGEST_INTEGER])
         try:
             return self._convert(value)
         except RecursionError:
@@ -140,7 +129,7 @@ def is_value(value: Any, column: Column) -> bool:
     if value is None:
         return column.nullable
     try:
-        _required(column)(value)
+        _required(column)(_pairs(value))
     except (ValueError, RecursionError):
         return False
     return True
@@ -148,7 +137,14 @@ def is_value(value: Any, column: Column) -> bool:
 
 def default_of(one: Property) -> Any:
     """The default of a property that has a valid one, as `RowParser` returns values."""
-    return _required(one.column)(one.default)
+    return _required(one.column)(_pairs(one.default))
+
+
+def _pairs(value: Any) -> Any:
+    """A value of `json.loads` with objects as `RowParser` has them."""
+    if isinstance(value, dict):
+        return tuple((name, _pairs(item)) for name, item in value.items())
+    return [_pairs(item) for item in value] if isinstance(value, list) else value
 
 
 def _required(column: Column) -> Convert:
@@ -167,7 +163,7 @@ def _wrong(column: Column, value: Any) -> Misfit:
 
 def _json(column: Column) -> Convert:
     def convert(value: Any) -> str:
-        if value is None or (column.kind == "object" and not isinstance(value, dict)):
+        if value is None or (column.kind == "object" and not isinstance(value, tuple)):
             raise _wrong(column, value)
         plain = _plain(value)
         try:
@@ -185,13 +181,19 @@ def _json(column: Column) -> Convert:
 
 def _plain(value: Any) -> Any:
     """The value, for `json.dumps`; `Misfit` if a property is there twice."""
-    if isinstance(value, dict):
-        if isinstance(value, _Repeated):
-            raise _twice(min(value.names))
-        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        made = {name: _plain(item) for name, item in value}
+        if len(made) != len(value):
+            raise _twice(min(_repeated(value)))
+        return made
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return float(value) if isinstance(value, Decimal) else value
+
+
+def _repeated(value: _Pairs) -> set[str]:
+    """Names of properties that an object has twice."""
+    return {name for name, count in Counter(name for name, _ in value).items() if count > 1}
 
 
 def _twice(name: str) -> Misfit:
@@ -384,13 +386,13 @@ def _map(column: Column) -> Convert:
     convert_item = _nullable(values) if values.nullable else _required(values)
 
     def convert(value: Any) -> list[tuple[str, Any]]:
-        if not isinstance(value, dict):
+        if not isinstance(value, tuple):
             raise _wrong(column, value)
-        if isinstance(value, _Repeated):
-            raise _twice(min(value.names))
+        if len(dict(value)) != len(value):
+            raise _twice(min(_repeated(value)))
         made, name = [], ""
         try:
-            for name, item in value.items():
+            for name, item in value:
                 made.append((_whole_text(name), convert_item(item)))
         except Misfit as misfit:
             misfit.path.append(f".{name}")
@@ -401,24 +403,25 @@ def _map(column: Column) -> Convert:
 
 
 def _struct(column: Column) -> Convert:
-    names = [one.name for one in column.properties]
+    names = {one.name for one in column.properties}
     fields = [(one.name, *_of_property(one)) for one in column.properties]
 
     def convert(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
+        if not isinstance(value, tuple):
             raise _wrong(column, value)
-        if isinstance(value, _Repeated):
-            for name in names:
-                if name in value.names:
-                    raise _twice(name)
+        items = dict(value)
+        if len(items) != len(value):
+            twice = names & _repeated(value)
+            if twice:
+                raise _twice(min(twice))
         made, name = {}, ""
         try:
             for name, convert_field, missing in fields:
-                item = value.get(name)
+                item = items.get(name)
                 if item is not None:
                     made[name] = convert_field(item)
                 elif isinstance(missing, Misfit):
-                    raise Misfit("must not be null" if name in value else "is required, but missing")
+                    raise Misfit("must not be null" if name in items else "is required, but missing")
                 else:
                     made[name] = missing
         except Misfit as misfit:
