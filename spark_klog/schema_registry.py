@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from http import HTTPStatus
 from typing import Any, Final
@@ -28,7 +28,8 @@ from spark_klog.schemas.registry.server.log import START_SECONDS, TOPIC, WRITE_S
 from spark_klog.schemas.registry.server.registry import Registry
 from spark_klog.security.config import Settings
 from spark_klog.wire.http import LOOPBACK, HttpThread, Request, Response
-from spark_klog.wire.listening import is_loopback, is_own_host, parse_listen
+from spark_klog.wire.listening import RequestRefused, is_loopback, is_own_host, parse_listen
+from spark_klog.wire.workers import Workers
 
 _log = logging.getLogger(__name__)
 DEFAULT_ADDRESS: Final = f"{LOOPBACK}:8081"
@@ -36,9 +37,9 @@ _OPTION: Final = "--schema-registry"
 #: Larger than any record that brokers take by default.
 _MAX_BODY: Final = 4 << 20
 _MAX_CONNECTIONS: Final = 128
-#: Requests that are carried out at a time; others wait. Changes may wait for brokers, and must not hold up reading.
-_READERS: Final = 8
-_WRITERS: Final = 8
+#: Requests of each kind that are carried out at a time; others wait. Changes may wait for brokers, and the comparing of
+#: schemas takes long: neither must hold up reading.
+_WORKERS: Final = 8
 #: Seconds until a request is answered, and the client may ask again.
 _ANSWER_SECONDS: Final = WRITE_SECONDS + 5
 #: Settings of the user's other clients that this one must not have.
@@ -69,8 +70,7 @@ class SchemaRegistry:
             self._log = SchemaLog(admin, consumer, lambda: Producer(settings | _PRODUCER), topic)
             opened.pop_all()
             admin.close()
-        self._readers = ThreadPoolExecutor(_READERS, "klog-schemas-read")
-        self._writers = ThreadPoolExecutor(_WRITERS, "klog-schemas-write")
+        self._workers = {kind: Workers(f"klog-schemas-{kind}", _WORKERS, _MAX_CONNECTIONS) for kind in _KINDS}
         try:
             try:
                 self._log.catch_up(time.monotonic() + START_SECONDS)
@@ -93,15 +93,18 @@ class SchemaRegistry:
         kind = content_type(request.headers.get("accept", ""))
         try:
             self._check_origin(request)
-            body = await _body(request)
-            workers = self._writers if _is_change(request) else self._readers
-            call = asyncio.get_running_loop().run_in_executor(
-                workers, answer, self._registry, request.method, request.path, request.query, body
+            body = await request.whole_body(_MAX_BODY)
+            call = self._workers[_kind(request)].submit(
+                answer, self._registry, request.method, request.path, request.query, body
             )
-            made = await asyncio.wait_for(call, _ANSWER_SECONDS)
+            made = await asyncio.wait_for(asyncio.wrap_future(call), _ANSWER_SECONDS)
             return Response(made.status, kind, made.body, made.allow)
         except RegistryRefusal as error:
             refused = error
+        except RequestRefused as error:
+            refused = errors.bare(HTTPStatus(error.status), str(error))
+        except queue.Full:
+            refused = errors.bare(HTTPStatus.SERVICE_UNAVAILABLE, f"more than {_MAX_CONNECTIONS} requests wait")
         except asyncio.TimeoutError:
             refused = errors.timed_out(f"not answered within {_ANSWER_SECONDS:g} s")
         except (OSError, EOFError):
@@ -124,8 +127,8 @@ class SchemaRegistry:
         self._stop()
 
     def _stop(self) -> None:
-        for workers in (self._readers, self._writers):
-            workers.shutdown(wait=False, cancel_futures=True)
+        for workers in self._workers.values():
+            workers.close()
         self._log.close()
 
     def __enter__(self) -> SchemaRegistry:
@@ -135,22 +138,12 @@ class SchemaRegistry:
         self.close()
 
 
-def _is_change(request: Request) -> bool:
-    """Whether a request may write to the topic; compatibility is checked, and a schema looked up, by POST, too."""
+_READ, _CHECK, _CHANGE = _KINDS = ("read", "check", "change")
+
+
+def _kind(request: Request) -> str:
+    """Whether a request reads, has a schema that is parsed and compared, or may write to the topic."""
     if request.method == "POST":
-        return request.path.rstrip("/").endswith("/versions") and "/compatibility/" not in request.path
-    return request.method not in ("GET", "HEAD")
-
-
-async def _body(request: Request) -> bytes:
-    if request.headers.get("transfer-encoding"):
-        raise errors.bare(HTTPStatus.LENGTH_REQUIRED, "a Content-Length is required, not Transfer-Encoding")
-    size = request.headers.get("content-length", "0")
-    if not size.isascii() or not size.isdecimal():
-        raise errors.bare(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
-    if int(size) > _MAX_BODY:
-        raise errors.bare(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {_MAX_BODY:,} bytes")
-    try:
-        return await request.body(int(size)) if int(size) else b""
-    except asyncio.TimeoutError:
-        raise errors.bare(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
+        is_registration = request.path.rstrip("/").endswith("/versions") and "/compatibility/" not in request.path
+        return _CHANGE if is_registration else _CHECK
+    return _READ if request.method in ("GET", "HEAD") else _CHANGE

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
-from spark_klog.wire.listening import bind, parse_listen
+from spark_klog.wire.listening import RequestRefused, bind, parse_listen
 
 _log = logging.getLogger(__name__)
 #: The host of an address that is a port alone.
@@ -23,6 +24,9 @@ TEXT = "text/plain; charset=utf-8"
 _MAX_HEAD = 8 * 1024
 _RECEIVE_SECONDS, _SEND_SECONDS, _CLOSE_SECONDS = 5.0, 30.0, 5.0
 _MAX_CONNECTIONS = 16
+_MAX_DIGITS = 15
+_MAX_TRAILERS = 32
+_CHUNK_SIZE = re.compile(b"[0-9A-Fa-f]{1,8}")
 
 
 class Request(NamedTuple):
@@ -36,6 +40,57 @@ class Request(NamedTuple):
 
     async def body(self, size: int) -> bytes:
         return await asyncio.wait_for(self.reader.readexactly(size), _RECEIVE_SECONDS)
+
+    async def whole_body(self, most: int) -> bytes:
+        """The body, of the size in Content-Length or in chunks (RFC 9112), if it has at most `most` bytes.
+
+        `RequestRefused` if it has more, does not arrive in time, or is malformed.
+        """
+        coding = self.headers.get("transfer-encoding", "").lower()
+        size = self.headers.get("content-length", "0")
+        if coding not in ("", "chunked"):
+            raise RequestRefused(HTTPStatus.NOT_IMPLEMENTED, "only the Transfer-Encoding chunked is known")
+        if coding and "content-length" in self.headers:
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "there are Content-Length and Transfer-Encoding")
+        if not size.isascii() or not size.isdecimal():
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
+        if len(size) > _MAX_DIGITS or int(size) > most:
+            raise _too_large(most)
+        try:
+            if coding:
+                return await asyncio.wait_for(self._chunks(most), _RECEIVE_SECONDS)
+            return await self.body(int(size)) if int(size) else b""
+        except asyncio.TimeoutError:
+            raise RequestRefused(HTTPStatus.REQUEST_TIMEOUT, "the body did not arrive in time") from None
+
+    async def _chunks(self, most: int) -> bytes:
+        made = bytearray()
+        while size := await self._chunk_size():
+            if len(made) + size > most:
+                raise _too_large(most)
+            made += await self.reader.readexactly(size)
+            if await self.reader.readexactly(2) != b"\r\n":
+                raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk has another size than it says")
+        for _ in range(_MAX_TRAILERS):
+            if await self._line() == b"\r\n":
+                return bytes(made)
+        raise RequestRefused(HTTPStatus.BAD_REQUEST, f"more than {_MAX_TRAILERS} lines are behind the last chunk")
+
+    async def _chunk_size(self) -> int:
+        text = (await self._line()).partition(b";")[0].strip()
+        if not _CHUNK_SIZE.fullmatch(text):
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a chunk begins without its size")
+        return int(text, 16)
+
+    async def _line(self) -> bytes:
+        try:
+            return await self.reader.readuntil(b"\r\n")
+        except asyncio.LimitOverrunError:
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, "a line of a chunk is too long") from None
+
+
+def _too_large(most: int) -> RequestRefused:
+    return RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {most:,} bytes")
 
 
 class Response(NamedTuple):
@@ -138,6 +193,10 @@ class HttpThread:
             await self._stop.wait()
         finally:
             server.close()
+            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()  # their clients still wait for a page
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
         """Stop listening. May be called twice."""

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.schema_registry import SchemaRegistry
 from spark_klog.schemas.registry.server.api import answer
 from spark_klog.schemas.registry.server.registry import Registry
+from tests.schemas.registry.asking import ask, register
 from tests.schemas.registry.memory_log import MemoryLog
 
 _NAMES = """subjects versions schemas ids guids schema types compatibility config mode contexts metadata latest
@@ -232,3 +242,64 @@ def test_schemas_that_are_nested_too_deeply_to_compare() -> None:
     assert made[0][0] == 200
     assert made[1][0] == 409
     assert "nested too deeply" in made[1][1]["message"]
+
+
+def test_requests_that_hang_hold_up_neither_reading_nor_the_end(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, "0", "hanging") as registry:
+        register(registry.url, "a", '"int"')
+        is_over = threading.Event()
+        monkeypatch.setattr(Registry, "incompatibilities", lambda *_, **__: is_over.wait(60))
+        url = registry.url
+        with ThreadPoolExecutor(12) as pool, suppress(OSError):
+            path = "/compatibility/subjects/a/versions/latest"
+            asked = [pool.submit(ask, url, "POST", path, {"schema": '"long"'}) for _ in range(12)]
+            try:
+                time.sleep(0.5)
+                assert ask(url, "GET", "/schemas/ids/1")[0] == 200
+                assert register(url, "b", '"long"') == 2
+                started = time.monotonic()
+                registry.close()
+                assert time.monotonic() - started < 5
+            finally:
+                is_over.set()
+            for future in asked:
+                assert isinstance(future.exception(60), OSError)
+
+
+def test_bodies_in_chunks(registry: str) -> None:
+    place = urlsplit(registry)
+    body = json.dumps({"schema": _record("Chunked")["schema"]}).encode()
+    connection = HTTPConnection(str(place.hostname), place.port, timeout=30)
+    parts = iter([body[:10], body[10:]])
+    connection.request("POST", "/subjects/chunked/versions", parts, encode_chunked=True)
+    assert connection.getresponse().status == 200
+    assert ask(registry, "GET", "/subjects/chunked/versions") == (200, [1])
+
+
+_CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [
+        (_CHUNKED + b"x\r\n", 400),
+        (_CHUNKED + b"-1\r\n", 400),
+        (_CHUNKED + b"2\r\n{}}\r\n0\r\n\r\n", 400),
+        (_CHUNKED + b"2;" + b"x" * 20_000, 400),
+        (_CHUNKED + b"0\r\n" + b"a: b\r\n" * 100, 400),
+        (_CHUNKED + b"FFFFFFFF\r\n", 413),
+        (_CHUNKED + b"2;a=b\r\n{}\r\n0\r\na: b\r\n\r\n", 422),  # a body: an empty schema
+        (b"Content-Length: 2\r\n" + _CHUNKED, 400),
+        (b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (b"Content-Length: " + b"1" * 5000 + b"\r\n\r\n", 413),
+        (b"Content-Length: x\r\n\r\n", 400),
+    ],
+)
+def test_bodies_that_do_not_do(registry: str, rest: bytes, status: int) -> None:
+    place = urlsplit(registry)
+    with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
+        with suppress(OSError):  # the answer may come before all is sent
+            connection.sendall(b"POST /subjects/x/versions HTTP/1.1\r\nHost: 127.0.0.1\r\n" + rest)
+        assert connection.recv(100).split(b" ")[1] == str(status).encode()

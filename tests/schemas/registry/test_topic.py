@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -257,8 +258,17 @@ def test_a_broker_that_is_gone(make_cluster: Callable[..., EmbeddedCluster], mon
         id = register(registry.url, "s", '"int"')
         cluster.kill(0)
         monkeypatch.setattr("spark_klog.schemas.registry.server.registry.WRITE_SECONDS", 1.0)
-        status, answer = ask(registry.url, "POST", "/subjects/s/versions", {"schema": '"long"'})
-        assert (status, answer["error_code"]) == (500, 50002)
+        url = registry.url
+        for _ in range(2):  # with the producer that is there, and with a new one
+            started = time.monotonic()
+            with ThreadPoolExecutor(3) as pool:  # one deadline for each, although one waits for the other
+                asked = [
+                    pool.submit(ask, url, "POST", f"/subjects/s{n}/versions", {"schema": '"long"'}) for n in range(3)
+                ]
+                for future in asked:
+                    status, answer = future.result()
+                    assert (status, answer["error_code"]) == (500, 50002)
+            assert time.monotonic() - started < 4
         assert ask(registry.url, "GET", f"/schemas/ids/{id}")[0] == 200  # reading goes on
         assert register(registry.url, "s", '"int"') == id  # what is there needs no log
         cluster.restart(0)

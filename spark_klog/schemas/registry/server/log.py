@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, TimeoutError as FutureTimeout
 from typing import TYPE_CHECKING, Final
 
 from spark_klog.errors import (
@@ -24,6 +25,7 @@ from spark_klog.errors import (
 from spark_klog.schemas.registry.server.errors import schema_too_large, store_failed, timed_out
 from spark_klog.schemas.registry.server.records import NOOP, RESTORED, Key, Record, dumps
 from spark_klog.schemas.registry.server.state import State
+from spark_klog.wire.workers import Workers
 
 if TYPE_CHECKING:
     from spark_klog.client import Admin, Consumer, Producer
@@ -38,6 +40,8 @@ _MAX_REPLICAS: Final = 3
 _POLL_SECONDS: Final = 1.0
 _BACK_OFF_SECONDS: Final = 0.5
 _CLOSE_SECONDS: Final = 10.0
+_ABANDON_SECONDS: Final = 1.0
+_MOST_WRITES: Final = 100
 
 
 class SchemaLog:
@@ -56,8 +60,9 @@ class SchemaLog:
         self.lock = threading.Condition(threading.RLock())
         self._consumer, self._make_producer = consumer, make_producer
         self._producer: Producer | None = None
-        #: Held during a write: they are in the log in the order in which they were decided.
-        self._writing = threading.Lock()
+        #: One thread, so that records are in the log in the order in which they were decided. Not the caller's: a call
+        #: of the producer may take longer than the caller has.
+        self._writer = Workers("klog-schemas-write", 1, _MOST_WRITES)
         #: The offset after the last record in `state`.
         self._position = 0
         self._failure: KlogError | None = None
@@ -113,13 +118,15 @@ class SchemaLog:
 
         `RegistryRefusal` if that fails. They may be in the log nevertheless, and then are read later.
         """
-        if not self._writing.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise timed_out(f"topic {self.topic} was not written to: earlier writes took all of the time")
+        self._check_end()
+        writing = self._writer.submit(self._write, records, deadline)
         try:
-            self._check_end()
-            last = self._write(records, deadline)
-        finally:
-            self._writing.release()
+            last = writing.result(max(0.0, deadline - time.monotonic()))
+        except CancelledError:
+            raise timed_out("the registry is closing") from None
+        except FutureTimeout:
+            writing.cancel()
+            raise timed_out(f"topic {self.topic} was not written to: not in time") from None
         with self.lock:
             while self._position <= last:
                 self._check_end()
@@ -138,6 +145,8 @@ class SchemaLog:
 
     def _write(self, records: Sequence[Record], deadline: float) -> int:
         """Write records; the offset of the last one."""
+        if time.monotonic() >= deadline or self._is_closing:
+            raise timed_out(f"topic {self.topic} was not written to: not in time")
         with self.lock:
             spelled = [
                 (
@@ -165,10 +174,15 @@ class SchemaLog:
             raise refusal(f"writing to topic {self.topic}: {error}") from error
 
     def _abandon_producer(self) -> None:
-        """After a failed write, whose records may be in the log or not, a producer writes no more."""
-        if self._producer is not None:
-            self._producer.abort()
-            self._producer = None
+        """After a failed write, whose records may be in the log or not, a producer writes no more.
+
+        Without brokers its end takes as long as a request may: nobody waits for that.
+        """
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            ending = threading.Thread(target=producer.abort, name="klog-schemas-end", daemon=True)
+            ending.start()
+            ending.join(_ABANDON_SECONDS)
 
     def close(self) -> None:
         """Stop following the topic. May be called twice, from any thread but the log's."""
@@ -178,8 +192,8 @@ class SchemaLog:
         self._consumer.wakeup()
         self._thread.join(_CLOSE_SECONDS)
         self._consumer.close()
-        with self._writing:
-            self._abandon_producer()
+        self._writer.close()
+        self._abandon_producer()  # which ends a write that waits for brokers
 
 
 def _create_topic(admin: Admin, topic: str) -> None:
