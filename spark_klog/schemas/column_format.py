@@ -20,6 +20,8 @@ from spark_klog.schemas.rows import BadRow, Decoded, cut
 from spark_klog.security.config import Settings
 
 Column = Literal["key", "value"]
+#: How long the planning of a query waits for a registry: Spark can't stop the query meanwhile. Tasks wait longer.
+PLANNING_MS = 30_000
 #: What a stream does about records of a newer version of its subject: it reads them by its own schema, or ends.
 Evolution = Literal["keep", "restart", "fail"]
 _REMEDIES = {
@@ -39,8 +41,8 @@ class RegistrySettings:
     #: The Kafka client's settings, if it is its user that asks.
     client: Settings = field(default_factory=Settings)
 
-    def registry(self) -> RegistryClient:
-        return registry_of(self.settings, self.prefix, self.client)
+    def registry(self, longest_ms: int | None = None) -> RegistryClient:
+        return registry_of(self.settings, self.prefix, self.client, longest_ms)
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,15 @@ class ColumnFormat:
     def codec(self) -> Codec[Any]:
         return codec_of(self.format, self.message, validates=self.validates)
 
-    def reader(self, schema_id: int | UUID | None = None) -> ReaderSchema:
+    def reader(self, schema_id: int | UUID | None = None, *, longest_ms: int | None = None) -> ReaderSchema:
         """The reader's schema, that of an id or GUID if given. Asks the registry, errors as of its client.
 
-        `SchemaError` or `RegistryError` names the column.
+        `SchemaError` or `RegistryError` names the column. `longest_ms` as of `registry_of`.
         """
         if self.text is not None:
             return ReaderSchema(self, self.text)
         assert self.registry is not None  # who makes a format without a text has one
-        registry = self.registry.registry()
+        registry = self.registry.registry(longest_ms)
         schema_id = self.schema_id if schema_id is None else schema_id
         version = None
         try:
@@ -105,14 +107,14 @@ class ColumnFormat:
             raise SchemaError(f"column {self.column} is to be {self.format}, but its schema is {schema.format}")
         return ReaderSchema(self, schema.text, references, schema_id, version)
 
-    def reader_of_version(self, version: int, schema_id: int) -> ReaderSchema | None:
+    def reader_of_version(self, version: int, schema_id: int, longest_ms: int | None = None) -> ReaderSchema | None:
         """The reader's schema, if it was looked up before as that version and id; None if they are another registry's.
 
         Errors as of `reader`.
         """
         assert self.registry is not None
         assert self.subject is not None
-        registry = self.registry.registry()
+        registry = self.registry.registry(longest_ms)
         try:
             there = registry.version(self.subject, version)
         except RegistryError as error:

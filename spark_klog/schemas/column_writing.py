@@ -39,18 +39,18 @@ class WriteFormat:
         """Whether the schema is made of the column's type."""
         return self.source.text is None and self.source.schema_id is None and not self._names_latest
 
-    def writer(self, kind: pa.DataType | None = None) -> WriterSchema:
+    def writer(self, kind: pa.DataType | None = None, *, longest_ms: int | None = None) -> WriterSchema:
         """The schema for a column of an Arrow type, registered if it has to be; errors as of the registry's client.
 
         `SchemaError` names the column, and what does not fit. A type that is not known yet (None, unless `needs_type`)
-        is compared with the schema when the first rows are encoded.
+        is compared with the schema when the first rows are encoded. `longest_ms` as of `registry_of`.
         """
         try:
-            return self._writer(kind)
+            return self._writer(kind, longest_ms)
         except SchemaError as error:
             raise SchemaError(f"column {self.source.column}: {error}") from None
 
-    def _writer(self, kind: pa.DataType | None) -> WriterSchema:
+    def _writer(self, kind: pa.DataType | None, longest_ms: int | None) -> WriterSchema:
         source = self.source
         text = source.text
         if self.needs_type:
@@ -59,7 +59,7 @@ class WriteFormat:
         if source.registry is None:
             assert text is not None  # only a registry has ids and subjects
             return _checked(WriterSchema(source, text), kind)
-        registry = source.registry.registry()
+        registry = source.registry.registry(longest_ms)
         # Spark's processes live longer than a write, and subjects may be deleted between two of them: all is new
         if source.schema_id is not None:
             subject, number = source.subject or "", source.schema_id

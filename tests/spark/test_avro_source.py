@@ -348,7 +348,7 @@ def test_plans_show_no_secret(spark: SparkSession, servers: str, tmp_path: Path)
         wrong = {**options, "schemaRegistry.basic.auth.password": "very-secret-too"}
         text = error_of(lambda: read(spark, servers, **wrong))
     assert "klog" in plan
-    assert "check schemaRegistry.basic.auth.user.info" in text
+    assert "check schemaRegistry.basic.auth.username" in text
     written = [file.read_text(errors="replace") for file in (tmp_path / "c").rglob("*") if file.is_file()]
     assert not any("very-secret" in shown for shown in [plan, text, *written])
 

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
+import socket
 import ssl
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 from uuid import UUID
+from weakref import WeakSet
 
 from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
+from spark_klog.base.settings import words
 from spark_klog.errors import ConnectionFailed, KlogError, RegistryError, SchemaError, TlsError
 from spark_klog.schemas.registry.cache import Cache
 from spark_klog.schemas.registry.schemas import NO_REFERENCES, References, Schema, Version
@@ -39,7 +44,7 @@ _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MOST_BYTES = 16 * 1024 * 1024
 #: How long an id that is not there is not asked for again.
 _ABSENT_SECONDS = 10.0
-_NOT_FOUND = 404
+_BAD_REQUEST, _NOT_FOUND = 400, 404
 #: Queries that are known to have begun.
 _MOST_QUERIES = 100
 #: Error codes of Confluent's API for what is not there: subject, version, schema.
@@ -52,6 +57,14 @@ _BEARER_NAMES = {
 }
 
 
+#: OpenSSL's codes of a certificate for another host name or address.
+_OTHER_NAME = (62, 64)
+#: Of a connection that ends within TLS, as when a server restarts.
+_CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_ABOUT_CERTIFICATES = words("ALERT_CERTIFICATE ALERT_BAD_CERTIFICATE ALERT_UNKNOWN_CA ALERT_UNSUPPORTED_CERTIFICATE")
+_NO_TLS = words("WRONG_VERSION_NUMBER RECORD_LAYER_FAILURE")
+
+
 class RegistryClient:
     """A registry, at one of the URLs of `config`: another one after an error. Threads may share it.
 
@@ -62,18 +75,29 @@ class RegistryClient:
 
     def __init__(self, config: RegistryConfig) -> None:
         require("a schema registry", "httpx")
+        self.config = config
+        # without an https URL there is nothing to verify, and no need of the system's certificates
+        self._context = client_context(config.tls) if config.tls is not None else False
+        self._begin()
+        _clients.add(self)
+
+    def _begin(self) -> None:
+        """Begin with nothing learnt and no connection, as a forked process does: those that are open are its parent's,
+        and another thread may have held a lock.
+        """
         import httpx
 
-        self.config = config
-        context = client_context(config.tls) if config.tls is not None else True
+        config = self.config
         self._client = httpx.Client(
-            verify=context,
+            verify=self._context,
             headers={"Accept": f"{_TYPE}, application/json", "Content-Type": _TYPE, **dict(config.headers)},
             auth=(config.user, config.password) if config.user else None,
             timeout=httpx.Timeout(config.read_ms / 1000, connect=config.connect_ms / 1000),
             follow_redirects=False,  # credentials are for these URLs only
         )
         self._failures = httpx.HTTPError, httpx.InvalidURL
+        #: Of a server that ends the connection, or answers in another protocol.
+        self._silence = httpx.RemoteProtocolError
         self._current = 0
         #: By context and id; a GUID has no context.
         self._schemas: Cache[tuple[str, int | UUID], Schema] = Cache(config.capacity)
@@ -338,27 +362,32 @@ class RegistryClient:
     def _request(self, method: str, path: str, what: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer's JSON; `what` is what it is about, for errors."""
         deadline = time.monotonic() + self.config.deadline_ms / 1000
-        attempts = 0
+        attempts = hopeless = 0
         while True:
             current = self._current
+            wanted = 0.0
             try:
-                answer = self._send(method, self.config.urls[current], path, what, body, deadline)
+                answer = self._send(method, self.config.urls[current], path, body, deadline)
             except ConnectionFailed as error:
                 failure: KlogError = error
-            except RegistryError as error:
-                if error.status not in _RETRIED:
-                    raise
-                failure = error
+                hopeless = hopeless + 1 if isinstance(error, _Hopeless) else 0
+                if hopeless == len(self.config.urls):
+                    raise ConnectionFailed(str(error)) from None
             else:
-                if attempts:
-                    _log.warning("the schema registry answers again, after %d tries", attempts)
-                return answer
+                if answer.is_good:
+                    if attempts:
+                        _log.warning("the schema registry answers again, after %d tries", attempts)
+                    return answer.body
+                failure = self._refusal(answer, what)
+                if answer.status not in _RETRIED:
+                    raise failure
+                hopeless, wanted = 0, answer.retry_after
             attempts += 1
             self._current = (current + 1) % len(self.config.urls)
             # others are tried at once
             rounds, is_at_once = divmod(attempts, len(self.config.urls))
             pause = 0.0 if is_at_once else min(self.config.longest_wait_ms, self.config.wait_ms * 2 ** min(rounds, 16))
-            pause *= random.uniform(0.8, 1.2) / 1000
+            pause = max(pause * random.uniform(0.8, 1.2) / 1000, 0.0 if is_at_once else wanted)
             if time.monotonic() + pause >= deadline:
                 if isinstance(failure, ConnectionFailed):
                     seconds = self.config.deadline_ms / 1000
@@ -368,9 +397,7 @@ class RegistryClient:
                 _log.warning("%s; trying again, for %g s", failure, self.config.deadline_ms / 1000)
             time.sleep(pause)
 
-    def _send(
-        self, method: str, url: str, path: str, what: str, body: Mapping[str, Any] | None, deadline: float
-    ) -> Any:
+    def _send(self, method: str, url: str, path: str, body: Mapping[str, Any] | None, deadline: float) -> _Answer:
         headers = {}
         if self.config.token or self.config.oauth is not None:
             token = self.config.token or self._token(url, deadline)
@@ -378,51 +405,77 @@ class RegistryClient:
         content = None if body is None else json.dumps(body).encode()
         until = min(deadline, time.monotonic() + (self.config.connect_ms + self.config.read_ms) / 1000)
 
-        def exchange() -> tuple[int, bytes]:
+        def exchange() -> tuple[int, bytes, str, str]:
             with self._client.stream(method, url + path, content=content, headers=headers) as response:
                 data = b""
                 for part in response.iter_bytes():
                     data += part
                     if len(data) > _MOST_BYTES:
                         break
-                return response.status_code, data
+                place = response.headers.get("Location", "")
+                return response.status_code, data, place, response.headers.get("Retry-After", "")
 
         try:
             # the timeouts of httpx are for each read, and not for the look-up of the name
-            status, data = within(until, exchange, "klog-registry")
+            status, data, location, retry_after = within(until, exchange, "klog-registry")
         except TimeoutError:
             raise ConnectionFailed(f"the schema registry {url} did not answer in time") from None
         except self._failures as error:
-            refused = _verification(error)
-            if refused is not None:
-                trust = self.config.named("ssl.truststore.location")
-                raise TlsError(
-                    f"the certificate of the schema registry {url} is refused: {refused.verify_message}; {trust} is "
-                    "the file of its authority"
-                ) from None
-            why = without_secrets(str(error) or type(error).__name__, self._secrets)
-            raise ConnectionFailed(f"the schema registry {url} gives no answer: {why}") from None
+            raise self._failure(url, error) from None
         try:
-            answer = json.loads(data)
+            answer = json.loads(data) if len(data) <= _MOST_BYTES else None
         except (ValueError, RecursionError):
             answer = None
         self._is_registry |= answer is not None
-        if status // 100 == 2 and answer is not None and len(data) <= _MOST_BYTES:
-            return answer
-        raise self._refusal(url, status, answer, what)
+        return _Answer(url, status, answer, location, float(retry_after) if retry_after.isdecimal() else 0.0)
 
-    def _refusal(self, url: str, status: int, answer: Any, what: str) -> RegistryError:
-        code = answer.get("error_code") if isinstance(answer, dict) else None
+    def _failure(self, url: str, error: Exception) -> KlogError:
+        """The error to raise for one of httpx."""
+        causes = list(_causes(error))
+        refused = next((one for one in causes if isinstance(one, ssl.SSLCertVerificationError)), None)
+        if refused is not None:
+            text = f"the certificate of the schema registry {url} is refused: {refused.verify_message}; "
+            if refused.verify_code in _OTHER_NAME:
+                return TlsError(f"{text}set the URL with a name that it is for, instead of {urlsplit(url).hostname}")
+            return TlsError(f"{text}{self.config.named('ssl.truststore.location')} is the file of its authority")
+        why = without_secrets(str(error) or type(error).__name__, self._secrets)
+        text = f"the schema registry {url} gives no answer: {why}"
+        tls = next((one for one in causes if isinstance(one, ssl.SSLError)), None)
+        if tls is not None and not isinstance(tls, _CUT):
+            in_words = why.upper().replace(" ", "_")
+            hint = "; is it an http:// URL?" if any(word in in_words for word in _NO_TLS) else ""
+            if any(word in in_words for word in _ABOUT_CERTIFICATES):
+                hint = f"; it wants another certificate of {self.config.named('ssl.keystore.location')}"
+            return TlsError(f"no TLS with the schema registry {url}: {why}{hint}")
+        if isinstance(error, self._silence) and url.startswith("http:"):
+            return ConnectionFailed(f"{text}; is it an https:// URL?")
+        looked_up = next((one for one in causes if isinstance(one, socket.gaierror)), None)
+        if looked_up is not None and looked_up.errno != socket.EAI_AGAIN:
+            return _Hopeless(f"{text}; check the name in {self.config.named('url')}")
+        return ConnectionFailed(text)
+
+    def _refusal(self, answer: _Answer, what: str) -> RegistryError:
+        url, status, body = answer.url, answer.status, answer.body
+        code = body.get("error_code") if isinstance(body, dict) else None
         code = code if isinstance(code, int) else status
-        said = answer.get("message") if isinstance(answer, dict) else None
+        said = body.get("message") if isinstance(body, dict) else None
         text = f"{what}: the schema registry {url} answers {status}"
         if isinstance(said, str) and said:
             text += f" ({without_secrets(said, self._secrets, 1000)})"
+        elif status // 100 == 3:
+            place = urlsplit(answer.location)
+            to = without_secrets(f" to {place.scheme}://{place.hostname}", self._secrets) if place.hostname else ""
+            text += f", a redirection{to}, which is not followed: set the URL that it leads to"
         elif status // 100 == 2 or status == _NOT_FOUND:
             text += ", without JSON: is it the URL of a schema registry?"
+        elif status == _BAD_REQUEST and url.startswith("http:"):
+            text += ", without JSON: is it an https:// URL?"
         if status in (401, 403):
-            names = " or ".join(map(self.config.named, ("basic.auth.user.info", "bearer.auth.token")))
-            text += f": check {names}, and what that user may do"
+            if self.config.credentials:
+                text += f": check {self.config.named(self.config.credentials)}, and what that user may do"
+            else:
+                names = map(self.config.named, ("basic.auth.username", "basic.auth.password", "bearer.auth.token"))
+                text += ": set {} and {}, or {}".format(*names)
         return RegistryError(text, status, code)
 
     @property
@@ -447,6 +500,24 @@ def _config(subject: str | None) -> tuple[str, str]:
     return f"subject {subject}", f"/config/{quote(subject, safe='')}"
 
 
+class _Answer(NamedTuple):
+    """An HTTP answer: its JSON, None if it has none or is too long; the header Location; the seconds of Retry-After."""
+
+    url: str
+    status: int
+    body: Any
+    location: str
+    retry_after: float
+
+    @property
+    def is_good(self) -> bool:
+        return self.status // 100 == 2 and self.body is not None
+
+
+class _Hopeless(ConnectionFailed):
+    """A failure that the same URL gives again."""
+
+
 def context_of(subject: str) -> str:
     """The context that a subject's name begins with, such as ".staging"; "" for the default one."""
     context, colon, _ = subject.removeprefix(":").partition(":")
@@ -468,29 +539,33 @@ def _parsed(parse: Callable[[Any], _V], answer: Any, what: str) -> _V:
         raise RegistryError(f"{what}: the schema registry's answer is malformed: {error!r}", 200, 0) from None
 
 
-def _verification(error: BaseException) -> ssl.SSLCertVerificationError | None:
-    """What OpenSSL said, if an error comes from a certificate that is not trusted."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return cause
-        cause = cause.__cause__ or cause.__context__
-    return None
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it comes from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 _lock = threading.Lock()
 _registries: dict[RegistryConfig, RegistryClient] = {}
+_clients: WeakSet[RegistryClient] = WeakSet()
 _MOST_REGISTRIES = 8
 
 
 def registry_of(
-    settings: Mapping[str, str], prefix: str = "schema.registry.", client: Mapping[str, str] | None = None
+    settings: Mapping[str, str],
+    prefix: str = "schema.registry.",
+    client: Mapping[str, str] | None = None,
+    longest_ms: int | None = None,
 ) -> RegistryClient:
     """The process's registry of these settings, see `registry_config`: what it has learnt is asked for once only.
 
-    Secrets are resolved each time: a token's file may have another one.
+    Secrets are resolved each time: a token's file may have another one. `longest_ms` is a shorter deadline of calls
+    than the settings'.
     """
     config = registry_config(settings, prefix, client)
+    if longest_ms is not None:
+        config = replace(config, deadline_ms=min(config.deadline_ms, longest_ms))
     with _lock:
         registry = _registries.get(config)
         if registry is None:
@@ -498,3 +573,14 @@ def registry_of(
             while len(_registries) > _MOST_REGISTRIES:  # who still has it goes on with it
                 del _registries[next(iter(_registries))]
     return registry
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for client in list(_clients):
+        client._begin()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

@@ -52,6 +52,8 @@ class RegistryConfig:
     tls: TlsConfig | None = None
     #: How users write names of settings, for messages.
     prefix: str = ""
+    #: The setting that names the user, for messages; "" without one.
+    credentials: str = field(default="", compare=False)
     connect_ms: int = setting("http.connect.timeout.ms", 10_000, POSITIVE_INT)
     read_ms: int = setting("http.read.timeout.ms", 10_000, POSITIVE_INT)
     wait_ms: int = setting("retries.wait.ms", 200, POSITIVE_INT)
@@ -63,7 +65,12 @@ class RegistryConfig:
     latest_seconds: int = setting("cache.latest.ttl.sec", 60, POSITIVE_INT)
 
     def named(self, name: str) -> str:
-        return self.prefix + name
+        return shown(self.prefix, name)
+
+
+def shown(prefix: str, name: str) -> str:
+    """A setting's name as users write it: Spark's option for the URL has no dot."""
+    return f"{prefix.removesuffix('.')}Url" if (prefix, name) == ("schemaRegistry.", "url") else prefix + name
 
 
 #: All names that `registry_config` parses.
@@ -123,13 +130,26 @@ class _Parser:
             if name in self.settings
         }
         tls = self._tls(urls)
-        return RegistryConfig(urls, user, password, token, oauth, tuple(headers), tls, prefix=self.prefix, **numbers)
+        credentials = self._credentials(source, info, user, token, oauth)
+        return RegistryConfig(
+            *(urls, user, password, token, oauth, tuple(headers), tls, self.prefix, credentials),
+            **numbers,
+        )
+
+    def _credentials(self, source: str | None, info: str, user: str, token: str, oauth: OAuthConfig | None) -> str:
+        if oauth is not None or token:
+            return "bearer.auth.token" if token else "bearer.auth.client.id"
+        if source == "SASL_INHERIT":
+            return "basic.auth.credentials.source"
+        if info:
+            return "basic.auth.user.info" if self._text("basic.auth.user.info") else "basic.auth.username"
+        return "url" if user else ""
 
     def _text(self, name: str) -> str:
         return self.settings.get(name, "").strip()
 
     def _error(self, name: str, what: str) -> ConfigError:
-        return ConfigError(f"{self.prefix}{name} {what}")
+        return ConfigError(f"{shown(self.prefix, name)} {what}")
 
     def _needs(self, name: str, other: str) -> ConfigError:
         return self._error(name, f"needs {self.prefix}{other}")
@@ -152,11 +172,13 @@ class _Parser:
                 host = None
             if not host or parts.scheme not in _SCHEMES or parts.query or parts.fragment:
                 raise self._error("url", f"must be http://HOST:PORT or https://HOST:PORT, and its URL {number} is not")
+            if (last := parts.path.rstrip("/").rpartition("/")[2]) in ("subjects", "schemas"):
+                raise self._error("url", f"is the registry's address, without /{last}")
             if parts.username and not pair[0]:
                 pair = unquote(parts.username), unquote(parts.password or "")
             urls.append(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/"))
         if not urls:
-            raise ConfigError(f"{self.prefix}url is required: http://HOST:PORT of the schema registry")
+            raise ConfigError(f"{shown(self.prefix, 'url')} is required: http://HOST:PORT of the schema registry")
         return tuple(urls), pair
 
     def _info(self) -> str:

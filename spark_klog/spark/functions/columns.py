@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import BinaryType, DataType
 
 from spark_klog.errors import ConfigError
+from spark_klog.schemas.column_format import PLANNING_MS
 from spark_klog.schemas.prefix import HEADERS, ID_SIZE
 from spark_klog.schemas.registry.schemas import Format
 from spark_klog.spark.functions.options import FunctionOptions
@@ -172,7 +173,7 @@ def _rows(
     is_key: bool,
 ) -> Column:
     parsed = FunctionOptions.of(function, form, options, keywords, schema=text, is_key=is_key)
-    reader = parsed.reading().reader()
+    reader = parsed.reading().reader(longest_ms=PLANNING_MS)
     if headers is not None and parsed.registry is None:
         raise ConfigError(f"{function}: headers need schemaRegistryUrl: they have the ids of schemas")
     kind = from_arrow_type(reader.decoder().type, prefer_timestamp_ntz=True)
@@ -194,7 +195,7 @@ def _records(
             'format("klog") and valueFormat instead'
         )
     writing = FunctionOptions.of(function, form, options, keywords, schema=text).writing()
-    writer = writing if writing.needs_type else writing.writer()
+    writer = writing if writing.needs_type else writing.writer(longest_ms=PLANNING_MS)
     return _call(ToRecords(function, writer), BinaryType(), [_column(data)])
 
 

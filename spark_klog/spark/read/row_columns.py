@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import DataType, StructField, StructType
 
 from spark_klog.errors import ConfigError
-from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
+from spark_klog.schemas.column_format import PLANNING_MS, ColumnFormat, ReaderSchema
 
 #: Metadata of a column: what the registry calls its schema.
 ID, SUBJECT, VERSION = "klog.schema.id", "klog.schema.subject", "klog.schema.version"
@@ -22,7 +22,7 @@ ID, SUBJECT, VERSION = "klog.schema.id", "klog.schema.subject", "klog.schema.ver
 
 def with_rows(schema: StructType, formats: Sequence[ColumnFormat]) -> StructType:
     """The schema of a read, with the types of columns that are rows. Asks the registry; errors as of `reader`."""
-    rows = {one.column: one.reader() for one in formats}
+    rows = {one.column: one.reader(longest_ms=PLANNING_MS) for one in formats}
     return StructType([_row_field(rows[field.name]) if field.name in rows else field for field in schema.fields])
 
 
@@ -39,7 +39,7 @@ def readers_of(
         if one.column not in schema.fieldNames():
             continue
         field = schema[one.column]
-        reader = _analysed(one, field) or one.reader()
+        reader = _analysed(one, field) or one.reader(longest_ms=PLANNING_MS)
         types[one.column] = reader.decoder().type
         ours = _spark_type(types[one.column])
         if field.dataType.simpleString() != ours.simpleString():
@@ -59,7 +59,7 @@ def _analysed(source: ColumnFormat, field: StructField) -> ReaderSchema | None:
     subject, version, schema_id = (field.metadata.get(name) for name in (SUBJECT, VERSION, ID))
     if source.text is not None or source.schema_id is not None or subject is None or subject != source.subject:
         return None
-    return source.reader_of_version(int(version), int(schema_id))
+    return source.reader_of_version(int(version), int(schema_id), PLANNING_MS)
 
 
 def _row_field(reader: ReaderSchema) -> StructField:

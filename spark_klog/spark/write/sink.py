@@ -152,7 +152,10 @@ class _Writer:
                 raise ConfigError(f"no column '{name}', which option {name}Format is for")
         if columns and is_for_tasks:
             types = [arrow_schema(StructType([schema[name]])).field(name).type for name in columns]
-            writers = [one.writer(kind) for one, kind in zip(options.formats, types, strict=True)]
+            from spark_klog.schemas.column_format import PLANNING_MS
+
+            pairs = zip(options.formats, types, strict=True)
+            writers = [one.writer(kind, longest_ms=PLANNING_MS) for one, kind in pairs]
             options = replace(options, writers=tuple(writers))
         self._options = options
 

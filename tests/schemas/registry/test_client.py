@@ -169,8 +169,10 @@ def test_mutual_tls(tmp_path: Path) -> None:
         assert _client(url, ssl_ca_location=str(files.ca), **librdkafkas).subjects() == []
         with pytest.raises(TlsError, match=r"is refused: .*schema\.registry\.ssl\.truststore\.location"):
             _client(url, **own).subjects()
-        with pytest.raises(ConnectionFailed):  # without a certificate
-            _client(url, ssl_ca_location=str(files.ca), retries_deadline_ms="300").subjects()
+        with pytest.raises(TlsError, match=r"certificate.*schema\.registry\.ssl\.keystore\.location"):
+            _client(url, ssl_ca_location=str(files.ca)).subjects()  # without one
+        with pytest.raises(RegistryError, match=r"answers 400, without JSON: is it an https:// URL\?"):
+            _client(server.url).subjects()
 
 
 def test_another_url_answers_at_once(server: SrFake) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -12,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from spark_klog.errors import RegistryError
+from spark_klog.errors import ConnectionFailed, RegistryError, TlsError
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.schemas.registry.settings import registry_config
@@ -127,3 +131,119 @@ def test_reasons_are_cut() -> None:
         source = ColumnFormat("value", "avro", RegistrySettings(Settings({"url": server.url})), subject="s")
         decoded = source.reader().decoder().decode(pa.array([b"\0\0\0\0\2"] * 3, pa.binary()), None)
     assert [len(reason) for _, reason in decoded.bad] == [1000 + len("schema id 2: ...")] * 3
+
+
+def test_a_redirection_is_not_followed() -> None:
+    moved = _Answer(301, b"", {"Location": "https://user:pw@registry.example/schemas/ids/7"})
+    with _serving({"/": moved}) as server, pytest.raises(RegistryError) as caught:
+        _client(server.url, basic_auth_user_info="alice:s3cret").schema(7)
+    text = "answers 301, a redirection to https://registry.example, which is not followed: set the URL that it leads to"
+    assert str(caught.value).endswith(text)
+    assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("seconds", [1, 3600])
+def test_retry_after(seconds: int) -> None:
+    slow = _Answer(429, b'{"error_code": 429, "message": "slow down"}', {"Retry-After": str(seconds)})
+    with _serving({"/": slow}) as server:
+        client = _client(server.url, retries_wait_ms="1", retries_deadline_ms="2500")
+        began = time.monotonic()
+        with pytest.raises(RegistryError, match="slow down"):
+            client.schema(7)
+        assert time.monotonic() - began < 3
+        assert len(server.asked) == (3 if seconds == 1 else 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({}, "set basic.auth.username and basic.auth.password, or bearer.auth.token"),
+        ({"basic.auth.user.info": "a:b"}, "check basic.auth.user.info, and"),
+        ({"basic.auth.username": "a", "basic.auth.password": "b"}, "check basic.auth.username, and"),
+        ({"bearer.auth.token": "abc"}, "check bearer.auth.token, and"),
+    ],
+)
+def test_who_is_refused(settings: dict[str, str], names: str) -> None:
+    with _serving({"/": _Answer(401, b"{}")}) as server:
+        client = RegistryClient(registry_config({"url": server.url, **settings}, ""))
+        with pytest.raises(RegistryError, match=f"answers 401: {names}"):
+            client.schema(7)
+
+
+def test_what_does_not_change_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    look_up: Callable[..., Any] = socket.getaddrinfo
+
+    def not_there(host: str, *rest: Any, **more: Any) -> Any:
+        if host == "no-such-host.invalid":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", not_there)
+    began = time.monotonic()
+    with pytest.raises(ConnectionFailed, match=r"check the name in schema\.registry\.url$"):
+        _client("http://no-such-host.invalid:8081", retries_deadline_ms="9000").schema(7)
+    with _serving({"/": _Answer(200, b"{}")}) as server:
+        with pytest.raises(TlsError, match=r"is it an http:// URL\?"):
+            _client(server.url.replace("http:", "https:"), retries_deadline_ms="9000").schema(7)
+        url = f"http://no-such-host.invalid:8081,{server.url}"
+        assert _client(url)._request("GET", "/", "x") == {}
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        Thread(target=_alert, args=(listening,), daemon=True).start()
+        with pytest.raises(ConnectionFailed, match=r"is it an https:// URL\?; gave up"):
+            _client(f"http://127.0.0.1:{listening.getsockname()[1]}", retries_deadline_ms="10").schema(7)
+    assert time.monotonic() - began < 8
+
+
+def test_a_certificate_for_another_name() -> None:
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        raise ssl.SSLCertVerificationError(1, "certificate verify failed")
+    caught.value.verify_code, caught.value.verify_message = 62, "Hostname mismatch"
+    error = _client("https://other.example")._failure("https://other.example", caught.value)
+    assert isinstance(error, TlsError)
+    assert str(error).endswith("Hostname mismatch; set the URL with a name that it is for, instead of other.example")
+
+
+def _alert(listening: socket.socket) -> None:
+    """Answer as a server of TLS does to what is none: alert 22, and the end."""
+    connection, _ = listening.accept()
+    with connection:
+        connection.recv(1000)
+        connection.sendall(b"\x15\x03\x03\x00\x02\x02\x16")
+
+
+def test_a_forked_process_has_connections_of_its_own() -> None:
+    """Two processes that share one read each other's answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            time.sleep(0.02)
+            data = json.dumps({"schema": self.path}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        client = _client(f"http://127.0.0.1:{server.server_port}")
+        for number in range(15):
+            client.schema(1000 + number)  # a connection that is idle then
+            child = os.fork()
+            asked = 3000 + number if child else 2000 + number
+            is_right = False
+            try:
+                is_right = client.schema(asked).text == f"/schemas/ids/{asked}"
+            finally:
+                if not child:
+                    os._exit(0 if is_right else 1)
+            assert is_right
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        server.shutdown()
+        server.server_close()
