@@ -111,6 +111,7 @@ CURES = {
     "RequestTimedOut": "Check that the brokers run and lead the partition; raise `request.timeout.ms`.",
     "SaslError": "Check mechanism, user and password, and what the broker's listener offers.",
     "SchemaChanged": "Restart the query; the option schemaEvolution chooses what happens.",
+    "SchemaTimedOut": "Run it again: the machine was busy. If it comes again, the schema is too large to compile.",
     "SchemaError": "The text names the field: change the schema, the column's type, or the reader's schema.",
     "StartAfterEnd": "Swap the two, or widen the range.",
     "Superseded": "Stop one of the two runs.",
