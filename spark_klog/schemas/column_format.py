@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
@@ -67,6 +67,11 @@ class ColumnFormat:
     message: str | None = None
     validates: bool = False
     ends_at_unreadable: bool = False
+
+    @property
+    def has_indexes(self) -> bool:
+        """Whether message indexes follow a record's schema id."""
+        return self.format == "protobuf"
 
     @property
     def codec(self) -> Codec[Any]:
@@ -143,6 +148,19 @@ class ReaderSchema:
     def column(self) -> Column:
         return self.format.column
 
+    def of_message(self, rest: bytes) -> ReaderSchema:
+        """The schema for records with `rest` after their ids, see `SchemaKey`: of Protobuf, with the message they are.
+
+        `SchemaError` if there is no such message.
+        """
+        if not rest or not self.format.has_indexes:
+            return self
+        from spark_klog.schemas.protobuf.message_indexes import read_indexes
+
+        indexes, _ = read_indexes(rest)
+        message = self.format.codec.parse(self.text, self.references).message_of(indexes).full_name
+        return replace(self, format=replace(self.format, message=message))
+
     def decoder(self) -> ColumnDecoder:
         """A decoder, for one thread at a time. It asks the registry for other schemas than this one, and keeps them.
 
@@ -170,8 +188,9 @@ class ReaderSchema:
             self._check_version(registry, schema)
             return codec.parse(schema.text, registry.references(schema, key.id, subject))
 
-        has_indexes = self.format.format == "protobuf"
-        records = RecordDecoder(decoder, writer_of, self.column, has_indexes=has_indexes, advice_of=self._advice_of)
+        records = RecordDecoder(
+            decoder, writer_of, self.column, has_indexes=self.format.has_indexes, advice_of=self._advice_of
+        )
         return ColumnDecoder(decoder.type, self.format.is_permissive, records.decode)
 
     def _advice_of(self, key: SchemaKey) -> str:

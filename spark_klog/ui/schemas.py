@@ -201,12 +201,28 @@ class MessageSchemas:
         if known.error is not None:
             return [(None, known.error)] * len(values)
         source = ColumnFormat(column, known.format, self._settings)
-        schema_id = key if isinstance(key, int) else None
+        schema = ReaderSchema(source, known.text, dict(known.references), key if isinstance(key, int) else None)
+        _, which, _, bad = keys = schema_keys(values, headers, column, has_indexes=source.has_indexes)
+        found: list[tuple[str | None, str | None]] = [(None, None)] * len(values)
+        for row, reason in bad:
+            found[row] = None, reason
+        for number, one in enumerate(keys.keys):
+            rows = np.flatnonzero(which == number)
+            take = pa.array(rows)
+            texts = self._texts(schema, one.rest, values.take(take), headers.take(take))
+            for row, text in zip(rows.tolist(), texts, strict=True):
+                found[row] = text
+        return found
+
+    def _texts(
+        self, schema: ReaderSchema, rest: bytes, values: pa.Array, headers: pa.Array
+    ) -> list[tuple[str | None, str | None]]:
+        """As `_decoded`, for records with `rest` after their ids."""
         try:
-            decoder = ReaderSchema(source, known.text, dict(known.references), schema_id).decoder()
+            decoder = schema.of_message(rest).decoder()
             decoded, bad = decoder.decode(values, headers)
         except (NotImplementedError, RecursionError):
-            return [(None, f"its {known.format} can't be decoded")] * len(values)
+            return [(None, f"its {schema.format.format} can't be decoded")] * len(values)
         except KlogError as error:
             return [(None, str(error))] * len(values)
         reasons = dict(bad)

@@ -131,7 +131,7 @@ class _SchemaColumn:
             texts, bad = self._texts(self._decoder, values, None)
             return _Texts(texts, True), bad
         headers = batch.column("headers")
-        found = schema_keys(values, headers, self.name)
+        found = schema_keys(values, headers, self.name, has_indexes=self._form.has_indexes)
         ids = texts_array([_id_text(key.id) for key in found.keys])
         ids = ids.take(_integers(found.which))
         if self._decoder is not None:
@@ -161,12 +161,12 @@ class _SchemaColumn:
         decoder = self._by_schema.get(key)
         if decoder is None:
             try:
-                decoder = self._form.reader(key.id).decoder()
+                decoder = self._form.reader(key.id).of_message(key.rest).decoder()
             except SchemaError as error:
                 decoder = f"{key}: {error}"
             self._by_schema[key] = decoder
         if isinstance(decoder, str):
-            which = schema_keys(values, headers, self.name)
+            which = schema_keys(values, headers, self.name, has_indexes=self._form.has_indexes)
             bad = [BadRow(int(row), decoder) for row in np.flatnonzero(which.which == 0)]
             return pa.nulls(len(values), pa.large_binary()), sorted([*bad, *which.bad])
         return self._texts(decoder, values, headers)
