@@ -114,6 +114,7 @@ _COMPATIBLE: list[Any] = [
     ("int32 a = 1;", "repeated int32 b = 1;", 5, [5]),
     ("repeated string a = 1;", "string b = 1;", ["x", "y"], "y"),
     ("string a = 1;", "string b = 2;", "x", ""),
+    ("M0 a = 1;", "bytes b = 1;", {"a": 5}, b"\x08\5"),
 ]
 _OTHERS: list[Any] = [
     ("int32 a = 1;", "sint32 b = 1;", "field b is sint32, but was written as int32"),
