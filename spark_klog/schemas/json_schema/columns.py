@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -181,7 +181,6 @@ class Size:
     """Counts a schema's columns and levels while it is read; `SchemaError` for one that is too large."""
 
     columns: int = 0
-    path: list[str] = field(default_factory=list)
 
     def add(self, depth: int) -> None:
         self.columns += 1

@@ -11,7 +11,7 @@ writes them:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Final
@@ -194,12 +194,11 @@ class _Reader:
     def _object(self, value: dict[str, Any], below: _Below, path: str) -> Column:
         named = _object(value, "properties", path)
         required = [name for name in _list(value, "required", path) if isinstance(name, str)]
-        order: Callable[[str], int] | None = None
-        if named and all(isinstance(one, dict) and isinstance(one.get("connect.index"), int) for one in named.values()):
-            order = lambda name: int(named[name]["connect.index"])  # noqa: E731
+        places = [one.get("connect.index") if isinstance(one, dict) else None for one in named.values()]
+        if all(isinstance(place, int) for place in places):
+            named = dict(sorted(named.items(), key=lambda item: int(item[1]["connect.index"])))
         properties = []
-        for name in sorted(named, key=order) if order else named:
-            one = named[name]
+        for name, one in named.items():
             if one is False:
                 continue
             column = below.column(one, f"{path}.{name}" if path else name)
@@ -290,4 +289,4 @@ def _of_value(value: Any) -> Column:
         return Column("integer" if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else "number")
     if isinstance(value, str):
         return Column("string", symbols=(value,))
-    return Column("array", items=ANY) if isinstance(value, list) else replace(Column("object"))
+    return Column("array", items=ANY) if isinstance(value, list) else Column("object")
