@@ -143,8 +143,8 @@ class EmbeddedCluster:
     the brokers' logs is "text" or "json". `ClusterStartError` names the process that did not start.
 
     With `schema_registry` a schema registry with Confluent's REST API is served at `schema_registry_url`: True picks a
-    free loopback port, a text is HOST:PORT or a port. Its state is the topic `_schemas`, so it needs a listener without
-    security: otherwise `ConfigError`, and see `spark_klog.schema_registry`.
+    free loopback port, a number is one, a text is HOST:PORT or a port. Its state is the topic `_schemas`, so it needs a
+    listener without security: otherwise `ConfigError`, and see `spark_klog.schema_registry`.
 
     `faults` (see `spark_klog.broker.faults`) apply from the first request on. If it is not None (it may be empty),
     `inject` and `clear_faults` change them, and return when every broker has applied the change. A restarted broker
@@ -161,7 +161,7 @@ class EmbeddedCluster:
         log_format: str = "text",
         listen: str | None = None,
         zookeeper_port: int | None = None,
-        schema_registry: bool | str = False,
+        schema_registry: bool | int | str = False,
     ) -> None:
         if brokers < 1:
             raise ConfigError(f"brokers={brokers}: give at least 1")
@@ -171,7 +171,8 @@ class EmbeddedCluster:
             raise ConfigError("faults is a single Fault: give a list of faults")
         if listen is not None and "listeners" in (settings or {}):
             raise ConfigError(f"listen={listen!r} and the setting listeners exclude each other: give one of them")
-        if schema_registry and not (settings or {}).get("listeners", "PLAINTEXT:").startswith("PLAINTEXT:"):
+        first = (settings or {}).get("listeners", "PLAINTEXT:")
+        if schema_registry is not False and not first.startswith("PLAINTEXT:"):
             raise ConfigError(
                 "schema_registry=True needs a first listener without security: start a "
                 "spark_klog.schema_registry.SchemaRegistry with client settings that log in"
@@ -193,7 +194,9 @@ class EmbeddedCluster:
         self._lock: int | None = None
         self.zookeeper_connect: str | None = None
         #: Where the schema registry listens, or is to listen; None without one.
-        self._registry_address: str | None = f"{_HOST}:0" if schema_registry is True else schema_registry or None
+        self._registry_address: str | None = (
+            (f"{_HOST}:0" if schema_registry else None) if isinstance(schema_registry, bool) else str(schema_registry)
+        )
         self._registry: ChildProcess | None = None
         self.schema_registry_url: str | None = None
         self._faults = None if faults is None else list(faults)

@@ -114,7 +114,7 @@ def klog_cluster_factory(
         zookeeper: bool = False,
         settings: dict[str, str] | None = None,
         faults: Iterable[Fault] | None = None,
-        schema_registry: bool | str = False,
+        schema_registry: bool | int | str = False,
     ) -> EmbeddedCluster:
         cluster = EmbeddedCluster(
             *(brokers, zookeeper, tmp_path_factory.mktemp("klog"), settings, faults), schema_registry=schema_registry

@@ -58,7 +58,8 @@ class SchemaRegistry:
     cluster does not answer or the topic is not read to its end within 300 s.
     """
 
-    def __init__(self, settings: Mapping[str, Any], listen: str = DEFAULT_ADDRESS, topic: str = TOPIC) -> None:
+    def __init__(self, settings: Mapping[str, Any], listen: str | int = DEFAULT_ADDRESS, topic: str = TOPIC) -> None:
+        listen = str(listen)
         host, _ = parse_listen(listen, _OPTION, LOOPBACK)
         #: A page of another site can send requests here under a name of its own; only who listens on one more knows it.
         self._host = host if is_loopback(host) else None

@@ -79,11 +79,17 @@ _under_way: dict[tuple[str, int], _LookUp] = {}
 os.register_at_fork(after_in_child=_under_way.clear)
 
 
+#: Where this process itself listens, by the host and port that it tells others. Behind a port mapping, or in a
+#: container whose name only others know, it can't reach itself there.
+own_addresses: dict[tuple[str, int], tuple[str, int]] = {}
+
+
 def addresses_of(host: str, port: int, deadline: float) -> Addresses:
     """The result of getaddrinfo for TCP; `deadline` is a reading of `time.monotonic`.
 
     TimeoutError if the deadline has passed; OSError and UnicodeError from getaddrinfo.
     """
+    host, port = own_addresses.get((host, port), (host, port))
     try:
         ipaddress.ip_address(host)
     except ValueError:

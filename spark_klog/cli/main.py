@@ -31,6 +31,7 @@ from spark_klog.errors import ConfigError, KlogError
 if TYPE_CHECKING:
     from spark_klog.broker.broker import Broker
     from spark_klog.broker.net.server import Server
+    from spark_klog.broker.settings.config import BrokerConfig
     from spark_klog.embedded import EmbeddedCluster
 
 #: How often to check the processes of a cluster.
@@ -288,15 +289,35 @@ def broker(
     def ready(line: str) -> None:
         click.echo("\n".join([line, *addresses]))
         if registry is not None:
-            registry.start(line.rsplit(" ", 1)[1])
+            registry.start(_reach_oneself(config, line.rsplit(" ", 1)[1]))
 
     try:
-        run(config, ready, make_server)
+        run(config, ready, make_server, None if registry is None else registry.close)
     finally:
         if registry is not None:
             registry.close()
     if registry is not None and registry.error is not None:
         raise registry.error
+
+
+def _reach_oneself(config: BrokerConfig, bound: str) -> str:
+    """HOST:PORT at which this process reaches its broker, whose first listener is bound to `bound`.
+
+    Clients of this process then find the broker there, too, whatever address it tells others.
+    """
+    from spark_klog.base.in_a_thread import own_addresses
+    from spark_klog.base.names import PLAINTEXT
+    from spark_klog.broker.security.config import Listener
+    from spark_klog.trees.paths import host_and_port
+    from spark_klog.wire.listening import parse_listen
+
+    host, port = parse_listen(bound, "--listen")
+    listener = next(iter(config.security.listeners), Listener(PLAINTEXT, PLAINTEXT, host, port))
+    (told,) = config.security.endpoints([listener._replace(port=port)])
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port
+    if own != (told.host, told.port):
+        own_addresses[told.host, told.port] = own
+    return host_and_port(*own)
 
 
 class _OwnRegistry:
@@ -308,7 +329,7 @@ class _OwnRegistry:
 
         bind(*parse_listen(listen, "--schema-registry", "127.0.0.1"), "--schema-registry").close()
         self._listen = listen
-        self._ended = threading.Event()
+        self._started, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self.error: KlogError | None = None
 
@@ -322,6 +343,7 @@ class _OwnRegistry:
 
         try:
             with SchemaRegistry({"bootstrap.servers": broker}, self._listen) as registry:
+                self._started.set()
                 click.echo(f"klog schema registry ready on {registry.url}")
                 self._ended.wait()
         except KlogError as error:
@@ -330,8 +352,9 @@ class _OwnRegistry:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
+        """Stop it; one that has not started yet ends with the process. May be called twice."""
         self._ended.set()
-        if self._thread is not None:
+        if self._thread is not None and self._started.is_set():
             self._thread.join(_REGISTRY_SECONDS)
 
 

@@ -172,6 +172,7 @@ async def _serve(
     listening: dict[Listener, socket.socket],
     metrics: socket.socket | None,
     ready: Callable[[str], None],
+    stopping: Callable[[], None] | None,
 ) -> None:
     broker, loop = server.broker, asyncio.get_running_loop()
     signals = StopSignals(loop)
@@ -213,6 +214,11 @@ async def _serve(
     ready(f"klog broker {broker.config.broker_id} ready on {host_and_port(first.host, first.port)}")
     await signals.first.wait()
     _log.info("stopping")
+    if stopping is not None:
+        stopped = asyncio.ensure_future(asyncio.to_thread(stopping))
+        hurried = asyncio.ensure_future(signals.second.wait())
+        await asyncio.wait((stopped, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
     for acceptor in acceptors:
         acceptor.close()
     broker.coordinator.stop()
@@ -232,10 +238,16 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         )
 
 
-def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callable[[Broker], Server] = Server) -> None:
+def run(
+    config: BrokerConfig,
+    ready: Callable[[str], None],
+    make_server: Callable[[Broker], Server] = Server,
+    stopping: Callable[[], None] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT; call `ready` with the line to print once requests are answered.
 
-    `drain` says how it stops. Raises `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` if the
+    `stopping` is called in a thread before it stops: requests are answered until that returns, or a second signal
+    comes. `drain` says how it stops. Raises `ConfigError`, `LogDirLocked`, `LogCorrupted` or `DirectoryError` if the
     broker can't start.
     """
     listeners = config.security.listeners or (Listener(PLAINTEXT, PLAINTEXT, config.host, config.port),)
@@ -250,7 +262,7 @@ def run(config: BrokerConfig, ready: Callable[[str], None], make_server: Callabl
         broker = Broker(config)
         try:
             with short_collections():
-                asyncio.run(_serve(make_server(broker), listening, metrics, ready))
+                asyncio.run(_serve(make_server(broker), listening, metrics, ready, stopping))
         finally:
             broker.close()
     _log.info("stopped")

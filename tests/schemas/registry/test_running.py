@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from spark_klog.cli.main import _OwnRegistry
 from spark_klog.embedded import ClusterStartError, EmbeddedCluster
-from spark_klog.errors import ConfigError
+from spark_klog.errors import ConfigError, KlogError
+from spark_klog.schema_registry import SchemaRegistry
 from tests.schemas.registry.asking import ask, register
 from tests.support.certificates import Certificates
 from tests.support.klog import klog_command, klog_refusal
@@ -24,9 +29,9 @@ pytest_plugins = ["pytester"]
 
 
 @contextmanager
-def _running(*arguments: str, lines: int) -> Iterator[list[str]]:
+def _running(*arguments: str, lines: int, stderr: IO[str] | None = None) -> Iterator[list[str]]:
     """The last words of a command's first lines; it is stopped by SIGTERM, and ends with 0."""
-    with subprocess.Popen(klog_command(*arguments), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(klog_command(*arguments), stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         assert process.stdout is not None
         yield [process.stdout.readline().strip().rpartition(" ")[2] for _ in range(lines)]
         process.send_signal(signal.SIGTERM)
@@ -69,6 +74,36 @@ def test_beside_a_broker(tmp_path: Path) -> None:
     assert "--schema-registry" in klog_refusal(*arguments[:3], "--schema-registry", "0", *secure, code=2)
 
 
+def test_beside_a_broker_that_does_not_know_its_own_name(tmp_path: Path) -> None:
+    """As in a container. What the clean stop of both logs is nothing to worry about."""
+    arguments = ["broker", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "--schema-registry", "0"]
+    arguments += ["--set", "advertised.listeners=PLAINTEXT://broker.invalid:0"]
+    log = tmp_path / "log"
+    with log.open("w") as stderr, _running(*arguments, lines=2, stderr=stderr) as (_, url):
+        assert register(url, "s", '"int"') == 1
+    assert "stopped" in log.read_text()
+    assert "WARNING" not in log.read_text()
+
+
+def test_a_start_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, is_over = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        has_begun.set()
+        is_over.wait(60)
+        raise KlogError("too late")
+
+    monkeypatch.setattr("spark_klog.schema_registry.SchemaRegistry", hang)
+    own = _OwnRegistry("0")
+    own.start("127.0.0.1:1")
+    assert has_begun.wait(10)
+    started = time.monotonic()
+    own.close()
+    is_over.set()
+    assert time.monotonic() - started < 5
+    assert own.error is None
+
+
 def test_in_a_cluster(make_cluster: Callable[..., EmbeddedCluster], tmp_path: Path) -> None:
     cluster = make_cluster(2, schema_registry=True)
     url = cluster.schema_registry_url
@@ -91,8 +126,16 @@ def test_in_a_cluster(make_cluster: Callable[..., EmbeddedCluster], tmp_path: Pa
             action()
     with pytest.raises(ClusterStartError, match="the schema registry did not start: can't listen on"):
         make_cluster(schema_registry=url.removeprefix("http://"))
+    port = int(url.rpartition(":")[2])
+    with pytest.raises(ClusterStartError, match=f"can't listen on 127.0.0.1:{port}"):  # a port alone, as in the command
+        make_cluster(schema_registry=port)
     with pytest.raises(ConfigError, match="needs a first listener without security"):
         make_cluster(settings={"listeners": "SASL_PLAINTEXT://127.0.0.1:0"}, schema_registry=True)
+
+
+def test_a_port_alone(cluster: EmbeddedCluster) -> None:
+    with SchemaRegistry({"bootstrap.servers": cluster.bootstrap_servers}, 0, "port") as registry:
+        assert ask(registry.url, "GET", "/subjects") == (200, [])
 
 
 def test_a_cluster_of_the_command(tmp_path: Path) -> None:
