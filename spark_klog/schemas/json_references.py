@@ -63,7 +63,7 @@ class Documents:
             return
         identified = self._identified[id(document)] = []
         anchored = self._anchored[id(document)] = {}
-        for below in _objects(document):
+        for below in objects_in(document):
             own = below.get("$id", below.get("id"))
             if isinstance(own, str) and own:
                 identified.append((own, below))
@@ -100,7 +100,7 @@ def _joined(base: str, url: str) -> str:
         raise UnknownReference(f"{url!r} is no URL: {error}") from None
 
 
-def _objects(value: Any) -> Iterator[dict[str, Any]]:
+def objects_in(value: Any) -> Iterator[dict[str, Any]]:
     """All JSON objects in a value."""
     waiting = [value]
     while waiting:

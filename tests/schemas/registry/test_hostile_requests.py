@@ -139,6 +139,11 @@ def _ask(registry: Registry, method: str, path: str, body: Any = None, query: st
         ("POST", "/subjects/b/versions", {"schema": '"int"', "id": 5_000_000_000, "version": 1}, 422),
         ("POST", "/subjects/b/versions", {"schema": '"int"', "id": 1, "version": 1 << 31}, 422),
         ("POST", "/subjects/b/versions", {"schema": '"int"', "id": True}, 422),
+        (
+            *("POST", "/subjects/b/versions"),
+            {"schema": '"int"', "references": [{"name": "a", "subject": "a", "version": True}]},
+            422,
+        ),
     ],
 )
 def test_numbers_and_types_that_do_not_do(method: str, path: str, body: Any, code: int) -> None:
@@ -204,6 +209,16 @@ def test_a_reference_that_goes_while_a_schema_is_registered(monkeypatch: pytest.
     assert (status, refused["error_code"]) == (422, 42201)
     assert ("Undefined name" if replaced else "No schema reference found") in refused["message"]
     assert _ask(registry, "GET", "/subjects", query="deleted=true") == (200, ["user"] if replaced else [])
+
+
+def test_a_list_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    for name in ("A", "B"):
+        assert _ask(registry, "POST", f"/subjects/{name}/versions", _record(name))[0] == 200
+    assert len(_ask(registry, "GET", "/schemas", query="format=resolved")[1]) == 2
+    monkeypatch.setattr("spark_klog.schemas.registry.server.api._LIST_SECONDS", 0.0)
+    status, refused = _ask(registry, "GET", "/schemas", query="format=resolved")
+    assert (status, refused["error_code"]) == (500, 50002)
 
 
 def test_a_long_row_of_references() -> None:

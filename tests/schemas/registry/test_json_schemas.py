@@ -200,6 +200,10 @@ def test_schemas_that_are_too_large_to_compare() -> None:
     many = [{"anyOf": [{"const": n + start} for n in range(250)]} for start in (0, 1000)]
     before, after = (JsonSchema(json.dumps(schema), {}) for schema in many)
     assert "more than 50,000 pairs" in after.unreadable(before)[0]
+    for name in ("required", "enum"):
+        with pytest.raises(InvalidSchema, match="more than 3,000 values of several types"):
+            JsonSchema(json.dumps({name: [{str(n): n} for n in range(100_000)]}), {})
+    assert JsonSchema(json.dumps({"enum": [f"a{n}" for n in range(10_000)]}), {}).root.kind == "enum"
     named = [{"$id": f"http://x/{n}", "type": "string"} for n in range(1000)]
     references = [{"$ref": "http://x/0"} for n in range(1000)]
     with pytest.raises(InvalidSchema, match="too many"):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from itertools import islice
 from math import isinf
 from typing import Any, Final
@@ -84,6 +85,10 @@ class _Node:
     items: _Node | None = None
     branches: list[_Node] = field(default_factory=list)
     is_error: bool = False
+
+    @cached_property
+    def alias_set(self) -> frozenset[str]:
+        return frozenset(self.aliases)
 
     @property
     def full_name(self) -> str:
@@ -558,7 +563,7 @@ class _Comparison:
                     message = f"reader union lacking writer type: {branch.kind.upper()}"
                     yield _Difference("MISSING_UNION_BRANCH", (*path, str(index)), message)
         elif kind not in _PRIMITIVES:
-            if reader.name != writer.name and writer.full_name not in reader.aliases:
+            if reader.name != writer.name and writer.full_name not in reader.alias_set:
                 yield _Difference("NAME_MISMATCH", (*path, "name"), f"expected: {writer.full_name}")
             if kind == "fixed" and reader.size != writer.size:
                 message = f"expected: {writer.size}, found: {reader.size}"

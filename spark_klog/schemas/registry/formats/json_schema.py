@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from spark_klog.base.extras import require
-from spark_klog.schemas.json_references import Documents, UnknownReference, base_of
+from spark_klog.schemas.json_references import Documents, UnknownReference, base_of, objects_in
 from spark_klog.schemas.registry.formats.contract import (
     JSON,
     READER,
@@ -27,6 +27,8 @@ from spark_klog.schemas.registry.formats.contract import (
 from spark_klog.schemas.registry.schemas import References
 
 _MAX_DEPTH: Final = 200
+#: Values of an enum, or another list without duplicates, that are not all texts or all numbers.
+_MOST_UNORDERED: Final = 3000
 #: Keywords that make a schema one of arrays, objects, numbers or strings if it has no type.
 _OF_ARRAYS: Final = frozenset(
     (
@@ -92,6 +94,7 @@ class JsonSchema:
 
         self._text = text
         self.value = _loaded(text)
+        _check_lists(self.value)
         documents = {name: _loaded(reference) for name, reference in references.items()}
         try:
             # no formats: patterns have JavaScript's or Java's syntax, not Python's
@@ -149,6 +152,23 @@ def _loaded(text: str) -> Any:
     if not isinstance(value, dict | bool):
         raise InvalidSchema("a JSON Schema must be an object, true or false")
     return value
+
+
+def _check_lists(value: Any) -> None:
+    """Refuse lists of very many values that no order is defined for.
+
+    Meta-schemas want the values to differ, which `jsonschema` then finds out by comparing each with each.
+    """
+    for below in objects_in(value):
+        named = [below.get(name) for name in ("enum", "required", "type")]
+        for name in ("dependencies", "dependentRequired"):
+            if isinstance(below.get(name), dict):
+                named += below[name].values()
+        for values in named:
+            if isinstance(values, list) and len(values) > _MOST_UNORDERED:
+                kinds = {type(item) for item in values}
+                if kinds != {str} and not kinds <= {int, float}:
+                    raise InvalidSchema(f"a list has more than {_MOST_UNORDERED:,} values of several types")
 
 
 class _Loader:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
@@ -42,6 +43,8 @@ _ACCEPTED: Final = (CONTENT_TYPE, "application/vnd.schemaregistry+json", "applic
 _DIGITS: Final = re.compile("[0-9]{1,10}")
 #: Rows of a list, if no limit is given.
 _MOST_ROWS: Final = 20_000
+#: Seconds that a list of schemas may take.
+_LIST_SECONDS: Final = 30.0
 #: Fields of a configuration: as they are asked for, and as they are stored.
 _CONFIG_FIELDS: Final = {
     "compatibility": "compatibilityLevel",
@@ -191,7 +194,7 @@ def _check_metadata(metadata: dict[str, Any] | None) -> None:
 def _reference(value: Any) -> Reference:
     fields = value if isinstance(value, dict) else {}
     name, subject, version = fields.get("name"), fields.get("subject"), fields.get("version")
-    if not isinstance(name, str) or not isinstance(subject, str) or not isinstance(version, int):
+    if not isinstance(name, str) or not isinstance(subject, str) or type(version) is not int:
         raise errors.bare(HTTPStatus.UNPROCESSABLE_ENTITY, "a reference has name, subject and version")
     if version != LATEST and not 1 <= version <= MAX_NUMBER:
         raise errors.invalid_version(str(version))
@@ -359,7 +362,15 @@ def _list_schemas(asked: Asked) -> Any:
             found += versions[-1:] if latest else versions
         return found
 
-    return [_whole(asked, version) for version in asked.rows(asked.registry.read(look_up))]
+    made: list[dict[str, Any]] = []
+    deadline = time.monotonic() + _LIST_SECONDS
+    for version in asked.rows(asked.registry.read(look_up)):
+        if time.monotonic() > deadline:  # with a format each is parsed
+            raise errors.timed_out(
+                f"{len(made):,} schemas took {_LIST_SECONDS:g} s: ask for them with limit and offset"
+            )
+        made.append(_whole(asked, version))
+    return made
 
 
 def _types(_: Asked) -> Any:
