@@ -3,15 +3,17 @@
     decoder = RecordDecoder(AvroDecoder(reader), writer_of)      # decoder.py; writer_of returns the schema of an id
     decoded = decoder.decode(batch["value"], batch["headers"])   # rows.py: an Arrow array, and the rows that did not
 
-prefix.py     where a record's schema id stands: headers, prefix
-decoder.py    each record by the schema that it names
-rows.py       what decoders return
-codec.py      what a format is to the rest
+prefix.py         where a record's schema id stands: headers, prefix
+decoder.py        each record by the schema that it names
+rows.py           what decoders return
+codec.py          what a format is to the rest
+arrow_columns.py  columns as native kernels build them (`_builders.pxi`), and the arrays that come of them
 values.py, row_serializing.py, plain_columns.py      the client's: Python values, and columns to send
-avro/         Avro
-protobuf/     Protobuf; protoc/ compiles its schemas
-json_schema/  JSON Schema; json_references.py says where a $ref leads
-registry/     a registry's client, and a registry to embed
+avro/             Avro
+protobuf/         Protobuf
+protoc/           .proto texts to descriptors and back, for decoders and the registry
+json_schema/      JSON Schema; json_references.py says where a $ref leads
+registry/         a registry's client, and a registry to embed
 
 The functions for DataFrames are Spark's room's, and imported from here:
 

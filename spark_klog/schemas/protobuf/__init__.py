@@ -1,14 +1,23 @@
-"""Protobuf: schemas, records as Arrow columns, and back.
+"""Protobuf records ↔ Arrow.
 
-schema.py           a schema: its files, and the message that records are
+    reader = parse_schema(text, references, message)   # schema.py
+    decoder = ProtobufDecoder(reader)                  # decoder.py; decoder.type is the Arrow type
+    program = decoder.program(writer, indexes)         # once a writer schema and message: whether they can be read
+    decoded = decoder.decode(values, [program])        # a binary column → Arrow, and the rows that did not decode
+    encoder = ProtobufEncoder(schema, array.type)      # encoder.py
+    values = encoder.encode(array, prefix)             # an Arrow struct → a binary column
+
+schema.py           a schema: its files, and the message that records are; `schemas/protoc` compiles the texts
 message_indexes.py  which message of a file a record is, as records say it
-columns.py          the Arrow columns of a message
+columns.py          the columns, and so the Arrow and Spark type, of a message
 resolution.py       whether records of one schema can be read by another
-decoder.py          records to columns
-google_rows.py      the same by google.protobuf, row by row
+tables.py           columns as the native kernel reads them, and why a row fails
+map_entries.py      entries of maps whose key comes again
 writing.py          which column is written as which field
-encoder.py          columns to records
-google_writer.py    the same by google.protobuf, row by row
+write_tables.py     the same as the native kernel reads it
 from_arrow.py       a schema of an Arrow type
+_protobuf.pyx       the native kernel: messages to Arrow builders and back, without the GIL
+google_rows.py      decoding without the native kernel: row by row, by google.protobuf
+google_writer.py    encoding without it
 codec.py            all of it as one of the formats of records
 """

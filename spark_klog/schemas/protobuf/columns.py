@@ -132,11 +132,6 @@ def is_nullable(field: Any) -> bool:
     return field.has_presence and not field.is_required and not field.has_default_value
 
 
-def is_unknown_kept(field: Any) -> bool:
-    """Whether numbers that an enum does not have are values of the field."""
-    return not field.enum_type.is_closed
-
-
 def unknown_name(enum: Any, number: int) -> str:
     """What a number that an enum does not have is called, as by Protobuf for Java and so by Spark."""
     return f"UNKNOWN_ENUM_VALUE_{enum.name}_{number}"
