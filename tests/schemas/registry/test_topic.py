@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer as ConfluentConsumer, TopicPartition
+from confluent_kafka import Consumer as ConfluentConsumer, Producer as ConfluentProducer, TopicPartition
 
 from spark_klog.client import Admin, Producer
 from spark_klog.embedded import EmbeddedCluster
@@ -162,6 +162,34 @@ def test_the_form_of_our_records(make_cluster: Callable[..., EmbeddedCluster]) -
         ),
         (b'{"keytype":"CONFIG","magic":0}', b'{"compatibilityLevel":"NONE"}'),
     ]
+
+
+def test_a_late_write_is_undone_before_compaction(make_cluster: Callable[..., EmbeddedCluster]) -> None:
+    """Of another registry, or of a producer that was given up: with the key of a schema, or its id."""
+    cleaner = {"log.cleaner.backoff.ms": "50", "log.cleaner.min.cleanable.ratio": "0.01", "log.segment.bytes": "1024"}
+    cluster = make_cluster(settings=cleaner, schema_registry=True)
+    url = cluster.schema_registry_url
+    assert url is not None
+    id = register(url, "a", '"int"')
+    producer = ConfluentProducer({"bootstrap.servers": cluster.bootstrap_servers})
+    for subject in ("a", "b"):
+        key = b'{"keytype":"SCHEMA","subject":"%s","version":1,"magic":1}' % subject.encode()
+        value = b'{"subject":"%s","version":1,"id":%d,"schema":"\\"long\\"","deleted":false}'
+        producer.produce("_schemas", value % (subject.encode(), id), key)
+    producer.flush(20)
+    for n in range(60):
+        register(url, f"later-{n}", record(f"f{n}"))
+        of_a = [value for key, value in _written(cluster) if b'"a"' in key]
+        if len(of_a) == 1:  # compacted
+            break
+    assert len(of_a) == 1
+    assert b"int" in (of_a[0] or b"")
+    for _ in range(2):
+        assert ask(url, "GET", f"/schemas/ids/{id}")[1]["schema"] == '"int"'
+        assert ask(url, "GET", f"/schemas/ids/{id}/versions") == (200, [{"subject": "a", "version": 1}])
+        assert ask(url, "GET", "/subjects/b/versions")[0] == 404
+        cluster.kill_schema_registry()
+        cluster.restart_schema_registry()
 
 
 def _everything(url: str) -> dict[str, Any]:
