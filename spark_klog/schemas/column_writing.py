@@ -13,7 +13,7 @@ from spark_klog.schemas.codec import Encoder, value_writer_of
 from spark_klog.schemas.column_format import Column, ColumnFormat
 from spark_klog.schemas.prefix import id_prefix
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient
-from spark_klog.schemas.registry.schemas import References, Schema
+from spark_klog.schemas.registry.schemas import References, Schema, Version
 
 #: How the subject of a schema is called: by the topic, by the record's full name, by both.
 Strategy = Literal["topic", "record", "topic-record"]
@@ -69,7 +69,7 @@ class WriteFormat:
                 raise SchemaError(f"schema id {number}: {error}") from None
         elif self.uses_latest:
             subject = self._subject(text)
-            latest = registry.latest(subject, is_new=True)
+            latest = self._latest(registry, subject)
             schema, number = latest.schema, latest.id
         else:
             assert text is not None
@@ -97,11 +97,26 @@ class WriteFormat:
         if self.strategy == "topic":
             return f"{self.topic}-{source.column}"
         assert text is not None  # see `_names_latest`
+        if self.strategy == "record" and self.needs_type and source.message is None:
+            raise SchemaError(
+                f"a schema that is made of the column's type has no name of its own, by which RecordNameStrategy calls "
+                f"the subject: set {source.column}Schema, or {source.column}Subject"
+            )
         codec = source.codec
         name = codec.name(codec.parse(text))
         if not name:
             raise SchemaError("the schema has no name to call the subject by: it is no record, enum or fixed")
         return name if self.strategy == "record" else f"{self.topic}-{name}"
+
+    def _latest(self, registry: RegistryClient, subject: str) -> Version:
+        try:
+            return registry.latest(subject, is_new=True)
+        except RegistryError as error:
+            if error.code not in NOT_THERE:
+                raise
+            hint = "register a schema, name another subject, or leave useLatestVersion out to register one"
+            text = f"column {self.source.column}: {error}; {hint}"
+            raise RegistryError(text, error.status, error.code) from None
 
     def _registered(self, registry: RegistryClient, subject: str, schema: Schema) -> int:
         try:
@@ -109,7 +124,8 @@ class WriteFormat:
                 return registry.register(subject, schema, is_new=True)
             return registry.lookup(subject, schema, is_new=True)
         except RegistryError as error:
-            what = f"column {self.source.column} can't be written under subject {subject}: {error}"
+            why = str(error).removeprefix(f"subject {subject}: ")
+            what = f"column {self.source.column} can't be written under subject {subject}: {why}"
             if error.status == _CONFLICT:
                 hint = "make the columns compatible, or set useLatestVersion=true to write by the subject's schema"
             elif error.code in NOT_THERE and not self.registers:

@@ -104,7 +104,7 @@ def schema_keys(
     column `headers`. `has_indexes` if message indexes follow an id before the payload.
     """
     data = _Bytes.of(values)
-    keys = _Keys(len(data.sizes), has_indexes)
+    keys = _Keys(len(data.sizes), column, has_indexes)
     rows = None if data.valid is None else np.flatnonzero(data.valid)
     if headers is not None and len(data.sizes):
         rows = keys.add_headers(_HeaderValues.of(headers), HEADERS[column].encode(), rows)
@@ -179,7 +179,8 @@ class _HeaderValues(NamedTuple):
 class _Keys:
     """Collects the schemas of rows."""
 
-    def __init__(self, count: int, has_indexes: bool) -> None:
+    def __init__(self, count: int, column: str, has_indexes: bool) -> None:
+        self._column = column
         self._has_indexes = has_indexes
         self.numbers: dict[SchemaKey, int] = {}
         self.which = np.full(count, -1, np.int32)
@@ -229,7 +230,8 @@ class _Keys:
                 self._add_kind(data, places[chosen], rows[chosen], sizes[chosen], size, in_values)
                 left &= ~chosen
         for index in np.flatnonzero(left).tolist():
-            self.bad.append(BadRow(int(rows[index]), _reason(int(sizes[index]), int(first[index]), in_values)))
+            where = f"the {self._column}" if in_values else "the header with the schema id"
+            self.bad.append(BadRow(int(rows[index]), _reason(where, int(sizes[index]), int(first[index]))))
 
     def _add_kind(
         self, data: _Bytes, places: _Array | None, rows: _Array | None, sizes: _Array, size: int, in_values: bool
@@ -323,8 +325,7 @@ def _id(data: bytes) -> int | UUID:
     return UUID(bytes=data) if len(data) == GUID_SIZE - 1 else int.from_bytes(data, "big", signed=True)
 
 
-def _reason(size: int, first: int, in_value: bool) -> str:
-    where = "the value" if in_value else "the header with the schema id"
+def _reason(where: str, size: int, first: int) -> str:
     if first in (-1, _ID, _GUID):
         return f"{where} has {size} bytes: too few for a schema id"
     return f"{where} begins with the byte {first:#04x}, not with a schema id"

@@ -178,7 +178,9 @@ def milliseconds(own: dict[str, str], name: str, default: int) -> int:
 
 def chosen(own: dict[str, str], name: str, values: Mapping[str, str]) -> str:
     """The value of the chosen word; the first one is the default."""
-    kind = choice("choice", values, f"one of {', '.join(values)}", any_case=True)
+    kind = choice(
+        "choice", {word.lower(): value for word, value in values.items()}, f"one of {', '.join(values)}", any_case=True
+    )
     return str(value_of(kind, name, own.get(name, next(iter(values))), _WORDING))
 
 
@@ -242,9 +244,12 @@ def _without_registry(named: Settings, own: dict[str, str]) -> Settings:
     return Settings({name: value for name, value in named.items() if not name.startswith(OF_REGISTRY)})
 
 
-def _add_registry_setting(own: dict[str, str], name: str, value: str) -> None:
-    """Add a registry's setting as REGISTRY_PREFIX + its name in lower case; `ConfigError` if Spark would show it."""
-    key = name.lower()
+def _add_registry_setting(own: dict[str, str], name: str, value: str, given: str | None = None) -> None:
+    """Add a registry's setting as REGISTRY_PREFIX + its name in lower case; `ConfigError` if Spark would show it.
+
+    `given` is the name as the user wrote it, if it is another one.
+    """
+    key, name = name.lower(), given or name
     setting = next(key.removeprefix(prefix) for prefix in REGISTRY_PREFIXES if key.startswith(prefix))
     is_reference = value.startswith(("env:", "file:"))
     if (setting == _SHOWN_USER or setting in _SHOWN_KEYS) and not is_reference and "ENCRYPTED" not in value:
@@ -255,7 +260,8 @@ def _add_registry_setting(own: dict[str, str], name: str, value: str) -> None:
         )
     if setting == "url" and "@" in value:
         raise ConfigError(
-            f"option {name} has a user in it, and Spark would show it: set {REGISTRY_PREFIX}{_SHOWN_USER}"
+            f"option {name} has a user in it, and Spark would show it: set {REGISTRY_PREFIX}basic.auth.username and "
+            f"{REGISTRY_PREFIX}basic.auth.password"
         )
     if own.setdefault(REGISTRY_PREFIX + setting, value) != value:
         raise ConfigError(f"option {name} and another name of the same setting differ: remove one")
@@ -608,7 +614,7 @@ def _registry(settings: dict[str, str], own: dict[str, str]) -> RegistrySettings
     if not url and not given:
         return None
     if url:
-        _add_registry_setting(own, f"{REGISTRY_PREFIX}url", url)
+        _add_registry_setting(own, f"{REGISTRY_PREFIX}url", url, "schemaRegistryUrl")
         given["url"] = url
     from spark_klog.schemas.column_format import RegistrySettings
     from spark_klog.schemas.registry.settings import check_names as check_registry_names
@@ -696,9 +702,9 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
 
 #: How subjects are called, by the last part of the names of Confluent's classes, and in short.
 _STRATEGIES: dict[str, Strategy] = {
-    "topicnamestrategy": "topic",
-    "recordnamestrategy": "record",
-    "topicrecordnamestrategy": "topic-record",
+    "TopicNameStrategy": "topic",
+    "RecordNameStrategy": "record",
+    "TopicRecordNameStrategy": "topic-record",
 }
 
 

@@ -68,6 +68,7 @@ def test_ids_that_are_none(number: int) -> None:
 
 def test_values_without_a_prefix() -> None:
     values = pa.array([b"", b"\x00\x00\x00\x01", b"\x01" * 16, b'{"json": 1}'])
+    assert schema_keys(values, None, "key").bad[0].reason == "the key has 0 bytes: too few for a schema id"
     assert [reason for reason, _ in _found(values)] == [
         "the value has 0 bytes: too few for a schema id",
         "the value has 4 bytes: too few for a schema id",

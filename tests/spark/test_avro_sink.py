@@ -149,9 +149,17 @@ def test_the_subjects_latest_version(spark: SparkSession, servers: str, registry
     assert "other" in text
     text = error_of(lambda: _write(_rows(spark, 1, "CAST(null AS LONG) AS id"), servers, topic, **options))
     assert "column value, row 0: " in text
+    named = {"schemaRegistryUrl": registry.url, "valueSubjectNameStrategy": "RecordNameStrategy"}
+    text = error_of(lambda: _write(_rows(spark, 1), servers, topic, **named))
+    assert "RecordNameStrategy calls the subject: set valueSchema, or valueSubject" in text
+    text = error_of(lambda: _write(_rows(spark, 1), servers, topic, **options, valueSubject="none"))
+    assert "column value: subject none, version latest: the schema registry" in text
+    assert "leave useLatestVersion out to register one" in text
+    text = error_of(lambda: _write(_rows(spark, 1), servers, topic, schemaRegistryUrl=registry.url, valueSchemaId="99"))
+    assert "column value: schema id 99: the schema registry" in text
     missing = {"schemaRegistryUrl": registry.url, "autoRegisterSchemas": "false"}
     text = error_of(lambda: _write(_rows(spark, 1), servers, topic, **missing))
-    assert "column value can't be written under subject governed-value" in text
+    assert "column value can't be written under subject governed-value: the schema registry" in text
     assert "set autoRegisterSchemas=true" in text
     assert len(consume(servers, topic)) == 2
     assert client.get_versions("governed-value") == [1]
@@ -248,7 +256,7 @@ def test_what_is_not_compatible(spark: SparkSession, servers: str) -> None:
         ({"valueFormat": "avro", "mode": "PERMISSIVE"}, "option mode is for reading"),
         (
             {"valueFormat": "avro", "schemaRegistryUrl": "http://a", "valueSubjectNameStrategy": "Mine"},
-            "option valueSubjectNameStrategy=Mine must be one of topicnamestrategy",
+            "option valueSubjectNameStrategy=Mine must be one of TopicNameStrategy, RecordNameStrategy",
         ),
         (
             {
