@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
 from array import array
 from collections.abc import Sequence
-from functools import cache
-from types import ModuleType
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from spark_klog.base.extras import require
-from spark_klog.errors import ConfigError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.arrow_columns import Buffers, Column, array_of, binary_parts, layout_of
 from spark_klog.schemas.avro.columns import Types, columns_of
@@ -22,10 +16,10 @@ from spark_klog.schemas.avro.opcodes import VERSION, Reason
 from spark_klog.schemas.avro.program import Program, compile_plan
 from spark_klog.schemas.avro.resolution import resolve
 from spark_klog.schemas.avro.schema import AvroSchema
+from spark_klog.schemas.native_kernel import native_kernel
 from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
 
-_log = logging.getLogger(__name__)
 _NATIVE = "spark_klog.schemas.avro._avro"
 
 
@@ -107,7 +101,7 @@ class AvroDecoder:
 
 def _builders(column: Column) -> ColumnBuilders:
     """Builders of the native kernel, else of fastavro; see `SPARK_KLOG_KERNEL` in records/kernels."""
-    kernel = native_kernel()
+    kernel = avro_kernel()
     if kernel is not None:
         builders: ColumnBuilders = kernel.ColumnBuilders(layout_of(column))
         return builders
@@ -117,28 +111,6 @@ def _builders(column: Column) -> ColumnBuilders:
     return FastavroBuilders(column)
 
 
-def native_kernel() -> Any:
-    """The module of the native kernel; None if it was not built or is not to be used."""
-    choice = os.environ.get("SPARK_KLOG_KERNEL")
-    if choice == "reference":
-        return None
-    kernel = _imported()
-    if kernel is None and choice == "native":
-        raise ConfigError("Avro's native kernel is missing or was built from other sources: 'pip install' again")
-    return kernel
-
-
-@cache
-def _imported() -> ModuleType | None:
-    try:
-        kernel = importlib.import_module(_NATIVE)
-    except ImportError:
-        kernel = None
-    if kernel is None or getattr(kernel, "VERSION", 0) != VERSION:
-        _log.warning(
-            "Avro's native kernel %s: install spark_klog again with a C compiler; rows are decoded by fastavro, some "
-            "hundred times slower",
-            "is missing" if kernel is None else "was built from other sources",
-        )
-        return None
-    return kernel
+def avro_kernel() -> Any:
+    """The native kernel, None if there is none; see `native_kernel`."""
+    return native_kernel(_NATIVE, VERSION, "Avro", "rows are decoded by fastavro, some hundred times slower")

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from spark_klog.base.extras import require
 from spark_klog.errors import EncodeError
 from spark_klog.schemas.arrow_columns import input_of, nullable_type
-from spark_klog.schemas.avro.decoder import native_kernel
+from spark_klog.schemas.avro.decoder import avro_kernel
 from spark_klog.schemas.avro.opcodes import Reason
 from spark_klog.schemas.avro.program import WriteProgram, compile_writing
 from spark_klog.schemas.avro.schema import AvroSchema
@@ -26,7 +26,7 @@ class AvroEncoder:
         self.schema = schema
         self.type = kind
         self._program = compile_writing(plan_writing(schema, kind))
-        self._kernel = native_kernel()
+        self._kernel = avro_kernel()
         if self._kernel is None:
             require("Avro without the native kernel", "fastavro")
 

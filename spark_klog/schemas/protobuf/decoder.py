@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from spark_klog.errors import ConfigError, SchemaError
+from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.arrow_columns import array_of, binary_parts, layout_of
+from spark_klog.schemas.native_kernel import native_kernel
 from spark_klog.schemas.protobuf.columns import columns_of
 from spark_klog.schemas.protobuf.google_rows import GoogleRows
 from spark_klog.schemas.protobuf.map_entries import has_maps, with_last_entries
@@ -27,7 +23,6 @@ from spark_klog.schemas.protobuf.tables import VERSION, MessageTables, Reason
 from spark_klog.schemas.rows import BadRow, Decoded
 from spark_klog.wire.primitives import Buffer
 
-_log = logging.getLogger(__name__)
 #: Bytes that are no message: there is no field 0.
 _NO_MESSAGE = b"\0"
 _NATIVE = "spark_klog.schemas.protobuf._protobuf"
@@ -43,7 +38,7 @@ class ProtobufDecoder:
         self.reader = reader
         columns = columns_of(reader.message)
         self.type: pa.DataType = columns.type
-        self._kernel = native_kernel()
+        self._kernel = protobuf_kernel()
         self._tables = MessageTables(columns)
         self._builders = self._made_builders()
         self._has_maps = has_maps(self.type)
@@ -118,28 +113,6 @@ def _records(
         yield record if is_valid else None
 
 
-def native_kernel() -> Any:
-    """The module of the native kernel; None if it was not built or is not to be used."""
-    choice = os.environ.get("SPARK_KLOG_KERNEL")
-    if choice == "reference":
-        return None
-    kernel = _imported()
-    if kernel is None and choice == "native":
-        raise ConfigError("Protobuf's native kernel is missing or was built from other sources: 'pip install' again")
-    return kernel
-
-
-@cache
-def _imported() -> ModuleType | None:
-    try:
-        kernel = importlib.import_module(_NATIVE)
-    except ImportError:
-        kernel = None
-    if kernel is None or getattr(kernel, "VERSION", 0) != VERSION:
-        _log.warning(
-            "Protobuf's native kernel %s: install spark_klog again with a C compiler; rows are decoded by "
-            "google.protobuf, some thirty times slower",
-            "is missing" if kernel is None else "was built from other sources",
-        )
-        return None
-    return kernel
+def protobuf_kernel() -> Any:
+    """The native kernel, None if there is none; see `native_kernel`."""
+    return native_kernel(_NATIVE, VERSION, "Protobuf", "rows are decoded by google.protobuf, some thirty times slower")

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from spark_klog.errors import EncodeError
 from spark_klog.schemas.arrow_columns import nullable_type
-from spark_klog.schemas.protobuf.decoder import native_kernel
+from spark_klog.schemas.protobuf.decoder import protobuf_kernel
 from spark_klog.schemas.protobuf.google_writer import GoogleWriter
 from spark_klog.schemas.protobuf.message_indexes import write_indexes
 from spark_klog.schemas.protobuf.schema import ProtobufSchema
@@ -26,7 +26,7 @@ class ProtobufEncoder:
         self.type = kind
         self._plan = plan_writing(schema.message, kind)
         self._indexes = write_indexes(schema.indexes)
-        self._kernel = native_kernel()
+        self._kernel = protobuf_kernel()
         self._tables = WriteTables(self._plan)
         self._rows = GoogleWriter(self._plan)
 

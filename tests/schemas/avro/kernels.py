@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from spark_klog.schemas.avro.decoder import native_kernel
+from spark_klog.schemas.avro.decoder import avro_kernel
 
-KERNELS = ["reference"] if native_kernel() is None else ["native", "reference"]
+KERNELS = ["reference"] if avro_kernel() is None else ["native", "reference"]

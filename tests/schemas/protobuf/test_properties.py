@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from spark_klog.schemas.protobuf.decoder import ProtobufDecoder, native_kernel
+from spark_klog.schemas.protobuf.decoder import ProtobufDecoder, protobuf_kernel
 from spark_klog.schemas.protobuf.encoder import ProtobufEncoder
 from spark_klog.schemas.protobuf.schema import ProtobufSchema, parse_schema
 from spark_klog.schemas.rows import Decoded
@@ -17,7 +17,7 @@ from spark_klog.schemas.rows import Decoded
 from .random_messages import damaged, fill, random_schema, shuffled
 from .support import message_class, plain
 
-pytestmark = pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
+pytestmark = pytest.mark.skipif(protobuf_kernel() is None, reason="the native kernel was not built")
 _SEEDS = st.integers(0, 2**32 - 1)
 
 
