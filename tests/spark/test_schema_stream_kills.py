@@ -71,6 +71,50 @@ class _Avro(_Format):
         return b"\x80"
 
 
+class _Protobuf(_Format):
+    name, registry_type = "protobuf", "PROTOBUF"
+
+    def schema(self, version: int) -> str:
+        more = "".join(f"  string more{number} = {3 + number};\n" for number in range(version))
+        return f'syntax = "proto3";\nmessage Order {{\n  int64 id = 1;\n  optional string name = 2;\n{more}}}\n'
+
+    def payload(self, number: int, version: int) -> bytes:
+        name = b"n%d" % number
+        parts = [b"\0\x08", _varint(number)]  # the first message of the file, its field 1
+        if number % 3:
+            parts.append(b"\x12" + _varint(len(name)) + name)
+        parts += [_varint((3 + added) << 3 | 2) + b"\x01m" for added in range(version)]
+        return b"".join(parts)
+
+    def cut_off(self) -> bytes:
+        return b"\0\x08\x80"
+
+
+class _Json(_Format):
+    name, registry_type = "json-schema", "JSON"
+
+    def schema(self, version: int) -> str:
+        properties: dict[str, Any] = {"id": {"type": "integer"}, "name": {"type": ["string", "null"]}}
+        properties |= {f"more{number}": {"type": "string"} for number in range(version)}
+        schema = {"title": "Order", "type": "object", "properties": properties, "additionalProperties": False}
+        return json.dumps(schema)
+
+    def payload(self, number: int, version: int) -> bytes:
+        order = {"id": number, "name": f"n{number}" if number % 3 else None}
+        return json.dumps(order | {f"more{added}": "m" for added in range(version)}).encode()
+
+    def cut_off(self) -> bytes:
+        return b'{"id": 1, '
+
+
+def _varint(number: int) -> bytes:
+    data = bytearray()
+    while number > 0x7F:
+        data.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*data, number])
+
+
 class _Orders(Writer):
     """Produces orders by any version of the subject so far, and a bad value now and then."""
 
@@ -139,7 +183,7 @@ def typed_cluster(server_dir: Path) -> Iterator[EmbeddedCluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("form", [_Avro()], ids=lambda form: form.name)
+@pytest.mark.parametrize("form", [_Avro(), _Protobuf(), _Json()], ids=lambda form: form.name)
 def test_killed_with_its_registry(
     request: pytest.FixtureRequest, typed_cluster: EmbeddedCluster, server_dir: Path, form: _Format
 ) -> None:
