@@ -18,7 +18,11 @@ import spark_klog
 from tests.jobs.support import ROOT
 from tests.support.wheel import build_wheel
 
-_KERNELS = ("spark_klog/records/kernels/_kernel.", "spark_klog/schemas/avro/_avro.")
+_KERNELS = (
+    "spark_klog/records/kernels/_kernel.",
+    "spark_klog/schemas/avro/_avro.",
+    "spark_klog/schemas/protobuf/_protobuf.",
+)
 _SECONDS = 240
 _METADATA = """
 import json, sys, spark_klog
