@@ -25,7 +25,7 @@ from spark_klog.errors import (
 )
 from spark_klog.records.contract import COLUMNS, BinaryColumn, HeadersColumn, RecordColumns
 from spark_klog.records.reading.offset_order import NOTHING
-from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordReader
+from spark_klog.records.reading.reader import AbortedTransactions, BadBatch, RecordFields, RecordReader
 from spark_klog.wire.codecs import MAX_DECOMPRESSED
 from spark_klog.wire.primitives import Buffer
 
@@ -84,7 +84,9 @@ class PartitionDecoder:
         names = frozenset(schema.names)
         self._is_exact = "timestamp" not in names or schema.field("timestamp").type.unit == "ms"
         wanted = names if self._is_exact and not decoders else names | {"offset"}
-        columns = (wanted | {"headers"} if decoders else wanted) & frozenset(COLUMNS)
+        if decoders:  # all of records that are left out
+            wanted |= {"key", "value", "headers"}
+        columns = wanted & frozenset(COLUMNS)
         self._reader = RecordReader(columns, rows=ROWS, size=BYTES, limit=limit, checks=checks, yields_bad=yields_bad)
         #: The columns `topic` and `partition`, built once and sliced.
         self._constants: dict[str, pa.Array] = {}
@@ -148,6 +150,8 @@ class PartitionDecoder:
         fits: np.ndarray[Any, np.dtype[np.bool_]] | None = None
         decoded: dict[str, pa.Array] = {}
         failures: list[tuple[int, DecodeError]] = []
+        #: Of each row, what is wrong with it, and where.
+        faults: dict[int, list[tuple[str, BinaryColumn | None]]] = {}
         for name, decoder in self._decoders.items():
             source = columns.key if name == "key" else columns.value
             assert source is not None
@@ -165,8 +169,7 @@ class PartitionDecoder:
                 fits = np.ones(count, np.bool_) if fits is None else fits
                 for row, reason in bad:
                     fits[row] = False
-                    why = f"has a {name} that does not decode: {reason}"
-                    yield self._bad_record(row, why, source, columns, parts)
+                    faults.setdefault(row, []).append((f"has a {name} that does not decode: {reason}", source))
         if columns.timestamp is not None:
             times = np.frombuffer(columns.timestamp, np.int64)
             if not self._is_exact:
@@ -174,15 +177,17 @@ class PartitionDecoder:
                 if not has_time.all():
                     for row in np.flatnonzero(~has_time).tolist():
                         why = f"has the timestamp {times[row]} ms, which does not fit into microseconds"
-                        bad_record = self._bad_record(row, why, columns.value, columns, parts)
                         if not self._yields_bad:
+                            bad_record = self._bad_record(row, [(why, columns.value)], columns, parts)
                             named = f"{bad_record.topic}-{bad_record.partition}: {bad_record.bad.error}"
                             failures.append((row, DecodeError(named)))
                             break
-                        yield bad_record
+                        faults.setdefault(row, []).append((why, columns.value))
                     fits = has_time if fits is None else fits & has_time
                 times = np.multiply(times, 1000, out=times if times.flags.writeable else None)
             fixed["timestamp"] = times
+        for row in sorted(faults):
+            yield self._bad_record(row, faults[row], columns, parts)
         arrays = []
         for name, kind in zip(self._schema.names, self._schema.types, strict=True):
             if name in decoded:
@@ -214,26 +219,26 @@ class PartitionDecoder:
         self, row: int, name: str, reason: str, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]
     ) -> RecordDeserializationError:
         topic, partition, offset = _place_of(row, columns, parts)
-        key, value = (None if one is None else one.values()[row] for one in (columns.key, columns.value))
-        headers = () if columns.headers is None else columns.headers.rows(columns.count)[row]
-        return RecordDeserializationError(topic, partition, offset, name, reason, key, value, headers)
+        return RecordDeserializationError(topic, partition, offset, name, reason, *self._record(row, columns))
 
     def _bad_record(
         self,
         row: int,
-        why: str,
-        source: BinaryColumn | None,
+        faults: Sequence[tuple[str, BinaryColumn | None]],
         columns: RecordColumns,
         parts: Sequence[tuple[str, int, int]],
     ) -> Unreadable:
-        """A record that is left out, with its bytes of `source`."""
+        """A record that is left out, with what is wrong with it; its bytes are those of the first fault's column."""
         topic, partition, offset = _place_of(row, columns, parts)
-        error = DecodeError(f"the record at offset {offset} {why}")
-        value: Buffer = b""
-        if source is not None:
-            start, end = np.frombuffer(source.offsets, np.int32)[row : row + 2]
-            value = memoryview(source.data)[start:end]
-        return Unreadable(topic, partition, BadBatch(offset, memoryview(value), error))
+        error = DecodeError(f"the record at offset {offset} {', and '.join(why for why, _ in faults)}")
+        source = faults[0][1]
+        data = b"" if source is None else source.value(row) or b""
+        record = self._record(row, columns) if self._decoders else None
+        return Unreadable(topic, partition, BadBatch(offset, memoryview(data), error, record))
+
+    def _record(self, row: int, columns: RecordColumns) -> RecordFields:
+        key, value = (None if one is None else one.value(row) for one in (columns.key, columns.value))
+        return RecordFields(key, value, () if columns.headers is None else columns.headers.row(row))
 
 
 def _place_of(row: int, columns: RecordColumns, parts: Sequence[tuple[str, int, int]]) -> tuple[str, int, int]:

@@ -65,6 +65,15 @@ class BinaryColumn:
             values = [value if valid[row >> 3] >> (row & 7) & 1 else None for row, value in enumerate(values)]
         return values
 
+    def value(self, row: int) -> bytes | None:
+        """One value."""
+        if self.null_count:
+            assert self.validity is not None
+            if not memoryview(self.validity).cast("B")[row >> 3] >> (row & 7) & 1:
+                return None
+        start, end = memoryview(self.offsets).cast("B").cast("i")[row : row + 2]
+        return bytes(memoryview(self.data).cast("B")[start:end])
+
 
 @dataclass(slots=True)
 class HeadersColumn:
@@ -85,6 +94,11 @@ class HeadersColumn:
         headers = list(zip(names, self.values.values(), strict=True))
         ends = memoryview(self.offsets).cast("B").cast("i").tolist()
         return [tuple(headers[start:end]) for start, end in pairwise(ends)]
+
+    def row(self, row: int) -> Headers:
+        """The headers of one record."""
+        start, end = memoryview(self.offsets).cast("B").cast("i")[row : row + 2]
+        return tuple(((self.keys.value(at) or b"").decode(), self.values.value(at)) for at in range(start, end))
 
 
 @dataclass(slots=True)

@@ -97,10 +97,9 @@ def test_bad_records_are_left_out_with_their_places() -> None:
     assert rows == [("t", 0, 10, 0), ("t", 0, 13, None), ("u", 5, 0, 4), ("u", 5, 3, 7)]
     assert bad == [
         ("t", 0, 11, b"\0\0\0\0\7"),
-        ("u", 5, 1, b"x"),
-        ("u", 5, 2, b"\0\0\0\0\7"),
         ("t", 0, 12, _value(2)),  # its timestamp
-        ("u", 5, 2, b"\0\0\0\0\7"),
+        ("u", 5, 1, b"x"),
+        ("u", 5, 2, b"\0\0\0\0\7"),  # and its timestamp
     ]
 
 
@@ -109,7 +108,13 @@ def test_keys_and_values() -> None:
     rows, bad = _of(parts)
     assert [row[:3] for row in rows] == [("t", 0, 13), ("u", 5, 3)]
     reasons = [str(one.bad.error) for one in parts if isinstance(one, Unreadable)]
-    assert "the record at offset 10 has a key that does not decode: " in reasons[0]
+    assert "the record at offset 10 has a key that does not decode: the key begins with the byte 0x6b" in reasons[0]
+    assert ", and has a value that does not decode: schema id 7: " in reasons[1]
+    assert ", and has the timestamp " in reasons[-1]
+    kept = {(one.topic, one.bad.offset): one.bad.record for one in parts if isinstance(one, Unreadable)}
+    assert kept["t", 10] == (b"k", _value(0), ())
+    assert kept["u", 2] == (_value(6), b"\0\0\0\0\7", ())
+    assert len(bad) == 6
     assert len({(topic, offset) for topic, _, offset, _ in bad}) == 6
 
 

@@ -177,6 +177,7 @@ def test_what_does_not_decode(spark: SparkSession, servers: str, registry: SrFak
         2: b"{}",
         3: unknown,
     }
+    assert [letter["value"] == letter["bytes"] and letter["key"] is None for letter in letters] == [True] * 3
     assert "schema id 424242: the schema registry" in by_offset[3]["reason"]
     assert "does not have it" in by_offset[3]["reason"]
 

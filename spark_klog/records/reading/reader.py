@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from spark_klog.errors import DecodeError
 from spark_klog.records import kernels
-from spark_klog.records.contract import ColumnBuilder, Kernel, Record, RecordColumns
+from spark_klog.records.contract import ColumnBuilder, Headers, Kernel, Record, RecordColumns
 from spark_klog.records.formats.batch import (
     Header,
     check_crc,
@@ -116,15 +116,25 @@ def records_of(header: Header, batch: memoryview, limit: int = MAX_DECOMPRESSED)
     return message_records(header, batch, limit)
 
 
+class RecordFields(NamedTuple):
+    """A record's bytes."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+
+
 class BadBatch(NamedTuple):
     """A corrupt batch: its offset field (base offset; of a wrapper the last offset), its bytes, and the error.
 
-    Or a single record that can't be decoded into columns: its offset, the bytes of its value, and the error.
+    Or a single record that can't be decoded into columns: its offset, the bytes of what does not decode, or of its
+    value, the error, and the whole record, if it was read.
     """
 
     offset: int
     data: memoryview
     error: DecodeError
+    record: RecordFields | None = None
 
 
 def refuse(bad: BadBatch) -> None:

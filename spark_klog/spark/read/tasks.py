@@ -277,7 +277,7 @@ class BadRecords:
     that claim the same offset. A repeated task writes the same files. `keep` takes (name, letter) in place of the file.
 
     The same for single records whose timestamps do not fit into microseconds, of which the value is kept, and for those
-    whose key or value does not decode, of which that is kept.
+    whose key or value does not decode, of which that is kept, and key, value and headers beside it.
     """
 
     def __init__(self, options: BadRecordsOptions, keep: Callable[[str, dict[str, Any]], None] | None = None) -> None:
@@ -316,6 +316,10 @@ class BadRecords:
             "time": system_ms(),
             "bytes": base64.b64encode(bad.data).decode(),
         }
+        if bad.record is not None:
+            key, value, headers = bad.record
+            letter["key"], letter["value"] = _base64(key), _base64(value)
+            letter["headers"] = [[header, _base64(data)] for header, data in headers]
         if self._keep is not None:
             self._keep(file, letter)
         elif self._options.path is not None:
@@ -323,6 +327,10 @@ class BadRecords:
             files.create_dir(path, recursive=True)
             with files.open_output_stream(f"{path.rstrip('/')}/{file}") as stream:
                 stream.write(json.dumps(letter).encode())
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
 
 
 class _Refusals:
