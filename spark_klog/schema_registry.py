@@ -40,6 +40,7 @@ _MAX_CONNECTIONS: Final = 128
 #: Requests of each kind that are carried out at a time; others wait. Changes may wait for brokers, and the comparing of
 #: schemas takes long: neither must hold up reading.
 _WORKERS: Final = 8
+_READ, _CHECK, _CHANGE = _KINDS = ("read", "check", "change")
 #: Seconds until a request is answered, and the client may ask again.
 _ANSWER_SECONDS: Final = WRITE_SECONDS + 5
 #: Settings of the user's other clients that this one must not have.
@@ -137,9 +138,6 @@ class SchemaRegistry:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_READ, _CHECK, _CHANGE = _KINDS = ("read", "check", "change")
 
 
 def _kind(request: Request) -> str:

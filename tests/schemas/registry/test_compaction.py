@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from spark_klog.schemas.registry.server.errors import RegistryRefusal
-from spark_klog.schemas.registry.server.records import SCHEMA, Key, Record
+from spark_klog.schemas.registry.server.records import CONTEXT, SCHEMA, Key, Record
 from spark_klog.schemas.registry.server.registry import Registry
-from spark_klog.schemas.registry.server.state import Definition, Reference, State, schema_value
+from spark_klog.schemas.registry.server.state import Definition, Reference, State, schema_value, split
 from tests.schemas.registry.memory_log import MemoryLog
 
 _SUBJECTS = ["a", "b", ":.x:a"]
@@ -37,7 +37,9 @@ def _act(log: MemoryLog, registry: Registry, action: tuple[Any, ...]) -> None:
     name, subject, *rest = action
     if name == "foreign":
         number, id, text = rest
-        log.append([_schema(subject, number, id, text)])
+        context, _ = split(subject)
+        there = [] if log.state.has_context(context) else [Record(Key(CONTEXT, context), {"context": context})]
+        log.append([*there, _schema(subject, number, id, text)])
         registry.restore()
     elif name == "register":
         text, has_reference = rest

@@ -422,7 +422,8 @@ class Registry:
                     records = [Record(Key(SCHEMA, subject, number), None) for number in reversed(numbers)]
                     records += _settings_gone(state, subject)
                 else:
-                    value = {"subject": subject, "version": numbers[-1]}
+                    # the largest of all: the record replaces that of an earlier delete, which may be of later versions
+                    value = {"subject": subject, "version": state.versions(subject, deleted=True)[-1].version}
                     records = [Record(Key(DELETE_SUBJECT, subject), value)]
             self._log.append(records, deadline)
             return numbers

@@ -163,7 +163,8 @@ class _Context:
         #: False after the context was deleted: its ids are not given again.
         self.is_listed = True
         self.last_id = 0
-        self.ids: dict[bytes, int] = {}
+        #: Ids of a schema by its digest, the smallest first: several if clients chose them.
+        self.ids: dict[bytes, tuple[int, ...]] = {}
         #: Versions with an id, by their subjects and numbers.
         self.versions: dict[int, dict[tuple[str, int], Version]] = {}
 
@@ -240,7 +241,8 @@ class State:
         same = context.versions.setdefault(version.id, {})
         same[place] = version
         context.last_id = max(context.last_id, version.id)
-        context.ids[digest] = version.id
+        if version.id not in (ids := context.ids.get(digest, ())):
+            context.ids[digest] = tuple(sorted((*ids, version.id)))
         versions = self._subjects.setdefault(version.subject, {})
         versions[version.version] = version
         if next(reversed(versions)) != max(versions):
@@ -299,7 +301,8 @@ class State:
         """Forget which ids the schemas had of subjects that are no longer there."""
         context = self._contexts.get(split(subject or "")[0])
         if context is not None:
-            context.ids = {digest: id for digest, id in context.ids.items() if id in context.versions}
+            held = {digest: tuple(id for id in ids if id in context.versions) for digest, ids in context.ids.items()}
+            context.ids = {digest: ids for digest, ids in held.items() if ids}
 
     # --- what is asked
 
@@ -331,11 +334,12 @@ class State:
     def id_of(self, context: str, definition: Definition) -> int | None:
         """The id of a schema, if any version has it, a soft-deleted one too."""
         there = self._contexts.get(context)
-        id = None if there is None else there.ids.get(definition.digest())
-        if there is None or id is None:
-            return None
-        holder = next(iter(there.versions.get(id, {}).values()), None)
-        return id if holder is not None and holder.definition.schema == definition.schema else None
+        for id in () if there is None else there.ids.get(definition.digest(), ()):
+            assert there is not None
+            holder = next(iter(there.versions.get(id, {}).values()), None)
+            if holder is not None and holder.definition.schema == definition.schema:
+                return id
+        return None
 
     def ids_of_guid(self, guid: str) -> dict[str, int]:
         """The ids of a schema by context."""
@@ -343,12 +347,12 @@ class State:
             digest = uuid.UUID(guid).bytes
         except ValueError:
             return {}
-        found = {name: context.ids.get(digest) for name, context in sorted(self._contexts.items())}
-        return {
-            name: id
-            for name, id in found.items()
-            if id is not None and any(version.definition.digest() == digest for version in self.of_id(name, id))
-        }
+        found: dict[str, int] = {}
+        for name, context in sorted(self._contexts.items()):
+            for id in context.ids.get(digest, ()):
+                if any(version.definition.digest() == digest for version in self.of_id(name, id)):
+                    found.setdefault(name, id)
+        return found
 
     def next_id(self, context: str) -> int:
         there = self._contexts.get(context)
