@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.registry.formats.avro import AvroSchema
 from spark_klog.schemas.registry.server.api import answer
 from spark_klog.schemas.registry.server.registry import Registry
 from tests.schemas.registry.asking import ask, register
@@ -318,3 +319,23 @@ def test_bodies_that_do_not_do(registry: str, rest: bytes, status: int) -> None:
         with suppress(OSError):  # the answer may come before all is sent
             connection.sendall(b"POST /subjects/x/versions HTTP/1.1\r\nHost: 127.0.0.1\r\n" + rest)
         assert connection.recv(100).split(b" ")[1] == str(status).encode()
+
+
+def test_schemas_are_compared_while_others_register(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(MemoryLog())  # type: ignore[arg-type]
+    assert _ask(registry, "POST", "/subjects/a/versions", _record("A"))[0] == 200
+    unreadable, compared = AvroSchema.unreadable, []
+
+    def slowly(reader: AvroSchema, writer: AvroSchema) -> list[str]:
+        compared.append((reader.canonical(), writer.canonical()))
+        if len(compared) == 1:  # meanwhile
+            more = _record("A", {"name": "x", "type": "string", "default": ""})
+            assert _ask(registry, "POST", "/subjects/a/versions", more)[1]["version"] == 2
+        return unreadable(reader, writer)
+
+    monkeypatch.setattr(AvroSchema, "unreadable", slowly)
+    registry.configure(None, {"compatibilityLevel": "BACKWARD_TRANSITIVE"})
+    slow = _record("A", {"name": "x", "type": "int", "default": 0})
+    status, refused = _ask(registry, "POST", "/subjects/a/versions", slow)
+    assert (status, refused["error_code"]) == (409, 409)  # with the version that came meanwhile
+    assert len(compared) == len(set(compared)) == 3  # none twice

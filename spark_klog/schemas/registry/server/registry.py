@@ -59,6 +59,8 @@ _T = TypeVar("_T")
 
 #: A type, a text, and the names and texts of references.
 _Texts = tuple[str, str, tuple[tuple[str, str], ...]]
+#: Earlier schemas that one is compatible with, by direction and identity, which only holds for one that is there.
+_Compatible = dict[tuple[str, int], ParsedSchema]
 
 
 class Registry:
@@ -242,16 +244,21 @@ class Registry:
         self._check_register_mode(subject, has_id=id >= 0)
         texts = self._texts(subject, definition)
         canonical, parsed = self._canonical(subject, definition, texts, normalize=normalize, is_new=id < 0)
+        compatible = _Compatible()
         if id < 0 and version == 0:
             with self._log.lock:
-                there = _with_schema(self._log.state, subject, canonical, deleted=False)
+                state = self._log.state
+                there = _with_schema(state, subject, canonical, deleted=False)
+                config, versions = state.config_in_scope(subject), state.versions(subject)
             if there is not None:
                 return there
-            self._parse_earlier(subject, canonical)
+            # which may take long, now that nobody waits for it
+            self._check_compatible(subject, config, canonical, parsed, versions, compatible)
         with self._change() as deadline:
             self._check_register_mode(subject, has_id=id >= 0)
             if (now := self._texts(subject, definition)) != texts:
                 canonical, parsed = self._canonical(subject, definition, now, normalize=normalize, is_new=id < 0)
+                compatible.clear()
             with self._log.lock:
                 state = self._log.state
                 versions = state.versions(subject, deleted=True)
@@ -266,9 +273,7 @@ class Registry:
                 return there
             if mode not in IMPORTING:
                 current = [known for known in versions if not known.is_deleted]
-                messages = self._incompatibilities(config, canonical, parsed, current)
-                if messages:
-                    raise errors.incompatible(subject, messages)
+                self._check_compatible(subject, config, canonical, parsed, current, compatible)
             next_version = max((known.version for known in versions), default=0) + 1
             if version and version != next_version and mode not in IMPORTING:
                 raise errors.invalid_schema("Version is not one more than previous version")
@@ -292,14 +297,6 @@ class Registry:
                     "registry writes to this topic, stop one of them"
                 )
             return made
-
-    def _parse_earlier(self, subject: str, canonical: Definition) -> None:
-        """Parse the versions that a schema is to be compared with: not when others wait for that."""
-        with self._log.lock:
-            state = self._log.state
-            checked = _checked(state.config_in_scope(subject), canonical, state.versions(subject))
-        for version in checked:
-            self.stored(version)
 
     def _replaced(self, versions: list[Version], id: int, number: int) -> list[Record]:
         """Tombstones of the deleted versions before `number` that have an id and that no schema refers to."""
@@ -341,24 +338,47 @@ class Registry:
                 versions = [] if version is None else [version]
         texts = self._texts(subject, definition)
         canonical, parsed = self._canonical(subject, definition, texts, normalize=normalize, is_new=True)
-        return self._incompatibilities(config, canonical, parsed, versions)
+        return self._incompatibilities(config, canonical, parsed, versions, _Compatible())
+
+    def _check_compatible(
+        self,
+        subject: str,
+        config: dict[str, Any],
+        definition: Definition,
+        parsed: ParsedSchema,
+        versions: list[Version],
+        compatible: _Compatible,
+    ) -> None:
+        """Raise a refusal unless it is compatible with the versions that its level asks for, which `compatible` gets."""
+        messages = self._incompatibilities(config, definition, parsed, versions, compatible)
+        if messages:
+            raise errors.incompatible(subject, messages)
 
     def _incompatibilities(
-        self, config: dict[str, Any], definition: Definition, parsed: ParsedSchema, versions: list[Version]
+        self,
+        config: dict[str, Any],
+        definition: Definition,
+        parsed: ParsedSchema,
+        versions: list[Version],
+        compatible: _Compatible,
     ) -> list[str]:
-        """Why a schema is not compatible with earlier ones, the oldest first."""
+        """Why a schema is not compatible with earlier ones, the oldest first; not compared with those in `compatible`."""
         level = str(config["compatibilityLevel"])
         direction = level.removesuffix("_TRANSITIVE")
         for version in reversed(_checked(config, definition, versions)):
-            messages = self._differences(direction, parsed, version)
+            messages = self._differences(direction, parsed, version, compatible)
             if messages:
                 return [*messages, f"{{validateFields: 'false', compatibility: '{level}'}}"]
         return []
 
-    def _differences(self, direction: str, parsed: ParsedSchema, version: Version) -> list[str]:
+    def _differences(
+        self, direction: str, parsed: ParsedSchema, version: Version, compatible: _Compatible
+    ) -> list[str]:
         if parsed.schema_type != version.definition.schema_type:
             return ["Incompatible because of different schema type"]
         earlier = self.stored(version)
+        if (direction, id(earlier)) in compatible:
+            return []
         messages = []
         try:
             if direction in ("FORWARD", "FULL"):
@@ -371,6 +391,8 @@ class Registry:
             text = version.definition.schema
             shown = f"'{text}'" if len(text) <= _MAX_SCHEMA_SHOWN else f"<truncated> '{text[:_MAX_SCHEMA_SHOWN]}...'"
             messages += [f"{{oldSchemaVersion: {version.version}}}", f"{{oldSchema: {shown}}}"]
+        else:
+            compatible[direction, id(earlier)] = earlier
         return messages
 
     # --- deletes
