@@ -349,7 +349,7 @@ class Registry:
         versions: list[Version],
         compatible: _Compatible,
     ) -> None:
-        """Raise a refusal unless it is compatible with the versions that its level asks for, which `compatible` gets."""
+        """Refuse a schema that is not compatible with the versions that its level asks for; `compatible` gets them."""
         messages = self._incompatibilities(config, definition, parsed, versions, compatible)
         if messages:
             raise errors.incompatible(subject, messages)
@@ -362,7 +362,7 @@ class Registry:
         versions: list[Version],
         compatible: _Compatible,
     ) -> list[str]:
-        """Why a schema is not compatible with earlier ones, the oldest first; not compared with those in `compatible`."""
+        """Why a schema is not compatible with earlier ones, the oldest first, but for those in `compatible`."""
         level = str(config["compatibilityLevel"])
         direction = level.removesuffix("_TRANSITIVE")
         for version in reversed(_checked(config, definition, versions)):
