@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _WATCH_SECONDS = 0.5
 #: Seconds that a broker's end waits for that of its schema registry.
 _REGISTRY_SECONDS = 10.0
+#: Seconds if it has not started yet: most starts take less.
+_REGISTRY_START_SECONDS = 2.0
 #: Subcommands with modules of their own.
 _MODULES = (
     {
@@ -352,10 +354,10 @@ class _OwnRegistry:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """Stop it; one that has not started yet ends with the process. May be called twice."""
+        """Stop it; a start that hangs ends with the process. May be called twice."""
         self._ended.set()
-        if self._thread is not None and self._started.is_set():
-            self._thread.join(_REGISTRY_SECONDS)
+        if self._thread is not None:
+            self._thread.join(_REGISTRY_SECONDS if self._started.is_set() else _REGISTRY_START_SECONDS)
 
 
 def _log_as(ctx: click.Context, log_format: str) -> None:
