@@ -7,6 +7,9 @@ are tried are valid for the new one.
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from itertools import pairwise
@@ -17,6 +20,7 @@ from jsonschema import Draft7Validator
 
 from spark_klog.schemas.registry.formats.contract import InvalidSchema
 from spark_klog.schemas.registry.formats.json_differences import differences
+from spark_klog.schemas.registry.formats.json_patterns import _SEARCH
 from spark_klog.schemas.registry.formats.json_schema import JsonSchema
 
 _INT, _STRING = {"type": "integer"}, {"type": "string"}
@@ -178,6 +182,12 @@ def test_a_pattern_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         gaps.append(time.monotonic())
     assert max(later - earlier for earlier, later in pairwise(gaps)) < 1.5
     assert gaps[-1] - gaps[0] < 20
+
+
+def test_a_search_ends_without_the_process_that_began_it() -> None:
+    command = [sys.executable, "-I", "-S", "-c", _SEARCH]
+    given = json.dumps(["a*" * 12 + "b$", "a" * 400]).encode()
+    assert subprocess.run(command, input=given, timeout=30, check=False).returncode == -signal.SIGALRM
 
 
 def _nested(depth: int, leaf: Any) -> JsonSchema:

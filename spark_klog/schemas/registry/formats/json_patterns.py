@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import time
+from math import ceil
 from typing import Final
 
 from spark_klog.schemas.registry.formats.contract import TooComplex
@@ -22,9 +23,13 @@ _REPEATED_GROUP: Final = re.compile(r"\)[*+{?]")
 _SHORT: Final = 256
 #: Characters of longer ones, for which no one searches.
 _LONG: Final = 16 * 1024
-#: A program that ends with 0 if the pattern is found in the text, both of which it reads.
-_SEARCH: Final = "import json, re, sys; sys.exit(not re.search(*json.load(sys.stdin)))"
 _SEARCH_SECONDS: Final = 2.0
+#: A program that ends with 0 if the pattern is found in the text, both of which it reads. An alarm ends it if nobody
+#: else does, since the process that began it has ended.
+_SEARCH: Final = (
+    f"import json, re, signal, sys; signal.alarm({ceil(_SEARCH_SECONDS) + 1}); "
+    "sys.exit(not re.search(*json.load(sys.stdin)))"
+)
 #: Seconds that all searches of a comparison may take in processes.
 _ALL_SECONDS: Final = 10.0
 _MOST_SEARCHES: Final = 100_000
