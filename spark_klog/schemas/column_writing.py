@@ -121,8 +121,8 @@ class WriteFormat:
     def _registered(self, registry: RegistryClient, subject: str, schema: Schema) -> int:
         try:
             if self.registers:
-                return registry.register(subject, schema, is_new=True)
-            return registry.lookup(subject, schema, is_new=True)
+                return registry.register(subject, schema)
+            return registry.lookup(subject, schema)
         except RegistryError as error:
             why = str(error).removeprefix(f"subject {subject}: ")
             what = f"column {self.source.column} can't be written under subject {subject}: {why}"

@@ -12,6 +12,7 @@ from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.codec import Decoder, S
 from spark_klog.schemas.prefix import SchemaKey, schema_keys
+from spark_klog.schemas.registry.client import UnknownSchema
 from spark_klog.schemas.rows import BadRow, Decoded, cut
 
 
@@ -19,7 +20,8 @@ class RecordDecoder(Generic[S]):
     """Decodes a column of records to the Arrow type of one reader's schema, `type`.
 
     `writer_of` returns the schema of an id or GUID, once for each; a `SchemaError` of it makes the rows of that schema
-    bad, for good. Any other error (a registry that is down) is raised, and the schema is asked for again the next time.
+    bad, for good, but `UnknownSchema` only now. Any other error (a registry that is down) is raised, and the schema is
+    asked for again the next time.
     `column` is what is decoded: its name chooses the header that has the id. `has_indexes` if message indexes follow
     an id, as in Protobuf. `advice_of` returns what else to say of bad rows of a schema, or raises an error instead.
     """
@@ -69,6 +71,8 @@ class RecordDecoder(Generic[S]):
         if key not in self._programs:
             try:
                 self._programs[key] = self._decoder.program(self._writer_of(key), key.rest)
+            except UnknownSchema as error:
+                return str(error)
             except SchemaError as error:
                 self._programs[key] = cut(str(error))
         return self._programs[key]

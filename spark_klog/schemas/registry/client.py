@@ -65,6 +65,10 @@ _ABOUT_CERTIFICATES = words("ALERT_CERTIFICATE ALERT_BAD_CERTIFICATE ALERT_UNKNO
 _NO_TLS = words("WRONG_VERSION_NUMBER RECORD_LAYER_FAILURE")
 
 
+class UnknownSchema(SchemaError):
+    """An id that the registry does not have, or not yet: it is asked again after 10 s."""
+
+
 class RegistryClient:
     """A registry, at one of the URLs of `config`: another one after an error. Threads may share it.
 
@@ -104,10 +108,8 @@ class RegistryClient:
         self._references: Cache[tuple[str, int | UUID], References] = Cache(config.capacity)
         self._absent: Cache[tuple[str, int | UUID], bool] = Cache(config.capacity, _ABSENT_SECONDS)
         self._latest: Cache[str, Version] = Cache(config.capacity, config.latest_seconds)
-        #: Ids of registered schemas, by the request's path; which of them are fresh, and which are known while the
-        #: registry is away.
+        #: Ids of registered schemas, by the request's path; those that are not asked for while the registry is away.
         self._ids: Cache[tuple[str, Schema], int] = Cache(config.capacity)
-        self._registered: Cache[tuple[str, Schema], bool] = Cache(config.capacity, config.latest_seconds)
         self._unconfirmed: Cache[tuple[str, Schema], bool] = Cache(config.capacity, config.latest_seconds)
         #: 0 of a schema that is no version.
         self._numbers: Cache[tuple[str, Schema], int] = Cache(config.capacity, config.latest_seconds)
@@ -164,7 +166,7 @@ class RegistryClient:
             else:
                 self._learn(place, schema)
                 return schema
-        raise SchemaError(f"the schema registry {self._url} does not have it")
+        raise UnknownSchema(f"the schema registry {self._url} does not have it")
 
     def latest(self, subject: str, *, is_new: bool = False) -> Version:
         """The latest version of a subject, which may be `latest_seconds` old unless `is_new`."""
@@ -216,19 +218,17 @@ class RegistryClient:
                 self._references.keep(place, kept)
         return kept
 
-    def register(self, subject: str, schema: Schema, *, normalize: bool = False, is_new: bool = False) -> int:
+    def register(self, subject: str, schema: Schema, *, normalize: bool = False) -> int:
         """Make a schema a version of a subject, if it is none yet: its id. The registry checks the compatibility.
 
-        What was registered less than `latest_seconds` ago is not asked for again, unless `is_new`. While the registry
-        is away, the id of what was registered before is still given.
+        Asks each time, as the subject may have been deleted. While the registry is away, what it said before counts.
         """
-        path = f"{_path(subject)}?normalize={json.dumps(normalize)}"
-        return self._id_of("POST", path, subject, schema, is_new=is_new)
+        return self._id_of(f"{_path(subject)}?normalize={json.dumps(normalize)}", subject, schema)
 
-    def lookup(self, subject: str, schema: Schema, *, normalize: bool = False, is_new: bool = False) -> int:
-        """The id of a schema that is a version of a subject; `RegistryError` if it is none. Kept as of `register`."""
+    def lookup(self, subject: str, schema: Schema, *, normalize: bool = False) -> int:
+        """The id of a schema that is a version of a subject; `RegistryError` if it is none. Asks as `register` does."""
         path = f"/subjects/{quote(subject, safe='')}?normalize={json.dumps(normalize)}"
-        return self._id_of("POST", path, subject, schema, is_new=is_new)
+        return self._id_of(path, subject, schema)
 
     def version_of(self, subject: str, schema: Schema, *, normalize: bool = False, is_new: bool = False) -> int | None:
         """The number of a schema's version of a subject, None if it is none; `latest_seconds` old unless `is_new`."""
@@ -311,14 +311,14 @@ class RegistryClient:
             self._learn(_place(version.guid, subject), version.schema)
         return version
 
-    def _id_of(self, method: str, path: str, subject: str, schema: Schema, *, is_new: bool) -> int:
+    def _id_of(self, path: str, subject: str, schema: Schema) -> int:
         key = path, schema
         known = self._ids.get(key)
-        if known is not None and (self._unconfirmed.get(key) or (not is_new and self._registered.get(key) is not None)):
+        if known is not None and self._unconfirmed.get(key):
             return known
         what = f"subject {subject}"
         try:
-            answer = self._request(method, path, what, schema.request())
+            answer = self._request("POST", path, what, schema.request())
         except ConnectionFailed as error:
             if known is None:
                 raise
@@ -327,7 +327,6 @@ class RegistryClient:
             return known
         number = _parsed(lambda answer: int(answer["id"]), answer, what)
         self._ids.keep(key, number)
-        self._registered.keep(key, True)
         return number
 
     def _learn(self, place: tuple[str, int | UUID], schema: Schema) -> None:

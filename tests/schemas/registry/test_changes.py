@@ -5,7 +5,9 @@ Schemas come and go by plain HTTP requests; records are confluent-kafka's.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,14 +20,18 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql.types import StructType
 
 from spark_klog.embedded import EmbeddedCluster
-from spark_klog.errors import ConfigError, SchemaChanged
+from spark_klog.errors import ConfigError, ConnectionFailed, SchemaChanged
 from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas import column_format
 from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
 from spark_klog.schemas.registry.client import RegistryClient
 from spark_klog.schemas.registry.settings import registry_config
 from spark_klog.security.config import Settings
+from spark_klog.spark.options import sink_options
+from spark_klog.spark.read import row_columns
 from spark_klog.spark.read.row_columns import readers_of, with_rows
+from spark_klog.spark.write.sink import BatchQueryWriter
 
 from .asking import ask, register
 
@@ -258,3 +264,56 @@ def test_the_schema_of_the_analysis(registry: str) -> None:
     number = register(registry, ":.elsewhere:analysed-value", _record("C", "a"))
     (reader,), _ = readers_of([_format(elsewhere, "analysed-value")], analysed)
     assert (reader.id, reader.version) == (number, 2)
+
+
+def test_an_id_that_is_there_later(registry: str) -> None:
+    """A decoder of a consumer lives long: it asks again, though not for each batch."""
+    first = register(registry, "later-value", _record("Later", "a"))
+    source = _format(registry, "later-value")
+    decoder = source.reader().decoder()
+    values = pa.array([_row(first + 1, 5, 6)])
+    ((_, reason),) = decoder.decode(values, None).bad
+    assert "does not have it" in reason
+    assert register(registry, "later-value", _record("Later", "a", b=0)) == first + 1
+    assert len(decoder.decode(values, None).bad) == 1
+    assert source.registry is not None
+    source.registry.registry()._absent.clear()  # 10 s later
+    assert decoder.decode(values, None).values.to_pylist() == [{"a": 5}]
+
+
+def test_a_stream_writes_on_while_the_registry_is_away(
+    cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It asks for each micro-batch; the id that it had is right as long as nobody can delete it."""
+    kind = pa.struct([("a", pa.int64())])
+    with _serving(cluster, 0, "away") as url:
+        settings = Settings({"url": url, "retries.deadline.ms": "200"})
+        write = WriteFormat(ColumnFormat("value", "avro", RegistrySettings(settings), subject="away-value"))
+        number = write.writer(kind).id
+    began = time.monotonic()
+    assert [write.writer(kind).id for _ in range(20)] == [number] * 20
+    assert time.monotonic() - began < 3
+    assert [f"schema id {number}, which it gave before, is written on" in text for text in caplog.messages][-1:] == [
+        True
+    ]
+    other = WriteFormat(dataclasses.replace(write.source, subject="away-other"))
+    with pytest.raises(ConnectionFailed):
+        other.writer(kind)
+
+
+def test_planning_waits_for_a_shorter_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (row_columns, column_format):
+        monkeypatch.setattr(module, "PLANNING_MS", 200)
+    source, fields = _format("http://127.0.0.1:1", "s"), StructType().add("value", "binary")
+    with pytest.raises(ConnectionFailed, match=r"in 0\.2 s"):
+        with_rows(fields, [source])
+    with pytest.raises(ConnectionFailed, match=r"in 0\.2 s"):
+        readers_of([source], fields)
+    options = {
+        "kafka.bootstrap.servers": "a:1",
+        "topic": "t",
+        "valueFormat": "avro",
+        "schemaRegistryUrl": "http://127.0.0.1:1",
+    }
+    with pytest.raises(ConnectionFailed, match=r"in 0\.2 s"):
+        BatchQueryWriter(sink_options(options), StructType().add("value", StructType().add("a", "long")))
