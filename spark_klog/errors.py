@@ -207,7 +207,8 @@ class SchemaTimedOut(KlogError, TimeoutError):
 
 
 class SchemaChanged(ErrorWithFields):
-    """A stream met a record of a newer `version` of a `subject` than `read`, the one that it reads by."""
+    """A query met a record of a newer `version` of a `subject` than `read`, the one that it reads by, and ended so that
+    the next start reads it."""
 
     def __init__(self, subject: str, version: int, read: int, remedy: str) -> None:
         self.subject, self.version, self.read, self.remedy = subject, version, read, remedy

@@ -282,6 +282,39 @@ def test_a_stream_that_ends_with_its_schema(
         assert "note" not in rows[0].asDict()
 
 
+def test_a_newer_version_without_a_field_is_not_lost(
+    spark: SparkSession, servers: str, registry: SrFake, tmp_path: Path
+) -> None:
+    """With the defaults of Spark and registries, and bad records left out: the next start reads what this one can't."""
+    topic = "shrinking"
+    create_topic(servers, topic)
+    writer = _Writer(registry, topic)
+    produce(servers, topic, map(Sent, [*writer.values(_V1, [_order(0)]), b"no record"]))
+    table = tmp_path / "table"
+
+    def start() -> StreamingQuery:
+        reader = spark.readStream.format("klog").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+        reader = reader.option("startingOffsets", "earliest").option("badRecords", "skip")
+        rows = reader.option("valueFormat", "avro").option("schemaRegistryUrl", registry.url).load().select("value.*")
+        rows = rows.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return rows.start(str(table))
+
+    query = start()
+    query.processAllAvailable()
+    shrunk = {**_V1, "fields": [field for field in _V1["fields"] if field["name"] != "price"]}
+    row = _order(1)
+    del row["price"]
+    produce(servers, topic, map(Sent, writer.values(shrunk, [row])))
+    with pytest.raises(StreamingQueryException, match=r"has records of version 2 now.* from a new load\(\)"):
+        query.awaitTermination(60)
+    query = start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert sorted(row.id for row in spark.read.option("mergeSchema", "true").parquet(str(table)).collect()) == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -32,6 +32,12 @@ def test_urls_and_users() -> None:
     assert registry_config({**_URL, "basic.auth.username": "u", "basic.auth.password": "p:q"}) == config
 
 
+@pytest.mark.parametrize("path", ["/subjects", "/base/schemas/"])
+def test_a_url_of_a_part_of_the_api(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"^schemaRegistryUrl is the registry's address, without /s"):
+        registry_config({"url": f"http://a:8081{path}"}, "schemaRegistry.")
+
+
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("INFO", "user:very-secret")
     (tmp_path / "token").write_text("very-secret\n")
