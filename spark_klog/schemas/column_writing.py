@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -60,7 +62,15 @@ class WriteFormat:
             assert text is not None  # only a registry has ids and subjects
             return _checked(WriterSchema(source, text), kind)
         registry = source.registry.registry(longest_ms)
-        # Spark's processes live longer than a write, and subjects may be deleted between two of them: all is new
+        key = sha256(pickle.dumps((self, text))).digest()  # what is in it may be secret
+        return _checked(registry.or_before(key, lambda: self._looked_up(registry, text)), kind)
+
+    def _looked_up(self, registry: RegistryClient, text: str | None) -> WriterSchema:
+        """The schema as the registry has it now.
+
+        Spark's processes live longer than a write, and subjects may be deleted between two of them.
+        """
+        source = self.source
         if source.schema_id is not None:
             subject, number = source.subject or "", source.schema_id
             try:
@@ -78,7 +88,7 @@ class WriteFormat:
         if schema.format != source.format:
             raise SchemaError(f"it is to be {source.format}, but schema id {number} is {schema.format}")
         references = registry.references(schema, number, subject, is_new=True)
-        return _checked(WriterSchema(source, schema.text, references, number), kind)
+        return WriterSchema(source, schema.text, references, number)
 
     @property
     def _names_latest(self) -> bool:

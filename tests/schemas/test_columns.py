@@ -214,5 +214,5 @@ def test_a_row_that_does_not_fit() -> None:
 
 def test_a_registry_that_is_away_is_told_with_the_partition() -> None:
     decoder = _decoder("value")
-    with pytest.raises(ConnectionFailed, match=r"^t-0: the schema registry http://127\.0\.0\.1:1 gives no answer"):
+    with pytest.raises(ConnectionFailed, match=r"^t-0: the schema registry http://127\.0\.0\.1:1 "):
         list(chain(decoder.decode(_batch(0, [(None, _value(1, 8))], [_TIME]), 0, 1), decoder.finish()))

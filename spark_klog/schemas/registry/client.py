@@ -108,9 +108,9 @@ class RegistryClient:
         self._references: Cache[tuple[str, int | UUID], References] = Cache(config.capacity)
         self._absent: Cache[tuple[str, int | UUID], bool] = Cache(config.capacity, _ABSENT_SECONDS)
         self._latest: Cache[str, Version] = Cache(config.capacity, config.latest_seconds)
-        #: Ids of registered schemas, by the request's path; those that are not asked for while the registry is away.
-        self._ids: Cache[tuple[str, Schema], int] = Cache(config.capacity)
-        self._unconfirmed: Cache[tuple[str, Schema], bool] = Cache(config.capacity, config.latest_seconds)
+        #: What it said, and what is not asked for while it is away; see `or_before`.
+        self._before: Cache[bytes, Any] = Cache(config.capacity)
+        self._unconfirmed: Cache[bytes, bool] = Cache(config.capacity, config.latest_seconds)
         #: 0 of a schema that is no version.
         self._numbers: Cache[tuple[str, Schema], int] = Cache(config.capacity, config.latest_seconds)
         self._begun: Cache[str, bool] = Cache(_MOST_QUERIES)
@@ -186,6 +186,24 @@ class RegistryClient:
         what = f"subject {subject}"
         return _parsed(lambda answer: [int(one) for one in answer], self._request("GET", _path(subject), what), what)
 
+    def or_before(self, key: bytes, ask: Callable[[], _V]) -> _V:
+        """What `ask` returns, which asks the registry. While it is away, what was returned for `key` before, with a
+        warning; then without asking for `latest_seconds`.
+        """
+        before: _V | None = self._before.get(key)
+        if before is not None and self._unconfirmed.get(key):
+            return before
+        try:
+            said = ask()
+        except ConnectionFailed as error:
+            if before is None:
+                raise
+            _log.warning("%s; what it said before counts", error)
+            self._unconfirmed.keep(key, True)
+            return before
+        self._before.keep(key, said)
+        return said
+
     def subjects(self, prefix: str = "", *, deleted: bool = False) -> list[str]:
         """The subjects that begin with `prefix`; with `deleted` also those that can be read by their versions only."""
         path = f"/subjects?deleted={json.dumps(deleted)}"
@@ -221,12 +239,12 @@ class RegistryClient:
     def register(self, subject: str, schema: Schema, *, normalize: bool = False) -> int:
         """Make a schema a version of a subject, if it is none yet: its id. The registry checks the compatibility.
 
-        Asks each time, as the subject may have been deleted. While the registry is away, what it said before counts.
+        Asks each time, as the subject may have been deleted.
         """
         return self._id_of(f"{_path(subject)}?normalize={json.dumps(normalize)}", subject, schema)
 
     def lookup(self, subject: str, schema: Schema, *, normalize: bool = False) -> int:
-        """The id of a schema that is a version of a subject; `RegistryError` if it is none. Asks as `register` does."""
+        """The id of a schema that is a version of a subject; `RegistryError` if it is none. Asks each time."""
         path = f"/subjects/{quote(subject, safe='')}?normalize={json.dumps(normalize)}"
         return self._id_of(path, subject, schema)
 
@@ -291,7 +309,7 @@ class RegistryClient:
         if version is not None:
             path = f"{_path(subject)}/{quote(version, safe='')}"
         answer = self._request("DELETE", f"{path}?permanent={json.dumps(permanent)}", what)
-        for cache in (self._latest, self._registered, self._ids, self._numbers, self._references):
+        for cache in (self._latest, self._before, self._numbers, self._references):
             cache.clear()  # the subject's schemas may get other numbers
         return _parsed(
             lambda found: [int(one) for one in (found if isinstance(found, list) else [found])], answer, what
@@ -312,22 +330,8 @@ class RegistryClient:
         return version
 
     def _id_of(self, path: str, subject: str, schema: Schema) -> int:
-        key = path, schema
-        known = self._ids.get(key)
-        if known is not None and self._unconfirmed.get(key):
-            return known
         what = f"subject {subject}"
-        try:
-            answer = self._request("POST", path, what, schema.request())
-        except ConnectionFailed as error:
-            if known is None:
-                raise
-            _log.warning("%s; schema id %d, which it gave before, is written on", error, known)
-            self._unconfirmed.keep(key, True)
-            return known
-        number = _parsed(lambda answer: int(answer["id"]), answer, what)
-        self._ids.keep(key, number)
-        return number
+        return _parsed(lambda answer: int(answer["id"]), self._request("POST", path, what, schema.request()), what)
 
     def _learn(self, place: tuple[str, int | UUID], schema: Schema) -> None:
         """Keep the schema of an id. One that has another schema now shows that the registry was made anew."""

@@ -281,22 +281,24 @@ def test_an_id_that_is_there_later(registry: str) -> None:
     assert decoder.decode(values, None).values.to_pylist() == [{"a": 5}]
 
 
+@pytest.mark.parametrize("by", ["type", "latest", "id"])
 def test_a_stream_writes_on_while_the_registry_is_away(
-    cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture
+    by: str, cluster: EmbeddedCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It asks for each micro-batch; the id that it had is right as long as nobody can delete it."""
     kind = pa.struct([("a", pa.int64())])
-    with _serving(cluster, 0, "away") as url:
+    with _serving(cluster, 0, f"away-{by}") as url:
         settings = Settings({"url": url, "retries.deadline.ms": "200"})
-        write = WriteFormat(ColumnFormat("value", "avro", RegistrySettings(settings), subject="away-value"))
-        number = write.writer(kind).id
+        source = ColumnFormat("value", "avro", RegistrySettings(settings), subject="away-value")
+        number = register(url, "away-value", source.codec.schema_of(kind))
+        given = dataclasses.replace(source, schema_id=number if by == "id" else None)
+        write = WriteFormat(given, uses_latest=by == "latest")
+        assert write.writer(kind).id == number
     began = time.monotonic()
     assert [write.writer(kind).id for _ in range(20)] == [number] * 20
     assert time.monotonic() - began < 3
-    assert [f"schema id {number}, which it gave before, is written on" in text for text in caplog.messages][-1:] == [
-        True
-    ]
-    other = WriteFormat(dataclasses.replace(write.source, subject="away-other"))
+    assert caplog.messages[-1].endswith("what it said before counts")
+    other = WriteFormat(dataclasses.replace(given, subject="away-other"))
     with pytest.raises(ConnectionFailed):
         other.writer(kind)
 
