@@ -341,7 +341,8 @@ class RegistryClient:
         self._schemas.keep(place, schema)
 
     def _forget(self) -> None:
-        for cache in (self._schemas, self._references, self._absent):
+        caches: tuple[Cache[Any, Any], ...] = (self._schemas, self._references, self._absent, self._numbers)
+        for cache in caches:
             cache.clear()
 
     def _texts(self, schema: Schema, context: str, texts: dict[str, str], above: tuple[Schema, ...]) -> dict[str, str]:
