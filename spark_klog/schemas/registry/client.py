@@ -81,7 +81,8 @@ class RegistryClient:
         require("a schema registry", "httpx")
         self.config = config
         # without an https URL there is nothing to verify, and no need of the system's certificates
-        self._context = client_context(config.tls) if config.tls is not None else False
+        has_tls = not all(url.startswith("http://") for url in config.urls)
+        self._context = client_context(config.tls) if config.tls is not None else has_tls
         self._begin()
         _clients.add(self)
 
