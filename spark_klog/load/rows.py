@@ -56,7 +56,7 @@ class RowSchema:
         """What decodes the column, with the registry of a call's format."""
         from spark_klog.schemas.column_format import ReaderSchema
 
-        own = replace(source, text=None, schema_id=self.id, subject=self.subject)
+        own = replace(source, text=None, schema_id=self.id, subject=self.subject or source.subject)
         return ReaderSchema(own, self.text, dict(self.references), self.id, self.version)
 
 
