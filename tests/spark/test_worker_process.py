@@ -113,9 +113,10 @@ def test_a_file_closed_meanwhile_is_no_error(stack: ExitStack, monkeypatch: pyte
 
 def test_other_processes_are_left_alone(stack: ExitStack) -> None:
     client, _ = connection(stack)
-    before = gc.get_freeze_count(), list(gc.callbacks)
+    frozen, callbacks = gc.get_freeze_count(), list(gc.callbacks)
     prepare_worker()
-    assert (gc.get_freeze_count(), list(gc.callbacks)) == before
+    assert gc.get_freeze_count() <= frozen  # other threads may drop what is frozen
+    assert gc.callbacks == callbacks
     assert not no_delay(client)
 
 
