@@ -33,7 +33,18 @@ class FetchedValues:
         """
         headers = None if self._headers is None else self._headers.slice(first, count)
         decoded, bad = self._decode(self._source.slice(first, count), headers)
-        return to_values(decoded), bad
+        try:
+            return to_values(decoded), bad
+        except (OverflowError, ValueError):
+            values: list[Any] = []
+            bad = list(bad)
+            for row in range(count):
+                try:
+                    values += to_values(decoded.slice(row, 1))
+                except (OverflowError, ValueError) as error:
+                    values.append(None)
+                    bad.append(BadRow(row, f"a time that Python's types do not have ({error}): poll_arrow returns it"))
+            return values, bad
 
 
 def to_values(rows: pa.Array) -> list[Any]:

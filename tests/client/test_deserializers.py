@@ -42,6 +42,7 @@ from spark_klog.errors import (
     SchemaError,
 )
 from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.wire.primitives import append_varlong
 from tests.support.topics import make_topic
 
 _V1 = {
@@ -344,6 +345,36 @@ def _polled(reader: Consumer, as_arrow: bool) -> tuple[list[tuple[int, int, Any]
                 return list(zip(*(batch.column(name).to_pylist() for name in names), strict=True)), None
         except RecordDeserializationError as error:
             return [], error
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        ({"type": "long", "logicalType": "timestamp-micros"}, 253_402_300_800 * 10**6),
+        ({"type": "int", "logicalType": "date"}, 2_932_897),
+    ],
+)
+def test_a_time_after_the_year_9999(cluster: EmbeddedCluster, topic: str, kind: Any, bad: int) -> None:
+    written = bytearray()
+    append_varlong(written, bad)
+    write(cluster, topic, b"\0", bytes(written), b"\2")
+    settings = {"value_deserializer": "avro", "value_schema": json.dumps(kind)}
+    with consumer(cluster, topic, **settings) as reader:
+        while not (first := reader.poll(10)):
+            pass
+        assert [record.offset for record in first] == [0]
+        with pytest.raises(RecordDeserializationError, match="poll_arrow returns it") as caught:
+            reader.poll(10)
+        assert (caught.value.offset, caught.value.value) == (1, bytes(written))
+        assert reader.position(topic, 0) == 1
+        reader.seek(topic, 0, 2)
+        while not (rest := reader.poll(10)):
+            pass
+        assert [record.offset for record in rest] == [2]
+    with consumer(cluster, topic, **settings) as reader:
+        while (batch := reader.poll_arrow(10)) is None:
+            pass
+        assert (batch.num_rows, batch.column("value").null_count) == (3, 0)
 
 
 def test_an_automatic_commit_ends_before_the_bad_record(cluster: EmbeddedCluster, topic: str) -> None:
