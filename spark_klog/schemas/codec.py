@@ -79,10 +79,10 @@ class Codec(Protocol[S]):
         ...
 
 
-def value_writer_of(name: Format, schema: Any, prefix: bytes) -> Callable[[Any], bytes | None] | None:
-    """A faster way than `Codec.encoder` for single Python values, if the format has one for the schema.
+def value_writer_of(name: Format, schema: Any, prefix: bytes) -> Callable[[Any], bytes] | None:
+    """What writes single Python values, `EncodeError` for one that does not fit, if the format has its own.
 
-    It returns None for a value that may be one for the encoder only.
+    The others' values go through a column of one row: `values.ValueColumn`.
     """
     if name == "avro":
         from spark_klog.schemas.avro.value_writer import value_writer

@@ -173,8 +173,8 @@ class ColumnEncoder:
         self._prefix = b"" if writer.id is None else id_prefix(writer.id)
         self._encoder: Encoder | None = None
 
-    def value_writer(self) -> Callable[[Any], bytes | None] | None:
-        """A faster way for single values, see `codec.value_writer_of`."""
+    def value_writer(self) -> Callable[[Any], bytes] | None:
+        """See `codec.value_writer_of`."""
         return value_writer_of(self._format, self._schema, self._prefix)
 
     def encode(self, values: pa.Array, first: int = 0) -> pa.Array:

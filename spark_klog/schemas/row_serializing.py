@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -28,29 +29,20 @@ class RowSerializer:
     def __init__(self, write_format: WriteFormat) -> None:
         self._format = write_format
         self._lock = threading.RLock()
-        self._values: tuple[ValueColumn, ColumnEncoder, Callable[[Any], bytes | None] | None] | None = None
+        self._write: Callable[[Any], bytes] | None = None
         self._encoders: dict[pa.DataType, ColumnEncoder] = {}
 
     def serialize(self, value: Any) -> bytes:
-        """The record of a Python value, see `ValueColumn`.
+        """The record of a Python value, see `values.ValueColumn`, and avro/value_writer.py.
 
         `EncodeError` names the field that does not fit, `SchemaError` that there is no schema; errors of the registry.
         """
         with self._lock:
-            if self._values is None:
+            if self._write is None:
                 kind = self._type()
                 encoder = self._encoder(kind)
-                self._values = ValueColumn(kind), encoder, encoder.value_writer()
-            values, encoder, write = self._values
-            written = None if write is None else write(value)
-            if written is not None:
-                return written
-            row = values.of(value)
-            try:
-                data: bytes = encoder.encode(row)[0].as_py()
-            except (EncodeError, SchemaError) as error:  # a field is left out that has no default
-                raise EncodeError(str(error).removeprefix(f"column {encoder.column}, row 0: ")) from None
-            return data
+                self._write = encoder.value_writer() or partial(_written, ValueColumn(kind), encoder)
+            return self._write(value)
 
     def encode(self, column: pa.Array, first: int = 0) -> pa.Array:
         """The records of a column of rows; errors as of `serialize`, a row's number is counted from `first`."""
@@ -76,6 +68,15 @@ class RowSerializer:
                 self._encoders.clear()
             encoder = self._encoders[kind] = self._format.writer(kind).encoder()
         return encoder
+
+
+def _written(values: ValueColumn, encoder: ColumnEncoder, value: Any) -> bytes:
+    row = values.of(value)
+    try:
+        data: bytes = encoder.encode(row)[0].as_py()
+    except (EncodeError, SchemaError) as error:  # a field is left out that has no default
+        raise EncodeError(str(error).removeprefix(f"column {encoder.column}, row 0: ")) from None
+    return data
 
 
 def serialized_column(

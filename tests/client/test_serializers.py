@@ -158,7 +158,7 @@ def _types() -> dict[str, pa.DataType]:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (order(1, id="x"), "field id: Could not convert 'x'"),
+        (order(1, id="x"), "field id: it must be an int, not str 'x'"),
         (order(1, id=1 << 63), "field id: "),
         (order(1, id=None), "field id.* is null"),
         ({"id": 1}, "field price: is missing, and the schema has no default"),

@@ -1,18 +1,35 @@
 """A single Python value → an Avro record, without Arrow, whose columns of one row cost ten times as much.
 
-It writes what the encoder of columns writes of a value, byte for byte, but only of values of exactly the types that
-`poll` returns: for anything else it says so, and the caller takes the encoder, which converts, or knows the error.
+| schema | value, beside None where the schema has null |
+| --- | --- |
+| boolean; string, enum; bytes, fixed, duration | bool; str; bytes, bytearray, memoryview |
+| int, long, time-millis, time-micros | int |
+| float, double | float; an int that the type has exactly |
+| decimal | Decimal or int, whose digits the schema has |
+| date | date, or days since 1970 as an int |
+| timestamp-millis, -micros, -nanos | datetime with a time zone, or an int in that unit since 1970 |
+| local-timestamp-millis, -micros, -nanos | datetime without one, or an int |
+| uuid | str or UUID |
+| record, map; array | dict (any mapping); list (any collection) |
+| union of null and one type, of int and long, of float and double | as of the type |
+| any other union | a dict of the one member that is not null: member0, member1, ..., one for each branch but null |
+
+Numbers may be NumPy's. Nothing is rounded but floats to 32 bits, and times to their unit. A field that a record leaves
+out, wherever the record is, has its default, or is null.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any, Final
+from numbers import Integral, Real
+from typing import Any, Final, NoReturn
+from uuid import UUID
 
-from spark_klog.errors import SchemaError
+from spark_klog.errors import EncodeError, SchemaError
+from spark_klog.schemas.avro.opcodes import TEXTS, Reason
 from spark_klog.schemas.avro.resolution import encoded_default
 from spark_klog.schemas.avro.schema import NO_DEFAULT, AvroField, AvroSchema
 from spark_klog.wire.primitives import append_varlong
@@ -21,39 +38,56 @@ _Write = Callable[[bytearray, Any], None]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 _MICROSECOND: Final = timedelta(microseconds=1)
+_INT64: Final = 1 << 63
 
 
-class _Unusual(Exception):
-    """A value that the encoder of columns may take, or not."""
+class _Misfit(Exception):
+    """A value that is not of its schema, and where it is."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.path = ""
+
+    def below(self, part: str) -> _Misfit:
+        """The error, from within a field, or from [] or {}."""
+        self.path = part if not self.path else part + (self.path if self.path[0] in "[{" else f".{self.path}")
+        return self
 
 
-def value_writer(schema: AvroSchema, prefix: bytes) -> Callable[[Any], bytes | None] | None:
-    """What writes values of a schema after `prefix`, and returns None for one that is not for it.
-
-    None for a schema with a union of several types, whose values the columns have in their own way.
-    """
+def value_writer(schema: AvroSchema, prefix: bytes) -> Callable[[Any], bytes]:
+    """What writes values of a schema after `prefix`. `EncodeError` names the field that does not fit."""
     write = _raw if prefix and schema.is_plain_bytes else _writer(schema)
-    if write is None:
-        return None
 
-    def written(value: Any) -> bytes | None:
+    def written(value: Any) -> bytes:
         out = bytearray(prefix)
         try:
             write(out, value)
-        except (_Unusual, UnicodeEncodeError, OverflowError):
-            return None
+        except _Misfit as error:
+            raise EncodeError(f"{error.path and f'field {error.path}: '}{error}") from None
+        except (TypeError, ValueError, OverflowError) as error:  # of a value's own methods
+            raise EncodeError(f"{type(error).__name__}: {error}") from error
         return bytes(out)
 
     return written
 
 
-def _writer(schema: AvroSchema) -> _Write | None:
-    if schema.logical == "decimal":
+def _refuse(value: Any, wanted: str) -> NoReturn:
+    if value is None:
+        raise _Misfit(TEXTS[Reason.IS_NULL])
+    shown = f" {value!r}" if isinstance(value, int | float | str | date | Decimal) else ""
+    raise _Misfit(f"it must be {wanted}, not {type(value).__name__}{shown[:50]}")
+
+
+def _writer(schema: AvroSchema) -> _Write:
+    logical = schema.logical or ""
+    if logical == "decimal":
         return _decimal(schema)
-    if schema.logical == "date":
+    if logical == "date":
         return _date
-    if schema.logical is not None and "timestamp-" in schema.logical and not schema.logical.endswith("nanos"):
-        return _timestamp(schema.logical)
+    if "timestamp-" in logical:
+        return _timestamp(logical)
+    if logical == "uuid" and schema.kind == "string":
+        return _uuid
     if schema.kind == "record":
         return _record(schema)
     if schema.kind == "union":
@@ -66,7 +100,7 @@ def _writer(schema: AvroSchema) -> _Write | None:
         return _enum(schema)
     if schema.kind == "fixed":
         return _fixed(schema.size)
-    return _PRIMITIVES.get(schema.kind)
+    return _PRIMITIVES[schema.kind]
 
 
 def _long_bytes(value: int) -> bytes:
@@ -79,58 +113,98 @@ def _integer(bits: int) -> _Write:
     low, high = -1 << bits - 1, (1 << bits - 1) - 1
 
     def write(out: bytearray, value: Any) -> None:
-        if type(value) is not int or not low <= value <= high:
-            raise _Unusual
+        if type(value) is not int:
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                _refuse(value, "an int")
+            value = int(value)
+        if not low <= value <= high:
+            raise _Misfit(f"an int of more than {bits} bits")
         append_varlong(out, value)
 
     return write
 
 
+_INT, _LONG = _integer(32), _integer(64)
+
+
+def _null(out: bytearray, value: Any) -> None:
+    if value is not None:
+        _refuse(value, "None")
+
+
 def _boolean(out: bytearray, value: Any) -> None:
-    if type(value) is not bool:
-        raise _Unusual
-    out.append(value)
+    if type(value) is not bool and type(value).__name__ not in ("bool", "bool_"):  # NumPy's, by its versions
+        _refuse(value, "a bool")
+    out.append(bool(value))
 
 
-def _floating(code: str) -> _Write:
-    pack = struct.Struct(code).pack
+def _floating(code: str, bits: int) -> _Write:
+    form = struct.Struct(code)
 
     def write(out: bytearray, value: Any) -> None:
-        if type(value) is not float:
-            raise _Unusual
-        out += pack(value)
+        if type(value) is float:
+            number = value
+        elif isinstance(value, bool) or not isinstance(value, Real):
+            _refuse(value, "a float")
+        else:
+            number = _converted(value)
+        try:
+            data = form.pack(number)
+        except OverflowError:
+            data = b""
+        if not data or (isinstance(value, Integral) and form.unpack(data)[0] != value):
+            raise _Misfit(f"{str(value)[:50]} is not among the floats of {bits} bits")
+        out += data
 
     return write
 
 
+def _converted(value: Real) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return 0.0  # which is not the value
+
+
 def _string(out: bytearray, value: Any) -> None:
-    if type(value) is not str:
-        raise _Unusual
-    data = value.encode()
+    if type(value) is not str and not isinstance(value, str):
+        _refuse(value, "a str")
+    try:
+        data = value.encode()
+    except UnicodeEncodeError as error:
+        raise _Misfit(f"is no Unicode text: {error.reason}") from None
     append_varlong(out, len(data))
     out += data
 
 
+def _uuid(out: bytearray, value: Any) -> None:
+    _string(out, str(value) if isinstance(value, UUID) else value)
+
+
+def _as_bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        _refuse(value, "bytes")
+    return bytes(value)
+
+
 def _raw(out: bytearray, value: Any) -> None:
     """Bytes of the schema "bytes" behind an id have no length before them."""
-    if type(value) is not bytes:
-        raise _Unusual
-    out += value
+    out += _as_bytes(value)
 
 
 def _bytes(out: bytearray, value: Any) -> None:
-    if type(value) is not bytes:
-        raise _Unusual
-    append_varlong(out, len(value))
-    out += value
+    data = _as_bytes(value)
+    append_varlong(out, len(data))
+    out += data
 
 
 _PRIMITIVES: Final[dict[str, _Write]] = {
+    "null": _null,
     "boolean": _boolean,
-    "int": _integer(32),
-    "long": _integer(64),
-    "float": _floating("<f"),
-    "double": _floating("<d"),
+    "int": _INT,
+    "long": _LONG,
+    "float": _floating("<f", 32),
+    "double": _floating("<d", 64),
     "string": _string,
     "bytes": _bytes,
 }
@@ -138,9 +212,10 @@ _PRIMITIVES: Final[dict[str, _Write]] = {
 
 def _fixed(size: int) -> _Write:
     def write(out: bytearray, value: Any) -> None:
-        if type(value) is not bytes or len(value) != size:
-            raise _Unusual
-        out += value
+        data = _as_bytes(value)
+        if len(data) != size:
+            raise _Misfit(f"{TEXTS[Reason.WRONG_SIZE]}: {len(data)} bytes, not {size}")
+        out += data
 
     return write
 
@@ -149,51 +224,62 @@ def _enum(schema: AvroSchema) -> _Write:
     numbers = {symbol: _long_bytes(number) for number, symbol in enumerate(schema.symbols)}
 
     def write(out: bytearray, value: Any) -> None:
-        if type(value) is not str or value not in numbers:
-            raise _Unusual
+        if not isinstance(value, str):
+            _refuse(value, "a str, a symbol of the enum")
+        if value not in numbers:
+            raise _Misfit(f"{TEXTS[Reason.NOT_A_SYMBOL]}: {value[:50]!r}")
         out += numbers[value]
 
     return write
 
 
 def _date(out: bytearray, value: Any) -> None:
-    if type(value) is not date:
-        raise _Unusual
-    append_varlong(out, value.toordinal() - _EPOCH_DAY)
+    if isinstance(value, date) and not isinstance(value, datetime):
+        append_varlong(out, value.toordinal() - _EPOCH_DAY)
+    elif isinstance(value, datetime) or not isinstance(value, Integral):
+        _refuse(value, "a date")
+    else:
+        _INT(out, value)
 
 
 def _timestamp(logical: str) -> _Write:
-    is_local, is_coarse = logical.startswith("local-"), logical.endswith("millis")
+    is_local = logical.startswith("local-")
+    wanted = f"a datetime {'without' if is_local else 'with'} a time zone"
+    factor, divisor = {"millis": (1, 1000), "micros": (1, 1), "nanos": (1000, 1)}[logical.rpartition("-")[2]]
 
     def write(out: bytearray, value: Any) -> None:
-        if type(value) is not datetime or (value.tzinfo is None) is not is_local:
-            raise _Unusual
+        if not isinstance(value, datetime):
+            if not isinstance(value, Integral):
+                _refuse(value, wanted)
+            _LONG(out, value)
+            return
+        if (value.utcoffset() is None) is not is_local:
+            _refuse(value, wanted)
         count = ((value.replace(tzinfo=timezone.utc) if is_local else value) - _EPOCH) // _MICROSECOND
-        if is_coarse:
-            count, rest = divmod(count, 1000)
-            if rest:
-                raise _Unusual
+        count = count * factor // divisor
+        if not -_INT64 <= count < _INT64:
+            raise _Misfit(TEXTS[Reason.TIME_TOO_LARGE])
         append_varlong(out, count)
 
     return write
 
 
 def _decimal(schema: AvroSchema) -> _Write:
-    scale, most, size = schema.scale, 10**schema.precision, schema.size
+    scale, precision, size = schema.scale, schema.precision, schema.size
 
     def write(out: bytearray, value: Any) -> None:
-        if type(value) is not Decimal or not value.is_finite():
-            raise _Unusual
-        sign, digits, exponent = value.as_tuple()
-        assert isinstance(exponent, int)
-        if not -scale <= exponent <= schema.precision:
-            raise _Unusual
-        number = int("".join(map(str, digits))) * 10 ** (scale + exponent)
-        if number >= most:
-            raise _Unusual
-        number = -number if sign else number
+        if not isinstance(value, Decimal):
+            if isinstance(value, bool) or not isinstance(value, Integral):
+                _refuse(value, "a Decimal")
+            value = Decimal(int(value))
+        if not value.is_finite():
+            _refuse(value, "a finite Decimal")
+        number = _unscaled(value, scale, precision)
         length = size or (number + (number < 0)).bit_length() // 8 + 1
-        data = number.to_bytes(length, "big", signed=True)
+        try:
+            data = number.to_bytes(length, "big", signed=True)
+        except OverflowError:
+            raise _Misfit(f"a decimal that does not fit into {size} bytes") from None
         if not size:
             append_varlong(out, length)
         out += data
@@ -201,55 +287,80 @@ def _decimal(schema: AvroSchema) -> _Write:
     return write
 
 
-def _array(schema: AvroSchema) -> _Write | None:
+def _unscaled(value: Decimal, scale: int, precision: int) -> int:
+    """A decimal times 10^scale. Its digits are counted first: they may be millions."""
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int)
+    if not any(digits):
+        return 0
+    excess = -scale - exponent
+    if excess > 0:
+        if any(digits[-excess:]):
+            raise _Misfit(f"a decimal of more than {scale} digits after the point")
+        digits, exponent = digits[:-excess], -scale
+    if len(digits) + exponent + scale > precision:
+        raise _Misfit(f"a decimal of more than {precision} digits, of which {scale} are after the point")
+    number: int = int("".join(map(str, digits))) * 10 ** (scale + exponent)
+    return -number if sign else number
+
+
+def _array(schema: AvroSchema) -> _Write:
     assert schema.items is not None
     item = _writer(schema.items)
-    if item is None:
-        return None
 
     def write(out: bytearray, value: Any) -> None:
         if type(value) is not list:
-            raise _Unusual
+            is_text = isinstance(value, str | bytes | bytearray | memoryview)
+            if is_text or isinstance(value, Mapping) or not isinstance(value, Collection):
+                _refuse(value, "a list")
+            value = list(value)
         if value:
             append_varlong(out, len(value))
-            for one in value:
-                item(out, one)
+            try:
+                for one in value:
+                    item(out, one)
+            except _Misfit as error:
+                raise error.below("[]") from None
         out.append(0)
 
     return write
 
 
-def _map(schema: AvroSchema) -> _Write | None:
+def _map(schema: AvroSchema) -> _Write:
     assert schema.items is not None
     item = _writer(schema.items)
-    if item is None:
-        return None
 
     def write(out: bytearray, value: Any) -> None:
-        if type(value) is not dict:
-            raise _Unusual
+        if not isinstance(value, Mapping):
+            _refuse(value, "a dict")
         if value:
             append_varlong(out, len(value))
-            for key, one in value.items():
-                _string(out, key)
-                item(out, one)
+            try:
+                for key, one in value.items():
+                    _string(out, key)
+                    item(out, one)
+            except _Misfit as error:
+                raise error.below("{}") from None
         out.append(0)
 
     return write
 
 
-def _union(schema: AvroSchema) -> _Write | None:
-    others = [(number, branch) for number, branch in enumerate(schema.branches) if branch.kind != "null"]
-    if len(others) != 1 or len(schema.branches) != 2:
-        return None
-    number, branch = others[0]
-    other = _writer(branch)
-    if other is None:
-        return None
-    null, some = _long_bytes(1 - number), _long_bytes(number)
+def _union(schema: AvroSchema) -> _Write:
+    branches = {number: branch for number, branch in enumerate(schema.branches) if branch.kind != "null"}
+    null = next((_long_bytes(number) for number in range(len(schema.branches)) if number not in branches), None)
+    kinds = {branch.kind for branch in branches.values()}
+    if len(branches) > 1 and kinds in ({"int", "long"}, {"float", "double"}):
+        branches = {number: branch for number, branch in branches.items() if branch.kind in ("long", "double")}
+        writers = [(_long_bytes(number), _PRIMITIVES[branch.kind]) for number, branch in branches.items()]
+    else:
+        writers = [(_long_bytes(number), _writer(branch)) for number, branch in branches.items()]
+    if len(writers) > 1:
+        return _members(null, {f"member{number}": writer for number, writer in enumerate(writers)})
+    some, other = writers[0] if writers else (b"", _null)
 
     def write(out: bytearray, value: Any) -> None:
-        if value is None:
+        if value is None and null is not None:
             out += null
         else:
             out += some
@@ -258,33 +369,71 @@ def _union(schema: AvroSchema) -> _Write | None:
     return write
 
 
-def _default(field: AvroField) -> bytes | None:
+def _members(null: bytes | None, writers: dict[str, tuple[bytes, _Write]]) -> _Write:
+    wanted = f"a dict of one of {', '.join(writers)}"
+
+    def write(out: bytearray, value: Any) -> None:
+        if value is None and null is not None:
+            out += null
+            return
+        if not isinstance(value, Mapping):
+            _refuse(value, wanted)
+        _check_names(value, writers)
+        present = [name for name, one in value.items() if one is not None]
+        if len(present) > 1:
+            raise _Misfit(TEXTS[Reason.SEVERAL_MEMBERS])
+        if present:
+            number, member = writers[present[0]]
+            out += number
+            try:
+                member(out, value[present[0]])
+            except _Misfit as error:
+                raise error.below(present[0]) from None
+        elif null is None:
+            raise _Misfit(TEXTS[Reason.IS_NULL])
+        else:
+            out += null
+
+    return write
+
+
+def _check_names(value: Mapping[Any, Any], names: Collection[str]) -> None:
+    unknown = [name for name in value if name not in names]
+    if unknown:
+        told = ", ".join(map(repr, unknown))
+        raise _Misfit(f"there is no field {told}: it has {', '.join(sorted(names)) or 'none'}")
+
+
+def _default(field: AvroField) -> bytes | str:
+    """What is written for a field that is left out, or why there is nothing."""
     if field.default is NO_DEFAULT:
-        return None
+        if field.schema.kind != "null" and all(branch.kind != "null" for branch in field.schema.branches):
+            return "is missing, and the schema has no default for it"
+        field = AvroField(field.name, field.schema, None)
     try:
         return encoded_default(field, field.name)
-    except SchemaError:  # of a schema that is wrong there, which who leaves the field out is told by the encoder
-        return None
+    except SchemaError as error:
+        return str(error).removeprefix(f"field {field.name}: ")
 
 
-def _record(schema: AvroSchema) -> _Write | None:
-    steps: list[tuple[str, _Write, bytes | None]] = []
-    for field in schema.fields:
-        write_field = _writer(field.schema)
-        if write_field is None:
-            return None
-        steps.append((field.name, write_field, _default(field)))
+def _record(schema: AvroSchema) -> _Write:
+    steps = [(field.name, _writer(field.schema), _default(field)) for field in schema.fields]
     names = frozenset(name for name, *_ in steps)
 
     def write(out: bytearray, value: Any) -> None:
-        if type(value) is not dict or not value.keys() <= names:
-            raise _Unusual
+        if type(value) is not dict and not isinstance(value, Mapping):
+            _refuse(value, "a dict")
+        if not value.keys() <= names:
+            _check_names(value, names)
         for name, write_field, default in steps:
-            if name in value:
-                write_field(out, value[name])
-            elif default is not None:
-                out += default
-            else:
-                write_field(out, None)
+            try:
+                if name in value:
+                    write_field(out, value[name])
+                elif isinstance(default, bytes):
+                    out += default
+                else:
+                    raise _Misfit(default)
+            except _Misfit as error:
+                raise error.below(name) from None
 
     return write
