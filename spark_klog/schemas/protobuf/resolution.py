@@ -49,7 +49,9 @@ def check_readable(writer: ProtobufSchema, reader: ProtobufSchema, indexes: Inde
     if message is reader.message:
         return
     wanted = reader.message.full_name
-    if message.full_name != wanted and any(one.full_name == wanted for one in writer.numbered.values()):
+    has_wanted = any(one.full_name == wanted for one in writer.numbered.values())
+    # a package may have moved; another name is another message, whatever the numbers of its fields
+    if message.full_name != wanted and (has_wanted or message.name != reader.message.name):
         raise SchemaError(f"it is message {message.full_name}, another one than {wanted}")
     _check(message, reader.message, "", set())
 

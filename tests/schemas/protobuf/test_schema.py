@@ -221,3 +221,16 @@ def test_the_schema_of_a_type_is_read_as_that_type() -> None:
     made = codec.parse(text)
     assert codec.name(made) == "a.b.Row"
     assert codec.decoder(made).type == kind
+
+
+def test_a_message_of_another_name_is_another_message() -> None:
+    files = {
+        name: schema(f'syntax = "proto3"; package {package}; message {name} {{ int64 id = 1; }}', f"{package}.{name}")
+        for package, name in (("shop", "Created"), ("shop", "Refunded"))
+    }
+    moved = schema('syntax = "proto3"; package store; message Created { int64 id = 1; }')
+    decoder = ProtobufDecoder(files["Created"])
+    with pytest.raises(SchemaError, match=r"it is message shop\.Refunded, another one than shop\.Created"):
+        decoder.program(files["Refunded"])
+    record = message_class(moved)(id=5).SerializeToString()
+    assert decoder.decode(pa.array([record]), [decoder.program(moved)]).values.to_pylist() == [{"id": 5}]
