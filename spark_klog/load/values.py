@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spark_klog.columns.json_reader import BEGIN, END, read_json
+from spark_klog.columns.json_reader import BEGIN, json_text, read_json
 from spark_klog.errors import ConfigError
 
 UTC = "UTC"
@@ -351,10 +351,11 @@ class JsonParser:
 
     def _parse(self, rows: list[bytes]) -> pa.Array | str:
         """Parse rows into a column, or return why Arrow can't."""
-        data = b"".join([BEGIN + row + END for row in rows])
+        values = pa.array(rows, pa.binary())
+        text = json_text(values)
         try:
-            data.decode()  # Arrow accepts other bytes in strings
-            column = read_json(data, len(rows), self._read)
+            text.decode()  # Arrow accepts other bytes in strings
+            column = read_json(values, text, self._read)
             found = column.cast(self._kind)
             return found if is_dated(found) else "a time before the year 1 or after 9999"
         except UnicodeDecodeError as error:

@@ -377,3 +377,11 @@ def test_settings_of_values() -> None:
         WriteSettings(event_time="at", layout="day", schema="at string")
     with pytest.raises(ConfigError, match="is for --partition-by"):
         WriteSettings(event_time="at", schema="at date")
+
+
+def test_what_goes_on_after_a_value_makes_it_bad() -> None:
+    for row in (b'{"x": 2}, "w": 5', b'null, "w": 5'):
+        parsed = JsonParser(parse_schema("x bigint")).parse(pa.array([b'{"x": 1}', row]))
+        assert parsed.column.to_pylist() == [{"x": 1}]
+        ((number, reason),) = parsed.bad
+        assert (number, reason.partition(" at ")[0]) == (1, "no JSON: Extra data")

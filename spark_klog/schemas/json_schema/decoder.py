@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_klog.columns.json_reader import BEGIN, END, read_json
+from spark_klog.columns.json_reader import json_text, read_json
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.schemas.json_schema.columns import LOCAL_TIMESTAMP, TIMESTAMP, Column
@@ -115,18 +115,15 @@ class JsonSchemaDecoder:
         """The column of rows, by Arrow; None if it can't, or not as it should."""
         if self._read is None or not len(rows):
             return None if len(rows) else pa.array([], self.type)
-        wrapped = pc.binary_join_element_wise(BEGIN, rows.fill_null(b"null"), END, b"")
-        _, offsets, data = wrapped.buffers()
-        ends = np.frombuffer(offsets, np.int32)
-        data = data.slice(int(ends[wrapped.offset]), int(ends[wrapped.offset + len(wrapped)] - ends[wrapped.offset]))
-        text = data.to_pybytes()
+        values = rows.fill_null(b"null")
+        text = json_text(values)
         if any(mark in text and suspect.search(text) for mark, suspect in _SUSPECTS):
             return None
         if self._quoted_decimals is not None and self._quoted_decimals.search(text):
             return None
         try:
-            wrapped.cast(pa.string())  # checks UTF-8: Arrow's parser accepts other bytes in strings
-            column = read_json(data, len(rows), self._read)
+            rows.cast(pa.string())  # checks UTF-8: Arrow's parser accepts other bytes in strings
+            column = read_json(values, text, self._read)
             if column.offset:
                 column = pa.concat_arrays([column])
             made = _finished(self._fast, column, None if self._column.nullable else rows.null_count)
@@ -259,7 +256,8 @@ def _quoted_decimals(column: Column) -> re.Pattern[bytes] | None:
         for one in below.properties
         if one.column.form == "decimal"
     }
-    return re.compile(b"(?:" + b"|".join(sorted(names)) + rb')\s*:\s*"') if names else None
+    # a name with an escape may be one of them
+    return re.compile(b"(?:" + b"|".join(sorted(names)) + rb'|\\.[^"\\]*")\s*:\s*"') if names else None
 
 
 def _finished(column: Column, array: pa.Array, nulls: int | None) -> pa.Array:

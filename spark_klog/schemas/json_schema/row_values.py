@@ -23,6 +23,8 @@ _Pairs = tuple[tuple[str, Any], ...]
 #: Longer integers are of no type; Python is slow to read them, and may refuse to.
 _LONGEST_INTEGER: Final = 400
 _BEYOND_INT64: Final = 10**19
+#: Forms of which numbers with a point or an exponent are not to be rounded.
+_EXACT: Final = ("decimal", "integer", "days", "milliseconds")
 _LARGEST_FLOAT32: Final = 3.4028235677973366e38
 _NAMES: Final[dict[type, str]] = {
     type(None): "null",
@@ -112,7 +114,8 @@ class RowParser:
     """Parses rows of a column. `type` values are as `pa.array` takes them for the column's type."""
 
     def __init__(self, column: Column) -> None:
-        self._decimals = any(one.form == "decimal" for one in column.tree())
+        # 1234567890123456789e0 is an integer that no float is
+        self._decimals = any(one.form in _EXACT for one in column.tree())
         self._convert = _nullable(column) if column.nullable else _required(column)
 
     def parse(self, row: bytes) -> Any:

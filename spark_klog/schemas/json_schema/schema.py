@@ -206,13 +206,15 @@ class _Reader:
             if default is not NO_DEFAULT and not is_value(default, column):
                 default = NO_DEFAULT
             properties.append(Property(name, column, name in required, default))
-        properties += [Property(name, ANY, is_required=True) for name in dict.fromkeys(required) if name not in named]
         others = list(_object(value, "patternProperties", path).values())
         more = value.get("additionalProperties", not others)
         if more is not False:
             others.append(more)
         columns = [below.column(one, path + "{}") for one in others if one is not False]
         values = reduce(widened, columns) if columns else None
+        if named or values is None or values == ANY:  # else it is a map, of which some keys are certain to be there
+            extra = [name for name in dict.fromkeys(required) if name not in named]
+            properties += [Property(name, ANY, is_required=True) for name in extra]
         is_closed = value.get("additionalProperties") is False and not columns
         return Column(
             "object", properties=tuple(properties), values=None if values == ANY else values, is_closed=is_closed

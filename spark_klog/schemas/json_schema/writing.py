@@ -142,7 +142,9 @@ def _plan_struct(column: Column, kind: pa.DataType, path: str) -> Plan:
             field_of = kind.field(fields[name])
             plan = plan_writing(one.column, field_of.type, below)
             writes = one.column.nullable and one.is_required
-            members.append(Member(key, plan, fields[name], writes_null=writes, omits_null=not one.is_required))
+            # a null that is left out would be read as the default
+            omits = not one.is_required and not one.fills
+            members.append(Member(key, plan, fields[name], writes_null=writes, omits_null=omits))
         elif one.is_required:
             if one.default is not NO_DEFAULT:
                 members.append(Member(key, text=json.dumps(one.default, ensure_ascii=False, separators=(",", ":"))))

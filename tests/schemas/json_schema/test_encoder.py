@@ -84,6 +84,13 @@ def test_null_is_left_out_or_written_as_the_schema_says() -> None:
         encode({"type": "array", "items": _WHOLE}, pa.array([[1, None]]))
 
 
+def test_null_is_not_left_out_where_a_default_would_be_read() -> None:
+    schema = record(a={"type": "integer", "default": 7}, b={"type": ["integer", "null"], "default": 7})
+    assert encode(schema, pa.array([{"a": 1, "b": None}])) == [b'{"a":1}']
+    with pytest.raises(EncodeError, match=r"^row 1: field a is null, which the schema does not allow$"):
+        encode(schema, pa.array([{"a": 1}, {"a": None}]))
+
+
 def test_fields_by_name() -> None:
     schema = record(id=_WHOLE, Name=_TEXT, kind={"type": "string", "default": "x"}, n={"type": ["null", "string"]})
     schema["required"] = ["id", "kind", "n"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 from decimal import Decimal
@@ -267,3 +268,39 @@ def test_validation() -> None:
         assert decoded.bad == [(1, "field id is not valid: 6 is greater than the maximum of 5")]
     with pytest.raises(SchemaError, match="#/properties/id/minimum: 'x' is not of type 'number'"):
         decode(record(id={"minimum": "x"}), validates=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "row"),
+    [
+        (record(id=_WHOLE), b'{"id": 1}, "w": 5'),
+        (record(id=_WHOLE), b'{"id": 1} , "w": {"id": 2}'),
+        (record(id=_WHOLE), b' null, "w": 5'),
+        (record(id=_WHOLE), b'{"id": 1}}\n{"v": {"id": 2}'),
+        (_WHOLE, b'1, "w": 2'),
+        ({"type": "array", "items": _WHOLE}, b'[1], "w": [2]'),
+    ],
+)
+def test_what_goes_on_after_a_value_makes_it_bad(schema: Any, row: bytes) -> None:
+    assert reason(schema, row).startswith("no JSON: Extra data at character ")
+
+
+def test_a_decimal_in_base64_whose_name_is_escaped() -> None:
+    rows = [b'{"gr\\u00f6": "1234"}', '{"grö": "1234"}'.encode(), b'{"gr\\u00f6": 1.5}']
+    made = int.from_bytes(base64.b64decode("1234"), "big", signed=True)
+    expected = [{"grö": Decimal(made).scaleb(-2)}] * 2 + [{"grö": Decimal("1.50")}]
+    assert [rows_of(record(grö=_DECIMAL), row)[0] for row in rows] == expected
+
+
+def test_integers_that_no_float_is() -> None:
+    row = b'{"id": 1234567890123456789e0, "more": {"a": 9007199254740993.0}}'
+    schema = record(id=_WHOLE, more=_COUNTS)
+    assert rows_of(schema, row) == [{"id": 1234567890123456789, "more": [("a", 9007199254740993)]}]
+    text = "field id must be an integer of 64 bits, not a number"
+    assert reason(schema, b'{"id": 9007199254740992.5}') == text
+
+
+def test_a_map_of_which_a_key_is_required() -> None:
+    schema = {"type": "object", "required": ["id"], "additionalProperties": _TEXT}
+    assert rows_of(schema, {"id": "a", "more": "b"}) == [[("id", "a"), ("more", "b")]]
+    assert rows_of(record(values=schema), {"values": {"id": "a"}}) == [{"values": [("id", "a")]}]
