@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_klog.columns.plain_json import plain_json
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import KlogError, RegistryError, SchemaError
-from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema, RegistrySettings
+from spark_klog.schemas.column_format import Column, ColumnDecoder, ColumnFormat, ReaderSchema, RegistrySettings
 from spark_klog.schemas.prefix import schema_keys
 from spark_klog.schemas.registry.schemas import Format
 from spark_klog.security.config import Settings
@@ -36,10 +36,26 @@ _VIEW_SECONDS = 5.0
 _MOST_KEPT, _KEPT_SECONDS, _FAILED_SECONDS = 1000, 60.0, 5.0
 #: Statuses that are about the registry, and not about a schema.
 _OF_REGISTRY = (401, 403, 429)
-#: Bytes of a key or value up to which it is decoded.
-_MOST_BYTES = 1 << 20
+#: Bytes of a key or value up to which it is decoded, of the rows that it becomes, and the values in them: a schema may
+#: make much of few bytes. For so many seconds a view decodes.
+_MOST_BYTES, _MOST_DECODED_BYTES, _MOST_VALUES, _DECODING_SECONDS = 1 << 20, 4 << 20, 100_000, 5.0
 #: Larger numbers lose digits in the browser.
 _LARGEST = (1 << 53) - 1
+
+
+class _Decoding:
+    """What decoding has taken of a view's time."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - begin
 
 
 class Raw(NamedTuple):
@@ -109,6 +125,7 @@ class MessageSchemas:
         result: list[dict[Column, dict[str, Any]]] = [{} for _ in records]
         headers = pa.array([one.headers for one in records], FULL.field("headers").type)
         asked: set[int | UUID] = set()
+        decoding = _Decoding()
         column: Column
         for column in ("key", "value"):
             whole = [getattr(one, column) for one in records]
@@ -122,7 +139,7 @@ class MessageSchemas:
                 known = self._look_up(key.id, asked, deadline)
                 shown = self._described(key.id, known, f"{topic}-{column}")
                 take = pa.array(rows)
-                found = self._decoded(column, key.id, known, values.take(take), headers.take(take))
+                found = self._decoded(column, key.id, known, values.take(take), headers.take(take), decoding)
                 for row, (text, error) in zip(rows.tolist(), found, strict=True):
                     result[row][column] = {**shown, "json": text, "error": error}
         return result
@@ -195,7 +212,13 @@ class MessageSchemas:
         }
 
     def _decoded(
-        self, column: Column, key: int | UUID, known: _Known, values: pa.Array, headers: pa.Array
+        self,
+        column: Column,
+        key: int | UUID,
+        known: _Known,
+        values: pa.Array,
+        headers: pa.Array,
+        decoding: _Decoding,
     ) -> list[tuple[str | None, str | None]]:
         """The JSON of each value, or why there is none."""
         if known.error is not None:
@@ -209,41 +232,62 @@ class MessageSchemas:
         for number, one in enumerate(keys.keys):
             rows = np.flatnonzero(which == number)
             take = pa.array(rows)
-            texts = self._texts(schema, one.rest, values.take(take), headers.take(take))
+            texts = _texts(schema, one.rest, values.take(take), headers.take(take), decoding)
             for row, text in zip(rows.tolist(), texts, strict=True):
                 found[row] = text
         return found
 
-    def _texts(
-        self, schema: ReaderSchema, rest: bytes, values: pa.Array, headers: pa.Array
-    ) -> list[tuple[str | None, str | None]]:
-        """As `_decoded`, for records with `rest` after their ids."""
+
+def _texts(
+    schema: ReaderSchema, rest: bytes, values: pa.Array, headers: pa.Array, decoding: _Decoding
+) -> list[tuple[str | None, str | None]]:
+    """The JSON of each record with `rest` after its id, or why there is none. One by one: each may be large."""
+    undecodable = f"its {schema.format.format} can't be decoded"
+    try:
+        decoder = schema.of_message(rest).decoder()
+    except (NotImplementedError, RecursionError):
+        return [(None, undecodable)] * len(values)
+    except KlogError as error:
+        return [(None, str(error))] * len(values)
+    found: list[tuple[str | None, str | None]] = []
+    for row in range(len(values)):
+        take = pa.array([row])
         try:
-            decoder = schema.of_message(rest).decoder()
-            decoded, bad = decoder.decode(values, headers)
+            if decoding.seconds > _DECODING_SECONDS:
+                raise ValueError("it is not decoded: those before it took too long")
+            with decoding.measured():
+                found.append((_json_text(decoder, values.take(take), headers.take(take)), None))
         except (NotImplementedError, RecursionError):
-            return [(None, f"its {schema.format.format} can't be decoded")] * len(values)
-        except KlogError as error:
-            return [(None, str(error))] * len(values)
-        reasons = dict(bad)
-        large = pc.greater(pc.binary_length(values), _MOST_BYTES)
-        reasons.update((row, f"larger than {_MOST_BYTES} bytes: it is not decoded") for row in _rows(large))
-        found: list[tuple[str | None, str | None]] = []
-        for row in range(len(decoded)):
-            if row in reasons:
-                found.append((None, reasons[row]))
-                continue
-            try:
-                shown = _exact(plain_json(decoded[row].as_py(), decoder.type))
-                found.append((json.dumps(shown, ensure_ascii=False), None))
-            except (ValueError, OverflowError, RecursionError) as error:  # a time beyond the year 9999
-                found.append((None, f"it can't be shown: {error}"))
-        return found
+            found.append((None, undecodable))
+        except (KlogError, ValueError, OverflowError) as error:
+            found.append((None, str(error)))
+    return found
 
 
-def _rows(mask: pa.Array) -> list[int]:
-    """The numbers of the rows that are true."""
-    return [int(row) for row in np.flatnonzero(mask.fill_null(False).to_numpy(zero_copy_only=False))]
+def _json_text(decoder: ColumnDecoder, values: pa.Array, headers: pa.Array) -> str:
+    """The JSON of one record; ValueError says why there is none."""
+    if len(values[0].as_py()) > _MOST_BYTES:
+        raise ValueError(f"larger than {_MOST_BYTES} bytes: it is not decoded")
+    decoded, bad = decoder.decode(values, headers)
+    if bad:
+        raise ValueError(bad[0].reason)
+    if decoded.nbytes > _MOST_DECODED_BYTES or _count(decoded) > _MOST_VALUES:
+        raise ValueError(f"it is not shown: decoded it is {decoded.nbytes:,} bytes, of {_count(decoded):,} values")
+    try:
+        return json.dumps(_exact(plain_json(decoded[0].as_py(), decoder.type)), ensure_ascii=False)
+    except (ValueError, OverflowError, RecursionError, TypeError) as error:  # a time beyond the year 9999
+        raise ValueError(f"it can't be shown: {error}") from None
+
+
+def _count(array: pa.Array) -> int:
+    """The values in an array, of all its levels."""
+    if pa.types.is_struct(array.type):
+        below = [array.field(number) for number in range(array.type.num_fields)]
+    elif pa.types.is_map(array.type):
+        below = [array.keys, array.items]
+    else:
+        below = [array.values] if pa.types.is_list(array.type) else []
+    return len(array) + sum(map(_count, below))
 
 
 def _exact(value: Any) -> Any:

@@ -267,6 +267,26 @@ def test_large_values(registry: str) -> None:
     assert [found[0]["key"]["json"], found[1]["value"]["json"]] == ['"x"', '"x"']
 
 
+def test_few_bytes_that_become_many_values(registry: str) -> None:
+    """They are neither built nor shown; the records beside them are, among them times of all kinds."""
+    fields = "".join(f"int64 f{number} = {number};" for number in range(1, 51))
+    text = (
+        f'syntax = "proto3"; import "google/protobuf/duration.proto"; message M {{ repeated I items = 1; '
+        f"google.protobuf.Duration took = 2; }} message I {{ {fields} }}"
+    )
+    id = SchemaRegistryClient({"url": registry}).register_schema("many-value", Schema(text, "PROTOBUF"))
+    before = b"\0" + id.to_bytes(4, "big") + b"\0"
+    values = [before + b"\x0a\0" * 200_000, before + b"\x12\2\x08\3"]
+    schemas = MessageSchemas(RegistrySettings(Settings({"url": registry})))
+    began = time.monotonic()
+    first, second, third = schemas.columns("many", [Raw(None, value, None) for value in (*values, None)])
+    assert time.monotonic() - began < 5
+    assert first["value"]["json"] is None
+    assert first["value"]["error"].startswith("it is not shown: decoded it is ")
+    assert json.loads(second["value"]["json"]) == {"items": [], "took": "3.000000s"}
+    assert third == {}
+
+
 def test_subjects(page: Page, registry: str) -> None:
     client = SchemaRegistryClient({"url": registry})
     client.register_schema("pages", Schema('"int"', "AVRO"))
