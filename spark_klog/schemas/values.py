@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from operator import is_
 from typing import Any
@@ -14,8 +14,7 @@ from spark_klog.errors import EncodeError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.column_format import ColumnDecoder
 from spark_klog.schemas.rows import BadRow
-
-_Prepare = Callable[[Any], Any]
+from spark_klog.schemas.value_types import below, preparing
 
 
 class FetchedValues:
@@ -81,11 +80,11 @@ def _has_map(kind: pa.DataType) -> bool:
 
 
 class ValueColumn:
-    """Makes columns of an Arrow type, `type`, of Python values."""
+    """Makes columns of an Arrow type, `type`, of Python values; for formats that have no `codec.value_writer_of`."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.type = kind
-        self._prepare = _preparing(kind, "")
+        self._prepare = preparing(kind, "")
 
     def of(self, value: Any) -> pa.Array:
         """A column of one value. `EncodeError` names the field that does not fit, or that there is none of that name.
@@ -94,7 +93,7 @@ class ValueColumn:
         default, or nothing. In lists and maps they are null.
         """
         try:
-            prepared = value if self._prepare is None else self._prepare(value)
+            prepared = value if value is None or self._prepare is None else self._prepare(value)
             return pa.array([prepared], _present(self.type, value))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, EncodeError):
@@ -103,58 +102,11 @@ class ValueColumn:
             raise EncodeError(f"{where and f'field {where}: '}{why}") from None
 
 
-def _preparing(kind: pa.DataType, path: str) -> _Prepare | None:
-    """What makes of a value what `pyarrow` takes, and refuses names that the type has not; None if nothing is to do."""
-    if pa.types.is_struct(kind):
-        names = frozenset(field.name for field in kind)
-        below = [(field.name, _preparing(field.type, _below(path, field.name))) for field in kind]
-        nested = [(name, prepare) for name, prepare in below if prepare is not None]
-
-        def struct(value: Any) -> Any:
-            if not isinstance(value, Mapping):
-                return value
-            if not names.issuperset(value):
-                unknown = ", ".join(repr(name) for name in value if name not in names)
-                where = f"field {path}: " if path else ""
-                raise EncodeError(f"{where}there is no field {unknown}: it has {', '.join(sorted(names)) or 'none'}")
-            if not nested:
-                return value
-            changed = {name: prepare(value[name]) for name, prepare in nested if value.get(name) is not None}
-            return {**value, **changed}
-
-        return struct
-    if pa.types.is_map(kind):
-        of_items = _preparing(kind.item_type, path + "{}")
-
-        def entries(value: Any) -> Any:
-            if not isinstance(value, Mapping):
-                return value
-            if of_items is None:
-                return list(value.items())
-            return [(key, item if item is None else of_items(item)) for key, item in value.items()]
-
-        return entries
-    if pa.types.is_list(kind):
-        of_value = _preparing(kind.value_type, f"{path}[]")
-        if of_value is None:
-            return None
-
-        def items(value: Any) -> Any:
-            if not isinstance(value, list | tuple):
-                return value
-            return [item if item is None else of_value(item) for item in value]
-
-        return items
-    return None
-
-
 def _present(kind: pa.DataType, value: Any) -> pa.DataType:
     """The type without the fields of structs that a value leaves out."""
     if not pa.types.is_struct(kind) or not isinstance(value, Mapping):
         return kind
     fields = list(kind)
-    if len(fields) > 1 and all(field.name == f"member{number}" for number, field in enumerate(fields)):
-        return kind  # of a union: its members are told by all names
     types = [_present(field.type, value[field.name]) for field in fields if field.name in value]
     kept = [field for field in fields if field.name in value]
     if len(kept) == len(fields) and all(map(is_, types, [field.type for field in fields])):
@@ -165,19 +117,13 @@ def _present(kind: pa.DataType, value: Any) -> pa.DataType:
 def _misfit(value: Any, kind: pa.DataType, path: str, error: Exception) -> tuple[str, str]:
     """The path of the field that does not fit a type, and why."""
     if pa.types.is_struct(kind):
-        if not isinstance(value, Mapping):
-            return path, f"it must be a dict, not {type(value).__name__}"
         for field in kind:
             if field.name not in value:
                 continue
-            prepare = _preparing(field.type, "")
+            prepare = preparing(field.type, "")
             part = value[field.name]
             try:
                 pa.array([part if prepare is None or part is None else prepare(part)], field.type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as inner:
-                return _misfit(part, field.type, _below(path, field.name), inner)
+                return _misfit(part, field.type, below(path, field.name), inner)
     return path, str(error)
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
+from collections import ChainMap, UserDict
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from spark_klog.errors import EncodeError
 from spark_klog.schemas.values import ValueColumn, to_values
+
+_NAIVE = dt.datetime(2024, 1, 2, 3, 4, 5)
 
 
 def _type(chance: random.Random, depth: int) -> pa.DataType:
@@ -53,8 +59,30 @@ def test_both_ways() -> None:
 @pytest.mark.parametrize(
     ("kind", "value", "said"),
     [
-        (pa.int32(), "x", "Could not convert 'x'"),
-        (pa.struct([("a", pa.list_(pa.int32()))]), {"a": [1, "x"]}, "field a: Could not convert 'x'"),
+        (pa.int32(), "x", "it must be an int, not str 'x'"),
+        (pa.struct([("a", pa.list_(pa.int32()))]), {"a": [1, "x"]}, r"field a\[\]: it must be an int, not str 'x'"),
+        (pa.int32(), 1.0, "it must be an int, not float 1.0"),
+        (pa.int32(), Decimal("1.5"), "it must be an int, not Decimal 1.5"),
+        (pa.int32(), True, "it must be an int, not bool"),
+        (pa.bool_(), 1, "tried to convert to boolean"),
+        (pa.float64(), True, "it must be a float, not bool"),
+        (pa.float64(), (1 << 60) + 1, "outside of the range"),
+        (pa.float32(), 1e300, "it must be a float of 32 bits, not float 1e"),
+        (pa.float32(), 1 << 2000, "it must be a float of 32 bits, not int"),
+        (pa.string(), b"x", "it must be a str, not bytes"),
+        (pa.binary(), "x", "it must be bytes, not str 'x'"),
+        (pa.decimal128(9, 2), Decimal("1" * 5000), "."),
+        (pa.decimal128(9, 2), 1.5, "."),
+        (pa.date32(), _NAIVE, "it must be a date, not datetime 2024-01-02 03:04:05"),
+        (pa.date32(), 5, "it must be a date, not int 5"),
+        (pa.timestamp("us", "UTC"), 5, "it must be a datetime with a time zone, not int 5"),
+        (pa.timestamp("us", "UTC"), _NAIVE, "it must be a datetime with a time zone, not datetime"),
+        (pa.timestamp("us"), _NAIVE.replace(tzinfo=dt.timezone.utc), "it must be a datetime without a time zone"),
+        (pa.duration("us"), 1.5, "it must be a timedelta, not float 1.5"),
+        (pa.map_(pa.string(), pa.int32()), {"k": 1.5}, "field {}: it must be an int"),
+        (pa.map_(pa.string(), pa.int32()), [("k", 1)], "it must be a dict, not list"),
+        (pa.list_(pa.string()), "abc", "it must be a list, not str 'abc'"),
+        (pa.struct([("a", pa.int32())]), (1,), "it must be a dict, not tuple"),
         (pa.struct([("a", pa.struct([("b", pa.int8())]))]), {"a": {"b": 300}}, "field a.b: "),
         (pa.struct([("a", pa.struct([("b", pa.int8())]))]), {"a": 5}, "field a: it must be a dict, not int"),
         (pa.map_(pa.string(), pa.struct([("a", pa.int8())])), {"k": {"b": 1}}, r"field {}: there is no field 'b': it"),
@@ -64,6 +92,14 @@ def test_both_ways() -> None:
 def test_what_does_not_fit(kind: pa.DataType, value: Any, said: str) -> None:
     with pytest.raises(EncodeError, match=said):
         ValueColumn(kind).of(value)
+
+
+def test_mappings_and_numpy() -> None:
+    kind = pa.struct([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.list_(pa.float64())))])
+    column = ValueColumn(kind)
+    value = ChainMap({"a": np.int8(5)}, {"m": UserDict(k=np.array([1, 2]), l=(3,))})
+    assert to_values(column.of(value)) == [{"a": 5, "m": {"k": [1.0, 2.0], "l": [3.0]}}]
+    assert to_values(ValueColumn(pa.timestamp("us")).of(_NAIVE)) == [_NAIVE]
 
 
 def test_of_a_key_twice_the_last_value_counts() -> None:

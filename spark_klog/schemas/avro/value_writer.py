@@ -32,6 +32,7 @@ from spark_klog.errors import EncodeError, SchemaError
 from spark_klog.schemas.avro.opcodes import TEXTS, Reason
 from spark_klog.schemas.avro.resolution import encoded_default
 from spark_klog.schemas.avro.schema import NO_DEFAULT, AvroField, AvroSchema
+from spark_klog.schemas.value_types import is_integer, misfit_text
 from spark_klog.wire.primitives import append_varlong
 
 _Write = Callable[[bytearray, Any], None]
@@ -74,8 +75,7 @@ def value_writer(schema: AvroSchema, prefix: bytes) -> Callable[[Any], bytes]:
 def _refuse(value: Any, wanted: str) -> NoReturn:
     if value is None:
         raise _Misfit(TEXTS[Reason.IS_NULL])
-    shown = f" {value!r}" if isinstance(value, int | float | str | date | Decimal) else ""
-    raise _Misfit(f"it must be {wanted}, not {type(value).__name__}{shown[:50]}")
+    raise _Misfit(misfit_text(value, wanted))
 
 
 def _writer(schema: AvroSchema) -> _Write:
@@ -114,7 +114,7 @@ def _integer(bits: int) -> _Write:
 
     def write(out: bytearray, value: Any) -> None:
         if type(value) is not int:
-            if isinstance(value, bool) or not isinstance(value, Integral):
+            if not is_integer(value):
                 _refuse(value, "an int")
             value = int(value)
         if not low <= value <= high:
@@ -236,7 +236,7 @@ def _enum(schema: AvroSchema) -> _Write:
 def _date(out: bytearray, value: Any) -> None:
     if isinstance(value, date) and not isinstance(value, datetime):
         append_varlong(out, value.toordinal() - _EPOCH_DAY)
-    elif isinstance(value, datetime) or not isinstance(value, Integral):
+    elif isinstance(value, datetime) or not is_integer(value):
         _refuse(value, "a date")
     else:
         _INT(out, value)
@@ -249,7 +249,7 @@ def _timestamp(logical: str) -> _Write:
 
     def write(out: bytearray, value: Any) -> None:
         if not isinstance(value, datetime):
-            if not isinstance(value, Integral):
+            if not is_integer(value):
                 _refuse(value, wanted)
             _LONG(out, value)
             return
@@ -269,7 +269,7 @@ def _decimal(schema: AvroSchema) -> _Write:
 
     def write(out: bytearray, value: Any) -> None:
         if not isinstance(value, Decimal):
-            if isinstance(value, bool) or not isinstance(value, Integral):
+            if not is_integer(value):
                 _refuse(value, "a Decimal")
             value = Decimal(int(value))
         if not value.is_finite():

@@ -233,9 +233,3 @@ def test_fields_that_are_left_out() -> None:
         by_value(record(("a", ["null", "int"]), ("b", "int")), {"a": 1})
     with pytest.raises(EncodeError, match="field b: the default 'x' is no int"):
         by_value(record(("b", "int", "x")), {})
-
-
-def test_a_member_of_a_union() -> None:
-    schema = record(("a", ["null", "int", "string"]))
-    assert by_column(schema, {"a": {"member1": "x"}}) == b"prefix\4\2x"
-    assert by_column(schema, {"a": None}) == by_column(schema, {}) == b"prefix\0"
