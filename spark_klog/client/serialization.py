@@ -20,8 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from spark_klog.base.extras import require
-from spark_klog.base.settings import BOOLEAN, INT, INT32_MAX, choice, value_of, words
-from spark_klog.client.settings import SERIALIZERS, setting_texts
+from spark_klog.base.settings import BOOLEAN, INT, INT32_MAX, choice, value_of
+from spark_klog.client.settings import (
+    OF_REGISTRY,
+    OF_ROWS,
+    OF_WRITTEN_ROWS,
+    REGISTRY_LOGINS,
+    SERIALIZERS,
+    setting_texts,
+)
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
@@ -35,13 +42,8 @@ Column = Literal["key", "value"]
 Direction = Literal["deserializer", "serializer"]
 COLUMNS: tuple[Column, ...] = ("key", "value")
 FORMATS = ("avro", "protobuf", "json-schema")
-_PREFIX = "schema.registry."
 #: Kafka's default of the settings by which calls of consumers and producers end.
 _LIMIT_MS = 60_000
-#: Names of a registry's settings that Confluent's clients take without the prefix, too.
-_WITHOUT_PREFIX = ("basic.auth.", "bearer.auth.")
-_OF_BOTH = words("key.schema key.schema.id key.subject value.schema value.schema.id value.subject")
-_OF_PRODUCERS = words("auto.register.schemas use.latest.version key.subject.name.strategy value.subject.name.strategy")
 _STRATEGIES = {"TopicNameStrategy": "topic", "RecordNameStrategy": "record", "TopicRecordNameStrategy": "topic-record"}
 #: What Java classes are called before "Serializer" and "Deserializer".
 _JAVA = {
@@ -142,7 +144,7 @@ class Serialization:
             chosen = None if settings.get(name) is None else _chosen(name, settings[name])
             if chosen is not None:
                 self.by_column[column] = chosen
-        names = _OF_BOTH | (_OF_PRODUCERS if direction == "serializer" else frozenset())
+        names = OF_ROWS | (OF_WRITTEN_ROWS if direction == "serializer" else frozenset())
         self._texts = setting_texts({name: value for name, value in settings.items() if name in names})
         self._registry = _registry_texts(settings)
         self._client = Settings(setting_texts(_of_client(settings, direction)))
@@ -157,13 +159,17 @@ class Serialization:
         return any(isinstance(chosen, str) for chosen in self.by_column.values())
 
     def _check(self, settings: Mapping[str, Any]) -> None:
-        if self._direction == "deserializer" and (idle := sorted(_OF_PRODUCERS & settings.keys())):
+        if self._direction == "deserializer" and (idle := sorted(OF_WRITTEN_ROWS & settings.keys())):
             _log.warning("settings without effect on a consumer: %s", ", ".join(idle))
         if self._registry and "url" not in self._registry:
-            raise ConfigError(f"{_PREFIX}{min(self._registry)} needs {_PREFIX}url: http://HOST:PORT of the registry")
+            first = f"{OF_REGISTRY}{min(self._registry)}"
+            raise ConfigError(f"{first} needs {OF_REGISTRY}url: http://HOST:PORT of the registry")
         for column in COLUMNS:
             chosen, named = self.by_column.get(column), f"{column}.{self._direction}"
             given = [name for name in (f"{column}.schema", f"{column}.schema.id") if name in self._texts]
+            message = f"{column}.message"
+            if message in self._texts and chosen != "protobuf":
+                raise ConfigError(f"{message} needs {named}=protobuf: it names one of a schema's messages")
             of_registry = [name for name in (f"{column}.schema.id", f"{column}.subject") if name in self._texts]
             if not isinstance(chosen, str):
                 if given or of_registry:
@@ -172,11 +178,11 @@ class Serialization:
             if len(given) > 1:
                 raise ConfigError(f"{' and '.join(given)} exclude each other: remove one of them")
             if not self._registry and of_registry:
-                raise ConfigError(f"{of_registry[0]} needs {_PREFIX}url")
+                raise ConfigError(f"{of_registry[0]} needs {OF_REGISTRY}url")
             if not self._registry and not given:
                 raise ConfigError(
-                    f"{named}={chosen} needs {_PREFIX}url, or {column}.schema: the text of the schema that all records "
-                    "have, without a registry's ids before them"
+                    f"{named}={chosen} needs {OF_REGISTRY}url, or {column}.schema: the text of the schema that all "
+                    "records have, without a registry's ids before them"
                 )
             if self._direction == "serializer":
                 self._strategy(column)
@@ -184,12 +190,12 @@ class Serialization:
         if self.has_schemas:
             require(f"{'reading' if self._direction == 'deserializer' else 'writing'} records by a schema", "pyarrow")
             if self._registry:
-                require(f"{_PREFIX}url", "httpx")
+                require(f"{OF_REGISTRY}url", "httpx")
                 from spark_klog.schemas.registry.settings import check_names
 
-                check_names(self._registry, _PREFIX)
+                check_names(self._registry, OF_REGISTRY)
         elif self._registry:
-            raise ConfigError(f"{_PREFIX}url needs value.{self._direction} or key.{self._direction}, such as avro")
+            raise ConfigError(f"{OF_REGISTRY}url needs value.{self._direction} or key.{self._direction}, such as avro")
         if self._flag("use.latest.version", False) and self._texts.get("auto.register.schemas", "").lower() == "true":
             raise ConfigError("auto.register.schemas=true and use.latest.version=true exclude each other")
 
@@ -201,7 +207,7 @@ class Serialization:
         registry: RegistrySettings | None = None
         if self._registry:
             inherits = self._registry.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
-            registry = RegistrySettings(self._registry, _PREFIX, self._client if inherits else Settings())
+            registry = RegistrySettings(self._registry, OF_REGISTRY, self._client if inherits else Settings())
         subject = self._texts.get(f"{column}.subject")
         if subject is None and registry is not None and self._has_topic_subject(column):
             subject = f"{topic}-{column}"
@@ -212,6 +218,7 @@ class Serialization:
             self._texts.get(f"{column}.schema"),
             self._schema_id(column),
             subject,
+            message=self._texts.get(f"{column}.message"),
         )
 
     def write_format(self, column: Column, topic: str) -> WriteFormat:
@@ -272,18 +279,18 @@ def _of_client(settings: Mapping[str, Any], direction: Direction) -> dict[str, A
         if not (
             name in mine
             or (name in SERIALIZERS and not isinstance(value, str))
-            or name in _OF_BOTH | _OF_PRODUCERS
-            or name.startswith((_PREFIX, *_WITHOUT_PREFIX))
+            or name in OF_ROWS | OF_WRITTEN_ROWS
+            or name.startswith((OF_REGISTRY, *REGISTRY_LOGINS))
         )
     }
 
 
 def _registry_texts(settings: Mapping[str, Any]) -> Settings:
     found = Settings()
-    for name, text in setting_texts({k: v for k, v in settings.items() if k.startswith(_WITHOUT_PREFIX)}).items():
+    for name, text in setting_texts({k: v for k, v in settings.items() if k.startswith(REGISTRY_LOGINS)}).items():
         found[name] = text
-    for name, text in setting_texts({k: v for k, v in settings.items() if k.startswith(_PREFIX)}).items():
-        own = name.removeprefix(_PREFIX)
+    for name, text in setting_texts({k: v for k, v in settings.items() if k.startswith(OF_REGISTRY)}).items():
+        own = name.removeprefix(OF_REGISTRY)
         if own in found:
             raise ConfigError(f"{own} and {name} are both set: remove one of them")
         found[own] = text

@@ -124,7 +124,16 @@ KAFKA_PYTHONS = {
 }
 #: What begins the settings of a schema registry, which may stand beside a client's.
 OF_REGISTRY = "schema.registry."
+#: Names of a registry's settings that Confluent's clients, and so ours, take without that, too.
+REGISTRY_LOGINS = ("basic.auth.", "bearer.auth.")
 SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
+#: What else consumers and producers are told of keys and values, see client/serialization.py.
+OF_ROWS = words(
+    "key.schema key.schema.id key.subject key.message value.schema value.schema.id value.subject value.message"
+)
+OF_WRITTEN_ROWS = words(
+    "auto.register.schemas use.latest.version key.subject.name.strategy value.subject.name.strategy"
+)
 BYTES = "keys and values are bytes: encode and decode them in your program"
 #: What comes before clients' settings in Spark, Kafka Connect and Streams, Flink SQL and Spring.
 _PREFIXES = re.compile(r"(?:spring\.)?(?:kafka\.)?(?:properties\.)?(?:(?:consumer|producer|admin)\.)?(?:override\.)?")
@@ -239,7 +248,7 @@ def client_config(settings: Mapping[str, Any], prefix: str = "") -> ClientConfig
     check_names(settings, prefix)
     if "bootstrap.servers" not in settings:
         raise ConfigError(f"{prefix}bootstrap.servers is required: set HOST:PORT[,HOST:PORT...]")
-    settings = {name: value for name, value in settings.items() if not name.startswith(OF_REGISTRY)}
+    settings = {name: value for name, value in settings.items() if not _is_of_rows(name)}
     settings = resolved(setting_texts(settings, prefix), prefix)
     security = security_settings.security_config(settings, prefix)
     named = f"{prefix}bootstrap.servers"
@@ -336,12 +345,17 @@ def is_known(name: str) -> bool:
 def check_names(settings: Mapping[str, Any], prefix: str = "") -> None:
     """Raise a `ConfigError` that names all settings that are unknown or refused; `prefix` as in `client_config`.
 
-    Without a prefix, as in a named cluster, there may be those of a schema registry.
+    Without a prefix, as in a named cluster or a file that programs share, there may be those of a schema registry, and
+    of what consumers and producers do with schemas.
     """
-    wrong = (name for name in settings if not is_known(name) and (prefix or not name.startswith(OF_REGISTRY)))
+    wrong = (name for name in settings if not is_known(name) and (prefix or not _is_of_rows(name)))
     problems = dict.fromkeys(_problem(name, prefix) for name in wrong)
     if problems:
         raise ConfigError("; and ".join(problems))
+
+
+def _is_of_rows(name: str) -> bool:
+    return name in OF_ROWS | OF_WRITTEN_ROWS or name.startswith((OF_REGISTRY, *REGISTRY_LOGINS))
 
 
 def _problem(name: str, prefix: str) -> str:
@@ -389,8 +403,15 @@ def without_ids(settings: Mapping[str, str]) -> Settings:
 
 
 def of_bytes(settings: Mapping[str, Any]) -> Settings:
-    """Settings without the serializers of a program that shares their file: for a consumer or producer of bytes."""
-    return Settings({name: value for name, value in settings.items() if name not in SERIALIZERS})
+    """Settings without those of a program that shares their file for its keys and values: for a client of bytes.
+
+    Those of the registry stay, all with their prefix.
+    """
+    rest = Settings()
+    for name, value in settings.items():
+        if name not in SERIALIZERS | OF_ROWS | OF_WRITTEN_ROWS:
+            rest.setdefault(OF_REGISTRY + name if name.startswith(REGISTRY_LOGINS) else name, value)
+    return rest | {name: value for name, value in settings.items() if name.startswith(OF_REGISTRY)}
 
 
 def named_cluster(name: str) -> Settings:

@@ -23,7 +23,8 @@ from confluent_kafka.serialization import (
 )
 from kafka.partitioner.default import murmur2
 
-from spark_klog.client import Consumer, ConsumerRecord, Producer
+from spark_klog.client import Admin, Consumer, ConsumerRecord, Producer
+from spark_klog.client.settings import of_bytes
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import (
     ConfigError,
@@ -274,6 +275,49 @@ def test_objects_and_functions(cluster: EmbeddedCluster, registry: str, topic: s
     with Consumer(own | {"auto.offset.reset": "earliest"} | ours) as consumer:
         consumer.assign([(topic, 0)])
         assert consumer.poll(10)[0].value == order(1)
+
+
+@pytest.mark.parametrize("has_registry", [True, False])
+def test_a_message_that_is_not_the_first(
+    cluster: EmbeddedCluster, settings: dict[str, Any], topic: str, has_registry: bool
+) -> None:
+    text = 'syntax="proto3"; package shop; message Created { int64 id = 1; } message Paid { string by = 1; }'
+    own = {**settings, "value.schema": text, "value.serializer": "protobuf", "value.message": "shop.Paid"}
+    if not has_registry:
+        own = {name: value for name, value in own.items() if not name.startswith("schema.registry.")}
+    with Producer(own) as producer:
+        producer.send(topic, {"by": "ada"})
+        producer.send_arrow(pa.table({"value": pa.array([{"by": "bob"}])}), topic)
+        with pytest.raises(EncodeError, match="there is no field 'id'"):
+            producer.send(topic, {"id": 1})
+    reading = {"value.deserializer": "protobuf", "value.message": "Paid"}
+    reading |= {name: own[name] for name in own if name.startswith("schema.registry.")} or {"value.schema": text}
+    assert [one.value for one in records(cluster, topic, 2, **reading)] == [{"by": "ada"}, {"by": "bob"}]
+    if has_registry:
+        assert [one.value[5:7] for one in records(cluster, topic, 2)] == [b"\2\2"] * 2  # the message's index is 1
+    with pytest.raises(ConfigError, match=r"value.message needs value.serializer=protobuf"):
+        Producer(own | {"value.serializer": "avro", "value.schema": '"long"'})
+
+
+def test_a_file_that_confluents_clients_share(cluster: EmbeddedCluster, settings: dict[str, Any]) -> None:
+    shared = {
+        **settings,
+        "value.serializer": "io.confluent.kafka.serializers.KafkaAvroSerializer",
+        "value.schema": '"long"',
+        "auto.register.schemas": "false",
+        "value.subject.name.strategy": "TopicNameStrategy",
+        "basic.auth.credentials.source": "USER_INFO",
+        "basic.auth.user.info": "bob:hunter2",
+    }
+    with Producer(shared), Admin(shared) as admin:
+        assert admin.list_topics() is not None
+    assert of_bytes(shared) == {
+        "bootstrap.servers": settings["bootstrap.servers"],
+        "schema.registry.url": settings["schema.registry.url"],
+        "schema.registry.retries.deadline.ms": 300,
+        "schema.registry.basic.auth.credentials.source": "USER_INFO",
+        "schema.registry.basic.auth.user.info": "bob:hunter2",
+    }
 
 
 def test_plain_types(cluster: EmbeddedCluster, topic: str) -> None:
