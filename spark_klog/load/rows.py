@@ -32,6 +32,7 @@ class RowSchema:
     """The schema of a topic's column in a run. `id`, `version` and `subject` are the registry's, None of a text.
 
     `has_ids`: the records name their own schemas, to be had of a registry; else all are bare records of this one.
+    `message` is which of a Protobuf schema's messages they are, by its full name, None: the first.
     `file_type` is the type that the column has in files: the Arrow IPC message of a schema with it, in base64.
     """
 
@@ -45,6 +46,7 @@ class RowSchema:
     id: int | None = None
     subject: str | None = None
     version: int | None = None
+    message: str | None = None
 
     @property
     def type(self) -> pa.DataType:
@@ -56,7 +58,9 @@ class RowSchema:
         """What decodes the column, with the registry of a call's format."""
         from spark_klog.schemas.column_format import ReaderSchema
 
-        own = replace(source, text=None, schema_id=self.id, subject=self.subject or source.subject)
+        own = replace(
+            source, text=None, schema_id=self.id, subject=self.subject or source.subject, message=self.message
+        )
         return ReaderSchema(own, self.text, dict(self.references), self.id, self.version)
 
 
@@ -85,6 +89,7 @@ def _run_schema(source: ColumnFormat, topic: str, before: RowSchema | None, evol
         if evolution == "keep":
             _check_kept(source, before)
             return before
+        source = replace(source, message=source.message or before.message)
     schema = source.reader()
     kind = schema.decoder().type
     kind = merged(kind if before is None else before.type, kind, source.column)
@@ -100,6 +105,7 @@ def _run_schema(source: ColumnFormat, topic: str, before: RowSchema | None, evol
         schema.id,
         None if source.text is not None or source.schema_id is not None else source.subject,
         schema.version,
+        None if source.message is None else source.codec.name(source.codec.parse(schema.text, schema.references)),
     )
 
 
@@ -124,6 +130,11 @@ def _check_kept(source: ColumnFormat, before: RowSchema) -> None:
             raise LoadError(f"{has}, not by id {source.schema_id}: {_REMEDY}")
     elif before.subject is not None and source.subject != before.subject:
         raise LoadError(f"{has}, not by subject {source.subject}: {_REMEDY}")
+    if source.message is not None:
+        codecs = source.codec, before.reader(source).format.codec
+        asked, kept = (codec.name(codec.parse(before.text, before.references)) for codec in codecs)
+        if asked != kept:
+            raise LoadError(f"{has}, message {kept}, not {asked}: {_REMEDY}")
 
 
 def _named(schema: RowSchema) -> str:

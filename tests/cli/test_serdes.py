@@ -269,6 +269,8 @@ def test_without_a_registry(klog: Klog, topic: str, tmp_path: Path) -> None:
         (("-r", "http://h"), "--schema-registry needs -s FORMAT"),
         (("--key-schema-id", "1", "-s", "value=avro"), "--key-schema-id needs -s key=FORMAT"),
         (("--stop-on-error",), "--stop-on-error needs -s"),
+        (("-s", "value=avro", "--value-message", "M"), "--value-message needs -s value=protobuf"),
+        (("-s", "protobuf", "--key-message", "M"), "--key-message needs --key-schema or --key-schema-id"),
     ):
         assert error in bare("consume", topic, *arguments, code=2)[1]
     assert "-s i: records are written as avro" in bare("produce", topic, "-s", "i", code=2)[1]

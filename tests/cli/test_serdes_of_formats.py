@@ -60,3 +60,12 @@ def test_messages(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path:
     for message in messages:
         message.ClearField("nothing")  # a message without fields has no column
     assert [deserialize(one.value(), context) for one in read] == messages
+    # another message than the first
+    klog("produce", copy, "--value-message", "Other", stdin=lines[-1])
+    assert klog("consume", copy) == lines
+    only = klog_bytes(
+        *("consume", copy, "-s", "value=protobuf", "-r", registry, "-b", servers),
+        *("--value-schema", str(file), "--value-message", "shop.Other"),
+    )
+    assert (only.returncode, only.stdout.splitlines()) == (1, lines[-1:])
+    assert only.stderr.count(b"another one than shop.Other") == len(messages)

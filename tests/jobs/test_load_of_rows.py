@@ -55,6 +55,7 @@ def _written(url: str, topic: str, names: tuple[str, ...], numbers: range) -> li
         (["--key-subject", "s"], "--key-subject needs --key-format avro"),
         (["--value-format", "json", "--schema", "a int", "--value-schema-id", "1"], "--value-schema-id needs"),
         (["--value-format", "avro", "--value-schema-id", "1", "--value-subject", "s"], "give only one of"),
+        (["--value-format", "avro", "--value-message", "M"], "--value-message needs --value-format protobuf"),
         (["--schema-registry", "http://r"], "--schema-registry needs --value-format"),
         (["--schema-evolution", "latest"], "--schema-evolution needs --value-format"),
         (["--value-format", "avro", "--format", "delta", "--checkpoint", "c"], "are for parquet, arrow, json"),

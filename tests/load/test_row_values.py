@@ -101,6 +101,42 @@ def _run(servers: str, output: Path, topic: str, url: str | None, **options: Any
     return run(servers, output, topic, **{"formats": (_avro(url, topic),), **options})
 
 
+def test_a_message_of_a_protobuf_schema(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """Not the first: the run keeps which; records of another one are bad. A duration is text in JSON."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    text = (
+        'syntax = "proto3"; package shop; import "google/protobuf/duration.proto"; message Created { int64 id = 1; } '
+        "message Shipped { int64 order = 1; google.protobuf.Duration took = 2; } message Paid { int64 cents = 1; }"
+    )
+    id = SchemaRegistryClient({"url": registry}).register_schema(f"{topic}-value", Schema(text, "PROTOBUF"))
+    before = b"\0" + id.to_bytes(4, "big")
+    shipped = before + b"\2\2" + b"\x08\5\x12\2\x08\3"
+    produce(servers, topic, [Sent(shipped), Sent(before + b"\0" + b"\x08\1"), Sent(shipped)])
+
+    def load(message: str | None, **options: Any) -> Any:
+        settings = RegistrySettings(Settings({"url": registry}))
+        form = ColumnFormat("value", "protobuf", settings, subject=f"{topic}-value", message=message)
+        return _run(
+            servers, tmp_path, topic, registry, formats=(form,), settings=WriteSettings("json", "none"), **options
+        )
+
+    def values() -> list[Any]:
+        files = sorted((tmp_path / topic).rglob("*.jsonl"), key=lambda file: file.name.split("+")[2])
+        return [json.loads(line)["value"] for file in files for line in file.read_text().splitlines()]
+
+    assert [(item.records, item.bad) for item in load("Shipped", max_bad=MaxBad(1)).partitions] == [(2, 1)]
+    row = {"order": 5, "took": "3.000000s"}
+    assert values() == [row, row]
+    produce(servers, topic, [Sent(shipped)])
+    with pytest.raises(LoadError, match=r"message shop\.Shipped, not shop\.Paid: --schema-evolution latest takes it"):
+        load("Paid")
+    load("shop.Shipped")
+    produce(servers, topic, [Sent(shipped)])
+    load(None, evolution="latest")
+    assert values() == [row] * 4
+
+
 def test_keys_and_values(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
     """Ids before records and in headers, nulls, and every kind of column, in each of the formats of files."""
     servers = cluster.bootstrap_servers

@@ -42,10 +42,14 @@ def row_format_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--value-subject", metavar="NAME", help="Of the schema: its latest version. Default: TOPIC-value."
         ),
+        click.option(
+            "--value-message", metavar="NAME", help="Which message of a Protobuf schema values are. Default: the first."
+        ),
         click.option("--key-format", type=click.Choice(["bytes", *ROW_FORMATS]), default="bytes", help="As of values."),
         click.option("--key-schema", metavar="FILE|TEXT", help="As of values."),
         click.option("--key-schema-id", type=id_type, metavar="ID", help="As of values."),
         click.option("--key-subject", metavar="NAME", help="As of values."),
+        click.option("--key-message", metavar="NAME", help="As of values."),
         click.option(
             "--schema-evolution",
             type=click.Choice(["keep", "latest"]),
@@ -70,6 +74,8 @@ def check_row_formats(options: SimpleNamespace) -> None:
             raise click.UsageError(f"{given[-1]} needs --{column}-format {', '.join(ROW_FORMATS[:-1])} or json-schema")
         if len(given) > 1:
             raise click.UsageError(f"give only one of {' and '.join(given)}")
+        if _value(options, column, "message") is not None and kind != "protobuf":
+            raise click.UsageError(f"--{column}-message needs --{column}-format protobuf")
     if not _has_rows(options):
         if options.registry.is_given:
             raise click.UsageError("--schema-registry needs --value-format or --key-format, such as avro")
@@ -104,7 +110,8 @@ def column_formats(
         if registry is None and (schema_id is not None or subject is not None):
             raise ConfigError(f"--{column}-schema-id and --{column}-subject need --schema-registry")
         text = None if text is None else _text(f"--{column}-schema", text)
-        formats.append(ColumnFormat(column, kind, registry, text, schema_id, subject))
+        message = _value(options, column, "message")
+        formats.append(ColumnFormat(column, kind, registry, text, schema_id, subject, message=message))
     return tuple(formats)
 
 

@@ -97,6 +97,7 @@ class SerdesOptions(NamedTuple):
     url: str | None
     files: dict[Column, Path | None]
     ids: dict[Column, int | None]
+    messages: dict[Column, str | None]
 
     def parsed(
         self, cluster: ChosenCluster, own: dict[str, str], topics: Sequence[str], *, is_writing: bool = False
@@ -111,6 +112,7 @@ class SerdesOptions(NamedTuple):
             option = self._given(column)
             if option is not None and chosen.get(column) not in _FORMATS:
                 raise click.UsageError(f"{option} needs -s {column}=FORMAT: {', '.join(_FORMATS)}")
+            self._check_message(column, chosen.get(column), is_writing)
         if self.url is not None and not set(chosen.values()) & set(_FORMATS):
             raise click.UsageError(f"--schema-registry needs -s FORMAT: {', '.join(_FORMATS)}")
         if not chosen:
@@ -131,6 +133,17 @@ class SerdesOptions(NamedTuple):
             else:
                 packed.append((column, PackFormat(text)))
         return Serdes(tuple(by_schema), tuple(packed))
+
+    def _check_message(self, column: Column, form: str | None, is_writing: bool) -> None:
+        if self.messages[column] is None:
+            return
+        if form != "protobuf":
+            raise click.UsageError(f"--{column}-message needs -s {column}=protobuf")
+        if not is_writing and self._given(column) is None:
+            raise click.UsageError(
+                f"--{column}-message needs --{column}-schema or --{column}-schema-id: without one each record is shown "
+                "as the message that it names"
+            )
 
     def _given(self, column: Column) -> str | None:
         """The first option about a column's schema."""
@@ -154,7 +167,7 @@ class SerdesOptions(NamedTuple):
         except UnicodeDecodeError:
             raise ConfigError(f"--{column}-schema {file} is not UTF-8") from None
         subject = f"{topics[0]}-{column}" if registry is not None and len(topics) == 1 else None
-        return ColumnFormat(column, name, registry, text, schema_id, subject)
+        return ColumnFormat(column, name, registry, text, schema_id, subject, message=self.messages[column])
 
 
 def _chosen(texts: Sequence[str]) -> dict[Column, str]:
@@ -193,6 +206,8 @@ def serdes_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--value-schema", type=_FILE, help="A file with the schema of values.")
     @click.option("--key-schema-id", type=click.IntRange(0), help="The same, by the registry's id.")
     @click.option("--value-schema-id", type=click.IntRange(0), help="The same, by the registry's id.")
+    @click.option("--key-message", metavar="NAME", help="Which message of a Protobuf schema. Default: the first.")
+    @click.option("--value-message", metavar="NAME", help="The same of values.")
     @wraps(function)
     def command(
         *args: Any,
@@ -202,6 +217,8 @@ def serdes_options(function: Callable[..., Any]) -> Callable[..., Any]:
         value_schema: Path | None,
         key_schema_id: int | None,
         value_schema_id: int | None,
+        key_message: str | None,
+        value_message: str | None,
         **others: Any,
     ) -> Any:
         options = SerdesOptions(
@@ -209,6 +226,7 @@ def serdes_options(function: Callable[..., Any]) -> Callable[..., Any]:
             url,
             {"key": key_schema, "value": value_schema},
             {"key": key_schema_id, "value": value_schema_id},
+            {"key": key_message, "value": value_message},
         )
         return function(*args, serdes=options, **others)
 
