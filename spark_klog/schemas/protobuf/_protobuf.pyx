@@ -23,7 +23,7 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, P
 from cpython.bytes cimport PyBytes_FromStringAndSize
 
 # As in tables.py, which says when to raise it.
-VERSION = 1
+VERSION = 2
 
 
 # As in arrow_columns.py.
@@ -75,6 +75,7 @@ cdef enum:
     TOO_DEEP = 9
     IS_NULL = 10
     NOT_A_VALUE = 11
+    TWO_OF_ONEOF = 12
 
 
 include "../../records/kernels/_kernel_memory.pxi"

@@ -58,7 +58,10 @@ cdef struct Tables:
 
 
 cdef inline int32_t field_of(const Tables *tables, const Message *message, uint32_t number) noexcept nogil:
-    """The field of a number, -1 if the message has none."""
+    """The field of a number, -1 if the message has none. Less: it has no column, but is of oneof (-2 - it) / 2.
+
+    Of the rest of that division 1 is a group.
+    """
     cdef int32_t low, high, middle
     cdef const int32_t *large
     if number < <uint32_t>message.number_count:
@@ -191,6 +194,11 @@ cdef int seek_fields(Tables *tables, const Message *message, Cursor *cursor) noe
                 seen.end = cursor.at
                 seen.count += 1
                 continue
+        elif index < -1 and wire == (WIRE_GROUP if (-2 - index) & 1 else WIRE_SIZED):
+            index = (-2 - index) >> 1
+            if tables.current[index] >= 0:
+                tables.seen[tables.current[index]].count = 0
+                tables.current[index] = -1
         has_unknown = True
         if wire == WIRE_GROUP:
             skip_group(cursor, tag >> 3)

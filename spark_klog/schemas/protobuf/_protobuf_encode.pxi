@@ -28,6 +28,7 @@ cdef struct WriteField:
     int32_t enum_count
     int32_t text  # the beginning of the names of an open enum's unknown numbers
     int32_t text_size  # -1: a closed enum
+    int32_t before  # the field before it of its oneof, -1
 
 
 cdef struct WriteTables:
@@ -250,7 +251,7 @@ cdef int put_items(WriteTables *tables, const WriteField *field, int32_t number,
 
 cdef int encode_message(WriteTables *tables, const WriteMessage *message, int64_t index, Bytes *out) noexcept nogil:
     """Write the fields of a message: row `index` of its columns. A reason."""
-    cdef int32_t number
+    cdef int32_t number, before
     cdef const WriteField *field
     cdef int state
     for number in range(message.first_field, message.first_field + message.field_count):
@@ -260,6 +261,11 @@ cdef int encode_message(WriteTables *tables, const WriteMessage *message, int64_
             if field.nullable or field.shape != SHAPE_SINGLE:
                 continue
             return IS_NULL
+        before = field.before
+        while before >= 0:
+            if not is_null(&tables.inputs[tables.fields[before].slot], index):
+                return TWO_OF_ONEOF
+            before = tables.fields[before].before
         if field.shape == SHAPE_SINGLE:
             state = put_value(tables, field, &tables.inputs[field.slot], index, field.skips_zero, out)
         else:

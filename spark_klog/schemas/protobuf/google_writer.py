@@ -18,6 +18,7 @@ from spark_klog.schemas.protobuf.columns import (
     enum_names,
     unknown_name,
 )
+from spark_klog.schemas.protobuf.tables import TEXTS, Reason
 from spark_klog.schemas.protobuf.writing import WriteField, WriteMessage
 
 _MICROSECONDS = 1_000_000
@@ -70,8 +71,16 @@ def _number_type(kind: pa.DataType) -> pa.DataType:
 def _message(plan: WriteMessage) -> _Set:
     names = [field.name for field in plan.type]
     steps = [(names[one.index], _field(one)) for one in plan.fields]
+    oneofs: dict[str, list[WriteField]] = {}
+    for one in plan.fields:
+        if one.field.containing_oneof is not None:
+            oneofs.setdefault(one.field.containing_oneof.name, []).append(one)
 
     def set_fields(message: Any, row: dict[str, Any]) -> None:
+        for fields in oneofs.values():
+            given = [one for one in fields if row[names[one.index]] is not None]
+            if len(given) > 1:
+                raise EncodeError(f"field {given[1].path}: {TEXTS[Reason.TWO_OF_ONEOF]}")
         for name, step in steps:
             step(message, row[name])
 

@@ -37,7 +37,7 @@ from spark_klog.schemas.protobuf.columns import (
 )
 
 #: Raise it when tables, reasons or calls of the kernel change: a kernel of other sources is not used.
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Op(IntEnum):
@@ -74,6 +74,7 @@ class Reason(IntEnum):
     TOO_DEEP = 9
     IS_NULL = 10
     NOT_A_VALUE = 11
+    TWO_OF_ONEOF = 12
 
 
 #: What users read, after the field's name.
@@ -89,6 +90,7 @@ TEXTS: Final = {
     Reason.TOO_DEEP: "more than 100 groups in one another",
     Reason.IS_NULL: "is null, which its Protobuf type is not: make it optional, or fill the column",
     Reason.NOT_A_VALUE: "is no value of the enum",
+    Reason.TWO_OF_ONEOF: "is set beside another field of its oneof: all but one have to be null",
 }
 WIRES: Final = {
     **dict.fromkeys((Op.INT32, Op.INT64, Op.SINT32, Op.SINT64, Op.BOOL, Op.ENUM), 0),
@@ -169,7 +171,13 @@ class MessageTables:
             made = self._field(one, first_field + index, -1 if oneof is None else oneofs[oneof.name])
             column.children.append(made)
         column.end = self._next_slot
-        by_number = sorted((one.field.number, first_field + index) for index, one in enumerate(columns.fields))
+        numbered = {one.field.number: first_field + index for index, one in enumerate(columns.fields)}
+        for field in columns.message.fields:
+            oneof = field.containing_oneof
+            if field.number not in numbered and oneof is not None and oneof.name in oneofs:
+                # a message without fields has no column, but the oneof has no other value then
+                numbered[field.number] = -2 - 2 * oneofs[oneof.name] - (field.type == GROUP)
+        by_number = sorted(numbered.items())
         small = [pair for pair in by_number if pair[0] < _MOST_NUMBERS]
         first_number, number_count = len(self.numbers), small[-1][0] + 1 if small else 0
         self.numbers.extend([-1] * number_count)

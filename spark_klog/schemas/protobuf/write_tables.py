@@ -49,8 +49,13 @@ class WriteTables:
         self._message_rows.append((first, len(plan.fields)))
         self._field_rows.extend([] for _ in plan.fields)
         self.paths.extend(field.path for field in plan.fields)
-        for index, one in enumerate(plan.fields):
-            self._field_rows[first + index] = self._field(one, is_entry)
+        last: dict[str, int] = {}
+        for index, one in enumerate(plan.fields, first):
+            oneof = one.field.containing_oneof
+            before = -1 if oneof is None else last.get(oneof.name, -1)
+            if oneof is not None:
+                last[oneof.name] = index
+            self._field_rows[index] = [*self._field(one, is_entry), before]
         return number
 
     def _field(self, one: WriteField, is_entry: bool) -> list[int]:

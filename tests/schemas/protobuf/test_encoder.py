@@ -168,3 +168,27 @@ def test_types_without_a_schema(kind: pa.DataType, reason: str) -> None:
         schema_of(pa.struct([pa.field("a-b", pa.int32())]))
     with pytest.raises(SchemaError, match="Protobuf records are messages"):
         schema_of(kind if not pa.types.is_struct(kind) else pa.int32())
+
+
+def test_a_oneof_has_one_value() -> None:
+    """Two are refused; a message without fields, which has no column, ends the others as it does for google."""
+    made = schema(
+        'syntax = "proto3"; message M { oneof o { Empty empty = 1; string s = 2; In in = 3; } repeated In all = 4; } '
+        "message Empty {} message In { oneof p { int32 x = 1; int32 y = 2000; } }"
+    )
+    decoder = ProtobufDecoder(made)
+    encoder = ProtobufEncoder(made, decoder.type)
+    inner = {"x": None, "y": None}
+    good = [{"s": "a", "in": None, "all": [{"x": 1, "y": None}, inner]}, {"s": None, "in": inner, "all": []}]
+    written = encoder.encode(pa.array(good, decoder.type))
+    assert decoder.decode(written, [made]).values.to_pylist() == good
+    for row, path in (
+        ({"s": "", "in": inner, "all": []}, "in"),
+        ({"s": None, "in": {"x": 0, "y": 0}, "all": []}, r"in\.y"),
+        ({"s": None, "in": None, "all": [inner, {"x": 1, "y": 1}]}, r"all\[\]\.y"),
+    ):
+        with pytest.raises(EncodeError, match=f"^row 1: field {path}: is set beside another field of its oneof: all"):
+            encoder.encode(pa.array([good[0], row], decoder.type))
+    records = [b"\x12\1a\x0a\0", b"\x0a\0\x12\1a", b"\x1a\2\x08\1\x0a\0", b"\x1a\2\x08\1\x0a\0\x1a\0"]
+    read = decoder.decode(pa.array(records), [made]).values.to_pylist()
+    assert [(row["s"], row["in"]) for row in read] == [(None, None), ("a", None), (None, None), (None, inner)]
