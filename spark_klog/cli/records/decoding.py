@@ -22,7 +22,8 @@ from spark_klog.schemas.rows import BadRow
 
 #: Records that do not decode and are named, before they are only counted.
 _MOST_NAMED = 20
-
+#: Schemas whose decoders are kept: bytes that are no records may look like any number of ids.
+_MOST_SCHEMAS = 1000
 
 _NULL = pa.nulls(1, pa.large_binary())[0]
 
@@ -164,6 +165,8 @@ class _SchemaColumn:
                 decoder = self._form.reader(key.id).of_message(key.rest).decoder()
             except SchemaError as error:
                 decoder = f"{key}: {error}"
+            if len(self._by_schema) >= _MOST_SCHEMAS:
+                del self._by_schema[next(iter(self._by_schema))]
             self._by_schema[key] = decoder
         if isinstance(decoder, str):
             which = schema_keys(values, headers, self.name, has_indexes=self._form.has_indexes)
