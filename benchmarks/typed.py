@@ -164,8 +164,8 @@ TYPED = Work(
         "results must be equal on all sides. The JVM connector's values go through Spark's own `from_avro` with the "
         "prefix cut off by `substring`. The read of bytes is `count(*)` and `sum(length(value))` of the same topic. "
         "Writes are from Parquet to a new topic; ours registers the schema and writes the prefix, the connector writes "
-        "bare records of `to_avro`. The last line is the bound of what Spark hands to Python: a writer of a Python data "
-        "source that does nothing with the same rows.",
+        "bare records of `to_avro`. The last line is the bound of what Spark hands to Python: a writer of a Python "
+        "data source that does nothing with the same rows.",
         "Wanted: 1.5 times `from_avro`, 0.6 of the read of bytes, 10 times fastavro in mapInPandas; 1.2 times "
         "`to_avro`.",
     ),

@@ -1,7 +1,8 @@
 """Keys and values that are rows of a schema: which schema a run has, and how files of several schemas stay one table.
 
 A run has one schema for a column of a topic, which its plan keeps: a run that is finished by a later call writes by
-that one. The next run keeps it, or takes the subject's latest version if asked (`Evolution`). The files of a column
+that one. The next run keeps it, or takes the subject's latest version if asked (`Evolution`); so does a run that was
+refused as its schema could not read its records, which then begins anew. The files of a column
 then have the fields of all schemas up to theirs, so those of later runs have those of earlier ones: nobody who reads
 the folder finds a field missing in the newest file, or with another type. All fields are nullable.
 """
@@ -55,11 +56,19 @@ class RowSchema:
         return pa.ipc.read_schema(message).field(0).type
 
     def reader(self, source: ColumnFormat) -> ReaderSchema:
-        """What decodes the column, with the registry of a call's format."""
+        """What decodes the column, with the registry of a call's format.
+
+        Decoding raises `SchemaChanged` at a record of a newer version of the subject that this schema can't read.
+        """
         from spark_klog.schemas.column_format import ReaderSchema
 
         own = replace(
-            source, text=None, schema_id=self.id, subject=self.subject or source.subject, message=self.message
+            source,
+            text=None,
+            schema_id=self.id if self.subject is None else None,
+            subject=self.subject or source.subject,
+            ends_at_unreadable=True,
+            message=self.message,
         )
         return ReaderSchema(own, self.text, dict(self.references), self.id, self.version)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -210,7 +210,7 @@ class _Run:
             if killed.run != number + 1:
                 raise LoadError(f"{self._store.address}/{plan_path(number + 1)} is of run {killed.run}: restore it")
             _log.info("finishing run %s, which was killed", run_name(killed.run))
-            self._forget_undecoded(killed)
+            killed = self._renewed(killed)
             progress = self._execute(killed, progress, self._log_ends(killed), is_resumed=True)
             number = last_committed(self._store)
             limits = limits.less(sum(item.until - item.start for each in self._loaded for item in each.partitions))
@@ -219,7 +219,7 @@ class _Run:
         has_work = (extent.records or extent.lost) and not self._time.is_over
         settings = self._options.settings
         if has_work and self._options.formats:
-            settings = replace(settings, rows=self._run_schemas(number))
+            settings = replace(settings, rows=self._run_schemas(number, self._options.topics))
         if is_new:
             claim_output(
                 self._store, self._cluster.cluster_id, settings.format, settings.schema, self._options.format_names
@@ -246,11 +246,11 @@ class _Run:
             extent = replace(extent, end={key: max(extent.start[key].offset, end) for key, end in ends.items()})
         return _whole_ranges(bounded(extent, cluster, limits))
 
-    def _run_schemas(self, last: int) -> tuple[RowSchema, ...]:
+    def _run_schemas(self, last: int, topics: Sequence[str]) -> tuple[RowSchema, ...]:
         """The schemas of the run after run `last`; errors as of `rows.run_schemas`."""
         plan = read_plan(self._store, last) if last else None
         before = () if plan is None else self._settings(plan).rows
-        return run_schemas(self._options.formats, self._options.topics, before, self._options.evolution)
+        return run_schemas(self._options.formats, topics, before, self._options.evolution)
 
     def _plan(
         self,
@@ -312,9 +312,11 @@ class _Run:
         if not self._options.max_bad.allows(bad, records):
             show_letters(self._store, manifest)
             again = ""
-            if any(one.has_ids for one in self._settings(plan).rows):
+            if rows := self._settings(plan).rows:
                 self._store.write(refused_path(plan.run), b"")
-                again = ", or once the schema registry has what they need"
+                again = ", or with another schema and --schema-evolution latest"
+                if any(one.has_ids for one in rows):
+                    again = f", or once the schema registry has what they need{again}"
             raise LoadError(
                 f"run {run_name(plan.run)} has {bad} bad record batches or values, more than --max-bad "
                 f"{self._options.max_bad}, and is not committed: look at {self._store.address}/{LETTERS}, then run "
@@ -338,17 +340,35 @@ class _Run:
         self._committed.append(manifest)
         return manifest.progress()
 
-    def _forget_undecoded(self, plan: Plan) -> None:
-        """Have those tasks of a refused run run again whose records did not decode: the registry may know more now."""
-        if self._store.size(refused_path(plan.run)) is None:
-            return
+    def _renewed(self, plan: Plan) -> Plan:
+        """The plan of a run to finish. Of a refused one, have those tasks run again whose records did not decode.
+
+        The registry may know more now. If the call asks for the latest schema, and it is another one, the plan gets it,
+        and all tasks run again: the newest file is to have all fields. Errors as of `_run_schemas`, before any change.
+        """
+        store, rows = self._store, None
+        if store.size(refused_path(plan.run)) is None:
+            return plan
+        if self._options.evolution == "latest":
+            rows = self._run_schemas(plan.run - 1, plan.topics)
+            old = self._settings(plan)
+            rows = None if rows == old.rows else rows
         for number, results in self._results(plan).items():
-            if any(item.bad_values for item in results):
+            if rows is not None or any(item.bad_values for item in results):
                 # the letters first: killed in between, the next call still knows their names
                 for name in (name for item in results for name in item.dead_letters if is_of_values(name)):
-                    self._store.remove(f"{LETTERS}/{name}")
-                self._store.remove(task_path(plan.run, number))
-        self._store.remove(refused_path(plan.run))
+                    store.remove(f"{LETTERS}/{name}")
+                store.remove(task_path(plan.run, number))
+        if rows is not None:
+            plan = replace(plan, settings=asdict(replace(old, rows=rows)))
+            store.write(plan_path(plan.run), to_json(plan))
+            # an attempt that goes on, by the old schema, can't write to its files any more
+            if store.shows_whole_files_only:
+                remove_orphans(store, plan.run, plan.topics, is_last_time=True)
+            else:
+                store.remove(staging_path(plan.run))
+        store.remove(refused_path(plan.run))
+        return plan
 
     def _results(self, plan: Plan) -> dict[int, list[RangeResult]]:
         """The results of the tasks that are complete, checked."""

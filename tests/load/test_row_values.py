@@ -292,6 +292,93 @@ def test_killed_while_it_tries_again(cluster: EmbeddedCluster, registry: str, to
     assert change > 8
 
 
+def _unreadable(servers: str, topic: str, registry: str) -> dict[str, Any]:
+    """A topic whose second version lacks a field without default; returns that version."""
+    create_topic(servers, topic)
+    old = _fields("a")
+    old["fields"].append({"name": "b", "type": "string"})
+    produce(servers, topic, map(Sent, _written(registry, topic, old, [{"id": n, "b": "x"} for n in range(10)])))
+    return _fields("a", "c")
+
+
+def test_only_a_newer_version_reads_on(cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path) -> None:
+    """Good records are neither dead letters nor lost: the run waits for a call that takes the newest version."""
+    servers = cluster.bootstrap_servers
+    new = _unreadable(servers, topic, registry)
+    _run(servers, tmp_path, topic, registry)
+    produce(servers, topic, map(Sent, _written(registry, topic, new, [{"id": 10 + n, "c": "y"} for n in range(10)])))
+    for _ in range(2):
+        with pytest.raises(LoadError, match=r"version 2 now, which version 1, the load's, can't read: .* latest"):
+            _run(servers, tmp_path, topic, registry, max_bad=MaxBad(100, True), max_task_records=5)
+        assert not (tmp_path / LETTERS).exists()
+        assert by_duckdb(tmp_path) == expected(topic, {0: 10})
+    # a refused run, which later records do not join
+    produce(servers, topic, map(Sent, _written(registry, topic, _fields("a", "c", "d"), [{"id": 20, "d": "z"}])))
+    loaded = _run(servers, tmp_path, topic, registry, max_task_records=5, evolution="latest")
+    assert (loaded.runs, loaded.bad) == ([2, 3], 0)
+    assert by_duckdb(tmp_path) == by_pyarrow(tmp_path) == expected(topic, {0: 21})
+    empty = dict.fromkeys("abcd")
+    assert _rows(tmp_path) == [
+        *({**empty, "id": n, "b": "x"} for n in range(10)),
+        *({**empty, "id": n, "c": "y"} for n in range(10, 20)),
+        {**empty, "id": 20, "d": "z"},
+    ]
+    assert (status(str(tmp_path)).findings, status(str(tmp_path)).unfinished) == ([], "")
+
+
+def test_a_refused_run_takes_another_schema(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    """Also one that was given as a text, which was the wrong one; the letters of the first trial are no more."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b"\x02"), Sent(b"\x04\x06")])
+    with pytest.raises(LoadError, match=r"1 bad record .* with another schema and --schema-evolution latest"):
+        run(servers, tmp_path, topic, formats=(_avro(None, text='"int"'),))
+    assert list((tmp_path / LETTERS).iterdir())
+    two = {"type": "record", "name": "Two", "fields": [{"name": "a", "type": "int"}]}
+    run(
+        servers,
+        tmp_path,
+        topic,
+        formats=(_avro(None, text=json.dumps(two)),),
+        evolution="latest",
+        max_bad=MaxBad(1),
+    )
+    assert _rows(tmp_path) == [{"a": 1}]
+    assert len(list((tmp_path / LETTERS).iterdir())) == 1
+    assert status(str(tmp_path)).findings == []
+
+
+@pytest.mark.test_all("kill")
+def test_killed_while_a_refused_run_takes_the_newest_schema(
+    cluster: EmbeddedCluster, registry: str, topic: str, tmp_path: Path
+) -> None:
+    """At each change of the call: nothing is lost or double, no letter stays, and the next call ends it."""
+    servers = cluster.bootstrap_servers
+    new = _unreadable(servers, topic, registry)
+    refused = tmp_path / "refused"
+    _run(servers, refused, topic, registry)
+    produce(servers, topic, map(Sent, _written(registry, topic, new, [{"id": 10 + n, "c": "y"} for n in range(10)])))
+    with pytest.raises(LoadError):
+        _run(servers, refused, topic, registry, max_task_records=5)
+    change, died = 0, True
+    while died:
+        change += 1
+        output = tmp_path / f"{change}"
+        shutil.copytree(refused, output)
+        try:
+            with failing(LocalFolder, change, die):
+                _run(servers, output, topic, registry, max_task_records=5, evolution="latest")
+            died = False
+        except Killed:
+            pass
+        _run(servers, output, topic, registry, max_task_records=5, evolution="latest")
+        assert by_duckdb(output) == by_pyarrow(output) == expected(topic, {0: 20})
+        assert [row["id"] for row in _rows(output)] == [*range(20)]
+        assert not (output / LETTERS).exists()
+        assert (status(str(output)).findings, status(str(output)).unfinished) == ([], "")
+    assert change > 8
+
+
 def test_times_that_json_does_not_have(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
     """Such a record would end each run with --format json; Parquet has these times."""
     servers = cluster.bootstrap_servers

@@ -58,7 +58,7 @@ def manifest_path(number: int) -> str:
 
 
 def refused_path(number: int) -> str:
-    """Tells that a run was not committed because of records that may decode another time."""
+    """Tells that a run was not committed because of records that may decode another time, or by another schema."""
     return run_path(number, "refused")
 
 

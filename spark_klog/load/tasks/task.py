@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from spark_klog.columns.decode import has_microseconds
 from spark_klog.columns.schema import FULL, in_milliseconds
-from spark_klog.errors import KlogError, LoadError
+from spark_klog.errors import KlogError, LoadError, SchemaChanged
 from spark_klog.load.journal.model import (
     LETTERS,
     FileEntry,
@@ -31,6 +31,7 @@ from spark_klog.load.journal.model import (
     letters_name,
     manifest_path,
     new_token,
+    refused_path,
     run_name,
     staged_path,
     staging_path,
@@ -96,7 +97,8 @@ class Values:
     def parse(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """The good records of a batch with the columns `READ`, as they are in the log and as they are written.
 
-        OSError if the others can't be kept; `LoadError` if a schema registry gives no answer.
+        OSError if the others can't be kept; `LoadError` if a schema registry gives no answer, `SchemaChanged` as of
+        `RowSchema.reader`.
         """
         times = batch["timestamp"].cast(pa.int64()).to_numpy()
         good = has_microseconds(times)
@@ -134,6 +136,8 @@ class Values:
         """A column as rows, and (row, reason) of those that can't be written."""
         try:
             column, undecoded = self._decoders[name].decode(batch[name], batch["headers"])
+        except SchemaChanged:
+            raise
         except KlogError as error:  # nothing is wrong with the records: the run goes on from here another time
             raise LoadError(f"{name}s can't be decoded now, run again later: {error}") from None
         column = fitted(column, self._columns.field(name).type)
@@ -329,6 +333,14 @@ class _RangeLoad(ReadObserver):
                 self._write(ids, reader)
         except LoadError:
             raise
+        except SchemaChanged as change:
+            # No letters of records that are good: the run waits for a call that takes the new version.
+            self._attempt.store.write(refused_path(job.run), b"")
+            raise LoadError(
+                f"run {run_name(job.run)} is not committed: subject {change.subject} has records of version "
+                f"{change.version} now, which version {change.read}, the load's, can't read: run again with "
+                "--schema-evolution latest, which loads this run anew by the latest version"
+            ) from None
         except KlogError as failure:
             # What the range has written belongs to no run: the commit removes it.
             return unread(item, item.start, str(failure))
