@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from spark_klog.cli.records import decoding
+from spark_klog.cli.records.serdes import Serdes
+from spark_klog.columns.schema import FULL
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+from spark_klog.security.config import Settings
 from tests.support.klog import klog_bytes
 from tests.support.tools import kcat
 
@@ -274,6 +280,25 @@ def test_without_a_registry(klog: Klog, topic: str, tmp_path: Path) -> None:
     ):
         assert error in bare("consume", topic, *arguments, code=2)[1]
     assert "-s i: records are written as avro" in bare("produce", topic, "-s", "i", code=2)[1]
+
+
+def test_bytes_of_many_unknown_ids(registry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its reason, and few are kept; those that are not are looked up again."""
+    monkeypatch.setattr(decoding, "_MOST_SCHEMAS", 3)
+    form = ColumnFormat("value", "avro", RegistrySettings(Settings({"url": registry})))
+    texts = decoding.RecordTexts(Serdes((form,)))
+    values = [b"\0" + (900_000 + number).to_bytes(4, "big") for number in range(6)]
+    rows = [
+        {"topic": "t", "partition": 0, "offset": offset, "value": value, "headers": []}
+        for offset, value in enumerate([*values, *values])
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, FULL)
+    _, undecoded = texts.decode(batch)
+    assert [one.offset for one in undecoded] == list(range(12))
+    assert all("does not have it" in one.reason for one in undecoded)
+    (column,) = texts._columns
+    assert isinstance(column, decoding._SchemaColumn)
+    assert len(column._by_schema) == 3
 
 
 @pytest.mark.peer
