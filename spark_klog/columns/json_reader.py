@@ -28,12 +28,18 @@ def read_json(rows: pa.Array, text: bytes, kind: pa.DataType) -> pa.Array:
     `pa.ArrowException` or ValueError says why Arrow can't; it does not say of which value. Arrow takes NaN and
     Infinity for numbers.
     """
-    table = _read(text, "v", kind)
+    table = None
+    # {"id": 1}, "w": 5 would be read as {"id": 1}
+    may_go_on = not pa.types.is_struct(kind) or _OBJECT_GOES_ON.search(text) or _NULL_GOES_ON.search(text)
+    if may_go_on:
+        try:
+            table = _read(text, "v", kind, ignores=False)  # "w" is an error here, as any other property
+        except pa.ArrowInvalid:
+            _read(json_text(rows, _LIST_BEGIN, _LIST_END), "nothing", pa.null())
+    if table is None:
+        table = _read(text, "v", kind)
     if len(table) != len(rows):
         raise ValueError("more than one value")
-    # {"id": 1}, "w": 5 would be read as {"id": 1}
-    if not pa.types.is_struct(kind) or _OBJECT_GOES_ON.search(text) or _NULL_GOES_ON.search(text):
-        _read(json_text(rows, _LIST_BEGIN, _LIST_END), "nothing", pa.null())
     column = table["v"].combine_chunks()
     if isinstance(column, pa.ChunkedArray):  # before pyarrow 23
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], kind)
@@ -51,11 +57,12 @@ def json_text(rows: pa.Array, begin: bytes = BEGIN, end: bytes = _END) -> bytes:
     return bytes(memoryview(data)[first:last])
 
 
-def _read(text: bytes, name: str, kind: pa.DataType) -> pa.Table:
+def _read(text: bytes, name: str, kind: pa.DataType, *, ignores: bool = True) -> pa.Table:
     return json.read_json(
         pa.BufferReader(text),
         read_options=json.ReadOptions(use_threads=False, block_size=len(text) + 1),
         parse_options=json.ParseOptions(
-            explicit_schema=pa.schema([pa.field(name, kind)]), unexpected_field_behavior="ignore"
+            explicit_schema=pa.schema([pa.field(name, kind)]),
+            unexpected_field_behavior="ignore" if ignores else "error",
         ),
     )

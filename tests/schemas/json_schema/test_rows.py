@@ -275,6 +275,10 @@ def test_validation() -> None:
     [
         (record(id=_WHOLE), b'{"id": 1}, "w": 5'),
         (record(id=_WHOLE), b'{"id": 1} , "w": {"id": 2}'),
+        (record(id=_WHOLE), b'{"id": 1}, "v": {"id": 2}'),
+        (record(id=_WHOLE), b'{"id": 1}, "v": null'),
+        (record(id=_WHOLE), b'null, "v": {"id": 2}'),
+        (record(id=_WHOLE), b'null, "v": null'),
         (record(id=_WHOLE), b' null, "w": 5'),
         (record(id=_WHOLE), b'{"id": 1}}\n{"v": {"id": 2}'),
         (_WHOLE, b'1, "w": 2'),
