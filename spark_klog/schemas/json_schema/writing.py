@@ -45,8 +45,11 @@ class Plan:
     members: tuple[Member, ...] = field(default_factory=tuple)
 
 
-def plan_writing(column: Column, kind: pa.DataType, path: str = "") -> Plan:
-    """The plan; `SchemaError` names a field that does not fit, that is missing, or that the schema does not have."""
+def plan_writing(column: Column, kind: pa.DataType, path: str = "", *, is_item: bool = False) -> Plan:
+    """The plan; `SchemaError` names a field that does not fit, that is missing, or that the schema does not have.
+
+    `is_item`: the values are in a list or a map.
+    """
     form, types = column.form, pa.types
     if form == "json" and not _is_text(kind):
         if types.is_null(kind):
@@ -61,19 +64,20 @@ def plan_writing(column: Column, kind: pa.DataType, path: str = "") -> Plan:
             raise _unfit(column, kind, path)
         return Plan("null", path, nullable=True)
     if form == "struct":
-        return _plan_struct(column, kind, path)
+        return _plan_struct(column, kind, path, is_item)
     if form == "list":
         if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
             raise _unfit(column, kind, path)
         assert column.items is not None
-        items = plan_writing(column.items, kind.value_type, f"{path}[]")
+        items = plan_writing(column.items, kind.value_type, f"{path}[]", is_item=True)
         cast = None if types.is_list(kind) else pa.list_(kind.value_type)
         return Plan(form, path, column.nullable, cast, items=items)
     if form == "map":
         if not (types.is_map(kind) and _is_text(kind.key_type)):
             raise _unfit(column, kind, path)
         assert column.values is not None
-        return Plan(form, path, column.nullable, items=plan_writing(column.values, kind.item_type, path + "{}"))
+        items = plan_writing(column.values, kind.item_type, path + "{}", is_item=True)
+        return Plan(form, path, column.nullable, items=items)
     return _plan_plain(column, kind, path)
 
 
@@ -123,7 +127,7 @@ def _plan_plain(column: Column, kind: pa.DataType, path: str) -> Plan:
     )
 
 
-def _plan_struct(column: Column, kind: pa.DataType, path: str) -> Plan:
+def _plan_struct(column: Column, kind: pa.DataType, path: str, is_item: bool) -> Plan:
     if not pa.types.is_struct(kind):
         raise _unfit(column, kind, path)
     fields = {one.name: number for number, one in enumerate(kind)}
@@ -140,10 +144,12 @@ def _plan_struct(column: Column, kind: pa.DataType, path: str) -> Plan:
         if name is not None:
             written.add(name)
             field_of = kind.field(fields[name])
-            plan = plan_writing(one.column, field_of.type, below)
+            plan = plan_writing(one.column, field_of.type, below, is_item=is_item)
             writes = one.column.nullable and one.is_required
-            # a null that is left out would be read as the default
-            omits = not one.is_required and not one.fills
+            # A null that is left out is read as the default. It is meant in the items of Python's values: there what
+            # is left out is null, although their type is the schema's own, which has no null.
+            is_left_out = is_item and not field_of.nullable
+            omits = not one.is_required and (is_left_out or not one.fills)
             members.append(Member(key, plan, fields[name], writes_null=writes, omits_null=omits))
         elif one.is_required:
             if one.default is not NO_DEFAULT:

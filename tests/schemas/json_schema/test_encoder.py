@@ -15,7 +15,7 @@ from spark_klog.errors import EncodeError, SchemaError
 from spark_klog.schemas.json_schema.from_arrow import schema_of
 from spark_klog.schemas.json_schema.schema import CONNECT
 
-from .support import decode, encode, record
+from .support import decode, encode, kind_of, record
 
 _TEXT, _WHOLE, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 _UTC = dt.timezone.utc
@@ -89,6 +89,11 @@ def test_null_is_not_left_out_where_a_default_would_be_read() -> None:
     assert encode(schema, pa.array([{"a": 1, "b": None}])) == [b'{"a":1}']
     with pytest.raises(EncodeError, match=r"^row 1: field a is null, which the schema does not allow$"):
         encode(schema, pa.array([{"a": 1}, {"a": None}]))
+    several = {"type": "array", "items": schema}
+    with pytest.raises(EncodeError, match=r"^row 0: field \[\]\.a is null, which the schema does not allow$"):
+        encode(several, pa.array([[{"a": 1}, {"a": None}]]))
+    # what a value leaves out in a list
+    assert encode(several, pa.array([[{"a": 1}, {}]], kind_of(several))) == [b'[{"a":1},{}]']
 
 
 def test_fields_by_name() -> None:
