@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -410,6 +411,41 @@ def test_other_partitions_go_on(cluster: EmbeddedCluster, topic: str) -> None:
 def _collect(reader: Consumer, values: list[Any]) -> None:
     while True:
         values += [record.value for record in reader.poll(10)]
+
+
+@pytest.mark.parametrize("as_arrow", [False, True])
+def test_bad_records_are_skipped_without_another_fetch(cluster: EmbeddedCluster, topic: str, as_arrow: bool) -> None:
+    make_topic(cluster.bootstrap_servers, topic, 2)
+    with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+        for number in range(101):
+            producer.send(topic, b"x" if number < 100 else b"\0\1", partition=0)
+        producer.send(topic, b"x", partition=1)
+    settings = {"value_deserializer": "short", "fetch_max_wait_ms": 1000}
+    with consumer(cluster, topic, **settings) as reader:
+        reader.assign([(topic, 0), (topic, 1)])
+        begun = time.monotonic()
+        errors = dict.fromkeys(range(2), 0)
+        records: list[tuple[int, int, Any]] = []
+        while not records:
+            records, error = _polled(reader, as_arrow)
+            if error is not None:
+                errors[error.partition] += 1
+                if error.partition == 0:
+                    reader.seek(topic, 0, error.offset + 1)
+        assert records == [(0, 100, 1)]
+        assert errors[0] == 100
+        assert errors[1] > 20  # both have their turns
+        assert time.monotonic() - begun < 20  # and not a second for each
+        with Producer({"bootstrap.servers": cluster.bootstrap_servers}) as producer:
+            producer.send(topic, b"\0\2", partition=0)
+            producer.send(topic, b"\0\3", partition=1)
+        records = []
+        while len(records) < 2:
+            more, error = _polled(reader, as_arrow)
+            records += more
+            if error is not None:
+                reader.seek(topic, 1, 1)
+        assert sorted(records) == [(0, 101, 2), (1, 1, 3)]
 
 
 def test_a_registry_that_dies_and_comes_back(make_cluster: Callable[..., EmbeddedCluster], topic: str) -> None:

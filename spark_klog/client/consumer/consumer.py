@@ -46,6 +46,7 @@ from spark_klog.errors import (
     ConfigError,
     ConsumerClosed,
     KlogError,
+    RecordDeserializationError,
     RequestTimedOut,
     WokenUp,
 )
@@ -326,7 +327,7 @@ class Consumer:
         if offset in (EARLIEST, LATEST):
             item.restart(offset)
         else:
-            item.seek(offset)
+            self._fetches.seek(item, offset)
         item.succeeded()
 
     def position(self, topic: str, partition: int) -> int:
@@ -472,12 +473,17 @@ class Consumer:
                 return None
             try:
                 part, position = next(decoding.parts, (None, chunk.next_offset))
+            except RecordDeserializationError:
+                self._release()
+                self._fetches.keep(item, chunk)
+                raise
             except BaseException:  # an interrupt, too: an iterator that has raised looks like one at its end
                 self._release()
                 item.rewind()
                 raise
             self._returned = item, item.run, item.position, item.epoch
             item.position, item.epoch = position, chunk.leader_epoch
+            item.held_run = -1
             if part is None:
                 self._release()
             elif len(part):

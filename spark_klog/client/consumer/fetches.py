@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from uuid import UUID
 
@@ -56,6 +56,8 @@ LOST_SESSION = (
     ErrorCode.INVALID_FETCH_SESSION_EPOCH,
     ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
 )
+#: In place of a broker's node id, where chunks are that are kept.
+_KEPT = -2
 
 
 class FetchSession:
@@ -177,6 +179,8 @@ class Fetches:
         now, self._look_at = time.monotonic(), math.inf
         for item in self._assignment.partitions.values():
             if item.position is None or item.is_paused or item.leader is None or item.is_unchecked:
+                continue
+            if item.held_run == item.run:
                 continue
             if now < item.retry_at:
                 self._look_at = min(self._look_at, item.retry_at)
@@ -349,6 +353,38 @@ class Fetches:
                     self.taken = source
                     return chunk
         return None
+
+    def keep(self, item: Assigned, chunk: Fetched) -> None:
+        """Keep the rest of a chunk, whose next record does not deserialize: it is taken again, also after a `seek`.
+
+        Until it has returned a record nothing more of the partition is fetched. Chunks beyond fetch.max.bytes in all
+        are not kept, but fetched again.
+        """
+        item.rewind()
+        source = self._sources.setdefault(_KEPT, _Source(_KEPT))
+        runs = {one.run for one in self._assignment.partitions.values()}
+        source.chunks = deque(one for one in source.chunks if one.run in runs)
+        if item.position is None or sum(map(len, source.chunks)) + len(chunk) > self._most_bytes:
+            return
+        data = chunk.data if type(chunk.data.obj) is bytes else memoryview(bytes(chunk.data))
+        self._hold(source, item, replace(chunk, data=data))
+
+    def seek(self, item: Assigned, offset: int) -> None:
+        """Continue at an offset. In a chunk that is kept nothing is fetched again."""
+        source = self._sources.get(_KEPT)
+        kept = None
+        if source is not None and not item.is_recreated:
+            kept = next((one for one in source.chunks if one.run == item.run), None)
+        item.seek(offset)
+        if source is not None and kept is not None and kept.offset <= offset < kept.next_offset:
+            source.chunks.remove(kept)
+            self._hold(source, item, kept)
+
+    def _hold(self, source: _Source, item: Assigned, chunk: Fetched) -> None:
+        """Let a chunk be the next one of a partition, from its position on."""
+        assert item.position is not None
+        source.chunks.append(replace(chunk, offset=item.position, run=item.run))
+        item.fetch_offset, item.held_run = chunk.next_offset, item.run
 
     def wait(self, timeout: float, other: Connection | None = None) -> None:
         """Wait up to `timeout` seconds until `step` can continue, the waker is woken, or `other` is ready."""
