@@ -161,10 +161,10 @@ class ReaderSchema:
         message = self.format.codec.parse(self.text, self.references).message_of(indexes).full_name
         return replace(self, format=replace(self.format, message=message))
 
-    def decoder(self) -> ColumnDecoder:
+    def decoder(self, *, ends_at_bad: bool = False) -> ColumnDecoder:
         """A decoder, for one thread at a time. It asks the registry for other schemas than this one, and keeps them.
 
-        `SchemaError` names the column if its schema has no Arrow type.
+        `SchemaError` names the column if its schema has no Arrow type. `ends_at_bad` as of `RecordDecoder`.
         """
         codec = self.format.codec
         try:
@@ -189,7 +189,12 @@ class ReaderSchema:
             return codec.parse(schema.text, registry.references(schema, key.id, subject))
 
         records = RecordDecoder(
-            decoder, writer_of, self.column, has_indexes=self.format.has_indexes, advice_of=self._advice_of
+            decoder,
+            writer_of,
+            self.column,
+            has_indexes=self.format.has_indexes,
+            ends_at_bad=ends_at_bad,
+            advice_of=self._advice_of,
         )
         return ColumnDecoder(decoder.type, self.format.is_permissive, records.decode)
 

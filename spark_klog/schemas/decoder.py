@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Generic, Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from spark_klog.errors import SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.codec import Decoder, S
 from spark_klog.schemas.prefix import SchemaKey, schema_keys
+from spark_klog.schemas.registry.cache import Cache
 from spark_klog.schemas.registry.client import UnknownSchema
 from spark_klog.schemas.rows import BadRow, Decoded, cut
+
+_MOST_PROGRAMS = 1000
+_NOT_SEEN = "it is not looked up, as a row before does not decode"
 
 
 class RecordDecoder(Generic[S]):
@@ -24,6 +30,7 @@ class RecordDecoder(Generic[S]):
     asked for again the next time.
     `column` is what is decoded: its name chooses the header that has the id. `has_indexes` if message indexes follow
     an id, as in Protobuf. `advice_of` returns what else to say of bad rows of a schema, or raises an error instead.
+    With `ends_at_bad` no schema is asked for that only rows after a bad one have: they are null, and bad, too.
     """
 
     def __init__(
@@ -33,15 +40,16 @@ class RecordDecoder(Generic[S]):
         column: Literal["key", "value"] = "value",
         *,
         has_indexes: bool = False,
+        ends_at_bad: bool = False,
         advice_of: Callable[[SchemaKey], str] = lambda _: "",
     ) -> None:
-        self._has_indexes, self._advice_of = has_indexes, advice_of
+        self._has_indexes, self._ends_at_bad, self._advice_of = has_indexes, ends_at_bad, advice_of
         self._decoder = decoder
         self._writer_of = writer_of
         self._column = column
         self.type: pa.DataType = decoder.type
         #: The program of each schema, or why it has none.
-        self._programs: dict[SchemaKey, Any] = {}
+        self._programs: Cache[SchemaKey, Any] = Cache(_MOST_PROGRAMS)
 
     def decode(self, values: pa.Array | BinaryColumn, headers: pa.Array | HeadersColumn | None = None) -> Decoded:
         """Decode a binary column; `headers` are those of the same records, None if there are none to look at.
@@ -52,11 +60,14 @@ class RecordDecoder(Generic[S]):
         programs: list[Any] = []
         # by schema the number of its program; the last is for rows without a schema
         numbers = np.full(len(keys) + 1, -1, np.int32)
-        for number, key in enumerate(keys):
-            program = self._program(key)
+        end = min(bad, default=BadRow(len(which), "")).row if self._ends_at_bad else len(which)
+        for number, first in self._in_order(len(keys), which):
+            key = keys[number]
+            program = self._program(key) if first < end else _NOT_SEEN
             if isinstance(program, str):
-                reason = f"{key}: {program}{self._advice_of(key)}"
+                reason = f"{key}: {program}{self._advice_of(key) if program is not _NOT_SEEN else ''}"
                 bad += [BadRow(row, reason) for row in np.flatnonzero(which == number).tolist()]
+                end = min(end, first) if self._ends_at_bad else end
             else:
                 numbers[number] = len(programs)
                 programs.append(program)
@@ -67,12 +78,22 @@ class RecordDecoder(Generic[S]):
             bad.append(BadRow(row, f"{keys[number]}: {cut(reason)}{advice[number]}"))
         return Decoded(decoded.values, sorted(bad))
 
+    def _in_order(self, count: int, which: NDArray[np.int32]) -> list[tuple[int, int]]:
+        """The number of each schema and, if that matters, its first row, by which they are in order."""
+        if not self._ends_at_bad:
+            return [(number, -1) for number in range(count)]
+        numbers, firsts = np.unique(which, return_index=True)
+        pairs = zip(numbers.tolist(), firsts.tolist(), strict=True)
+        return sorted((pair for pair in pairs if pair[0] >= 0), key=itemgetter(1))
+
     def _program(self, key: SchemaKey) -> Any:
-        if key not in self._programs:
+        program = self._programs.get(key)
+        if program is None:
             try:
-                self._programs[key] = self._decoder.program(self._writer_of(key), key.rest)
+                program = self._decoder.program(self._writer_of(key), key.rest)
             except UnknownSchema as error:
                 return str(error)
             except SchemaError as error:
-                self._programs[key] = cut(str(error))
-        return self._programs[key]
+                program = cut(str(error))
+            self._programs.keep(key, program)
+        return program

@@ -192,6 +192,40 @@ def test_each_record_by_its_schema() -> None:
     assert sorted(map(str, registry.asked)) == sorted(map(str, [7, 8, 5, 9, _GUID]))
 
 
+@pytest.mark.parametrize("first_bad", [id_prefix(5) + b"\2", b"?"])
+def test_after_a_bad_row_no_schema_is_asked_for(first_bad: bytes) -> None:
+    registry = _Registry()
+    decoder = RecordDecoder(AvroDecoder(parse_schema('"long"')), registry.schema, ends_at_bad=True)
+    values = [
+        id_prefix(8) + b"\x04",
+        None,
+        _BY_ID + b"\2",
+        first_bad,
+        *(id_prefix(number) + b"\2" for number in range(9)),
+    ]
+    # the schemas of headers are the first of all, but this one is of the last row
+    headers = _headers(*[None] * 12, [("__value_schema_id", _BY_GUID)])
+    decoded = decoder.decode(pa.array(values, pa.binary()), headers)
+    assert decoded.values.to_pylist()[:4] == [2, None, 1, None]
+    assert min(decoded.bad).row == 3
+    assert set(range(4, 11)) <= {row for row, _ in decoded.bad}
+    assert registry.asked == [8, 7] + [5] * (first_bad != b"?")
+    assert decoder.decode(pa.array(values[:3], pa.binary())).values.to_pylist() == [2, None, 1]
+    values = [id_prefix(8) + b"", *values]  # what is bad is its data
+    decoded = decoder.decode(pa.array(values, pa.binary()), None)
+    assert min(decoded.bad).row == 0
+
+
+def test_programs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_klog.schemas.decoder._MOST_PROGRAMS", 2)
+    registry = _Registry()
+    decoder = RecordDecoder(AvroDecoder(parse_schema('"long"')), registry.schema)
+    values = pa.array([id_prefix(number) + b"\x02" for number in (7, 8, 5)], pa.binary())
+    for _ in range(2):
+        assert decoder.decode(values).values.to_pylist() == [1, 1, None]
+    assert registry.asked == [7, 8, 5] * 2
+
+
 def test_a_registry_that_is_down_is_asked_again() -> None:
     registry = _Registry()
     registry.is_down = True

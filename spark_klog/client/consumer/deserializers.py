@@ -93,7 +93,7 @@ class Deserializers:
         if found is None:
             chosen = self._serialization.by_column[column]
             if isinstance(chosen, str):
-                found = self._serialization.column_format(column, topic).reader().decoder()
+                found = self._serialization.column_format(column, topic).reader().decoder(ends_at_bad=True)
             elif isinstance(chosen, PlainType):
                 from spark_klog.schemas.plain_columns import plain_decoder
 
