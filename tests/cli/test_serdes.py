@@ -221,6 +221,25 @@ def test_records_that_do_not_decode(klog: Klog, confluent: Confluent, topic: str
     assert again.split() == [b"1", b"2", b"3", b"4", b"5"]
 
 
+def test_a_group_at_the_wrong_registry(klog: Klog, confluent: Confluent, topic: str) -> None:
+    """It commits nothing of what another registry may have; a record that no registry could read does not stop it."""
+    unknown = b"\0\0\1\0\0zz"
+    confluent.write(_ORDER, [order(0), b"garbage", order(1), unknown, order(2)])
+    reading = ("consume", topic, "-s", "value=avro", "-G", f"{topic}-group")
+    output, told = klog(*reading, code=1)
+    assert lines_of(output) == [as_json(order(number)) for number in range(2)]
+    named, last = told.splitlines()
+    assert named.startswith(f"klog: {topic}-0, offset 1: value: the value begins with the byte 0x67")
+    assert last.startswith(f"klog: {topic}-0, offset 3: value: schema id 65536: ")
+    assert f"group {topic}-group stays before it: name the registry that has it, or set" in last
+    # by one schema for all records, too
+    schema_id = json.loads(klog("consume", topic, "-s", "value=avro", "--json", "-n", "1")[0])["value_schema_id"]
+    output, told = klog(*reading, "--value-schema-id", str(schema_id), code=1)
+    assert (output, len(told.splitlines())) == (b"", 1)
+    again, _ = Klog(klog._servers, "")("consume", topic, "-G", f"{topic}-group", "-f", r"%o\n")
+    assert again.split() == [b"3", b"4"]
+
+
 def test_lines_that_do_not_fit(klog: Klog, confluent: Confluent, topic: str) -> None:
     confluent.write(_ORDER, [order(0)])
     good = json.dumps(as_json(order(1))).encode()

@@ -132,7 +132,8 @@ def consume(
     terminal control characters and bytes that are not UTF-8 are escaped.
 
     With -s values and keys are JSON, each of the schema that wrote it, or of --value-schema. A record that does not
-    decode is left out and named on stderr, and the exit code is 1 in the end.
+    decode is left out and named on stderr, and the exit code is 1 in the end. With --group one whose schema the
+    registry does not have ends the command, and the group stays before it: the registry may be the wrong one.
     """
     if follow and (until is not None or exits):
         raise click.UsageError("give only one of --follow and --until")
@@ -182,9 +183,16 @@ def consume(
             Consumer(reading.settings, include_headers=needs_headers, timestamp_unit="ms") as consumer,
             stop_signals(partial(_stop, consumer)),
         ):
-            stopped = _copy(consumer, reading, filters, count, render, counter, decoding, stop_on_error)
+            stops = _stops(stop_on_error, is_group=group is not None)
+            stopped = _copy(consumer, reading, filters, count, render, counter, decoding, stops)
         if stopped is not None:
-            raise KlogError(f"{stopped}; the records after it are not read")
+            advice = ""
+            if stopped.is_unknown and not stop_on_error:
+                advice = (
+                    f", and group {group} stays before it: name the registry that has it, or set the group's offset "
+                    "beyond it (klog offsets set)"
+                )
+            raise KlogError(f"{stopped}; the records after it are not read{advice}")
         if decoding is not None:
             decoding.end()
 
@@ -352,6 +360,11 @@ def _last(batch: _Batch) -> tuple[str, int, int]:
     return topic, partition, offset
 
 
+def _stops(stop_on_error: bool, *, is_group: bool) -> Callable[[Undecoded], bool]:
+    """Whether a record that does not decode ends the reading. The wrong registry must not move a group's offsets."""
+    return lambda one: stop_on_error or (is_group and one.is_unknown)
+
+
 def _copy(
     consumer: Consumer,
     reading: _Group | _Partitions,
@@ -360,11 +373,11 @@ def _copy(
     render: Callable[[Any], bytes | memoryview],
     counter: Counter,
     decoding: RecordTexts | None,
-    stops: bool,
+    stops: Callable[[Undecoded], bool],
 ) -> Undecoded | None:
     """Print records until the reading is done, or `count` are printed, or a signal stops it.
 
-    With `stops` also until a record that does not decode, which is returned: the consumer stands there.
+    Also until a record that does not decode and `stops` it, which is returned: the consumer stands there.
     """
     left = sys.maxsize if count is None else count
     # keys and values need not be decoded of what other filters leave out
@@ -376,18 +389,22 @@ def _copy(
                 continue
             records = apply(first, batch)
             undecoded: list[Undecoded] = []
+            stop: Undecoded | None = None
             if decoding is not None and records.num_rows:
                 records, undecoded = decoding.decode(records)
-            if stops and undecoded:
-                records = _before(records, undecoded[0].offset)
+                stop = next(filter(stops, undecoded), None)
+            if stop is not None:
+                records = _before(records, stop.offset)
+                undecoded = [one for one in undecoded if one.offset < stop.offset]
             found = apply(filters, records)
             if len(found) >= left:
                 found = found[:left]
                 topic, partition, offset = _last(found)
                 consumer.seek(topic, partition, offset + 1)  # what is committed
                 undecoded = [one for one in undecoded if one.offset < offset]
-            elif stops and undecoded:
-                consumer.seek(*undecoded[0][:3])
+                stop = None
+            elif stop is not None:
+                consumer.seek(*stop[:3])
             if found:
                 data = render(found)
                 sys.stdout.buffer.write(data)
@@ -395,9 +412,9 @@ def _copy(
                 left -= len(found)
                 counter.add(len(found), len(data))
             if undecoded and decoding is not None:
-                if stops:
-                    return undecoded[0]
                 decoding.report(undecoded)
+            if stop is not None:
+                return stop
             if not left:
                 break
     except WokenUp:

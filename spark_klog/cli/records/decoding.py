@@ -17,7 +17,8 @@ from spark_klog.cli.records.json_texts import json_texts, texts_array
 from spark_klog.cli.records.serdes import PackFormat, Serdes
 from spark_klog.errors import KlogError, SchemaError
 from spark_klog.schemas.column_format import Column, ColumnDecoder, ColumnFormat
-from spark_klog.schemas.prefix import SchemaKey, schema_keys
+from spark_klog.schemas.prefix import SchemaKey, SchemaKeys, schema_keys
+from spark_klog.schemas.registry.client import UnknownSchema
 from spark_klog.schemas.rows import BadRow
 
 #: Records that do not decode and are named, before they are only counted.
@@ -29,12 +30,13 @@ _NULL = pa.nulls(1, pa.large_binary())[0]
 
 
 class Undecoded(NamedTuple):
-    """A record that does not decode."""
+    """A record that does not decode; `is_unknown` if the registry does not have its schema: it may be the wrong one."""
 
     topic: str
     partition: int
     offset: int
     reason: str
+    is_unknown: bool = False
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}, offset {self.offset}: {self.reason}"
@@ -56,11 +58,13 @@ class RecordTexts:
     def decode(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Undecoded]]:
         """The records that decode, and the others in order of their offsets."""
         reasons: dict[int, str] = {}
+        unknown: set[int] = set()
         for column in self._columns:
             sizes = lengths(batch, column.name).cast(pa.int64())
             made, bad = column.decode(batch)
             for row, reason in bad:
                 reasons.setdefault(row, f"{column.name}: {reason}")
+            unknown |= made.unknown
             index = batch.schema.get_field_index(column.name)
             field = json_field(column.name) if made.is_json else pa.field(column.name, pa.large_binary())
             batch = batch.set_column(index, field, made.texts).append_column(f"{column.name}_size", sizes)
@@ -70,7 +74,7 @@ class RecordTexts:
             return batch, []
         topics, partitions, offsets = (batch.column(name) for name in ("topic", "partition", "offset"))
         undecoded = [
-            Undecoded(topics[row].as_py(), partitions[row].as_py(), offsets[row].as_py(), reasons[row])
+            Undecoded(topics[row].as_py(), partitions[row].as_py(), offsets[row].as_py(), reasons[row], row in unknown)
             for row in sorted(reasons)
         ]
         keeps = np.ones(batch.num_rows, np.bool_)
@@ -92,11 +96,15 @@ class RecordTexts:
 
 
 class _Texts(NamedTuple):
-    """A decoded column, large_binary, null for a null; `ids` are the schemas', as JSON."""
+    """A decoded column, large_binary, null for a null; `ids` are the schemas', as JSON.
+
+    `unknown` are the bad rows whose schemas the registry does not have.
+    """
 
     texts: pa.Array
     is_json: bool
     ids: pa.Array | None = None
+    unknown: frozenset[int] = frozenset()
 
 
 class _PackedColumn:
@@ -137,10 +145,10 @@ class _SchemaColumn:
         ids = ids.take(_integers(found.which))
         if self._decoder is not None:
             texts, bad = self._texts(self._decoder, values, headers)
-            return _Texts(texts, True, ids), bad
+            return _Texts(texts, True, ids, self._unknown(found, bad)), bad
         if len(found.keys) == 1:
             texts, bad = self._of_schema(found.keys[0], values, headers)
-            return _Texts(texts, True, ids), bad
+            return _Texts(texts, True, ids, self._unknown(found, bad)), bad
         bad = list(found.bad)
         pieces, places = [], []
         for number, key in enumerate(found.keys):
@@ -155,7 +163,20 @@ class _SchemaColumn:
             every = np.concatenate(places)
             order[every] = np.arange(len(every))
         joined = pa.concat_arrays(pieces) if pieces else pa.array([], pa.large_binary())
-        return _Texts(joined.take(_integers(order)), True, ids), bad
+        return _Texts(joined.take(_integers(order)), True, ids, self._unknown(found, bad)), bad
+
+    def _unknown(self, found: SchemaKeys, bad: Sequence[BadRow]) -> frozenset[int]:
+        """The bad rows whose schemas the registry does not have; it was just asked, and is not asked again."""
+        assert self._form.registry is not None
+        registry, unknown = self._form.registry.registry(), set()
+        for number in {int(found.which[row]) for row, _ in bad} - {-1}:
+            try:
+                registry.schema(found.keys[number].id, self._form.subject or "")
+            except UnknownSchema:
+                unknown.add(number)
+            except SchemaError:
+                pass
+        return frozenset(row for row, _ in bad if int(found.which[row]) in unknown)
 
     def _of_schema(self, key: SchemaKey, values: pa.Array, headers: pa.Array) -> tuple[pa.Array, list[BadRow]]:
         """Decode rows of one schema, among which there may be nulls and rows without a schema."""
