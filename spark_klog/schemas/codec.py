@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -12,6 +13,8 @@ from spark_klog.schemas.registry.schemas import NO_REFERENCES, Format, Reference
 from spark_klog.schemas.rows import Decoded
 from spark_klog.wire.primitives import Buffer
 
+#: What is no schema of any format: a path or URI, and not a comment of Protobuf.
+_FILE = re.compile(r"(?!//|/\*)([^\s{}\[\]\"';]*[/\\][^\n{}\[\]\"';]*|[^\n{}\[\]\"';]+\.(avsc|proto|json))")
 #: A parsed schema of a format.
 S = TypeVar("S")
 _S_contra = TypeVar("_S_contra", contravariant=True)
@@ -77,6 +80,11 @@ class Codec(Protocol[S]):
     def schema_of(self, kind: pa.DataType) -> str:
         """The text of a schema for a column's Arrow type."""
         ...
+
+
+def names_file(text: str) -> bool:
+    """Whether a text that is to be a schema, of any format, looks like the name of a file instead."""
+    return bool(_FILE.fullmatch(text.strip()))
 
 
 def value_writer_of(name: Format, schema: Any, prefix: bytes) -> Callable[[Any], bytes] | None:

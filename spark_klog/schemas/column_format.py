@@ -80,13 +80,14 @@ class ColumnFormat:
     def reader(self, schema_id: int | UUID | None = None, *, longest_ms: int | None = None) -> ReaderSchema:
         """The reader's schema, that of an id or GUID if given. Asks the registry, errors as of its client.
 
-        `SchemaError` or `RegistryError` names the column. `longest_ms` as of `registry_of`.
+        `SchemaError` or `RegistryError` names the column, unless an id is given. `longest_ms` as of `registry_of`.
         """
         if self.text is not None:
             return ReaderSchema(self, self.text)
         assert self.registry is not None  # who makes a format without a text has one
         registry = self.registry.registry(longest_ms)
-        schema_id = self.schema_id if schema_id is None else schema_id
+        is_asked = schema_id is not None
+        schema_id = schema_id if is_asked else self.schema_id
         version = None
         try:
             if schema_id is not None:
@@ -103,6 +104,8 @@ class ColumnFormat:
                 if version is None:
                     raise SchemaError(f"it is no version of subject {self.subject}, which schemaEvolution needs")
         except SchemaError as error:
+            if is_asked:  # who asks for it names it
+                raise
             raise SchemaError(f"the schema of column {self.column}, id {schema_id}: {error}") from None
         except RegistryError as error:
             if error.code not in NOT_THERE or self.subject is None:

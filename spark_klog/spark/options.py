@@ -178,10 +178,11 @@ def milliseconds(own: dict[str, str], name: str, default: int) -> int:
 
 def chosen(own: dict[str, str], name: str, values: Mapping[str, str]) -> str:
     """The value of the chosen word; the first one is the default."""
-    kind = choice(
-        "choice", {word.lower(): value for word, value in values.items()}, f"one of {', '.join(values)}", any_case=True
-    )
-    return str(value_of(kind, name, own.get(name, next(iter(values))), _WORDING))
+    given = own.get(name, next(iter(values)))
+    question = nearest(given.strip(), values)
+    wanted = f"one of {', '.join(values)}{question and f'; {question}'}"
+    kind = choice("choice", {word.lower(): value for word, value in values.items()}, wanted, any_case=True)
+    return str(value_of(kind, name, given, _WORDING))
 
 
 def split(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -573,6 +574,7 @@ def column_formats(
         if alone is not None or registry is not None:
             raise ConfigError(f"option {alone or 'schemaRegistryUrl'} needs valueFormat or keyFormat, such as avro")
         return ()
+    from spark_klog.schemas.codec import names_file
     from spark_klog.schemas.column_format import ColumnFormat
 
     formats = []
@@ -597,6 +599,11 @@ def column_formats(
         if registry is not None and subject is None and topic is not None:
             subject = f"{topic}-{column}"
         text = texts["Schema"] or None
+        if text is not None and names_file(text):
+            raise ConfigError(
+                f"option {column}Schema={text} looks like a file's name, and must be the text of the schema: read the "
+                "file, and give what is in it"
+            )
         made = ColumnFormat(column, kind, registry, text, schema_id, subject, is_permissive)
         formats.append(replace(made, message=texts["Message"] or None))
     validates = boolean(own, "validate", False)

@@ -100,6 +100,10 @@ def test_what_is_registered(klog: Klog, subject: str, tmp_path: Path) -> None:
     second = SchemaRegistryClient({"url": klog.url}).get_latest_version(subject)  # which keeps what it has learnt
     assert line == {"subject": subject, "version": 2, "id": second.schema_id}
     assert json.loads(klog("show", subject)) == json.loads(second.schema.schema_str)
+    (shown,) = klog.lines("show", subject, "latest")
+    assert shown["version"] == 2
+    for wrong in ("0", "newest"):
+        assert f"'{wrong}' is neither a version from 1 on nor latest" in klog("show", subject, wrong, code=2)
     (shown,) = klog.lines("show", subject, "1")
     assert (shown["version"], shown["id"], shown["type"], shown["references"]) == (1, first.schema_id, "avro", [])
     (shown,) = klog.lines("show", "--id", str(first.schema_id))

@@ -72,6 +72,7 @@ def test_wrong_arguments(options: list[str], words: str, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--value-format", "avro", "--value-schema", "/no/file.avsc"], "--value-schema /no/file.avsc does not exist"),
         (["--value-format", "avro"], "--value-format avro needs --schema-registry, or --value-schema"),
         (["--value-format", "avro", "--value-schema-id", "1"], "needs --schema-registry"),
         (["--value-format", "avro", "--schema-registry", "ftp://me:hunter2@r"], "schema.registry.url must be http"),

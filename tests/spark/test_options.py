@@ -291,3 +291,32 @@ def test_the_registry_of_a_named_cluster(tmp_path: Path, monkeypatch: pytest.Mon
         assert form.registry.settings == {"url": "http://r:8081", "basic.auth.user.info": "env:INFO"}
     with pytest.raises(ConfigError, match=r"schemaRegistryUrl and schema\.registry\.url of the cluster differ"):
         source_formats(named | {"valueFormat": "avro", "schemaRegistryUrl": "http://other:8081"})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"valueFormat": "jsonschema"}, "must be one of avro, protobuf, json-schema; did you mean json-schema?"),
+        ({"valueFormat": "JSON_SCHEMA"}, "did you mean json-schema?"),
+        ({"valueFormat": "avro", "valueSchema": "/a b/c.avsc"}, "valueSchema=/a b/c.avsc looks like a file's name"),
+        ({"keyFormat": "protobuf", "keySchema": "order.proto"}, "keySchema=order.proto looks like a file's name"),
+        ({"valueFormat": "avro", "valueSchema": "s3://b/c"}, "must be the text of the schema: read the file"),
+    ],
+)
+def test_wrong_formats_and_schemas(options: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        source_formats(BASE | options)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("avro", "string"),
+        ("avro", '{"type": "record", "name": "a.b", "fields": [], "doc": "see http://x/y.json"}'),
+        ("protobuf", '// a/b.proto\nsyntax = "proto3"; message M { int32 a = 1; }'),
+        ("json-schema", "true"),
+    ],
+)
+def test_texts_of_schemas_are_no_files(form: str, text: str) -> None:
+    (found,) = source_formats(BASE | {"valueFormat": form, "valueSchema": text})
+    assert found.text == text

@@ -111,6 +111,15 @@ def versions(subject: str, registry: RegistryClient, as_json: bool) -> None:
     print_lines(as_json, lines, ("version", "id", "type"))
 
 
+def _version(text: str) -> int | None:
+    """A version's number, None of the latest."""
+    if text == "latest":
+        return None
+    if not text.isdecimal() or not 0 < int(text[:10]) < 1 << 31:
+        raise click.BadParameter(f"{text!r} is neither a version from 1 on nor latest")
+    return int(text)
+
+
 @schemas.command(
     epilog="""\b
 Examples:
@@ -120,13 +129,13 @@ Examples:
 """
 )
 @click.argument("subject", required=False)
-@click.argument("version", type=click.IntRange(1), required=False)
+@click.argument("version", type=_version, required=False)
 @click.option("--id", "schema_id", type=click.IntRange(0), help="The schema with this id.")
 @_registry_options
 def show(
     subject: str | None, version: int | None, schema_id: int | None, registry: RegistryClient, as_json: bool
 ) -> None:
-    """Print the schema of SUBJECT, its latest version or VERSION."""
+    """Print the schema of SUBJECT, its latest version or VERSION: a number, or latest."""
     if (subject is None) == (schema_id is None):
         raise click.UsageError("give SUBJECT, or --id")
     if schema_id is not None:

@@ -131,6 +131,10 @@ def _text(option: str, given: str) -> str:
     except (OSError, ValueError):  # a schema may be longer than a file's name
         is_file = False
     if not is_file:
+        from spark_klog.schemas.codec import names_file
+
+        if names_file(given):
+            raise ConfigError(f"{option} {given} does not exist: name a file, or give the text of a schema")
         return given
     try:
         return path.read_text("utf-8")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import re
+import sys
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -19,6 +21,8 @@ import pyarrow as pa
 from spark_klog.cli.records.json_texts import DURATION_DIGITS
 from spark_klog.errors import ConfigError
 
+#: Larger numbers round to infinity in 32 bits.
+_MOST_FLOAT32 = float.fromhex("0x1.fffffefffffffp127")
 _NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?\s*(Z|[+-]\d\d:?\d\d)?")
 _SECONDS = re.compile(r"(-?\d{1,19}(?:\.\d{1,9})?(?:E-\d)?)s")
@@ -133,8 +137,8 @@ def _key_of(kind: pa.DataType) -> Callable[[Any], Any] | None:
     return None
 
 
-def _reader_of(kind: pa.DataType, nullable: bool = True) -> Reader:
-    """A reader of a shape's values."""
+def _reader_of(kind: pa.DataType, nullable: bool = True, advice: str = "") -> Reader:
+    """A reader of a shape's values; `advice` is what else to say of a null."""
     read = _reader_of_values(kind)
 
     def read_or_null(value: Any) -> Any:
@@ -142,7 +146,7 @@ def _reader_of(kind: pa.DataType, nullable: bool = True) -> Reader:
             return read(value)
         if nullable:
             return None
-        raise _Misfit("must not be null, and not be left out")
+        raise _Misfit(f"must not be null{advice}")
 
     return read_or_null
 
@@ -162,7 +166,9 @@ def _reader_of_values(kind: pa.DataType) -> Reader:
 
 
 def _object_reader(kind: pa.StructType) -> Reader:
-    readers = [(field.name, _reader_of(field.type, field.nullable)) for field in kind]
+    # without a default the schema refuses a shape that lacks the field
+    advice = "; if the schema has a default, leave it out, of all records of a list"
+    readers = [(field.name, _reader_of(field.type, field.nullable, advice)) for field in kind]
 
     def read(value: Any) -> Any:
         row = {}
@@ -279,15 +285,20 @@ def _integer(kind: pa.DataType) -> Reader:
 
 
 def _float(kind: pa.DataType) -> Reader:
+    most = _MOST_FLOAT32 if pa.types.is_float32(kind) else sys.float_info.max
+
     def read(value: Any) -> Any:
         if isinstance(value, str) and value in _NOT_FINITE:
             return _NOT_FINITE[value]
         if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
             raise _wrong(value, 'a number, "NaN", "Infinity" or "-Infinity"')
         try:
-            return float(value)
-        except OverflowError:
-            raise _wrong(value, "a number that a double holds") from None
+            number = float(value)
+        except OverflowError:  # of a whole number
+            number = math.inf
+        if abs(number) > most:
+            raise _wrong(value, f"a number that {kind} holds")
+        return number
 
     return read
 

@@ -63,7 +63,7 @@ def parse_proto(text: str, references: Mapping[str, str]) -> tuple[str, list[Any
     `text` is that, or its FileDescriptorProto in base64, as are those of `references`. `SchemaError` says what does not
     compile; `SchemaTimedOut`; `MissingPackage` without grpcio-tools.
     """
-    require("Protobuf schemas", "grpc_tools")
+    require("a Protobuf schema", "grpc_tools")
     texts: dict[str, str] = {}
     for path, content in references.items():
         descriptor = _from_base64(content)

@@ -62,6 +62,7 @@ _OTHER_NAME = (62, 64)
 #: Of a connection that ends within TLS, as when a server restarts.
 _CUT = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _ABOUT_CERTIFICATES = words("ALERT_CERTIFICATE ALERT_BAD_CERTIFICATE ALERT_UNKNOWN_CA ALERT_UNSUPPORTED_CERTIFICATE")
+_HANDSHAKE = "handshake"
 _NO_TLS = words("WRONG_VERSION_NUMBER RECORD_LAYER_FAILURE")
 
 
@@ -424,7 +425,7 @@ class RegistryClient:
             # the timeouts of httpx are for each read, and not for the look-up of the name
             status, data, location, retry_after = within(until, exchange, "klog-registry")
         except TimeoutError:
-            raise ConnectionFailed(f"the schema registry {url} did not answer in time") from None
+            raise ConnectionFailed(f"the schema registry {url} did not answer in time{_is_http(url)}") from None
         except self._failures as error:
             raise self._failure(url, error) from None
         try:
@@ -457,7 +458,7 @@ class RegistryClient:
         looked_up = next((one for one in causes if isinstance(one, socket.gaierror)), None)
         if looked_up is not None and looked_up.errno != socket.EAI_AGAIN:
             return _Hopeless(f"{text}; check the name in {self.config.named('url')}")
-        return ConnectionFailed(text)
+        return ConnectionFailed(text + (_is_http(url) if _HANDSHAKE in why.lower() else ""))
 
     def _refusal(self, answer: _Answer, what: str) -> RegistryError:
         url, status, body = answer.url, answer.status, answer.body
@@ -496,6 +497,11 @@ class RegistryClient:
         return token_of(
             self.config.oauth, host, deadline, lambda name: self.config.named(_BEARER_NAMES.get(name, name))
         )
+
+
+def _is_http(url: str) -> str:
+    """A question about a URL that gave no answer: a server without TLS waits for the rest of a request."""
+    return "; is it an http:// URL?" if url.startswith("https:") else ""
 
 
 def _config(subject: str | None) -> tuple[str, str]:

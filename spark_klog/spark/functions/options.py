@@ -22,6 +22,7 @@ from typing import Any, cast
 
 from spark_klog.base.settings import advice, nearest
 from spark_klog.errors import ConfigError
+from spark_klog.schemas.codec import names_file
 from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, RegistrySettings
 from spark_klog.schemas.column_writing import WriteFormat
 from spark_klog.schemas.registry.schemas import Format
@@ -104,6 +105,8 @@ class FunctionOptions:
         return made
 
     def _check(self) -> None:
+        if self.text is not None and names_file(self.text):
+            raise self._error(f"schema {self.text!r} looks like a file's name, and must be the text of the schema")
         if self.text is not None and "schemaId" in self.own:
             raise self._error("schema and option schemaId exclude each other: remove one of them")
         if self.registry is None:

@@ -247,3 +247,12 @@ def test_a_forked_process_has_connections_of_its_own() -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_server_without_tls_that_waits() -> None:
+    """It takes the beginning of TLS for one of a request, and waits for the rest."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        for settings in ({}, {"http_connect_timeout_ms": "100"}):
+            with pytest.raises(ConnectionFailed, match=r"is it an http:// URL\?; gave up"):
+                _client(url, retries_deadline_ms="300", **settings).schema(7)
