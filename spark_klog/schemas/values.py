@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from operator import is_
 from typing import Any
 
 import pyarrow as pa
@@ -90,11 +89,11 @@ class ValueColumn:
         """A column of one value. `EncodeError` names the field that does not fit, or that there is none of that name.
 
         The column's type lacks the fields that the value leaves out, so that a format can say what stands for them: the
-        default, or nothing. In lists and maps they are null.
+        default, or nothing. In lists and maps they are null, unless all items leave them out.
         """
         try:
             prepared = value if value is None or self._prepare is None else self._prepare(value)
-            return pa.array([prepared], _present(self.type, value))
+            return pa.array([prepared], _present(self.type, [] if value is None else [value]))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, EncodeError):
                 raise
@@ -102,16 +101,22 @@ class ValueColumn:
             raise EncodeError(f"{where and f'field {where}: '}{why}") from None
 
 
-def _present(kind: pa.DataType, value: Any) -> pa.DataType:
-    """The type without the fields of structs that a value leaves out."""
-    if not pa.types.is_struct(kind) or not isinstance(value, Mapping):
-        return kind
-    fields = list(kind)
-    types = [_present(field.type, value[field.name]) for field in fields if field.name in value]
-    kept = [field for field in fields if field.name in value]
-    if len(kept) == len(fields) and all(map(is_, types, [field.type for field in fields])):
-        return kind
-    return pa.struct([field.with_type(one) for field, one in zip(kept, types, strict=True)])
+def _present(kind: pa.DataType, values: list[Any]) -> pa.DataType:
+    """The type without the fields of structs that all of the values leave out."""
+    if pa.types.is_struct(kind):
+        rows = [value for value in values if isinstance(value, Mapping)]
+        fields = [field for field in kind if not rows or any(field.name in row for row in rows)]
+        types = [_present(one.type, [row[one.name] for row in rows if row.get(one.name) is not None]) for one in fields]
+        if len(fields) == kind.num_fields and types == [field.type for field in kind]:
+            return kind
+        return pa.struct([field.with_type(one) for field, one in zip(fields, types, strict=True)])
+    if pa.types.is_map(kind) and pa.types.is_nested(kind.item_type):
+        item = _present(kind.item_type, [one for value in values for one in value.values() if one is not None])
+        return kind if item == kind.item_type else pa.map_(kind.key_type, kind.item_field.with_type(item))
+    if pa.types.is_list(kind) and pa.types.is_nested(kind.value_type):
+        item = _present(kind.value_type, [one for value in values for one in value if one is not None])
+        return kind if item == kind.value_type else pa.list_(kind.value_field.with_type(item))
+    return kind
 
 
 def _misfit(value: Any, kind: pa.DataType, path: str, error: Exception) -> tuple[str, str]:

@@ -13,6 +13,10 @@ import pyarrow as pa
 import pytest
 
 from spark_klog.errors import EncodeError
+from spark_klog.schemas.column_format import ColumnFormat
+from spark_klog.schemas.column_writing import WriteFormat
+from spark_klog.schemas.registry.schemas import Format
+from spark_klog.schemas.row_serializing import RowSerializer
 from spark_klog.schemas.values import ValueColumn, to_values
 
 _NAIVE = dt.datetime(2024, 1, 2, 3, 4, 5)
@@ -100,6 +104,30 @@ def test_mappings_and_numpy() -> None:
     value = ChainMap({"a": np.int8(5)}, {"m": UserDict(k=np.array([1, 2]), l=(3,))})
     assert to_values(column.of(value)) == [{"a": 5, "m": {"k": [1.0, 2.0], "l": [3.0]}}]
     assert to_values(ValueColumn(pa.timestamp("us")).of(_NAIVE)) == [_NAIVE]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "values", "expected"),
+    [
+        (
+            "protobuf",
+            'syntax="proto3"; message M { repeated I l = 1; map<string, I> m = 2; } '
+            "message I { int32 a = 1; string b = 2; }",
+            [{"l": [{"a": 1}, {"a": 2}]}, {"m": {"k": {"b": "x"}}}, {"l": [{}]}],
+            [b"\n\2\b\1\n\2\b\2", b"\x12\b\n\1k\x12\3\x12\1x", b"\n\0"],
+        ),
+        (
+            "json-schema",
+            '{"type": "object", "properties": {"l": {"type": "array", "items": {"type": "object", "required": ["q"], '
+            '"properties": {"q": {"type": "integer", "default": 5}, "r": {"type": "string"}}}}}}',
+            [{"l": [{"r": "x"}, {}]}, {"l": []}, {"l": [{"q": 1}]}],
+            [b'{"l":[{"q":5,"r":"x"},{"q":5}]}', b'{"l":[]}', b'{"l":[{"q":1}]}'],
+        ),
+    ],
+)
+def test_fields_left_out_in_lists_and_maps(name: Format, text: str, values: list[Any], expected: list[bytes]) -> None:
+    serializer = RowSerializer(WriteFormat(ColumnFormat("value", name, None, text), "t"))
+    assert [serializer.serialize(value) for value in values] == expected
 
 
 def test_of_a_key_twice_the_last_value_counts() -> None:
