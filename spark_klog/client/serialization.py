@@ -223,11 +223,19 @@ class Serialization:
 
     def write_format(self, column: Column, topic: str) -> WriteFormat:
         """As `column_format`, for writing."""
-        from spark_klog.schemas.column_writing import WriteFormat
+        from spark_klog.schemas.column_writing import WriteAdvice, WriteFormat
 
+        advice = WriteAdvice(
+            "leave use.latest.version out and set {column}.schema to register one",
+            "set auto.register.schemas=true, use.latest.version=true, or a {column}.schema that is there",
+            "set use.latest.version=true to write by the subject's schema",
+            "set {column}.subject, or {column}.subject.name.strategy=RecordNameStrategy",
+            "set {column}.schema, or {column}.subject",
+        )
         registers = self._flag("auto.register.schemas", True)
         uses_latest = self._flag("use.latest.version", False)
-        return WriteFormat(self.column_format(column, topic), topic, self._strategy(column), registers, uses_latest)
+        source, strategy = self.column_format(column, topic), self._strategy(column)
+        return WriteFormat(source, topic, strategy, registers, uses_latest, advice)
 
     def check_one_schema(self) -> None:
         """Raise `ConfigError` for a column whose schema is not the same for all topics."""

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -22,6 +22,34 @@ Strategy = Literal["topic", "record", "topic-record"]
 _CONFLICT = 409
 
 
+class WriteAdvice(NamedTuple):
+    """What errors advise, by the names that the user sets things with; `column` stands for key or value."""
+
+    #: Of a subject that is not there.
+    registers: str
+    #: Of a schema that is not there, and is not to be registered.
+    there: str
+    #: Of a schema that is not compatible.
+    latest: str
+    #: Of rows of several topics.
+    topics: str
+    #: Of a schema without a name.
+    named: str
+
+    def of(self, column: Column) -> WriteAdvice:
+        return WriteAdvice(*(text.replace("{column}", column) for text in self))
+
+
+#: Of the source's and sink's options.
+SPARK_ADVICE = WriteAdvice(
+    "leave useLatestVersion out to register one",
+    "set autoRegisterSchemas=true, useLatestVersion=true, or a schema that is there",
+    "set useLatestVersion=true to write by the subject's schema",
+    "set {column}Subject, or {column}SubjectNameStrategy=RecordNameStrategy",
+    "set {column}Schema, or {column}Subject",
+)
+
+
 @dataclass(frozen=True)
 class WriteFormat:
     """How to write a column: by the schema of `source`, or without one by that of the column's Arrow type.
@@ -35,6 +63,7 @@ class WriteFormat:
     strategy: Strategy = "topic"
     registers: bool = True
     uses_latest: bool = False
+    advice: WriteAdvice = SPARK_ADVICE
 
     @property
     def needs_type(self) -> bool:
@@ -101,8 +130,8 @@ class WriteFormat:
             return source.subject
         if self.strategy != "record" and self.topic is None:
             raise SchemaError(
-                f"rows go to the topics of a column, so the subject is not known: set {source.column}Subject, or "
-                f"{source.column}SubjectNameStrategy=RecordNameStrategy"
+                "rows go to the topics of a column, so the subject is not known: "
+                f"{self.advice.of(source.column).topics}"
             )
         if self.strategy == "topic":
             return f"{self.topic}-{source.column}"
@@ -110,7 +139,7 @@ class WriteFormat:
         if self.strategy == "record" and self.needs_type and source.message is None:
             raise SchemaError(
                 f"a schema that is made of the column's type has no name of its own, by which RecordNameStrategy calls "
-                f"the subject: set {source.column}Schema, or {source.column}Subject"
+                f"the subject: {self.advice.of(source.column).named}"
             )
         codec = source.codec
         name = codec.name(codec.parse(text))
@@ -124,7 +153,7 @@ class WriteFormat:
         except RegistryError as error:
             if error.code not in NOT_THERE:
                 raise
-            hint = "register a schema, name another subject, or leave useLatestVersion out to register one"
+            hint = f"register a schema, name another subject, or {self.advice.of(self.source.column).registers}"
             text = f"column {self.source.column}: {error}; {hint}"
             raise RegistryError(text, error.status, error.code) from None
 
@@ -135,11 +164,12 @@ class WriteFormat:
             return registry.lookup(subject, schema)
         except RegistryError as error:
             why = str(error).removeprefix(f"subject {subject}: ")
+            advice = self.advice.of(self.source.column)
             what = f"column {self.source.column} can't be written under subject {subject}: {why}"
             if error.status == _CONFLICT:
-                hint = "make the columns compatible, or set useLatestVersion=true to write by the subject's schema"
+                hint = f"make the columns compatible, or {advice.latest}"
             elif error.code in NOT_THERE and not self.registers:
-                hint = "set autoRegisterSchemas=true, useLatestVersion=true, or a schema that is there"
+                hint = advice.there
             else:
                 raise
             raise RegistryError(f"{what}; {hint}", error.status, error.code) from None

@@ -22,6 +22,8 @@ from tests.schemas.avro.model import records, values
 from tests.schemas.avro.support import written
 
 _DECIMAL = st.integers(-(10**9) + 1, 10**9 - 1).map(lambda units: Decimal(units).scaleb(-2))
+#: About the most that 64 bits hold in microseconds.
+_DAYS = timedelta(days=100_000_000)
 _LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -35,7 +37,7 @@ _LEAVES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.timestamp("us"), st.datetimes()),
     (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(timezone.utc))),
     (pa.time64("us"), st.times()),
-    (pa.duration("us"), st.timedeltas()),
+    (pa.duration("us"), st.timedeltas(-_DAYS, _DAYS)),
 ]
 Typed = tuple[pa.DataType, st.SearchStrategy[Any]]
 

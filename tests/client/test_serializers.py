@@ -382,7 +382,7 @@ def test_which_schema(cluster: EmbeddedCluster, registry: str, topic: str, setti
         producer.send(topic, order(2))
     lookup = settings | {"auto.register.schemas": "false"}
     with Producer(lookup | {"value.schema": _TEXT, "value.subject.name.strategy": "RecordNameStrategy"}) as producer:
-        with pytest.raises(RegistryError, match=r"shop.Order.*auto.register.schemas|autoRegisterSchemas"):
+        with pytest.raises(RegistryError, match=r"shop\.Order.*; set auto\.register\.schemas=true, use\."):
             producer.send(topic, order(3))
         client.register_schema("shop.Order", Schema(_TEXT, "AVRO"))
         producer.send(topic, order(3))
@@ -391,6 +391,7 @@ def test_which_schema(cluster: EmbeddedCluster, registry: str, topic: str, setti
     with Producer(settings | {"value.schema": incompatible}) as producer, pytest.raises(RegistryError) as caught:
         producer.send(topic, {"id": "x"})
     assert caught.value.status == 409
+    assert "or set use.latest.version=true to write by the subject's schema" in str(caught.value)
 
 
 def test_transactions(cluster: EmbeddedCluster, registry: str, topic: str, settings: dict[str, Any]) -> None:

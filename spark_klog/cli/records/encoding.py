@@ -8,13 +8,20 @@ from typing import Any
 import pyarrow as pa
 
 from spark_klog.cli.records.json_rows import RowReader
-from spark_klog.errors import ConfigError, EncodeError, RegistryError, SchemaError
+from spark_klog.errors import ConfigError, EncodeError, SchemaError
 from spark_klog.schemas.column_format import ColumnFormat
-from spark_klog.schemas.column_writing import ColumnEncoder, WriteFormat
+from spark_klog.schemas.column_writing import ColumnEncoder, WriteAdvice, WriteFormat
 
 #: Encoders that are kept, of shapes that values have.
 _MOST_SHAPES = 64
-_CONFLICT = 409
+_LATEST = "leave --{column}-schema out to write by the subject's latest"
+_ADVICE = WriteAdvice(
+    "give --{column}-schema FILE to register one",
+    "give a --{column}-schema that is there",
+    _LATEST,
+    "name one topic",
+    "give --{column}-schema FILE",
+)
 
 
 class BadValue(ConfigError):
@@ -35,14 +42,7 @@ class ColumnValues:
         self.column = form.column
         kind = form.reader().decoder().type
         is_latest = form.text is None and form.schema_id is None
-        try:
-            self._writer = WriteFormat(form, topic, uses_latest=is_latest).writer(kind)
-        except RegistryError as error:
-            if error.status != _CONFLICT:
-                raise
-            text = str(error).partition("; make the columns")[0]  # what follows is what to do in Spark
-            hint = f"leave --{form.column}-schema out to write by the subject's latest"
-            raise RegistryError(f"{text}; {hint}", error.status, error.code) from None
+        self._writer = WriteFormat(form, topic, uses_latest=is_latest, advice=_ADVICE).writer(kind)
         self._reader = RowReader(kind)
         self._encoders: dict[pa.DataType, ColumnEncoder] = {}
 
