@@ -21,6 +21,7 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import Phase, given, settings, strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession, functions as F
+from pyspark.sql.connect.functions.builtin import lit as connect_lit
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_klog.embedded import EmbeddedCluster
@@ -390,6 +391,43 @@ def test_wrong_calls_of_others(spark: SparkSession, registry: str) -> None:
         from_avro("value", subject="missing", schemaRegistryAddress=registry)
     with pytest.raises(SchemaError):
         from_avro("value", '{"type": "rec"}')
+    with pytest.raises(ConfigError, match=r"schema 'order\.avsc' looks like a file's name"):
+        from_avro("value", "order.avsc")
+    for column in (F.col("subject"), F.lit(1), F.concat(F.lit("a"), F.lit("b"))):
+        with pytest.raises(ConfigError, match=r"from_avro: subject must be a text or lit\(TEXT\)"):
+            from_avro("value", subject=column, schemaRegistryAddress=registry)
+    # as in Databricks' examples, of classic Spark and of Connect
+    for column in (F.lit("missing"), connect_lit("missing")):
+        with pytest.raises(SchemaError, match="subject missing"):
+            from_avro("value", subject=column, schemaRegistryAddress=registry)
+
+
+@pytest.mark.test_all("long")
+def test_records_beside_the_headers_of_others(spark: SparkSession, servers: str, registry: str, topic: str) -> None:
+    """As the documents say: a header that names the schema of the record before must not stay."""
+    create_topic(servers, topic)
+    ((_, headers),) = _written(
+        registry, f"{topic}-old", _V1, [{"id": 1}], **{"schema.id.serializer": header_schema_id_serializer}
+    )
+    frame = spark.createDataFrame(
+        [
+            Row(
+                v=Row(other="x"),
+                headers=[Row(key=name, value=bytearray(value)) for name, value in [*headers, ("h", b"1")]],
+            )
+        ]
+    )
+    frame.select(
+        to_avro("v", subject=f"{topic}-value", schemaRegistryAddress=registry).alias("value"),
+        F.filter("headers", lambda header: header["key"] != "__value_schema_id").alias("headers"),
+    ).write.format("klog").option("kafka.bootstrap.servers", servers).option("topic", topic).mode("append").save()
+    read = spark.read.format("klog").options(
+        **{"kafka.bootstrap.servers": servers, "subscribe": topic, "includeHeaders": "true"},
+        valueFormat="avro",
+        schemaRegistryUrl=registry,
+    )
+    ((value, kept),) = read.load().select("value", "headers").collect()
+    assert (value, kept) == (Row(other="x"), [Row(key="h", value=bytearray(b"1"))])
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def from_avro(
     data: ColumnOrName,
     jsonFormatSchema: str | None = None,
     options: Options | None = None,
-    subject: str | None = None,
+    subject: ColumnOrName | None = None,
     schemaRegistryAddress: str | None = None,
     *,
     schema: str | None = None,
@@ -53,14 +53,14 @@ def from_avro(
     records of `schema`. `is_key` if the column has keys, whose ids are in another header.
     """
     text = _one("from_avro", schema=schema, jsonFormatSchema=jsonFormatSchema)
-    keywords = _registry(subject, schemaRegistryAddress)
+    keywords = _registry("from_avro", subject, schemaRegistryAddress)
     return _rows("from_avro", "avro", data, text, options, keywords, headers, is_key)
 
 
 def to_avro(
     data: ColumnOrName,
     jsonFormatSchema: str | None = None,
-    subject: str | None = None,
+    subject: ColumnOrName | None = None,
     schemaRegistryAddress: str | None = None,
     options: Options | None = None,
     *,
@@ -72,7 +72,8 @@ def to_avro(
     each record, and the schema is registered under `subject`; the option `useLatestVersion` takes the subject's latest.
     """
     text = _one("to_avro", schema=schema, jsonFormatSchema=jsonFormatSchema)
-    return _records("to_avro", "avro", data, text, options, _registry(subject, schemaRegistryAddress))
+    keywords = _registry("to_avro", subject, schemaRegistryAddress)
+    return _records("to_avro", "avro", data, text, options, keywords)
 
 
 def from_protobuf(
@@ -83,7 +84,7 @@ def from_protobuf(
     binaryDescriptorSet: bytes | None = None,
     *,
     schema: str | None = None,
-    subject: str | None = None,
+    subject: ColumnOrName | None = None,
     schemaRegistryAddress: str | None = None,
     headers: ColumnOrName | None = None,
     is_key: bool = False,
@@ -94,7 +95,7 @@ def from_protobuf(
     first. Descriptors are refused.
     """
     _refuse_descriptors("from_protobuf", descFilePath, binaryDescriptorSet)
-    keywords = {"messageName": messageName, **_registry(subject, schemaRegistryAddress)}
+    keywords = {"messageName": messageName, **_registry("from_protobuf", subject, schemaRegistryAddress)}
     return _rows("from_protobuf", "protobuf", data, schema, options, keywords, headers, is_key)
 
 
@@ -106,12 +107,12 @@ def to_protobuf(
     binaryDescriptorSet: bytes | None = None,
     *,
     schema: str | None = None,
-    subject: str | None = None,
+    subject: ColumnOrName | None = None,
     schemaRegistryAddress: str | None = None,
 ) -> Column:
     """Protobuf messages of a column, binary; see `to_avro` and `from_protobuf`."""
     _refuse_descriptors("to_protobuf", descFilePath, binaryDescriptorSet)
-    keywords = {"messageName": messageName, **_registry(subject, schemaRegistryAddress)}
+    keywords = {"messageName": messageName, **_registry("to_protobuf", subject, schemaRegistryAddress)}
     return _records("to_protobuf", "protobuf", data, schema, options, keywords)
 
 
@@ -119,26 +120,26 @@ def from_json_schema(
     data: ColumnOrName,
     schema: str | None = None,
     options: Options | None = None,
-    subject: str | None = None,
+    subject: ColumnOrName | None = None,
     schemaRegistryAddress: str | None = None,
     *,
     headers: ColumnOrName | None = None,
     is_key: bool = False,
 ) -> Column:
     """Rows of a binary column of JSON by a JSON Schema; see `from_avro`."""
-    keywords = _registry(subject, schemaRegistryAddress)
+    keywords = _registry("from_json_schema", subject, schemaRegistryAddress)
     return _rows("from_json_schema", "json-schema", data, schema, options, keywords, headers, is_key)
 
 
 def to_json_schema(
     data: ColumnOrName,
     schema: str | None = None,
-    subject: str | None = None,
+    subject: ColumnOrName | None = None,
     schemaRegistryAddress: str | None = None,
     options: Options | None = None,
 ) -> Column:
     """JSON of a column by a JSON Schema, binary; see `to_avro`."""
-    keywords = _registry(subject, schemaRegistryAddress)
+    keywords = _registry("to_json_schema", subject, schemaRegistryAddress)
     return _records("to_json_schema", "json-schema", data, schema, options, keywords)
 
 
@@ -208,8 +209,22 @@ def _column(column: ColumnOrName) -> Column:
     return F.col(column) if isinstance(column, str) else column
 
 
-def _registry(subject: str | None, address: str | None) -> dict[str, str | None]:
+def _registry(function: str, subject: ColumnOrName | None, address: str | None) -> dict[str, str | None]:
+    if isinstance(subject, Column):
+        subject = _literal(function, subject)
     return {"subject": subject, "schemaRegistryUrl": address}
+
+
+def _literal(function: str, subject: Column) -> str:
+    """The text of `lit(...)`, which Databricks' functions take; `ConfigError` for any other column."""
+    of_class, text = vars(subject), None  # any other attribute of a column is a field of it
+    if "_expr" in of_class:  # of Spark Connect
+        text = getattr(of_class["_expr"], "_value", None)
+    elif (node := of_class["_jc"].node()).getClass().getSimpleName() == "Literal":
+        text = node.value()
+    if not isinstance(text, str):
+        raise ConfigError(f"{function}: subject must be a text or lit(TEXT), as all rows are of one schema: {subject}")
+    return text
 
 
 def _refuse_descriptors(function: str, path: str | None, descriptors: bytes | None) -> None:
