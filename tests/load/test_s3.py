@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -70,6 +72,41 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
         assert seen(uri) == committed(uri) == whole
         assert status(uri).findings == []
     assert number > 8
+
+
+@pytest.mark.test_all("again")
+def test_a_refused_run_takes_the_newest_schema(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """Files by the old schema are removed; a call that dies at any change of it leaves none twice."""
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic)
+    with SchemaRegistry({"bootstrap.servers": servers}, "0") as registry:
+        client = SchemaRegistryClient({"url": registry.url})
+
+        def send(name: str, count: int) -> None:
+            fields = [{"name": "id", "type": "int"}, {"name": name, "type": "string"}]
+            if name == "c":
+                fields[1]["default"] = "-"
+            write = AvroSerializer(client, json.dumps({"type": "record", "name": "Row", "fields": fields}))
+            context = SerializationContext(topic, MessageField.VALUE, [])
+            produce(servers, topic, [Sent(write({"id": one, name: "x"}, context)) for one in range(count)])
+
+        formats = (ColumnFormat("value", "avro", RegistrySettings(Settings({"url": registry.url}))),)
+        uris = [bucket(s3, f"newest{number}") for number in (0, 2, 4, 7, 11)]
+        send("a", 10)
+        for uri in uris:
+            run(servers, uri, topic, formats=formats)
+        send("a", 10)
+        send("c", 10)
+        for number, uri in zip((0, 2, 4, 7, 11), uris, strict=True):
+            with pytest.raises(LoadError, match="version 2 now"):
+                run(servers, uri, topic, formats=formats, max_task_records=10)
+            assert len(seen(uri)) == 20  # of the task that has ended
+            with suppress(Killed), failing(ArrowFolder, number, die):
+                run(servers, uri, topic, formats=formats, max_task_records=10, evolution="latest")
+            run(servers, uri, topic, formats=formats, max_task_records=10, evolution="latest")
+            assert seen(uri) == committed(uri) == expected(topic, {0: 30})
+            assert status(uri).findings == []
+            assert not open_store(uri).names(LETTERS)
 
 
 @pytest.mark.test_all("again")
