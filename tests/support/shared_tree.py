@@ -37,6 +37,11 @@ def delete_topic(servers: str, topic: str) -> None:
     client.delete_topics([topic])[topic].result(20)
 
 
+def controller_of(server: str) -> int:
+    """The controller that this broker knows, to which its clients send changes."""
+    return int(_metadata(server)["controller_id"])
+
+
 def _metadata(server: str) -> dict[str, Any]:
     """All topics, which creates none, of this broker: librdkafka may ask another broker, which learns of one later."""
     with RawClient(int(server.rpartition(":")[2])) as client:

@@ -24,7 +24,16 @@ from tests.support.batches import make_batch
 from tests.support.broker import KlogBroker, broker_command, refusal
 from tests.support.kafka import HOST, ZooKeeperServer, free_port
 from tests.support.raw_client import RawClient, error_codes
-from tests.support.shared_tree import admin, create_topic, delete_topic, expire_session, known_brokers, leaders, node
+from tests.support.shared_tree import (
+    admin,
+    controller_of,
+    create_topic,
+    delete_topic,
+    expire_session,
+    known_brokers,
+    leaders,
+    node,
+)
 from tests.support.waiting import wait_until
 
 # kazoo warns if the chroot does not exist yet; the broker creates it
@@ -129,10 +138,12 @@ def create_led_by_0(broker: KlogBroker, topic: str) -> None:
     client.create_topics([NewTopic(topic, 1, replica_assignment=[[0]])])[topic].result(20)
 
 
-def freeze_past_its_session(tree: KazooClient, broker: KlogBroker) -> None:
-    """Stop the process of broker 0 until its session with ZooKeeper has ended."""
+def freeze_past_its_session(tree: KazooClient, broker: KlogBroker, other: KlogBroker) -> None:
+    """Stop the process of broker 0 until its session with ZooKeeper has ended, and the other one is the controller."""
     os.kill(broker.pid, signal.SIGSTOP)
     wait_until(lambda: tree.exists("/brokers/ids/0") is None)
+    # clients of the other one would wait for the controller that stands still
+    wait_until(lambda: controller_of(other.bootstrap_servers) != 0)
 
 
 _COMMIT = {"partition_index": 0, "committed_offset": 7, "committed_metadata": ""}
@@ -149,7 +160,7 @@ def test_what_a_frozen_broker_acknowledges_is_there(
         assert client.produce("t", batch, 7) == (0, 0)
         assert reading.fetch("t", 0, 4)[0] == ErrorCode.NONE
         assert error_codes(committing.request(apis.OFFSET_COMMIT, 7, _COMMITS)) == [0]
-        freeze_past_its_session(tree, first)
+        freeze_past_its_session(tree, first, second)
         try:
             delete_topic(second.bootstrap_servers, "t")
             create_topic(second.bootstrap_servers, "t", 1)
@@ -217,7 +228,7 @@ def test_a_frozen_broker_leads_the_next_topic_of_the_name(
             producing = threading.Thread(target=produce, args=(client,))
             producing.start()
             try:
-                freeze_past_its_session(tree, first)
+                freeze_past_its_session(tree, first, second)
                 try:
                     delete_topic(second.bootstrap_servers, "t")
                     is_new.set()  # what is acknowledged from now on, one request aside, belongs to the next topic
