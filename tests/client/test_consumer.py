@@ -378,6 +378,7 @@ def test_members_of_librdkafka_in_one_group(server: Server, strategy: str, leads
 
 
 @our_broker_first
+@pytest.mark.test_all("kill")
 def test_a_member_that_is_killed_while_it_rebalances(server: Server) -> None:
     topic = server.topic(4)
     arguments = [server.servers, f"g-{topic}", topic]

@@ -182,6 +182,7 @@ def test_text_with_a_caret_is_resolved_by_the_coordinator(server: Server) -> Non
         member.consumer.close()
 
 
+@pytest.mark.test_all("again")
 def test_ours_and_librdkafkas_subscribe_by_text(server: Server) -> None:
     topic = server.topic(4)
     members: list[Any] = [Member(server, f"^{topic}$", topic), Theirs(server, topic, f"^{topic}.*")]

@@ -144,6 +144,7 @@ def test_what_retention_takes_of_a_first_batch_is_told(
 
 
 @needs_admission_control
+@pytest.mark.test_all("again")
 def test_a_batch_that_can_not_be_read_whole_is_not_in_the_checkpoint(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def _runnable(page: str) -> list[Snippet]:
 
 #: Pages that take long; README and the tutorial have streams, too.
 _LONG = {
+    "docs/recipes/schemas.md",
     "docs/recipes/debezium.md",
     "docs/explanation/systems.md",
     "docs/recipes/monitoring.md",

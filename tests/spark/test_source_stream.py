@@ -163,6 +163,7 @@ def test_a_topic_that_appears_is_read_from_its_start(
     assert offsets_of(job.result) == all_of(f"{topic}-2", 2, 5)
 
 
+@pytest.mark.test_all("again")
 def test_a_topic_that_goes(spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog) -> None:
     for name in ("x", "y"):
         create_topic(servers, f"{topic}-{name}")

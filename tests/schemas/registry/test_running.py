@@ -104,6 +104,7 @@ def test_a_start_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyP
     assert own.error is None
 
 
+@pytest.mark.test_all("again")
 def test_in_a_cluster(make_cluster: Callable[..., EmbeddedCluster], tmp_path: Path) -> None:
     cluster = make_cluster(2, schema_registry=True)
     url = cluster.schema_registry_url
