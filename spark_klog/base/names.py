@@ -1,4 +1,4 @@
-"""Names of topics, with their rule and patterns of them, of security protocols and SASL mechanisms."""
+"""Names of topics, with their rule and patterns of them; of security protocols, SASL mechanisms and formats of rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 from spark_klog.errors import ConfigError
 
@@ -17,6 +17,15 @@ SECURITY_PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 PLAIN, SCRAM_SHA_256, SCRAM_SHA_512 = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"
 #: SCRAM's mechanisms, with their hash functions.
 SCRAM_HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
+#: How keys and values may be rows by a schema.
+Format = Literal["avro", "protobuf", "json-schema"]
+ROW_FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+#: How subjects of a schema registry are called, by the last part of the names of Confluent's classes, and in short.
+SUBJECT_STRATEGIES: Final = {
+    "TopicNameStrategy": "topic",
+    "RecordNameStrategy": "record",
+    "TopicRecordNameStrategy": "topic-record",
+}
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 #: What Python's re reads otherwise than Java, outside and inside of [...]: octal escapes. Java's \0 takes up to three
 #: more digits; its \101 is a reference to a group.

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from spark_klog.base.extras import require
+from spark_klog.base.names import ROW_FORMATS, SUBJECT_STRATEGIES, Format
 from spark_klog.base.settings import BOOLEAN, INT, INT32_MAX, choice, value_of
 from spark_klog.client.settings import (
     OF_REGISTRY,
@@ -41,10 +42,8 @@ Column = Literal["key", "value"]
 #: What the setting's name ends with: of a consumer, of a producer.
 Direction = Literal["deserializer", "serializer"]
 COLUMNS: tuple[Column, ...] = ("key", "value")
-FORMATS = ("avro", "protobuf", "json-schema")
 #: Kafka's default of the settings by which calls of consumers and producers end.
 _LIMIT_MS = 60_000
-_STRATEGIES = {"TopicNameStrategy": "topic", "RecordNameStrategy": "record", "TopicRecordNameStrategy": "topic-record"}
 #: What Java classes are called before "Serializer" and "Deserializer".
 _JAVA = {
     "KafkaAvro": "avro",
@@ -173,7 +172,7 @@ class Serialization:
             of_registry = [name for name in (f"{column}.schema.id", f"{column}.subject") if name in self._texts]
             if not isinstance(chosen, str):
                 if given or of_registry:
-                    raise ConfigError(f"{(given or of_registry)[0]} needs {named}: one of {', '.join(FORMATS)}")
+                    raise ConfigError(f"{(given or of_registry)[0]} needs {named}: one of {', '.join(ROW_FORMATS)}")
                 continue
             if len(given) > 1:
                 raise ConfigError(f"{' and '.join(given)} exclude each other: remove one of them")
@@ -202,7 +201,6 @@ class Serialization:
     def column_format(self, column: Column, topic: str) -> ColumnFormat:
         """The format of a column that has a schema, in a topic, whose name its subject has unless another is set."""
         from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
-        from spark_klog.schemas.registry.schemas import Format
 
         registry: RegistrySettings | None = None
         if self._registry:
@@ -256,7 +254,7 @@ class Serialization:
     def _strategy(self, column: Column) -> Strategy:
         name = f"{column}.subject.name.strategy"
         text = self._texts.get(name, "TopicNameStrategy").rpartition(".")[2]
-        kind = choice(name, _STRATEGIES, f"one of {', '.join(_STRATEGIES)}")
+        kind = choice(name, SUBJECT_STRATEGIES, f"one of {', '.join(SUBJECT_STRATEGIES)}")
         return cast("Strategy", value_of(kind, name, text))
 
     def _schema_id(self, column: Column) -> int | None:
@@ -315,7 +313,7 @@ def _chosen(name: str, given: Any) -> str | PlainType | Function | None:
         return _synchronous(lambda value, context: method(context.topic, value))
     if not callable(given):
         raise ConfigError(
-            f"{name} is of type {type(given).__name__}: set one of {', '.join((*FORMATS, *PLAIN))}, or a function"
+            f"{name} is of type {type(given).__name__}: set one of {', '.join((*ROW_FORMATS, *PLAIN))}, or a function"
         )
     if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(type(given).__call__):
         raise ConfigError(f"{name} is asynchronous: set a function that returns the value")
@@ -345,12 +343,12 @@ def _named(name: str, text: str) -> str | PlainType | None:
         if java != before + wanted and before != java:
             raise ConfigError(f"{name}={text}: set a class whose name ends with {wanted}")
         known = _JAVA.get(before, before).lower()
-    if known in FORMATS:
+    if known in ROW_FORMATS:
         return known
     if known not in PLAIN:
         raise ConfigError(
-            f"{name}={text} is unknown: set one of {', '.join((*FORMATS, *PLAIN))}, the name of Kafka's or Confluent's "
-            "Java class for it, or a function"
+            f"{name}={text} is unknown: set one of {', '.join((*ROW_FORMATS, *PLAIN))}, the name of Kafka's or "
+            "Confluent's Java class for it, or a function"
         )
     return PLAIN[known]
 

@@ -17,11 +17,11 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from spark_klog.base.names import Format
 from spark_klog.errors import LoadError
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import Column, ColumnFormat, ReaderSchema
-    from spark_klog.schemas.registry.schemas import Format
 
 #: Which schema a new run takes: that of the run before it, or the one that is asked for.
 Evolution = Literal["keep", "latest"]

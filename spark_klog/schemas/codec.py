@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import pyarrow as pa
 
+from spark_klog.base.names import Format
 from spark_klog.records.contract import BinaryColumn
-from spark_klog.schemas.registry.schemas import NO_REFERENCES, Format, References
+from spark_klog.schemas.registry.schemas import NO_REFERENCES, References
 from spark_klog.schemas.rows import Decoded
 from spark_klog.wire.primitives import Buffer
 
@@ -61,7 +62,12 @@ class Encoder(Protocol):
 
 
 class Codec(Protocol[S]):
-    """A format. All methods raise `SchemaError`; `MissingPackage` if a package of the format is not installed."""
+    """A format. All methods raise `SchemaError`; `MissingPackage` if a package of the format is not installed.
+
+    `has_indexes` if message indexes follow a record's schema id.
+    """
+
+    has_indexes: ClassVar[bool]
 
     def parse(self, text: str, references: References = NO_REFERENCES) -> S:
         """The schema of a text."""
@@ -77,6 +83,17 @@ class Codec(Protocol[S]):
         """An encoder of columns of an Arrow type, which has to fit."""
         ...
 
+    def value_writer(self, schema: S, prefix: bytes) -> Callable[[Any], bytes] | None:
+        """What writes single Python values, `EncodeError` for one that does not fit, if the format has its own.
+
+        The others' values go through a column of one row: `values.ValueColumn`.
+        """
+        ...
+
+    def message_of(self, schema: S, rest: bytes) -> str | None:
+        """The message of records with `rest` after their ids (`prefix.SchemaKey`); None if the format has none."""
+        ...
+
     def schema_of(self, kind: pa.DataType) -> str:
         """The text of a schema for a column's Arrow type."""
         ...
@@ -85,18 +102,6 @@ class Codec(Protocol[S]):
 def names_file(text: str) -> bool:
     """Whether a text that is to be a schema, of any format, looks like the name of a file instead."""
     return bool(_FILE.fullmatch(text.strip()))
-
-
-def value_writer_of(name: Format, schema: Any, prefix: bytes) -> Callable[[Any], bytes] | None:
-    """What writes single Python values, `EncodeError` for one that does not fit, if the format has its own.
-
-    The others' values go through a column of one row: `values.ValueColumn`.
-    """
-    if name == "avro":
-        from spark_klog.schemas.avro.value_writer import value_writer
-
-        return value_writer(schema, prefix)
-    return None
 
 
 def codec_of(name: Format, message: str | None = None, *, validates: bool = False) -> Codec[Any]:

@@ -9,13 +9,14 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 
+from spark_klog.base.names import Format
 from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.codec import Codec, Decoder, codec_of
 from spark_klog.schemas.decoder import RecordDecoder
 from spark_klog.schemas.prefix import SchemaKey
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient, registry_of
-from spark_klog.schemas.registry.schemas import Format, References, Schema
+from spark_klog.schemas.registry.schemas import References, Schema
 from spark_klog.schemas.rows import BadRow, Decoded, cut
 from spark_klog.security.config import Settings
 
@@ -67,11 +68,6 @@ class ColumnFormat:
     message: str | None = None
     validates: bool = False
     ends_at_unreadable: bool = False
-
-    @property
-    def has_indexes(self) -> bool:
-        """Whether message indexes follow a record's schema id."""
-        return self.format == "protobuf"
 
     @property
     def codec(self) -> Codec[Any]:
@@ -156,13 +152,11 @@ class ReaderSchema:
 
         `SchemaError` if there is no such message.
         """
-        if not rest or not self.format.has_indexes:
+        if not rest:
             return self
-        from spark_klog.schemas.protobuf.message_indexes import read_indexes
-
-        indexes, _ = read_indexes(rest)
-        message = self.format.codec.parse(self.text, self.references).message_of(indexes).full_name
-        return replace(self, format=replace(self.format, message=message))
+        codec = self.format.codec
+        message = codec.message_of(codec.parse(self.text, self.references), rest)
+        return self if message is None else replace(self, format=replace(self.format, message=message))
 
     def decoder(self, *, ends_at_bad: bool = False) -> ColumnDecoder:
         """A decoder, for one thread at a time. It asks the registry for other schemas than this one, and keeps them.
@@ -195,7 +189,7 @@ class ReaderSchema:
             decoder,
             writer_of,
             self.column,
-            has_indexes=self.format.has_indexes,
+            has_indexes=codec.has_indexes,
             ends_at_bad=ends_at_bad,
             advice_of=self._advice_of,
         )

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from spark_klog.errors import EncodeError, RegistryError, SchemaError
-from spark_klog.schemas.codec import Encoder, value_writer_of
+from spark_klog.schemas.codec import Encoder
 from spark_klog.schemas.column_format import Column, ColumnFormat
 from spark_klog.schemas.prefix import id_prefix
 from spark_klog.schemas.registry.client import NOT_THERE, RegistryClient
@@ -197,15 +197,14 @@ class ColumnEncoder:
 
     def __init__(self, writer: WriterSchema) -> None:
         self.column = writer.column
-        self._format = writer.source.format
         self._codec = writer.source.codec
         self._schema = self._codec.parse(writer.text, writer.references)
         self._prefix = b"" if writer.id is None else id_prefix(writer.id)
         self._encoder: Encoder | None = None
 
     def value_writer(self) -> Callable[[Any], bytes] | None:
-        """See `codec.value_writer_of`."""
-        return value_writer_of(self._format, self._schema, self._prefix)
+        """See `Codec.value_writer`."""
+        return self._codec.value_writer(self._schema, self._prefix)
 
     def encode(self, values: pa.Array, first: int = 0) -> pa.Array:
         """The binary column of the records; null stays null.

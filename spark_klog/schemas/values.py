@@ -79,7 +79,7 @@ def _has_map(kind: pa.DataType) -> bool:
 
 
 class ValueColumn:
-    """Makes columns of an Arrow type, `type`, of Python values; for formats that have no `codec.value_writer_of`."""
+    """Makes columns of an Arrow type, `type`, of Python values; for formats that have no `Codec.value_writer`."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.type = kind

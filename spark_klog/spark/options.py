@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import check_topic_name, topic_pattern
+from spark_klog.base.names import ROW_FORMATS, SUBJECT_STRATEGIES, Format, check_topic_name, topic_pattern
 from spark_klog.base.settings import BOOLEAN, choice, items, nearest, number, value_of
 from spark_klog.client.places import (
     GroupSpec,
@@ -38,7 +38,6 @@ from spark_klog.security.config import Settings, check_holds_no_secret
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import Column, ColumnFormat, Evolution, ReaderSchema, RegistrySettings
     from spark_klog.schemas.column_writing import Strategy, WriteFormat, WriterSchema
-    from spark_klog.schemas.registry.schemas import Format
 
 _log = logging.getLogger(__name__)
 #: Additional keys of a progress record's latest offsets: the lost ranges (failOnDataLoss=report) and the bytes per
@@ -99,8 +98,6 @@ FORMATS = (
     "schemaRegistryUrl",
     "validate",
 )
-#: What keyFormat and valueFormat may be.
-_FORMATS = ("avro", "protobuf", "json-schema")
 #: The prefix of a registry's settings among the options; Databricks' and Confluent's names mean the same.
 REGISTRY_PREFIX = "schemaRegistry."
 REGISTRY_PREFIXES = tuple(
@@ -586,7 +583,7 @@ def column_formats(
             if given:
                 raise ConfigError(f"option {given[0]} needs {column}Format, such as avro")
             continue
-        kind = cast("Format", chosen(own, f"{column}Format", {name: name for name in _FORMATS}))
+        kind = cast("Format", chosen(own, f"{column}Format", {name: name for name in ROW_FORMATS}))
         if texts["Message"] and kind != "protobuf":
             raise ConfigError(f"option {column}Message needs {column}Format=protobuf, whose schemas have several")
         if f"{column}Schema" in given and f"{column}SchemaId" in given:
@@ -707,14 +704,6 @@ def sink_options(options: Mapping[str, str], streaming: bool = False) -> SinkOpt
     return SinkOptions(settings, topic, create, checkpoint, _id_prefix(own, is_exact), formats)
 
 
-#: How subjects are called, by the last part of the names of Confluent's classes, and in short.
-_STRATEGIES: dict[str, Strategy] = {
-    "TopicNameStrategy": "topic",
-    "RecordNameStrategy": "record",
-    "TopicRecordNameStrategy": "topic-record",
-}
-
-
 def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | None) -> tuple[WriteFormat, ...]:
     """How to write the columns that are rows."""
     sources = column_formats(settings, own, None)
@@ -731,7 +720,7 @@ def _write_formats(settings: dict[str, str], own: dict[str, str], topic: str | N
     formats = []
     for one in sources:
         name = f"{one.column}SubjectNameStrategy"
-        strategy = chosen({name: own.get(name, "TopicNameStrategy").rpartition(".")[2]}, name, _STRATEGIES)
+        strategy = chosen({name: own.get(name, "TopicNameStrategy").rpartition(".")[2]}, name, SUBJECT_STRATEGIES)
         formats.append(WriteFormat(one, topic, cast("Strategy", strategy), registers, uses_latest))
     return tuple(formats)
 

@@ -17,12 +17,12 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
+from spark_klog.base.names import Format
 from spark_klog.columns.plain_json import plain_json
 from spark_klog.columns.schema import FULL
 from spark_klog.errors import KlogError, RegistryError, SchemaError
 from spark_klog.schemas.column_format import Column, ColumnDecoder, ColumnFormat, ReaderSchema, RegistrySettings
 from spark_klog.schemas.prefix import schema_keys
-from spark_klog.schemas.registry.schemas import Format
 from spark_klog.security.config import Settings
 
 #: A view should not wait longer for a registry, unless the settings say otherwise.
@@ -225,7 +225,7 @@ class MessageSchemas:
             return [(None, known.error)] * len(values)
         source = ColumnFormat(column, known.format, self._settings)
         schema = ReaderSchema(source, known.text, dict(known.references), key if isinstance(key, int) else None)
-        _, which, _, bad = keys = schema_keys(values, headers, column, has_indexes=source.has_indexes)
+        _, which, _, bad = keys = schema_keys(values, headers, column, has_indexes=source.codec.has_indexes)
         found: list[tuple[str | None, str | None]] = [(None, None)] * len(values)
         for row, reason in bad:
             found[row] = None, reason

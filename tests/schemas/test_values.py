@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spark_klog.base.names import Format
 from spark_klog.errors import EncodeError
 from spark_klog.schemas.column_format import ColumnFormat
 from spark_klog.schemas.column_writing import WriteFormat
-from spark_klog.schemas.registry.schemas import Format
 from spark_klog.schemas.row_serializing import RowSerializer
 from spark_klog.schemas.values import ValueColumn, to_values
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from spark_klog.base.names import ROW_FORMATS, Format
 from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster, client_options
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import escaped, print_lines, say
@@ -20,12 +21,11 @@ from spark_klog.errors import ConfigError, MissingPackage, RegistryError, Schema
 
 if TYPE_CHECKING:
     from spark_klog.schemas.registry.client import RegistryClient
-    from spark_klog.schemas.registry.schemas import Format, Reference, Schema, Version
+    from spark_klog.schemas.registry.schemas import Reference, Schema, Version
 
 _DEFAULT_URL = "http://127.0.0.1:8081"
 #: A person waits.
 _DEADLINE_MS = "15000"
-_FORMATS = ("avro", "protobuf", "json-schema")
 _ENDINGS = {".avsc": "avro", ".proto": "protobuf", ".json": "json-schema"}
 #: As `registry.differences.LEVELS`.
 _LEVELS = (
@@ -168,7 +168,7 @@ def _schema_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--type",
         "-t",
         "kind",
-        type=click.Choice(_FORMATS),
+        type=click.Choice(ROW_FORMATS),
         help="Default: by the file's name, .avsc, .proto or .json; else avro.",
     )
     @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from spark_klog.base.names import ROW_FORMATS
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.cli.schema_registry import registry_options
 from spark_klog.errors import ConfigError
@@ -16,8 +17,6 @@ from spark_klog.errors import ConfigError
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import ColumnFormat
 
-#: Formats of which the schema says the columns.
-ROW_FORMATS = ("avro", "protobuf", "json-schema")
 _NAMES = ("schema", "schema_id", "subject")
 
 

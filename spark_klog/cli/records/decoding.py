@@ -140,7 +140,7 @@ class _SchemaColumn:
             texts, bad = self._texts(self._decoder, values, None)
             return _Texts(texts, True), bad
         headers = batch.column("headers")
-        found = schema_keys(values, headers, self.name, has_indexes=self._form.has_indexes)
+        found = schema_keys(values, headers, self.name, has_indexes=self._form.codec.has_indexes)
         ids = texts_array([_id_text(key.id) for key in found.keys])
         ids = ids.take(_integers(found.which))
         if self._decoder is not None:
@@ -190,7 +190,7 @@ class _SchemaColumn:
                 del self._by_schema[next(iter(self._by_schema))]
             self._by_schema[key] = decoder
         if isinstance(decoder, str):
-            which = schema_keys(values, headers, self.name, has_indexes=self._form.has_indexes)
+            which = schema_keys(values, headers, self.name, has_indexes=self._form.codec.has_indexes)
             bad = [BadRow(int(row), decoder) for row in np.flatnonzero(which.which == 0)]
             return pa.nulls(len(values), pa.large_binary()), sorted([*bad, *which.bad])
         return self._texts(decoder, values, headers)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from spark_klog.base.extras import require
+from spark_klog.base.names import ROW_FORMATS
 from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
@@ -24,8 +25,6 @@ from spark_klog.security.config import Settings
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import Column, ColumnFormat, RegistrySettings
 
-#: Those of `schemas.codec.codec_of`.
-_FORMATS = ("avro", "protobuf", "json-schema")
 COLUMNS: tuple[Column, ...] = ("key", "value")
 _SIZES = {"b": 1, "h": 2, "i": 4, "q": 8}
 _PACKED = "<>bBhHiIqQcs$ "
@@ -110,25 +109,25 @@ class SerdesOptions(NamedTuple):
         chosen = _chosen(self.texts)
         for column in COLUMNS:
             option = self._given(column)
-            if option is not None and chosen.get(column) not in _FORMATS:
-                raise click.UsageError(f"{option} needs -s {column}=FORMAT: {', '.join(_FORMATS)}")
+            if option is not None and chosen.get(column) not in ROW_FORMATS:
+                raise click.UsageError(f"{option} needs -s {column}=FORMAT: {', '.join(ROW_FORMATS)}")
             self._check_message(column, chosen.get(column), is_writing)
-        if self.url is not None and not set(chosen.values()) & set(_FORMATS):
-            raise click.UsageError(f"--schema-registry needs -s FORMAT: {', '.join(_FORMATS)}")
+        if self.url is not None and not set(chosen.values()) & set(ROW_FORMATS):
+            raise click.UsageError(f"--schema-registry needs -s FORMAT: {', '.join(ROW_FORMATS)}")
         if not chosen:
             return Serdes()
         require("-s", "pyarrow")
-        if is_writing and (other := set(chosen.values()) - set(_FORMATS)):
-            raise click.UsageError(f"-s {min(other)}: records are written as {', '.join(_FORMATS)}")
+        if is_writing and (other := set(chosen.values()) - set(ROW_FORMATS)):
+            raise click.UsageError(f"-s {min(other)}: records are written as {', '.join(ROW_FORMATS)}")
         by_schema, packed = [], []
         registry = None
-        if any(text in _FORMATS for text in chosen.values()):
+        if any(text in ROW_FORMATS for text in chosen.values()):
             from spark_klog.schemas.column_format import RegistrySettings
 
             if settings := cluster.registry_settings(self.url, own):
                 registry = RegistrySettings(settings, REGISTRY_PREFIX, Settings(cluster.client_settings()) | own)
         for column, text in sorted(chosen.items()):
-            if text in _FORMATS:
+            if text in ROW_FORMATS:
                 by_schema.append(self._column_format(column, text, registry, topics))
             else:
                 packed.append((column, PackFormat(text)))
@@ -178,9 +177,9 @@ def _chosen(texts: Sequence[str]) -> dict[Column, str]:
         if equals and before not in COLUMNS:
             raise click.UsageError(f"-s {text}: must be key=FORMAT, value=FORMAT or FORMAT")
         name = after if equals else text
-        if name not in _FORMATS and (not name or set(name) - set(_PACKED)):
+        if name not in ROW_FORMATS and (not name or set(name) - set(_PACKED)):
             raise click.UsageError(
-                f"-s {text}: the formats are {', '.join(_FORMATS)}, and kcat's letters {_PACKED.strip()}"
+                f"-s {text}: the formats are {', '.join(ROW_FORMATS)}, and kcat's letters {_PACKED.strip()}"
             )
         for column in COLUMNS:
             if not equals or before == column:
@@ -197,7 +196,7 @@ def serdes_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "texts",
         multiple=True,
         metavar="[key=|value=]FORMAT",
-        help=f"{', '.join(_FORMATS)}: JSON for people, by a schema. Or kcat's letters for numbers, to read.",
+        help=f"{', '.join(ROW_FORMATS)}: JSON for people, by a schema. Or kcat's letters for numbers, to read.",
     )
     @click.option(
         "--schema-registry", "-r", "url", metavar="URL", help="Default: schema.registry.url of the client settings."

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import pyarrow as pa
 
 from spark_klog.schemas.json_schema.decoder import JsonSchemaDecoder
@@ -13,6 +16,8 @@ from spark_klog.schemas.registry.schemas import NO_REFERENCES, References
 
 class JsonSchemaCodec:
     """See `codec.Codec`. If it `validates`, records are checked in full against their schemas, which is slow."""
+
+    has_indexes: ClassVar = False
 
     def __init__(self, *, validates: bool = False) -> None:
         self._validates = validates
@@ -28,6 +33,12 @@ class JsonSchemaCodec:
 
     def encoder(self, schema: JsonSchema, kind: pa.DataType) -> JsonSchemaEncoder:
         return JsonSchemaEncoder(schema, kind, validates=self._validates)
+
+    def value_writer(self, schema: JsonSchema, prefix: bytes) -> Callable[[Any], bytes] | None:
+        return None
+
+    def message_of(self, schema: JsonSchema, rest: bytes) -> str | None:
+        return None
 
     def schema_of(self, kind: pa.DataType) -> str:
         return schema_of(kind)

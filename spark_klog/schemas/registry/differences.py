@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
+from spark_klog.base.names import Format
 from spark_klog.schemas.registry.formats import InvalidSchema, ParsedSchema, parse
 from spark_klog.schemas.registry.formats.contract import READER, WRITER
-from spark_klog.schemas.registry.schemas import NO_REFERENCES, TYPES, Format, References
+from spark_klog.schemas.registry.schemas import NO_REFERENCES, TYPES, References
 
 #: As Confluent's registry calls them; those that end in _TRANSITIVE are about all versions before.
 LEVELS: Final = (

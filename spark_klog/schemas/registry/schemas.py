@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-Format = Literal["avro", "protobuf", "json-schema"]
+from spark_klog.base.names import Format
+
 #: Texts of the schemas that one uses, by the names that they have there, each after those that it needs itself.
 References = Mapping[str, str]
 NO_REFERENCES: Final[References] = {}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Union
 
 from spark_klog.base.extras import require
+from spark_klog.base.names import Format
 
 require("The functions of spark_klog.schemas", "pyspark")
 
@@ -25,7 +26,6 @@ from pyspark.sql.types import BinaryType, DataType
 from spark_klog.errors import ConfigError
 from spark_klog.schemas.column_format import PLANNING_MS
 from spark_klog.schemas.prefix import HEADERS, ID_SIZE
-from spark_klog.schemas.registry.schemas import Format
 from spark_klog.spark.functions.options import FunctionOptions
 from spark_klog.spark.functions.udfs import INPUTS, FromRecords, ToRecords
 from spark_klog.spark.versions import HAS_ARROW_FUNCTIONS, arrow_function
