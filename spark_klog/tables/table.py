@@ -1,0 +1,102 @@
+"""What a load needs of a table, whatever its format.
+
+The commit is the truth about a run: it has the load's id, the run's number, the token of the attempt to commit, and
+the offsets at which the next run begins. A run's journal follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import pyarrow as pa
+
+from spark_klog.errors import LoadError
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import FileMetaData
+
+#: By what a table is partitioned.
+Layout = Literal["none", "day", "hour"]
+#: {topic: {partition: offset}}, the first offset that the run does not have.
+Offsets = Mapping[str, Mapping[str, int]]
+
+
+class RunConflict(LoadError):
+    """Another run of the load has committed meanwhile. Nothing of this one is in the table, and nothing is lost."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a load, as a commit of its table names it."""
+
+    load: str
+    number: int
+    token: str
+    offsets: Offsets
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file to append. `path` is relative to the table's location, `size` in bytes.
+
+    `hour` is the hour since the epoch of its partition (its first hour, by day); None if the table has none.
+    """
+
+    path: str
+    size: int
+    metadata: FileMetaData
+    hour: int | None = None
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of the current table. `offsets` has {(topic, partition): (first, last)} if its statistics tell them."""
+
+    path: str
+    size: int
+    records: int
+    offsets: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+
+class Table(Protocol):
+    """A table, which may not exist yet. Methods raise `LoadError`, which names the table and what to do.
+
+    Other writers may append, compact and vacuum at any time: a commit is tried again on what they have made of it, for
+    a bounded time.
+    """
+
+    @property
+    def address(self) -> str:
+        """For messages, without secrets."""
+
+    @property
+    def location(self) -> str:
+        """The path or URI of the folder of its files; the load's journal is in it, too."""
+
+    def schema(self) -> pa.Schema | None:
+        """The columns; None if there is no table."""
+
+    def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
+        """Create the table, or add to it the nullable columns and fields that it lacks, and give it to the load.
+
+        Returns the schema that files are to be written by: the table's own, with the ids of its fields if it has some.
+        `time_column` is the path of the column that the layout is by. `LoadError` names the difference if the table has
+        a column of another type or that is required, another layout, or belongs to another load.
+        """
+
+    def last_run(self, load: str) -> Run | None:
+        """The last run of the load that is in the table; None before the first."""
+
+    def append(self, files: Sequence[DataFile], run: Run) -> None:
+        """Commit a run with its files, which may be none; `RunConflict` if `last_run` is not the one before it."""
+
+    def files(self) -> Iterator[TableFile]:
+        """The files of the current table."""
+
+    def compact(self, target_bytes: int) -> int:
+        """Rewrite small files as larger ones, in commits of their own that change no rows; how many files went.
+
+        A run that commits meanwhile is not disturbed.
+        """
