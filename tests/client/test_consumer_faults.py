@@ -110,7 +110,7 @@ def test_an_address_that_is_no_broker_does_not_end_polls_during_an_outage() -> N
             self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), WebServer) as other, ScriptedCluster({"t": 1}) as brokers:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
+        threading.Thread(target=other.serve_forever, args=(0.01,), daemon=True).start()
         brokers.append("t", 0, [b"a"])
         servers = f"{brokers.bootstrap_servers},127.0.0.1:{other.server_address[1]}"
         with Consumer({"bootstrap.servers": servers, "auto.offset.reset": "earliest"}) as consumer:

@@ -36,7 +36,7 @@ def test_a_redirect_gets_no_secret() -> None:
                 pass
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Redirects)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             endpoint = f"http://127.0.0.1:{server.server_address[1]}/token"
             config = OAuthConfig(endpoint=endpoint, client_id=elsewhere.client_id, client_secret=elsewhere.secret)

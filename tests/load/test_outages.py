@@ -173,7 +173,7 @@ def store() -> Iterator[tuple[str, _Store]]:
     """The address of a store, and the store."""
     made = _Store(_chance())
     server = make_server("127.0.0.1", 0, made, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"127.0.0.1:{server.server_address[1]}", made
     server.shutdown()

@@ -237,7 +237,7 @@ def test_what_is_not_compatible(spark: SparkSession, servers: str) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Conflict)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"
         text = error_of(lambda: _write(_rows(spark, 1), servers, "conflict", schemaRegistryUrl=url))

@@ -392,7 +392,7 @@ def test_workers_that_are_killed(
     spark: SparkSession, servers: str, topic: str, tmp_path: Path, spark_log: SparkLog
 ) -> None:
     create_topic(servers, topic, 4)
-    produce(servers, topic, values(60_000, partitions=4), batch_num_messages=5)
+    produce(servers, topic, values(24_000, partitions=4), batch_num_messages=4)
     # Many small requests make tasks long enough to be killed.
     frame = read(spark, servers, subscribe=topic, **{"kafka.max.partition.fetch.bytes": 1})
     jvm = spark.sparkContext._gateway.proc.pid
@@ -420,7 +420,7 @@ def test_workers_that_are_killed(
                 time.sleep(0.05)
                 continue
             before = failed_tasks()
-            time.sleep(0.3)  # by then the workers read
+            time.sleep(0.2)  # by then the workers read
             for pid in workers(jvm):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -431,4 +431,4 @@ def test_workers_that_are_killed(
         writer.join()
     assert failures == []
     assert failed_tasks()
-    assert offsets_of(spark.read.parquet(str(tmp_path / "output"))) == all_of(topic, 4, 15_000)
+    assert offsets_of(spark.read.parquet(str(tmp_path / "output"))) == all_of(topic, 4, 6_000)

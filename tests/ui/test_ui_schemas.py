@@ -189,7 +189,7 @@ def test_no_secret_in_the_page(cluster: EmbeddedCluster, topic: str, tmp_path: A
     make_topic(servers, topic, 1)
     _send(servers, topic, {"value": b"\x00\x00\x00\x00\x05abc"})
     server = HTTPServer(("127.0.0.1", 0), _Slow)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     config = tmp_path / "client.properties"
     config.write_text(
@@ -244,7 +244,7 @@ class _Hostile(BaseHTTPRequestHandler):
 def test_hostile_schemas(cluster: EmbeddedCluster) -> None:
     """Each has its reason, whatever a registry says; large values stay bytes."""
     server = HTTPServer(("127.0.0.1", 0), _Hostile)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         schemas = MessageSchemas(RegistrySettings(Settings({"url": f"http://127.0.0.1:{server.server_port}"})))

@@ -56,7 +56,7 @@ def _serving(answers: dict[str, _Answer]) -> Iterator[_Server]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     serving = _Server(f"http://127.0.0.1:{server.server_port}", answers)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield serving
     finally:
@@ -233,7 +233,7 @@ def test_a_forked_process_has_connections_of_its_own() -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         client = _client(f"http://127.0.0.1:{server.server_port}", retries_deadline_ms="2000")
         for number in range(8):
