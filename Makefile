@@ -25,7 +25,7 @@ demo: $(VENV)/demo.installed
 	$(BIN)/klog demo
 
 # `make check` runs tests/papers.
-PYTEST := $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=4 --dist=loadfile --durations=30
+PYTEST := $(BIN)/python -m pytest --ignore=tests/papers --numprocesses=6 --dist=loadfile --durations=30
 
 # What CI runs: ten minutes on two cores.
 test: $(VENV)/test.installed $(VENV)/spark-home.made
