@@ -39,9 +39,25 @@ def secure(module_server_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
         yield running
 
 
+_output = doctor._output
+_answers: dict[tuple[object, ...], tuple[int, str]] = {}
+
+
+def _remembered_output(command: list[str], seconds: float | None = None, cwd: str | None = None) -> tuple[int, str]:
+    """This Python is asked once: its answer takes half a second of CPU, and is the same for nearly all tests."""
+    if command[0] != sys.executable:
+        return _output(command, seconds, cwd)
+    settings = [item for item in sorted(os.environ.items()) if item[0].startswith(("SPARK_", "PYTHON"))]
+    question = (*command, cwd or os.getcwd(), *settings)
+    if question not in _answers:
+        _answers[question] = _output(command, seconds, cwd)
+    return _answers[question]
+
+
 @pytest.fixture(autouse=True)
 def _healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setattr(doctor, "_output", _remembered_output)
 
 
 def _doctor(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:

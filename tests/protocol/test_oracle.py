@@ -128,7 +128,7 @@ class Values:
             return uuid.UUID(int=self.random.getrandbits(128) | 1)
         size = {"empty": 0, "long": 300}.get(self.flavour, 5)
         if kind is Primitive.STRING:
-            return "".join(self.random.choice("abcdefäöü€") for _ in range(size))
+            return "".join(self.random.choices("abcdefäöü€", k=size))
         return self.random.randbytes(size * 20)
 
     def length(self, of_structs: bool) -> int:
