@@ -20,6 +20,8 @@ SCRAM_HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
 #: How keys and values may be rows by a schema.
 Format = Literal["avro", "protobuf", "json-schema"]
 ROW_FORMATS: Final[tuple[Format, ...]] = get_args(Format)
+#: What begins the settings of a schema registry, which may stand beside a client's.
+OF_REGISTRY: Final = "schema.registry."
 #: How subjects of a schema registry are called, by the last part of the names of Confluent's classes, and in short.
 SUBJECT_STRATEGIES: Final = {
     "TopicNameStrategy": "topic",

@@ -9,18 +9,16 @@ from typing import Any, NamedTuple
 
 import click
 
-from spark_klog.base.names import TopicPartition
+from spark_klog.base.names import OF_REGISTRY, TopicPartition
 from spark_klog.base.settings import parse_settings
 from spark_klog.client import Admin
 from spark_klog.client.cluster import Cluster
-from spark_klog.client.settings import OF_REGISTRY, check_names, named_cluster, of_bytes, parse_bootstrap
+from spark_klog.client.settings import check_names, named_cluster, of_bytes, parse_bootstrap
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
 _Command = Callable[..., Any]
 DEFAULT_SERVERS = "127.0.0.1:9092"
-#: What a schema registry's settings begin with, where a client's settings stand, too.
-REGISTRY_PREFIX = OF_REGISTRY
 #: -b, for `client_options`.
 servers_option = click.option(
     "-b",
@@ -64,7 +62,7 @@ class ChosenCluster(NamedTuple):
 
     def client_settings(self) -> dict[str, str]:
         """The client's settings of the properties file or of the named cluster, without -b; errors as of `_given`."""
-        return Settings({name: value for name, value in self._given().items() if not name.startswith(REGISTRY_PREFIX)})
+        return Settings({name: value for name, value in self._given().items() if not name.startswith(OF_REGISTRY)})
 
     def registry_settings(self, url: str | None, own: Mapping[str, str]) -> Settings:
         """The settings of the schema registry without their prefix, of the file or cluster, --set and the option -r.
@@ -74,22 +72,22 @@ class ChosenCluster(NamedTuple):
         """
         from spark_klog.schemas.registry.settings import check_names as check_registry_names
 
-        given, named = self._given(), f"{REGISTRY_PREFIX}url"
+        given, named = self._given(), f"{OF_REGISTRY}url"
         urls = {one for one in (url, own.get(named), given.get(named)) if one is not None}
         if len(urls) > 1:
             raise ConfigError(f"--schema-registry, --set {named} and {named} of the client settings differ: give one")
         found = Settings(
             {
-                name.removeprefix(REGISTRY_PREFIX): value
+                name.removeprefix(OF_REGISTRY): value
                 for name, value in {**given, **own}.items()
-                if name.startswith(REGISTRY_PREFIX)
+                if name.startswith(OF_REGISTRY)
             }
         )
         if urls:
             found["url"] = urls.pop()
-        check_registry_names(found, REGISTRY_PREFIX)
+        check_registry_names(found, OF_REGISTRY)
         if found and "url" not in found:
-            raise ConfigError(f"{REGISTRY_PREFIX}{next(iter(found))} is set, but no URL: give --schema-registry URL")
+            raise ConfigError(f"{OF_REGISTRY}{next(iter(found))} is set, but no URL: give --schema-registry URL")
         return found
 
     def _given(self) -> dict[str, str]:

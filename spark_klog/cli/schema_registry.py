@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from spark_klog.base.names import OF_REGISTRY
 from spark_klog.base.settings import parse_settings
-from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster
+from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
@@ -31,19 +32,17 @@ class ChosenRegistry(NamedTuple):
         """The registry's settings, also those of the cluster, checked; None without any. `ConfigError`."""
         own = parse_settings(self.texts)
         for name in own:
-            if not name.startswith(REGISTRY_PREFIX):
-                raise ConfigError(
-                    f"-X {name}: only settings of the schema registry, which begin with {REGISTRY_PREFIX}"
-                )
+            if not name.startswith(OF_REGISTRY):
+                raise ConfigError(f"-X {name}: only settings of the schema registry, which begin with {OF_REGISTRY}")
         found = cluster.registry_settings(self.url, own)
         if not found:
             return None
         from spark_klog.schemas.column_format import RegistrySettings
         from spark_klog.schemas.registry.settings import registry_config
 
-        registry_config(found, REGISTRY_PREFIX, client)
+        registry_config(found, OF_REGISTRY, client)
         inherits = found.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
-        return RegistrySettings(found, REGISTRY_PREFIX, Settings(client if inherits else {}))
+        return RegistrySettings(found, OF_REGISTRY, Settings(client if inherits else {}))
 
 
 def registry_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from uuid import UUID
 
 from spark_klog.base.extras import require
-from spark_klog.base.names import ROW_FORMATS, SUBJECT_STRATEGIES, Format
+from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS, SUBJECT_STRATEGIES, Format
 from spark_klog.base.settings import BOOLEAN, INT, INT32_MAX, choice, value_of
 from spark_klog.client.settings import (
-    OF_REGISTRY,
     OF_ROWS,
     OF_WRITTEN_ROWS,
     REGISTRY_LOGINS,

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spark_klog.base.names import SECURITY_PROTOCOLS
+from spark_klog.base.names import OF_REGISTRY, SECURITY_PROTOCOLS
 from spark_klog.base.settings import (
     BOOLEAN,
     INT,
@@ -122,9 +122,7 @@ KAFKA_PYTHONS = {
     "ssl_keyfile": "ssl.key.location",
     "ssl_password": "ssl.key.password",
 }
-#: What begins the settings of a schema registry, which may stand beside a client's.
-OF_REGISTRY = "schema.registry."
-#: Names of a registry's settings that Confluent's clients, and so ours, take without that, too.
+#: Names of a registry's settings that Confluent's clients, and so ours, take without `OF_REGISTRY`, too.
 REGISTRY_LOGINS = ("basic.auth.", "bearer.auth.")
 SERIALIZERS = frozenset({"key.serializer", "value.serializer", "key.deserializer", "value.deserializer"})
 #: What else consumers and producers are told of keys and values, see client/serialization.py.

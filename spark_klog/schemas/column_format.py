@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 
-from spark_klog.base.names import Format
+from spark_klog.base.names import OF_REGISTRY, Format
 from spark_klog.errors import RegistryError, SchemaChanged, SchemaError
 from spark_klog.records.contract import BinaryColumn, HeadersColumn
 from spark_klog.schemas.codec import Codec, Decoder, codec_of
@@ -38,7 +38,7 @@ class RegistrySettings:
 
     settings: Settings
     #: What users write before a name.
-    prefix: str = "schema.registry."
+    prefix: str = OF_REGISTRY
     #: The Kafka client's settings, if it is its user that asks.
     client: Settings = field(default_factory=Settings)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from spark_klog.base.addresses import without_user
 from spark_klog.base.clock import system_ms
-from spark_klog.base.names import ROW_FORMATS, SUBJECT_STRATEGIES, Format, check_topic_name, topic_pattern
+from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS, SUBJECT_STRATEGIES, Format, check_topic_name, topic_pattern
 from spark_klog.base.settings import BOOLEAN, choice, items, nearest, number, value_of
 from spark_klog.client.places import (
     GroupSpec,
@@ -23,7 +23,6 @@ from spark_klog.client.places import (
     parse_timestamps,
 )
 from spark_klog.client.settings import (
-    OF_REGISTRY,
     ClientConfig,
     check_names,
     client_config,
@@ -100,9 +99,7 @@ FORMATS = (
 )
 #: The prefix of a registry's settings among the options; Databricks' and Confluent's names mean the same.
 REGISTRY_PREFIX = "schemaRegistry."
-REGISTRY_PREFIXES = tuple(
-    prefix.lower() for prefix in (REGISTRY_PREFIX, "confluent.schema.registry.", "schema.registry.")
-)
+REGISTRY_PREFIXES = tuple(prefix.lower() for prefix in (REGISTRY_PREFIX, f"confluent.{OF_REGISTRY}", OF_REGISTRY))
 #: The name of a cluster in clusters.toml.
 _CLUSTER = "cluster"
 _KNOWN = (*SOURCE, *SINK, *FORMATS, "includeHeaders", _CLUSTER)

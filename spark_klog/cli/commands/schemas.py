@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from spark_klog.base.names import ROW_FORMATS, Format
-from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster, client_options
+from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS, Format
+from spark_klog.cli.clusters import ChosenCluster, client_options
 from spark_klog.cli.foreign import CommandGroup
 from spark_klog.cli.output import escaped, print_lines, say
 from spark_klog.cli.schema_registry import ChosenRegistry, registry_options
@@ -49,7 +49,7 @@ def _registry_options(function: Callable[..., Any]) -> Callable[..., Any]:
         chosen = registry.settings(cluster, client) or ChosenRegistry(_DEFAULT_URL).settings(cluster, client)
         assert chosen is not None  # it has a URL
         settings = {"retries.deadline.ms": _DEADLINE_MS} | chosen.settings
-        with RegistryClient(registry_config(settings, REGISTRY_PREFIX, client)) as asked:
+        with RegistryClient(registry_config(settings, OF_REGISTRY, client)) as asked:
             return function(*args, registry=asked, **others)
 
     return command

@@ -17,8 +17,8 @@ import click
 
 from spark_klog.base.extras import is_usable
 from spark_klog.base.interrupts import stop_signals
-from spark_klog.base.names import TopicPartition, topic_pattern
-from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster, cluster_options, partitions_of
+from spark_klog.base.names import OF_REGISTRY, TopicPartition, topic_pattern
+from spark_klog.cli.clusters import ChosenCluster, cluster_options, partitions_of
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import Counter
 from spark_klog.cli.records.form import RecordForm, record_lines
@@ -147,7 +147,7 @@ def consume(
         raise click.UsageError("--stop-on-error needs -s: without it all records are printed as they are")
     printed = _form(form, key_separator, delimiter, shows_null, as_json, as_arrow, formats)
     render = _json_lines(as_arrow) if printed is None else printed.render
-    own = {name: value for name, value in given.items() if not name.startswith(REGISTRY_PREFIX)}
+    own = {name: value for name, value in given.items() if not name.startswith(OF_REGISTRY)}
     _check_own(own, group)
     chosen = {"auto.offset.reset": "earliest"} | cluster.local_settings() | own
     if isolation is not None:

@@ -18,7 +18,8 @@ import click
 
 from spark_klog.base.extras import is_usable
 from spark_klog.base.interrupts import stop_signals
-from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster, cluster_options
+from spark_klog.base.names import OF_REGISTRY
+from spark_klog.cli.clusters import ChosenCluster, cluster_options
 from spark_klog.cli.foreign import RecordsCommand
 from spark_klog.cli.output import INTERRUPTED, Counter
 from spark_klog.cli.records.form import JsonRecord, parse_json, parse_record, unescape
@@ -115,7 +116,7 @@ def produce(
     chosen = without_ids(cluster.local_settings())
     given = cluster.set_settings(settings)
     formats = serdes.parsed(cluster, given, [topic], is_writing=True)
-    own = {name: value for name, value in given.items() if not name.startswith(REGISTRY_PREFIX)}
+    own = {name: value for name, value in given.items() if not name.startswith(OF_REGISTRY)}
     if "transactional.id" in own:
         raise click.UsageError("--set transactional.id has no effect here: use --transaction ID")
     chosen |= own

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from spark_klog.base.extras import require
-from spark_klog.base.names import ROW_FORMATS
-from spark_klog.cli.clusters import REGISTRY_PREFIX, ChosenCluster
+from spark_klog.base.names import OF_REGISTRY, ROW_FORMATS
+from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import Settings
 
@@ -125,7 +125,7 @@ class SerdesOptions(NamedTuple):
             from spark_klog.schemas.column_format import RegistrySettings
 
             if settings := cluster.registry_settings(self.url, own):
-                registry = RegistrySettings(settings, REGISTRY_PREFIX, Settings(cluster.client_settings()) | own)
+                registry = RegistrySettings(settings, OF_REGISTRY, Settings(cluster.client_settings()) | own)
         for column, text in sorted(chosen.items()):
             if text in ROW_FORMATS:
                 by_schema.append(self._column_format(column, text, registry, topics))

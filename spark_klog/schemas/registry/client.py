@@ -27,6 +27,7 @@ from weakref import WeakSet
 
 from spark_klog.base.extras import require
 from spark_klog.base.in_a_thread import within
+from spark_klog.base.names import OF_REGISTRY
 from spark_klog.base.settings import words
 from spark_klog.errors import ConnectionFailed, KlogError, RegistryError, SchemaError, TlsError
 from spark_klog.schemas.registry.cache import Cache
@@ -565,7 +566,7 @@ _MOST_REGISTRIES = 8
 
 def registry_of(
     settings: Mapping[str, str],
-    prefix: str = "schema.registry.",
+    prefix: str = OF_REGISTRY,
     client: Mapping[str, str] | None = None,
     longest_ms: int | None = None,
 ) -> RegistryClient:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from urllib.parse import unquote, urlsplit
 
+from spark_klog.base.names import OF_REGISTRY
 from spark_klog.base.settings import POSITIVE_INT, advice, any_of, choice, items, setting, settings_of, value_of, words
 from spark_klog.errors import ConfigError
 from spark_klog.security.config import OAuthConfig, Settings, TlsConfig, resolved
@@ -85,7 +86,7 @@ def check_names(settings: Mapping[str, str], prefix: str) -> None:
 
 
 def registry_config(
-    settings: Mapping[str, str], prefix: str = "schema.registry.", client: Mapping[str, str] | None = None
+    settings: Mapping[str, str], prefix: str = OF_REGISTRY, client: Mapping[str, str] | None = None
 ) -> RegistryConfig:
     """Parse settings, by `NAMES`; `ConfigError` for wrong, unknown or contradicting ones, without their values.
 
