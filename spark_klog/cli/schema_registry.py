@@ -12,7 +12,6 @@ from spark_klog.base.names import OF_REGISTRY
 from spark_klog.base.settings import parse_settings
 from spark_klog.cli.clusters import ChosenCluster
 from spark_klog.errors import ConfigError
-from spark_klog.security.config import Settings
 
 if TYPE_CHECKING:
     from spark_klog.schemas.column_format import RegistrySettings
@@ -41,8 +40,7 @@ class ChosenRegistry(NamedTuple):
         from spark_klog.schemas.registry.settings import registry_config
 
         registry_config(found, OF_REGISTRY, client)
-        inherits = found.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
-        return RegistrySettings(found, OF_REGISTRY, Settings(client if inherits else {}))
+        return RegistrySettings.beside(client, found)
 
 
 def registry_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from uuid import UUID
 
@@ -64,6 +64,51 @@ class Context(NamedTuple):
     topic: str
     field: Column
     headers: list[tuple[str, bytes | None]]
+
+
+class RowNames(NamedTuple):
+    """What users call the settings of a column that is rows; `kind` is the word before the names, or empty."""
+
+    kind: str
+    registry: str
+    format: str
+    schema: str
+    schema_id: str
+    subject: str
+    message: str
+
+    def check(self, form: str | None, given: Collection[str], *, has_registry: bool) -> None:
+        """Raise `ConfigError` if some of the `given` names contradict the format, None for bytes, or each other."""
+        of_registry = [name for name in (self.schema_id, self.subject) if name in given]
+        if self.message in given and form != "protobuf":
+            raise self._needs(self.message, f"{self.format}=protobuf: it names one of a schema's messages")
+        if form is None:
+            if first := [name for name in (self.schema, *of_registry) if name in given]:
+                raise self._needs(first[0], f"{self.format}: one of {', '.join(ROW_FORMATS)}")
+        elif self.schema in given and self.schema_id in given:
+            kind = self.kind and f"{self.kind}s "
+            raise ConfigError(f"{kind}{self.schema} and {self.schema_id} exclude each other: remove one of them")
+        elif of_registry and not has_registry:
+            raise self._needs(of_registry[0], self.registry)
+
+    def no_schema(self, form: str) -> ConfigError:
+        """The error of a column without a schema and a registry that has one."""
+        return self._needs(
+            f"{self.format}={form}",
+            f"{self.registry}, or {self.schema}: the text of the schema that all records have, without a registry's "
+            "ids before them",
+        )
+
+    def no_one_schema(self, form: str) -> ConfigError:
+        """The error of a column that would have a schema for each topic."""
+        return self._needs(
+            f"{self.format}={form} of several topics",
+            f"{self.subject}, {self.schema_id} or {self.schema}: the column has one schema, to which all records are "
+            "converted",
+        )
+
+    def _needs(self, what: str, needed: str) -> ConfigError:
+        return ConfigError(f"{self.kind and f'{self.kind} '}{what} needs {needed}")
 
 
 class PlainType(NamedTuple):
@@ -163,25 +208,13 @@ class Serialization:
             first = f"{OF_REGISTRY}{min(self._registry)}"
             raise ConfigError(f"{first} needs {OF_REGISTRY}url: http://HOST:PORT of the registry")
         for column in COLUMNS:
-            chosen, named = self.by_column.get(column), f"{column}.{self._direction}"
-            given = [name for name in (f"{column}.schema", f"{column}.schema.id") if name in self._texts]
-            message = f"{column}.message"
-            if message in self._texts and chosen != "protobuf":
-                raise ConfigError(f"{message} needs {named}=protobuf: it names one of a schema's messages")
-            of_registry = [name for name in (f"{column}.schema.id", f"{column}.subject") if name in self._texts]
-            if not isinstance(chosen, str):
-                if given or of_registry:
-                    raise ConfigError(f"{(given or of_registry)[0]} needs {named}: one of {', '.join(ROW_FORMATS)}")
+            chosen, names = self.by_column.get(column), self._names(column)
+            form = chosen if isinstance(chosen, str) else None
+            names.check(form, self._texts, has_registry=bool(self._registry))
+            if form is None:
                 continue
-            if len(given) > 1:
-                raise ConfigError(f"{' and '.join(given)} exclude each other: remove one of them")
-            if not self._registry and of_registry:
-                raise ConfigError(f"{of_registry[0]} needs {OF_REGISTRY}url")
-            if not self._registry and not given:
-                raise ConfigError(
-                    f"{named}={chosen} needs {OF_REGISTRY}url, or {column}.schema: the text of the schema that all "
-                    "records have, without a registry's ids before them"
-                )
+            if not self._registry and names.schema not in self._texts:
+                raise names.no_schema(form)
             if self._direction == "serializer":
                 self._strategy(column)
             self._schema_id(column)
@@ -197,14 +230,17 @@ class Serialization:
         if self._flag("use.latest.version", False) and self._texts.get("auto.register.schemas", "").lower() == "true":
             raise ConfigError("auto.register.schemas=true and use.latest.version=true exclude each other")
 
+    def _names(self, column: Column) -> RowNames:
+        names = (f"{column}.{name}" for name in (self._direction, "schema", "schema.id", "subject", "message"))
+        return RowNames("", f"{OF_REGISTRY}url", *names)
+
     def column_format(self, column: Column, topic: str) -> ColumnFormat:
         """The format of a column that has a schema, in a topic, whose name its subject has unless another is set."""
         from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
 
         registry: RegistrySettings | None = None
         if self._registry:
-            inherits = self._registry.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
-            registry = RegistrySettings(self._registry, OF_REGISTRY, self._client if inherits else Settings())
+            registry = RegistrySettings.beside(self._client, self._registry)
         subject = self._texts.get(f"{column}.subject")
         if subject is None and registry is not None and self._has_topic_subject(column):
             subject = f"{topic}-{column}"
@@ -238,10 +274,7 @@ class Serialization:
         """Raise `ConfigError` for a column whose schema is not the same for all topics."""
         for column, chosen in self.by_column.items():
             if isinstance(chosen, str) and not self.has_one_schema(column):
-                raise ConfigError(
-                    f"{column}.{self._direction}={chosen} of several topics needs {column}.subject, {column}.schema.id "
-                    f"or {column}.schema: the column has one schema, to which all records are converted"
-                )
+                raise self._names(column).no_one_schema(chosen)
 
     def has_one_schema(self, column: Column) -> bool:
         """Whether the column's schema is the same for all topics."""

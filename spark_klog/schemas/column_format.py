@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID, uuid4
@@ -41,6 +41,12 @@ class RegistrySettings:
     prefix: str = OF_REGISTRY
     #: The Kafka client's settings, if it is its user that asks.
     client: Settings = field(default_factory=Settings)
+
+    @classmethod
+    def beside(cls, client: Mapping[str, str], settings: Settings, prefix: str = OF_REGISTRY) -> RegistrySettings:
+        """With the client's settings only if they are needed: they have secrets, too."""
+        inherits = settings.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
+        return cls(settings, prefix, Settings(client if inherits else {}))
 
     def registry(self, longest_ms: int | None = None) -> RegistryClient:
         return registry_of(self.settings, self.prefix, self.client, longest_ms)

@@ -22,6 +22,7 @@ from spark_klog.client.places import (
     parse_timestamp,
     parse_timestamps,
 )
+from spark_klog.client.serialization import RowNames
 from spark_klog.client.settings import (
     ClientConfig,
     check_names,
@@ -532,16 +533,9 @@ def _read_formats(
             raise ConfigError(f"option {name} needs valueFormat or keyFormat")
     for one in formats:
         if one.registry is None and one.text is None:
-            raise ConfigError(
-                f"option {one.column}Format={one.format} needs schemaRegistryUrl, or {one.column}Schema: the text of "
-                "the schema that all records have, without a registry's ids before them"
-            )
+            raise _row_names(one.column).no_schema(one.format)
         if one.registry is not None and (one.text, one.schema_id, one.subject) == (None, None, None):
-            raise ConfigError(
-                f"option {one.column}Format={one.format} of several topics needs {one.column}Subject, "
-                f"{one.column}SchemaId or {one.column}Schema: the column has one schema, to which all records are "
-                "converted"
-            )
+            raise _row_names(one.column).no_one_schema(one.format)
         if evolution != "keep" and (one.subject is None or one.text is not None):
             raise ConfigError(
                 f"option schemaEvolution={evolution} needs a subject: a topic, or {one.column}Subject, and no "
@@ -574,36 +568,34 @@ def column_formats(
     formats = []
     column: Column
     for column in ("key", "value"):
-        texts = {name: own.get(f"{column}{name}", "").strip() for name in ("Schema", "SchemaId", "Subject", "Message")}
-        given = [f"{column}{name}" for name, text in texts.items() if text]
-        if f"{column}Format" not in own:
-            if given:
-                raise ConfigError(f"option {given[0]} needs {column}Format, such as avro")
+        named = _row_names(column)
+        given = {name: own[name].strip() for name in named[3:] if own.get(name, "").strip()}
+        kind = None
+        if named.format in own:
+            kind = cast("Format", chosen(own, named.format, {name: name for name in ROW_FORMATS}))
+        named.check(kind, given, has_registry=registry is not None)
+        if kind is None:
             continue
-        kind = cast("Format", chosen(own, f"{column}Format", {name: name for name in ROW_FORMATS}))
-        if texts["Message"] and kind != "protobuf":
-            raise ConfigError(f"option {column}Message needs {column}Format=protobuf, whose schemas have several")
-        if f"{column}Schema" in given and f"{column}SchemaId" in given:
-            raise ConfigError(f"options {' and '.join(given[:2])} exclude each other: remove one of them")
-        for name in ("SchemaId", "Subject"):
-            if texts[name] and registry is None:
-                raise ConfigError(f"option {column}{name} needs schemaRegistryUrl")
-        schema_id = count(own, f"{column}SchemaId", 0)
-        subject = texts["Subject"] or None
+        schema_id = count(own, named.schema_id, 0)
+        subject, text = given.get(named.subject), given.get(named.schema)
         if registry is not None and subject is None and topic is not None:
             subject = f"{topic}-{column}"
-        text = texts["Schema"] or None
         if text is not None and names_file(text):
             raise ConfigError(
-                f"option {column}Schema={text} looks like a file's name, and must be the text of the schema: read the "
+                f"option {named.schema}={text} looks like a file's name, and must be the text of the schema: read the "
                 "file, and give what is in it"
             )
         made = ColumnFormat(column, kind, registry, text, schema_id, subject, is_permissive)
-        formats.append(replace(made, message=texts["Message"] or None))
+        formats.append(replace(made, message=given.get(named.message)))
     validates = boolean(own, "validate", False)
     if validates and not any(one.format == "json-schema" for one in formats):
         raise ConfigError("option validate=true needs valueFormat=json-schema or keyFormat=json-schema")
     return tuple(replace(one, validates=validates and one.format == "json-schema") for one in formats)
+
+
+def _row_names(column: Column) -> RowNames:
+    names = (f"{column}{name}" for name in ("Format", "Schema", "SchemaId", "Subject", "Message"))
+    return RowNames("option", "schemaRegistryUrl", *names)
 
 
 def _registry(settings: dict[str, str], own: dict[str, str]) -> RegistrySettings | None:
@@ -623,8 +615,7 @@ def _registry(settings: dict[str, str], own: dict[str, str]) -> RegistrySettings
     if "url" not in given:
         raise ConfigError(f"option {REGISTRY_PREFIX}{next(iter(given))} needs schemaRegistryUrl")
     check_registry_names(given, REGISTRY_PREFIX)
-    inherits = given.get("basic.auth.credentials.source", "").strip().upper() == "SASL_INHERIT"
-    return RegistrySettings(given, REGISTRY_PREFIX, Settings(settings if inherits else {}))
+    return RegistrySettings.beside(settings, given, REGISTRY_PREFIX)
 
 
 def _check_query(
