@@ -1,8 +1,8 @@
 """The bound: a Python data source that does nothing, so that only Spark's own Arrow path takes time.
 
 Each of `partitions` tasks yields one prebuilt Arrow batch repeatedly, until all tasks together have `records` records:
-klog's columns, values of `size` bytes, and 65,536 rows or 8 MiB per batch. A micro-batch of a stream has `trigger`
-records. The writer drops the Arrow batches that it gets.
+klog's columns, values of `size` bytes, and 65,536 rows or 8 MiB per batch; or that of the Arrow `file`. A micro-batch
+of a stream has `trigger` records. The writer drops the Arrow batches that it gets.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -29,13 +30,17 @@ class NoOp(DataSource):
     def name(cls) -> str:
         return "no-op"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType | str:
+        if "file" in self.options:
+            return from_arrow_schema(_stored(self.options["file"]).schema)
         return (
             "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
             "timestampType INT"
         )
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if "file" in self.options:
+            return _Reader(*self._numbers("records", "partitions"), self.options["file"])
         return _Reader(*self._numbers("records", "partitions", "size"))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -56,11 +61,12 @@ class _Writer(DataSourceArrowWriter):
 
 
 class _Reader(DataSourceReader):
-    def __init__(self, records: int, partitions: int, size: int) -> None:
-        self._records, self._partitions, self._size = records, partitions, size
+    def __init__(self, records: int, partitions: int, source: int | str) -> None:
+        """`source` is a size of values, or a file."""
+        self._records, self._partitions, self._source = records, partitions, source
 
     def partitions(self) -> list[InputPartition]:
-        return _shares(self._records, self._partitions, self._size)
+        return _shares(self._records, self._partitions, self._source)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _batches(partition)
@@ -89,22 +95,28 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _batches(partition)
 
 
-def _shares(records: int, partitions: int, size: int) -> list[InputPartition]:
-    """The number of records of each task, and their size."""
+def _shares(records: int, partitions: int, source: int | str) -> list[InputPartition]:
+    """The number of records of each task, and the size of their values, or the file that has them."""
     counts = (records // partitions + (number < records % partitions) for number in range(partitions))
-    return [InputPartition((count, size)) for count in counts]
+    return [InputPartition((count, source)) for count in counts]
 
 
 def _batches(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    left, size = partition.value
-    batch = _batch(max(1, min(_ROWS, _BATCH_BYTES // size)), size)
+    left, source = partition.value
+    batch = _stored(source) if isinstance(source, str) else _batch(source)
     while left:
         rows = min(left, batch.num_rows)
         yield batch if rows == batch.num_rows else batch.slice(0, rows)
         left -= rows
 
 
-def _batch(rows: int, size: int) -> pa.RecordBatch:
+def _stored(file: str) -> pa.RecordBatch:
+    with pa.ipc.open_file(file) as reader:
+        return reader.get_batch(0)
+
+
+def _batch(size: int) -> pa.RecordBatch:
+    rows = max(1, min(_ROWS, _BATCH_BYTES // size))
     columns = {
         "key": pa.nulls(rows, pa.binary()),
         "value": pa.array([b"v" * size] * rows, pa.binary()),
