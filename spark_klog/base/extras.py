@@ -30,6 +30,8 @@ EXTRAS = {
     "httpx": "registry",
     "jsonschema": "jsonschema",
     "grpc_tools": "protobuf",
+    "deltalake": "delta",
+    "pyiceberg": "iceberg",
 }
 
 #: The newest versions that the tests have run with. Newer ones are used with a warning.

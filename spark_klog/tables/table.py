@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pyarrow as pa
 
@@ -29,12 +29,20 @@ class RunConflict(LoadError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run of a load, as a commit of its table names it."""
+    """A run of a load, as a commit of its table names it. `topic_ids` has those that the brokers have."""
 
     load: str
     number: int
     token: str
     offsets: Offsets
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Run:
+        """Of the JSON in a commit, which has the fields; TypeError or KeyError if it is not what `append` has put."""
+        offsets = {topic: dict(each) for topic, each in values["offsets"].items()}
+        ids = dict(values.get("topic_ids", {}))
+        return cls(str(values["load"]), int(values["number"]), str(values["token"]), offsets, ids)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,10 @@ class TableFile:
     offsets: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
 
+#: The property of a table that has the id of its load, and the entry of a commit that has a `Run` as JSON.
+LOAD_PROPERTY, COMMIT_ENTRY = "klog.load", "klog"
+
+
 class Table(Protocol):
     """A table, which may not exist yet. Methods raise `LoadError`, which names the table and what to do.
 
@@ -77,6 +89,9 @@ class Table(Protocol):
 
     def schema(self) -> pa.Schema | None:
         """The columns; None if there is no table."""
+
+    def load_id(self) -> str | None:
+        """The id of the load that the table belongs to (its property `klog.load`); None if there is none."""
 
     def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
         """Create the table, or add to it the nullable columns and fields that it lacks, and give it to the load.

@@ -1,0 +1,342 @@
+"""A Delta table, by the package deltalake.
+
+A run is one commit of the table's log: an add action for each file, with statistics from its footer; an app transaction
+(`txn`) with the load's id and the run's number, which makes a second commit of the run fail; and `klog` in the commit's
+info, with the run's token and its offsets. See Delta's PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from typing import TypeVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Field, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from spark_klog.base.addresses import local_path, without_user
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.files.folder import reason
+from spark_klog.tables.columns import differences
+from spark_klog.tables.delta_statistics import statistics_json
+from spark_klog.tables.table import (
+    COMMIT_ENTRY,
+    LOAD_PROPERTY,
+    DataFile,
+    Layout,
+    Run,
+    RunConflict,
+    TableFile,
+)
+
+PREFIX = "delta:"
+#: Partition columns by layout, with their types.
+_PARTITIONS: dict[str, tuple[tuple[str, pa.DataType], ...]] = {
+    "none": (),
+    "day": (("date", pa.date32()),),
+    "hour": (("date", pa.date32()), ("hour", pa.int32())),
+}
+#: Commits that are looked through for a run before all of them are.
+_RECENT = 20
+#: How long a commit is tried again that others come before, and the pause before the next try, in seconds.
+_RETRY_S, _PAUSE_S = 60.0, 0.05
+#: What a commit without rows of ours to check can't keep.
+_CHECKED = re.compile(r"delta\.constraints\..+")
+_MAPPING = "delta.columnMapping.mode"
+_EXPRESSIONS = {"delta.generationExpression": "is generated", "delta.invariants": "has an invariant"}
+_IDENTITY = "delta.identity."
+_WIDER = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m|\s*↳\s*")
+_T = TypeVar("_T")
+
+
+class DeltaLakeTable:
+    """The Delta table in the folder at `uri`, a path or a URI of pyarrow's; `Table` says what its methods do."""
+
+    def __init__(self, uri: str) -> None:
+        local = local_path(uri) if uri else None
+        if not uri:
+            raise ConfigError("the table's location is empty: give delta:FOLDER or delta:URI")
+        self.location = os.path.abspath(local) if local is not None else uri
+        self._url, self._options = (self.location, {}) if local is not None else storage_options(uri)
+
+    @property
+    def address(self) -> str:
+        return f"{PREFIX}{without_user(self.location)}"
+
+    # ----- reading
+
+    def schema(self) -> pa.Schema | None:
+        table = self._open()
+        return None if table is None else pa.schema(table.schema().to_arrow())
+
+    def load_id(self) -> str | None:
+        table = self._open()
+        return None if table is None else table.metadata().configuration.get(LOAD_PROPERTY)
+
+    def last_run(self, load: str) -> Run | None:
+        table = self._open()
+        return None if table is None else self._trying("read", lambda: _last_run(table, load))
+
+    def files(self) -> Iterator[TableFile]:
+        table = self._open()
+        if table is None:
+            return
+        actions = self._trying("read", lambda: pa.table(table.get_add_actions(flatten=True)).to_pylist())
+        for action in actions:
+            offsets = {}
+            for prefix in ("", "_"):
+                names = [f"{prefix}{name}" for name in _PLACE]
+                topics, numbers, places = ((action.get(f"min.{name}"), action.get(f"max.{name}")) for name in names)
+                if None not in (*topics, *numbers, *places) and topics[0] == topics[1] and numbers[0] == numbers[1]:
+                    offsets[str(topics[0]), int(numbers[0])] = int(places[0]), int(places[1])
+                    break
+            yield TableFile(unquote(action["path"]), action["size_bytes"], action["num_records"] or 0, offsets)
+
+    # ----- writing
+
+    def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
+        columns = pa.schema([pa.field(one.name, self._type(one.type, one.name)) for one in columns])
+        partitions = [name for name, _ in _PARTITIONS[layout]]
+        if clash := [name for name in partitions if name in columns.names]:
+            raise LoadError(
+                f"{self.address}: the column {clash[0]} is the table's partition column: leave --partition-by out, or "
+                "load the values as one column (--table-columns records)"
+            )
+
+        def attempt() -> pa.Schema:
+            table = self._open() or self._create(columns, layout, load)
+            self._check(table, layout)
+            self._give(table, load)
+            mine = pa.schema(table.schema().to_arrow())
+            changed, wrong = differences(mine, columns, set(partitions))
+            if wrong:
+                raise LoadError(
+                    f"{self.address} has other columns than the load: {'; '.join(wrong)}: use another table, or change "
+                    "this one"
+                )
+            if changed:
+                table.alter.add_columns([Field.from_arrow(pa.field(one.name, one.type)) for one in changed])
+                table = self._existing()
+                mine = pa.schema(table.schema().to_arrow())
+                if changed := differences(mine, columns, set(partitions))[0]:
+                    names = ", ".join(one.name for one in changed)
+                    raise LoadError(f"{self.address}: deltalake can't add to the table what is new in {names}")
+            return pa.schema([one for one in mine if one.name not in partitions])
+
+        return self._again("changed", attempt)
+
+    def append(self, files: Sequence[DataFile], run: Run) -> None:
+        def attempt() -> None:
+            table = self._existing()
+            last = _last_run(table, run.load)
+            if last is not None and (last.number, last.token) == (run.number, run.token):
+                return  # of an attempt whose answer was lost
+            before = 0 if last is None else last.number
+            if before != run.number - 1:
+                raise RunConflict(
+                    f"{self.address}: another run of the load has committed run {before}; nothing of this one is in "
+                    "the table, and what it has read is there once. Run again for what has come since"
+                )
+            names = table.metadata().partition_columns
+            now = time.time_ns() // 1_000_000
+            actions: list[AddAction | RemoveAction] = [
+                AddAction(item.path, item.size, _partition(item.hour, names), now, True, statistics_json(item.metadata))
+                for item in files
+            ]
+            properties = CommitProperties(
+                custom_metadata={COMMIT_ENTRY: {**vars(run)}}, app_transactions=[Transaction(run.load, run.number)]
+            )
+            table.create_write_transaction(actions, "append", table.schema(), names, commit_properties=properties)
+
+        self._again("written", attempt)
+
+    def compact(self, target_bytes: int) -> int:
+        def attempt() -> int:
+            return int(self._existing().optimize.compact(target_size=target_bytes)["numFilesRemoved"])
+
+        return self._again("compacted", attempt)
+
+    # ----- the table's log
+
+    def _open(self) -> DeltaTable | None:
+        def opened() -> DeltaTable | None:
+            try:
+                return DeltaTable(self._url, storage_options=self._options)
+            except TableNotFoundError:
+                return None
+
+        return self._trying("read", opened)
+
+    def _existing(self) -> DeltaTable:
+        table = self._open()
+        if table is None:
+            raise LoadError(f"{self.address} is no longer there: restore it, or use another table")
+        return table
+
+    def _create(self, columns: pa.Schema, layout: Layout, load: str) -> DeltaTable:
+        partitions = _PARTITIONS[layout]
+        schema = pa.schema([*columns, *(pa.field(*one) for one in partitions)])
+        try:
+            return DeltaTable.create(
+                self._url,
+                schema,
+                partition_by=[name for name, _ in partitions],
+                configuration={LOAD_PROPERTY: load},
+                storage_options=self._options,
+                raise_if_key_not_exists=False,  # a property that deltalake does not know
+            )
+        except DeltaError:
+            table = self._open()
+            if table is None:
+                raise
+            return table  # another run has created it meanwhile
+
+    def _check(self, table: DeltaTable, layout: Layout) -> None:
+        """`LoadError` if the table has another layout, or something that files written elsewhere can't comply with."""
+        metadata = table.metadata()
+        wanted = [name for name, _ in _PARTITIONS[layout]]
+        if metadata.partition_columns != wanted:
+            has = f"partitioned by {', '.join(metadata.partition_columns)}" if metadata.partition_columns else "whole"
+            asked = f"by {', '.join(wanted)}" if wanted else "not at all"
+            raise LoadError(
+                f"{self.address} is {has}, and --partition-by {layout} partitions {asked}: choose the table's, or use "
+                "another table"
+            )
+        schema = pa.schema(table.schema().to_arrow())
+        types = dict(zip(schema.names, schema.types, strict=True))
+        for name, kind in _PARTITIONS[layout]:
+            if types[name] != kind:
+                raise LoadError(f"{self.address} has the partition column {name} as {types[name]}, not {kind}")
+        for name, value in metadata.configuration.items():
+            if _CHECKED.fullmatch(name):
+                raise LoadError(f"{self.address} has the constraint {name}, which a load does not check: drop it")
+            if name == _MAPPING and value != "none":
+                raise LoadError(f"{self.address} maps its columns' names ({name}={value}), which a load does not do")
+        for field in table.schema().fields:
+            for key in field.metadata:
+                if key in _EXPRESSIONS or key.startswith(_IDENTITY):
+                    what = _EXPRESSIONS.get(key, "is an identity")
+                    raise LoadError(f"{self.address}: the column {field.name} {what}, which a load does not compute")
+
+    def _give(self, table: DeltaTable, load: str) -> None:
+        """Give the table to the load; `LoadError` if it is another one's."""
+        owner = table.metadata().configuration.get(LOAD_PROPERTY)
+        if owner is None:
+            table.alter.set_table_properties({LOAD_PROPERTY: load}, raise_if_not_exists=False)
+        elif owner != load:
+            raise LoadError(f"{self.address} belongs to another load ({owner}): use another table")
+
+    def _again(self, action: str, attempt: Callable[[], _T]) -> _T:
+        """Try until no other writer comes before it, for a bounded time."""
+        end = time.monotonic() + _RETRY_S
+        pause = _PAUSE_S
+
+        def tried() -> _T | CommitFailedError:
+            try:
+                return attempt()
+            except CommitFailedError as error:
+                if time.monotonic() > end:
+                    raise
+                return error
+
+        while isinstance(made := self._trying(action, tried), CommitFailedError):
+            time.sleep(pause)
+            pause = min(1.0, pause * 2)
+        return made
+
+    def _trying(self, action: str, attempt: Callable[[], _T]) -> _T:
+        try:
+            return attempt()
+        except (DeltaError, OSError, ValueError) as error:
+            raise LoadError(f"{self.address} can't be {action}: {_reason(error)}") from None
+
+    def _type(self, kind: pa.DataType, path: str) -> pa.DataType:
+        """The type in the table: Delta has no unsigned numbers, and timestamps of microseconds only."""
+        if pa.types.is_struct(kind):
+            return pa.struct([pa.field(one.name, self._type(one.type, f"{path}.{one.name}")) for one in kind])
+        if pa.types.is_map(kind):
+            return pa.map_(self._type(kind.key_type, path), self._type(kind.item_type, path))
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            return pa.list_(pa.field("element", self._type(kind.value_type, path)))
+        if pa.types.is_timestamp(kind):
+            return pa.timestamp("us", tz="UTC" if kind.tz else None)
+        if pa.types.is_null(kind) or pa.types.is_time(kind) or pa.types.is_duration(kind):
+            raise LoadError(f"{self.address}: a Delta table has no type for {path} ({kind})")
+        if pa.types.is_fixed_size_binary(kind):
+            return pa.binary()
+        return _WIDER.get(kind, kind)
+
+
+_PLACE = ("topic", "partition", "offset")
+
+
+def _last_run(table: DeltaTable, load: str) -> Run | None:
+    """The last run, without its token and offsets if the log has no longer the commit."""
+    number = table.transaction_version(load)
+    if number is None:
+        return None
+    for limit in (_RECENT, None):
+        for commit in table.history(limit):
+            entry = commit.get(COMMIT_ENTRY)
+            if isinstance(entry, dict) and (entry.get("load"), entry.get("number")) == (load, number):
+                return Run.of(entry)
+    return Run(load, number, "", {})
+
+
+def _partition(hour: int | None, names: Sequence[str]) -> dict[str, str | None]:
+    """The partition's values, as the log has them."""
+    if hour is None or not names:
+        return {}
+    day, of_day = divmod(hour, 24)
+    date = datetime.fromtimestamp(day * 86_400, timezone.utc).strftime("%Y-%m-%d")
+    return {"date": date, "hour": str(of_day)} if "hour" in names else {"date": date}
+
+
+def storage_options(uri: str) -> tuple[str, dict[str, str]]:
+    """A URI of pyarrow's file systems as deltalake takes it: without user and query, which become options.
+
+    What the URI does not say is looked for in the environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL and so on) by
+    deltalake, as by pyarrow.
+    """
+    parts = urlsplit(uri)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    options: dict[str, str] = {}
+    if parts.scheme not in ("s3", "s3a"):
+        return uri, options
+    user, _, host = parts.netloc.rpartition("@")
+    key, _, secret = user.partition(":")
+    if key:
+        options |= {"AWS_ACCESS_KEY_ID": unquote(key), "AWS_SECRET_ACCESS_KEY": unquote(secret)}
+    endpoint = query.get("endpoint_override", "")
+    if endpoint and "://" not in endpoint:
+        endpoint = f"{query.get('scheme', 'https')}://{endpoint}"
+    if endpoint:
+        options["AWS_ENDPOINT_URL"] = endpoint
+    if query.get("region"):
+        options["AWS_REGION"] = query["region"]
+    if query.get("anonymous", "").lower() in ("true", "1"):
+        options["AWS_SKIP_SIGNATURE"] = "true"
+    used = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    if used and not endpoint:
+        options["AWS_ENDPOINT_URL"] = used
+    if used.startswith("http:"):
+        options["AWS_ALLOW_HTTP"] = "true"
+    return f"s3://{host}{parts.path}", options
+
+
+def _reason(error: Exception) -> str:
+    """An error of deltalake in one line, without the colours and causes that it has in several."""
+    text = _ESCAPES.sub(" ", str(error))
+    return reason(RuntimeError(" ".join(without_user(text).split())[:500]))

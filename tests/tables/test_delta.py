@@ -1,0 +1,264 @@
+"""A Delta table: its commits as deltalake, DuckDB and Polars see them, two writers, other writers, existing tables."""
+
+from __future__ import annotations
+
+import threading
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Field, write_deltalake
+
+from spark_klog.columns.schema import FULL
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.tables.delta import DeltaLakeTable, storage_options
+from spark_klog.tables.delta_statistics import statistics_json
+from spark_klog.tables.opening import open_table
+from spark_klog.tables.table import DataFile, Run, RunConflict, Table, TableFile
+
+_COLUMNS = pa.schema(
+    [pa.field("offset", pa.int64()), pa.field("topic", pa.string()), pa.field("partition", pa.int32())]
+)
+_HOUR = 472_222
+_DAY = date(2023, 11, 14)
+
+
+def _run(number: int, token: str = "abc1234") -> Run:
+    return Run("load", number, token, {"t": {"0": number * 10}}, {"t": "id"})
+
+
+def _file(folder: Path, first: int, hour: int | None = None) -> DataFile:
+    """A file of ten records. Polars takes the values of partition columns from the path, as a load has them."""
+    path = f"t/date=2023-11-14/hour=22/{first}.parquet" if hour else f"t/{first}.parquet"
+    rows = {"offset": range(first, first + 10), "topic": ["t"] * 10, "partition": [0] * 10}
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(rows, schema=_COLUMNS), folder / path)
+    return DataFile(path, (folder / path).stat().st_size, pq.read_metadata(folder / path), hour)
+
+
+def _offsets(folder: Path) -> list[int]:
+    """The offsets in the table, by three readers that agree."""
+    found: list[int] = sorted(DeltaTable(folder).to_pyarrow_table()["offset"].to_pylist())
+    with duckdb.connect() as connection:
+        uris = DeltaTable(folder).file_uris()
+        duck = connection.execute(f'SELECT "offset" FROM read_parquet({uris!r}, hive_partitioning=false)').fetchall()
+    assert sorted(one for (one,) in duck) == found
+    assert sorted(polars.read_delta(str(folder))["offset"].to_list()) == found
+    return found
+
+
+def test_runs_are_commits(tmp_path: Path) -> None:
+    table: Table = open_table(f"delta:{tmp_path}")
+    assert (table.schema(), table.load_id(), table.last_run("load")) == (None, None, None)
+    assert table.prepare(_COLUMNS, "hour", "timestamp", "load").names == _COLUMNS.names
+    assert table.load_id() == "load"
+    for number in (1, 2):
+        table.append([_file(tmp_path, number * 10, _HOUR)], _run(number))
+    table.append([], _run(3))
+    assert table.last_run("load") == _run(3)
+    assert table.last_run("another") is None
+    assert _offsets(tmp_path) == list(range(10, 30))
+    found = polars.read_delta(str(tmp_path)).select("date", "hour").unique()
+    assert found.rows() == [(_DAY, 22)]
+    files = sorted(table.files(), key=lambda item: item.path)
+    paths = [f"t/date=2023-11-14/hour=22/{first}.parquet" for first in (10, 20)]
+    sizes = [(tmp_path / path).stat().st_size for path in paths]
+    assert files == [
+        TableFile(paths[0], sizes[0], 10, {("t", 0): (10, 19)}),
+        TableFile(paths[1], sizes[1], 10, {("t", 0): (20, 29)}),
+    ]
+
+
+def test_the_second_commit_of_a_run_conflicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have looked before one commits; an answer that was lost is no conflict."""
+    table = DeltaLakeTable(str(tmp_path))
+    table.prepare(_COLUMNS, "none", "", "load")
+    table.append([_file(tmp_path, 0)], _run(1))
+    with pytest.raises(RunConflict, match="run 1; nothing of this one"):
+        table.append([_file(tmp_path, 10)], _run(1, "other12"))
+    table.append([_file(tmp_path, 0)], _run(1))
+    real = DeltaTable.create_write_transaction
+    first = threading.Event()
+
+    def write(self: DeltaTable, *arguments: Any, **options: Any) -> None:
+        if not first.is_set():
+            first.set()
+            DeltaLakeTable(str(tmp_path)).append([_file(tmp_path, 20)], _run(2, "quicker"))
+        real(self, *arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", write)
+    with pytest.raises(RunConflict, match="run 2"):
+        table.append([_file(tmp_path, 30)], _run(2))
+    assert _offsets(tmp_path) == [*range(10), *range(20, 30)]
+    last = table.last_run("load")
+    assert last is not None
+    assert last.token == "quicker"
+
+
+@pytest.mark.parametrize("other", ["append", "compact", "columns", "vacuum"])
+def test_others_write_before_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
+    table = DeltaLakeTable(str(tmp_path))
+    table.prepare(_COLUMNS, "none", "", "load")
+    for number in (1, 2):
+        table.append([_file(tmp_path, number * 10)], _run(number))
+    row = pa.table({"offset": [1], "topic": ["q"], "partition": pa.array([0], pa.int32())})
+    actions: dict[str, Any] = {
+        "append": lambda found: write_deltalake(found, row, mode="append"),
+        "compact": lambda found: found.optimize.compact(),
+        "columns": lambda found: found.alter.add_columns([Field("more", "long")]),
+        "vacuum": lambda found: found.vacuum(0, dry_run=False, enforce_retention_duration=False),
+    }
+    real = DeltaTable.create_write_transaction
+    first = threading.Event()
+
+    def write(self: DeltaTable, *arguments: Any, **options: Any) -> None:
+        if not first.is_set():
+            first.set()
+            actions[other](DeltaTable(tmp_path))
+        real(self, *arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", write)
+    table.append([_file(tmp_path, 30)], _run(3))
+    assert _offsets(tmp_path) == sorted([*range(10, 40), *([1] if other == "append" else [])])
+    assert table.last_run("load") == _run(3)
+
+
+def test_compact(tmp_path: Path) -> None:
+    table = DeltaLakeTable(str(tmp_path))
+    table.prepare(_COLUMNS, "none", "", "load")
+    for number in (1, 2, 3):
+        table.append([_file(tmp_path, number * 10)], _run(number))
+    assert table.compact(1 << 20) == 3
+    assert _offsets(tmp_path) == list(range(10, 40))
+    assert [item.offsets for item in table.files()] == [{("t", 0): (10, 39)}]
+    assert table.last_run("load") == _run(3)
+
+
+def test_statistics_are_those_of_deltalake(tmp_path: Path) -> None:
+    """Each bound that a file has by its footer is that of deltalake's own writer, or is left out."""
+    times = [datetime(2023, 11, 14, 22, 13, 20, 123_456, timezone.utc), datetime(1969, 1, 1, tzinfo=timezone.utc), None]
+    columns = {
+        "number": pa.array([3, None, -7], pa.int32()),
+        "text": pa.array(["b", "äöü", None]),
+        "long": pa.array(["x" * 50, "a" * 40, "m"]),
+        "bytes": pa.array([b"a", None, b"b"]),
+        "time": pa.array(times, pa.timestamp("us", tz="UTC")),
+        "day": pa.array([_DAY, None, _DAY + timedelta(1)]),
+        "real": pa.array([1.5, float("nan"), -2.0]),
+        "price": pa.array([Decimal("1.25"), Decimal("-3.50"), None], pa.decimal128(10, 2)),
+        "flag": pa.array([True, None, False]),
+        "none": pa.array([None, None, None], pa.int64()),
+        "place": pa.array([{"lat": 1, "name": None}, None, {"lat": 9, "name": "n"}]),
+        "tags": pa.array([["a"], None, []], pa.list_(pa.string())),
+    }
+    data = pa.table(columns)
+    write_deltalake(tmp_path / "theirs", data)
+    pq.write_table(data, tmp_path / "mine.parquet", row_group_size=2)
+    table = DeltaLakeTable(str(tmp_path / "ours"))
+    table.prepare(data.schema, "none", "", "load")
+    (tmp_path / "mine.parquet").rename(tmp_path / "ours/mine.parquet")
+    footer = pq.read_metadata(tmp_path / "ours/mine.parquet")
+    table.append([DataFile("mine.parquet", 1, footer)], _run(1))
+    ours, theirs = (
+        pa.table(DeltaTable(tmp_path / name).get_add_actions(flatten=True)).to_pylist()[0]
+        for name in ("ours", "theirs")
+    )
+    left_out = {"max.real", "min.flag", "max.flag", "null_count.tags", "null_count.bytes"}
+    for name in theirs.keys() - {"path", "size_bytes", "modification_time", "min.long", "max.long"} - left_out:
+        up = timedelta(milliseconds=name == "max.time")  # deltalake cuts the microseconds off, which is no bound
+        assert ours.get(name) == (theirs[name] + up if up else theirs[name]), name
+    assert "max.real" not in statistics_json(footer)
+    assert ours["min.long"] == "a" * 32
+    assert ours["max.long"] == "x" * 32 + "\U0010ffff"
+
+
+def test_times_without_a_date_have_no_bounds(tmp_path: Path) -> None:
+    times = pa.array([1 << 60, 0], pa.timestamp("us", tz="UTC"))
+    pq.write_table(pa.table({"timestamp": times}), tmp_path / "file.parquet")
+    assert '"maxValues":{}' in statistics_json(pq.read_metadata(tmp_path / "file.parquet"))
+
+
+def test_an_existing_table_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Its own columns stay and files have them; new ones are added, also in structs."""
+    mine = pa.schema(
+        [
+            pa.field("id", pa.int64()),
+            pa.field("offset", pa.int64()),
+            pa.field("value", pa.struct([pa.field("a", pa.int64())])),
+        ]
+    )
+    DeltaTable.create(tmp_path, mine)
+    table = DeltaLakeTable(str(tmp_path))
+    value = pa.struct([pa.field("a", pa.int32()), pa.field("b", pa.list_(pa.field("element", pa.string())))])
+    columns = pa.schema([pa.field("offset", pa.int64()), pa.field("value", value), pa.field("flag", pa.bool_())])
+    made = table.prepare(columns, "none", "", "load")
+    assert made.names == ["id", "offset", "value", "flag"]
+    assert made.field("value").type.field("a").type == pa.int64()
+    assert made.field("value").type.names == ["a", "b"]
+    assert table.prepare(columns, "none", "", "load") == made
+    with pytest.raises(LoadError, match="belongs to another load \\(load\\)"):
+        table.prepare(columns, "none", "", "other")
+
+
+@pytest.mark.parametrize(
+    ("fields", "layout", "message"),
+    [
+        ([pa.field("offset", pa.string())], "none", "offset is string in the table and int64 in the load"),
+        ([pa.field("id", pa.int64(), nullable=False)], "none", "id is required"),
+        ([pa.field("offset", pa.int64())], "day", "is whole, and --partition-by day partitions by date"),
+    ],
+)
+def test_an_existing_table_that_does_not_fit(tmp_path: Path, fields: Any, layout: Any, message: str) -> None:
+    DeltaTable.create(tmp_path, pa.schema(fields))
+    with pytest.raises(LoadError, match=message):
+        DeltaLakeTable(str(tmp_path)).prepare(_COLUMNS, layout, "timestamp", "load")
+    assert DeltaTable(tmp_path).version() == 0 or layout == "none"
+
+
+def test_a_table_with_a_constraint_is_refused(tmp_path: Path) -> None:
+    DeltaTable.create(tmp_path, _COLUMNS).alter.add_constraint({"positive": '"offset" >= 0'})
+    with pytest.raises(LoadError, match="constraint"):
+        DeltaLakeTable(str(tmp_path)).prepare(_COLUMNS, "none", "", "load")
+
+
+def test_records_of_a_load_as_a_table(tmp_path: Path) -> None:
+    table = DeltaLakeTable(str(tmp_path))
+    assert table.prepare(FULL, "day", "timestamp", "load") == FULL
+    columns = pa.schema([pa.field("date", pa.string())])
+    with pytest.raises(LoadError, match="date is the table's partition column"):
+        DeltaLakeTable(str(tmp_path / "x")).prepare(columns, "day", "", "load")
+
+
+def test_storage_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    uri = "s3://key:sec%2Fret@bucket/folder?endpoint_override=127.0.0.1:9000&scheme=http&region=eu-west-1"
+    assert storage_options(uri) == (
+        "s3://bucket/folder",
+        {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "sec/ret",
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:9000",
+            "AWS_REGION": "eu-west-1",
+            "AWS_ALLOW_HTTP": "true",
+        },
+    )
+    assert storage_options("gs://bucket/folder") == ("gs://bucket/folder", {})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:9000")
+    options = storage_options("s3://bucket/folder")[1]
+    assert options == {"AWS_ENDPOINT_URL": "http://localhost:9000", "AWS_ALLOW_HTTP": "true"}
+    assert DeltaLakeTable(uri).address == (
+        "delta:s3://***@bucket/folder?endpoint_override=127.0.0.1:9000&scheme=http&region=eu-west-1"
+    )
+
+
+def test_addresses() -> None:
+    for address in ("delta:", "hudi:/x", "/x"):
+        with pytest.raises(ConfigError):
+            open_table(address)
