@@ -94,7 +94,7 @@ class LocalFolder:
     """
 
     shows_whole_files_only = False
-    """Whether files must be uploaded to their final names, because a rename takes several steps there."""
+    """Whether files must be written to their final names: a rename takes several steps there, or nobody looks there."""
 
     def __init__(self, root: str | os.PathLike[str], failure: type[KlogError] | None = None) -> None:
         self._root = str(Path(root).absolute())

@@ -18,11 +18,22 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
-from spark_klog.load.journal.history import committed_files, loaded_extents, manifests, open_load, read_idle, read_plan
+from spark_klog.load.journal.history import (
+    committed_files,
+    is_below,
+    loaded_extents,
+    location_of,
+    manifests,
+    open_load,
+    read_idle,
+    read_plan,
+    table_files,
+)
 from spark_klog.load.journal.model import Manifest, PartitionAudit, run_name, staged_path
 from spark_klog.load.journal.store import Store
 from spark_klog.load.run import Loaded
 from spark_klog.spark.read.ranges import RETENTION
+from spark_klog.tables.table import Table
 
 _BAR = 40
 _MOST_HOURS = 24 * 366
@@ -134,6 +145,8 @@ def _gaps_text(gaps: dict[str, int] | Counter[str]) -> str:
 
 @dataclass(frozen=True)
 class Finding:
+    """Something that is missing. `partition` is -1 for a file of several."""
+
     topic: str
     partition: int
     what: str
@@ -163,7 +176,7 @@ def status(output: str) -> Status:
     It finds offsets between others that no run has, offsets without a record or a cause, offsets that were lost, and
     files that are missing or have another size.
     """
-    store, _ = open_load(output)
+    store, identity = open_load(output)
     findings, all_runs = [], []
     hours: dict[str, Counter[str]] = defaultdict(Counter)
     totals: dict[tuple[str, int], dict[str, Any]] = {}
@@ -185,12 +198,14 @@ def status(output: str) -> Status:
             findings.append(Finding(loss["topic"], loss["partition"], what))
             _skip_lost(totals, (loss["topic"], loss["partition"]), manifest)
     holes = _holes(all_runs)
-    for (topic, partition, incarnation), missing in sorted(holes.items()):
+    for (topic, partition, incarnation), of_partition in sorted(holes.items()):
         what = "[{}, {}) is in no run, and offsets after it are: --from-offsets loads it"
-        findings += [Finding(topic, partition, what.format(*hole)) for hole in missing]
+        findings += [Finding(topic, partition, what.format(*hole)) for hole in of_partition]
         if totals[topic, partition]["incarnation"] == incarnation:
-            totals[topic, partition]["holes"] = missing
-    findings = _missing_files(store, all_runs) + findings
+            totals[topic, partition]["holes"] = of_partition
+    table = identity.table_at(location_of(output))
+    missing = _missing_files(store, all_runs) if table is None else _missing_of_table(store, table, all_runs)
+    findings = missing + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted((+each).items())) for topic, each in sorted(hours.items())}
     idle = read_idle(store, number)
@@ -315,6 +330,17 @@ def _missing_files(store: Store, runs: Sequence[Manifest]) -> list[Finding]:
             size = store.size(staged_path(run, item.path))
         if size is None:
             size = store.size(item.path)
+        if size != item.size:
+            state = "is missing" if size is None else f"has {size} bytes, not {item.size}"
+            found.append(Finding(item.topic, item.partition, f"file {item.path} {state}"))
+    return found
+
+
+def _missing_of_table(store: Store, table: Table, runs: Sequence[Manifest]) -> list[Finding]:
+    """Files of the current table that are not there; others may have replaced those of the runs."""
+    found = []
+    for item in table_files(table, runs):
+        size = store.size(item.path) if is_below(item.path) else item.size
         if size != item.size:
             state = "is missing" if size is None else f"has {size} bytes, not {item.size}"
             found.append(Finding(item.topic, item.partition, f"file {item.path} {state}"))

@@ -70,6 +70,11 @@ def check_results(store: Store, run: int, task: int, ranges: Sequence[Range], re
                 )
 
 
+def has_files(store: Store, results: Iterable[RangeResult]) -> bool:
+    """Whether the files of a task are there as it has written them to their final names."""
+    return all(store.size(item.path) == item.size for found in results for item in found.files)
+
+
 def contiguous(results: Sequence[RangeResult]) -> list[RangeResult]:
     """A partition's results in the order of offsets, without what comes after a range that ended early."""
     kept: list[RangeResult] = []
@@ -184,6 +189,11 @@ def publish(store: Store, manifest: Manifest, *, has_leftovers: bool = True) -> 
         if has_leftovers:
             remove_leftovers(store, manifest)
         remove_orphans(store, manifest.run, {item.topic for item in manifest.partitions})
+    point_to(store, manifest)
+
+
+def point_to(store: Store, manifest: Manifest) -> None:
+    """The last step: `latest.json` names the run."""
     pointer = {"run": run_name(manifest.run), "manifest": manifest_path(manifest.run), "finished": manifest.finished}
     store.write(LATEST, to_json(pointer))
     _log.info("committed run %s of %s", run_name(manifest.run), store.address)

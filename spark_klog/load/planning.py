@@ -11,6 +11,7 @@ from spark_klog.client.fetch.ranges import MOST_RANGES
 from spark_klog.client.fetch.sampling import record_sizes
 from spark_klog.client.offsets import first_and_end, high_watermarks
 from spark_klog.errors import ConfigError, DataLossError, ProtocolError
+from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load.journal.model import STAGED, Progress, Range, RangeResult, file_path, new_token
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import LOSS_ADVICE
@@ -89,7 +90,7 @@ def check_names(store: Store, partitions: Iterable[TopicPartition], extension: s
 
     To be called before there is a plan: runs go on with a plan, and none could write these files.
     """
-    for topic, partition in () if store.shows_whole_files_only else partitions:
+    for topic, partition in () if isinstance(store, ArrowFolder) else partitions:
         path = file_path(Range(topic, partition, 0, 0), 0, 0, "", new_token(), extension)
         name = path.rpartition("/")[2] + STAGED
         if len(name) > _LONGEST_NAME:

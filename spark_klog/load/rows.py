@@ -189,6 +189,8 @@ def fitted(array: pa.Array, kind: pa.DataType) -> pa.Array:
             for one in kind
         ]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=nulls)
+    if not pa.types.is_nested(kind):  # a table may have wider numbers
+        return array.cast(kind)
     if array.offset:
         array = pa.concat_arrays([array])
     buffers = array.buffers()[:2]

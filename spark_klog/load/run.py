@@ -20,6 +20,7 @@ from spark_klog.client.offsets import list_offsets
 from spark_klog.errors import ConfigError, DataLossError, LoadError
 from spark_klog.load.commit import (
     check_results,
+    has_files,
     make_manifest,
     publish,
     remove_leftovers,
@@ -28,11 +29,13 @@ from spark_klog.load.commit import (
     write_manifest,
 )
 from spark_klog.load.journal.history import (
+    Identity,
     check_output,
     claim_output,
     is_pointed_to,
     last_committed,
     manifests,
+    new_identity,
     read_manifest,
     read_plan,
 )
@@ -55,7 +58,7 @@ from spark_klog.load.journal.model import (
     task_path,
 )
 from spark_klog.load.journal.store import Store, locked, open_store, to_json
-from spark_klog.load.places import AtOffsets, Place, resolve
+from spark_klog.load.places import AtOffsets, AtRun, Place, resolve
 from spark_klog.load.planning import (
     Extent,
     Limits,
@@ -66,14 +69,19 @@ from spark_klog.load.planning import (
     partitions_of,
 )
 from spark_klog.load.rows import Evolution, RowSchema, check_registry, run_schemas
-from spark_klog.load.settings import WriteSettings
+from spark_klog.load.settings import PARQUET, WriteSettings
+from spark_klog.load.table_commit import TableCommits, identity_of_lost_journal
 from spark_klog.load.tasks.task import Job, SparkRunner, complete_tasks, task_results
 from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import PREFIX, source_options
 from spark_klog.spark.read.ranges import RETENTION, Lost
+from spark_klog.tables.opening import DELTA, format_of, is_table, open_table
+from spark_klog.tables.table import Table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from spark_klog.schemas.column_format import ColumnFormat, ReaderSchema
 
 _log = logging.getLogger(__name__)
@@ -97,6 +105,7 @@ class MaxBad:
 class LoadOptions:
     """What to load and where to. `client` are settings of a Kafka client, with bootstrap.servers.
 
+    `output` is a folder's path or URI, or the address of a table, as `open_table` takes it.
     `max_seconds` bounds the reading of a call from its first task on; `max_task_records` the records of a file's range;
     more than `max_bad` batches and values that are bad fail the run. `start` loads again from a place on, `until` stops
     at one. `formats` are those of keys and values that become rows; which schema a run has of them, `evolution` says.
@@ -119,6 +128,11 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         settings, columns = self.settings, {one.column for one in self.formats}
+        if is_table(self.output):
+            if settings.format != PARQUET:
+                raise ConfigError(f"a table has files of Parquet, not {settings.format}")
+            if isinstance(self.start, AtRun):
+                raise ConfigError("--from-run loads again what the load has: for files only, as a table keeps it")
         if settings.schema and "value" in columns:
             raise ConfigError("values are either JSON or of another format with a schema")
         if settings.event_time and not settings.schema and "value" not in columns:
@@ -162,21 +176,38 @@ def load(options: LoadOptions, runner: SparkRunner, follow: Follow = lambda _tot
     Other partitions are loaded if some fail: see `Loaded.failed`. `ConfigError`, `LoadError`, `DataLossError`, errors
     as of `Cluster.connect`.
     """
-    store = open_store(options.output)
+    table = open_table(options.output) if is_table(options.output) else None
+    store = open_store(options.output if table is None else table.location, of_table=table is not None)
     with Cluster.connect(options.client) as cluster:
         # Before anything is written.
         check_names(store, partitions_of(cluster, options.topics), options.settings.extension)
         with locked(store):
-            names = options.format_names
-            is_new = check_output(store, cluster.cluster_id, asdict(options.settings), names) is None
-            return _Run(options, store, cluster, runner, follow).all(is_new)
+            settings, names = asdict(options.settings), options.format_names
+            kind = options.output if table is not None else ""
+            kind = DELTA if format_of(kind) == DELTA else kind  # its URI may have secrets
+            is_shared = table is not None and table.schema() is not None
+            identity = check_output(store, cluster.cluster_id, settings, names, kind, is_shared=is_shared)
+            is_new = identity is None
+            if identity is None:
+                identity = new_identity(cluster.cluster_id, settings, names, kind)
+                if table is not None:
+                    identity = identity_of_lost_journal(table, identity)
+            return _Run(options, store, cluster, runner, follow, identity, table).all(is_new)
 
 
 class _Run:
     def __init__(
-        self, options: LoadOptions, store: Store, cluster: Cluster, runner: SparkRunner, follow: Follow
+        self,
+        options: LoadOptions,
+        store: Store,
+        cluster: Cluster,
+        runner: SparkRunner,
+        follow: Follow,
+        identity: Identity,
+        table: Table | None,
     ) -> None:
-        self._options, self._store, self._cluster = options, store, cluster
+        self._options, self._store, self._cluster, self._identity = options, store, cluster, identity
+        self._table = None if table is None else TableCommits(table, store, identity.load)
         self._runner, self._follow = runner, follow
         # Here, so that a setting that is refused is refused before anything is written.
         self._source = source_options(
@@ -193,14 +224,21 @@ class _Run:
         self._committed: list[Manifest] = []
 
     def all(self, is_new: bool) -> Loaded:
+        if is_new and self._table is not None:
+            is_new = False
+            self._claim()  # before the table is the load's
         number = last_committed(self._store)
+        if self._table is not None:
+            number = self._table.catch_up(number)
         manifest = read_manifest(self._store, number) if number else None
         if manifest is not None:
             if not is_pointed_to(self._store, number):
-                publish(self._store, manifest)
+                self._publish(manifest)
             elif self._store.names(staging_path(number)):  # an attempt has gone on after the commit
                 self._store.remove(staging_path(number))
-            if self._store.shows_whole_files_only:
+            if self._table is not None:
+                self._table.remove_orphans(number, self._options.topics, is_last_time=True)
+            elif self._store.shows_whole_files_only:
                 remove_orphans(self._store, number, self._options.topics, is_last_time=True)
         progress = manifest.progress() if manifest else {}
         killed = read_plan(self._store, number + 1)
@@ -221,9 +259,7 @@ class _Run:
         if has_work and self._options.formats:
             settings = replace(settings, rows=self._run_schemas(number, self._options.topics))
         if is_new:
-            claim_output(
-                self._store, self._cluster.cluster_id, settings.format, settings.schema, self._options.format_names
-            )
+            self._claim()
         if has_work:
             plan = self._plan(number + 1, extent, progress, asked, settings)
             progress = self._execute(plan, progress, extent.log_end)
@@ -233,12 +269,38 @@ class _Run:
             self._store.write(IDLE, to_json(idle))
         return summary
 
+    def _claim(self) -> None:
+        claimed = claim_output(self._store, self._identity)
+        if self._table is not None and claimed.load != self._identity.load:
+            raise self._begun_by_another(1)
+
+    def _publish(self, manifest: Manifest, *, has_leftovers: bool = True) -> None:
+        if self._table is not None:
+            self._table.publish(manifest, has_leftovers=has_leftovers)
+        else:
+            publish(self._store, manifest, has_leftovers=has_leftovers)
+
+    def _end_attempts(self, run: int, topics: Sequence[str]) -> None:
+        """Let attempts of a run that begins anew write nothing more; remove their files where readers see them."""
+        if self._table is not None:
+            self._table.end_attempts(run)
+        elif self._store.shows_whole_files_only:
+            remove_orphans(self._store, run, topics, is_last_time=True)
+
     def _extent(self, progress: Mapping[TopicPartition, Progress], limits: Limits, *, is_again: bool) -> Extent:
         """Find the offsets to load; with `is_again` also those that the load has already, from `options.start` on."""
         options, cluster = self._options, self._cluster
         extent = find_extent(cluster, options.topics, progress, options.fail_on_loss)
         if options.start is not None and is_again:
             extent = _begin_at(extent, cluster, self._store, progress, options.start, options.fail_on_loss)
+            if self._table is not None and any(
+                key in progress and item.offset < progress[key].offset and item.incarnation == progress[key].incarnation
+                for key, item in extent.start.items()
+            ):
+                raise ConfigError(
+                    "--from-time or --from-offsets is before the end of what the table has, and a table is not loaded "
+                    "again: leave it out, or load into another table"
+                )
         if options.until is not None:  # partitions of which it says nothing end at the log's end
             ids = {key: item.topic_id for key, item in extent.start.items()}
             asked = resolve(cluster, self._store, options.until, ids, extent.log_end)
@@ -270,8 +332,7 @@ class _Run:
             raise self._begun_by_another(number)
         # A run that could read nothing removes its folder: killed there, or with an attempt of a task that ends later,
         # it leaves results of ranges that this plan does not have.
-        if self._store.shows_whole_files_only:
-            remove_orphans(self._store, number, self._options.topics, is_last_time=True)
+        self._end_attempts(number, self._options.topics)
         for task in complete_tasks(self._store, number):
             self._store.remove(task_path(number, task))
         if not self._store.create(plan_path(number), to_json(plan)):
@@ -296,12 +357,13 @@ class _Run:
         is_resumed: bool = False,
     ) -> dict[TopicPartition, Progress]:
         """Run what is left of a plan, and commit it; returns where the next run starts."""
+        columns = None if self._table is None else self._table.prepare(self._settings(plan), plan.topics)
         results = self._results(plan)
         todo = {number: ranges for number, ranges in enumerate(plan.tasks) if number not in results}
         if todo:
             total = sum(item.end - item.start for ranges in plan.tasks for item in ranges)
             with self._follow(total, lambda: self._done(plan)), self._time.watched(plan.run):
-                self._runner.run(todo, self._job(plan))
+                self._runner.run(todo, self._job(plan, columns))
             results = self._results(plan)
             missing = sorted(todo.keys() - results.keys())
             if missing:
@@ -328,14 +390,16 @@ class _Run:
         if not plan.lost and not any(item.until > item.start for item in manifest.partitions):
             # Nothing could be read: the next run makes a plan of its own.
             self._loaded.append(manifest)
-            if self._store.shows_whole_files_only:
-                if has_leftovers:
-                    remove_leftovers(self._store, manifest)
-                remove_orphans(self._store, plan.run, plan.topics, is_last_time=True)
+            if self._store.shows_whole_files_only and self._table is None and has_leftovers:
+                remove_leftovers(self._store, manifest)
+            self._end_attempts(plan.run, plan.topics)
             self._store.remove(plan_path(plan.run).rpartition("/")[0])
             return dict(before)
-        write_manifest(self._store, manifest)
-        publish(self._store, manifest, has_leftovers=has_leftovers)
+        if self._table is not None:
+            self._table.commit(manifest)
+        else:
+            write_manifest(self._store, manifest)
+        self._publish(manifest, has_leftovers=has_leftovers)
         self._loaded.append(manifest)
         self._committed.append(manifest)
         return manifest.progress()
@@ -363,9 +427,8 @@ class _Run:
             plan = replace(plan, settings=asdict(replace(old, rows=rows)))
             store.write(plan_path(plan.run), to_json(plan))
             # an attempt that goes on, by the old schema, can't write to its files any more
-            if store.shows_whole_files_only:
-                remove_orphans(store, plan.run, plan.topics, is_last_time=True)
-            else:
+            self._end_attempts(plan.run, plan.topics)
+            if not store.shows_whole_files_only:
                 store.remove(staging_path(plan.run))
         store.remove(refused_path(plan.run))
         return plan
@@ -376,7 +439,9 @@ class _Run:
         complete = set(complete_tasks(self._store, plan.run))
         for number, ranges in enumerate(plan.tasks):
             results = task_results(self._store, plan.run, number) if number in complete else None
-            if results is not None:
+            if results is not None and self._table is not None and not has_files(self._store, results):
+                self._store.remove(task_path(plan.run, number))  # others have vacuumed the table
+            elif results is not None:
                 check_results(self._store, plan.run, number, ranges, results)
                 found[number] = results
         return found
@@ -385,7 +450,7 @@ class _Run:
         numbers = complete_tasks(self._store, plan.run)
         return sum(item.end - item.start for number in numbers for item in plan.tasks[number])
 
-    def _job(self, plan: Plan) -> Job:
+    def _job(self, plan: Plan, columns: pa.Schema | None) -> Job:
         settings = self._settings(plan)
         sources = {one.column: one for one in self._options.formats}
         readers: dict[str, list[ReaderSchema]] = {}
@@ -396,7 +461,8 @@ class _Run:
         planned = {item.topic: item.topic_id for ranges in plan.tasks for item in ranges if item.topic_id}
         now = self._cluster.topic_ids
         recreated = frozenset(topic for topic, known in planned.items() if str(now.get(topic, known)) != known)
-        return Job(self._options.output, plan.run, self._source, settings, self._time.is_set, recreated, readers)
+        where = self._options.output if self._table is None else self._table.table.location
+        return Job(where, plan.run, self._source, settings, self._time.is_set, recreated, readers, columns)
 
     def _settings(self, plan: Plan) -> WriteSettings:
         try:

@@ -91,4 +91,4 @@ def test_a_load_that_dies_within_any_write(
 def _use(monkeypatch: pytest.MonkeyPatch, filesystem: _Hdfs, output: Path) -> None:
     store = ArrowFolder(filesystem, str(output), "hdfs:///out", LoadError)
     for module in ("run", "tasks.task"):
-        monkeypatch.setattr(f"spark_klog.load.{module}.open_store", lambda _: store)
+        monkeypatch.setattr(f"spark_klog.load.{module}.open_store", lambda *_, **__: store)

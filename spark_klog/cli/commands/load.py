@@ -105,7 +105,8 @@ def _print_status(found: Status, compared: Completeness | None, with_bars: bool)
     if found.unfinished:
         click.echo(f"run {found.unfinished} failed, was killed, or is under way; the next run finishes it")
     for item in found.findings:
-        click.echo(f"missing: {item.topic}-{item.partition} {item.what}")
+        place = f"{item.topic}-{item.partition} " if item.partition >= 0 else ""
+        click.echo(f"missing: {place}{item.what}")
     if not found.findings:
         click.echo("nothing is missing" if found.runs or found.idle else "no run has finished yet")
 

@@ -67,6 +67,7 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.tasks.task import SparkRunner
     from spark_klog.load.values import UTC, read_schema, schema_text
     from spark_klog.spark.options import PROTECTED
+    from spark_klog.tables.opening import is_table
 
 _log = logging.getLogger(__name__)
 _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
@@ -85,7 +86,7 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     asked = LoadOptions(
         client,
         options.topics,
-        options.output,
+        options.table or options.output,
         WriteSettings(**written),
         Limits(options.max_records, options.max_bytes),
         options.max_time,
@@ -108,7 +109,7 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     finally:
         runner.stop()
     if options.as_json:
-        click.echo(json.dumps(loaded_json(loaded, options.output)))
+        click.echo(json.dumps(loaded_json(loaded, asked.output)))
     else:
         click.echo("loaded")
         print_table(COLUMNS, table_rows(loaded.partitions), right=set(COLUMNS) - {"topic", "gaps"})
@@ -261,6 +262,13 @@ def _check(options: SimpleNamespace) -> None:
     if (options.zookeeper or options.offsets_path) and not options.group:
         raise click.UsageError("--zookeeper and --offsets-path need --group")
     check_row_formats(options)
+    if bool(options.output) == bool(options.table):
+        raise click.UsageError("give either --output or --table")
+    if options.table:
+        if not is_table(options.table):
+            raise click.UsageError(f"--table {options.table}: write delta:URI or iceberg:CATALOG.NAMESPACE.TABLE")
+        if options.format != "parquet":
+            raise click.UsageError("--table has files of --format parquet")
     if options.format in CODECS:
         if options.checkpoint:
             raise click.UsageError(
@@ -286,7 +294,12 @@ _AT_LEAST_1 = click.IntRange(1)
 
 @click.command(context_settings=CONTEXT)
 @click.option("--topics", required=True, type=_topics, metavar="TOPIC[,...]", help="Topics to load.")
-@click.option("--output", required=True, help="Folder or URI of this load: its files, and its runs in _klog.")
+@click.option("--output", help="Folder or URI of this load: its files, and its runs in _klog.")
+@click.option(
+    "--table",
+    metavar="ADDRESS",
+    help="Load into a table instead: delta:URI, iceberg:CATALOG.NAMESPACE.TABLE. Its runs are in its _klog.",
+)
 @click.option("--format", default="parquet", help="parquet, arrow, json; others are written by Spark.")
 @click.option("--checkpoint", help="Folder or URI of the progress of a --format that Spark writes.")
 @click.option("--from-run", metavar="RUN", help="Load again what this run and later ones have loaded.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
@@ -27,6 +27,8 @@ from spark_klog.load.journal.model import (
     staged_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
+from spark_klog.tables.opening import DELTA, is_table, open_table
+from spark_klog.tables.table import Table
 
 _T = TypeVar("_T")
 #: The settings that decide on the folders of records, the layout first, with the job's options.
@@ -41,12 +43,27 @@ class Identity:
     schema: str = ""
     #: Of keys and values that are rows, by column.
     rows: dict[str, str] = field(default_factory=dict)
+    #: Of a load into a table: its format, or its address if that has no secrets.
+    table: str = ""
+    #: The first run that the journal has; the manifests of those before it were lost.
+    first: int = 1
     version: int = VERSION
+
+    def table_at(self, output: str) -> Table | None:
+        """The load's table; None if it has none. `output` is the location that the load was opened by."""
+        if not self.table:
+            return None
+        return open_table(f"{self.table}:{output}" if self.table == DELTA else self.table)
 
 
 def _read(store: Store, kind: type[_T], path: str) -> _T | None:
     value = read_json(store, path)
     return None if value is None else from_json(kind, value, f"{store.address}/{path}")
+
+
+def read_identity(store: Store) -> Identity | None:
+    """The load that a folder is of; None if there is none."""
+    return _read(store, Identity, LOAD)
 
 
 def read_manifest(store: Store, run: int) -> Manifest | None:
@@ -90,7 +107,8 @@ def is_pointed_to(store: Store, run: int) -> bool:
 
 def manifests(store: Store) -> Iterator[Manifest]:
     """All committed runs, the first one first."""
-    for number in range(1, last_committed(store) + 1):
+    identity = read_identity(store)
+    for number in range(identity.first if identity else 1, last_committed(store) + 1):
         found = read_manifest(store, number)
         if found is None:
             raise LoadError(f"{store.address}/{manifest_path(number)} is missing: restore it")
@@ -154,24 +172,39 @@ def _joined(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def open_load(output: str) -> tuple[Store, Identity]:
-    """The load in a folder or URI; `LoadError` if there is none."""
-    store = open_store(output)
-    identity = _read(store, Identity, LOAD)
+    """The load in a folder or URI, or of the table at an address; `LoadError` if there is none."""
+    location = location_of(output)
+    store = open_store(location)
+    identity = read_identity(store)
     if identity is None:
-        raise LoadError(f"{store.address} has no load: name the --output of jobs/batch_load.py")
-    return store, identity
+        raise LoadError(f"{store.address} has no load: name the --output or --table of jobs/batch_load.py")
+    return (open_store(location, of_table=True) if identity.table else store), identity
+
+
+def location_of(output: str) -> str:
+    """The path or URI of a load's folder, which may be named by the address of its table."""
+    return open_table(output).location if is_table(output) else output
 
 
 def check_output(
-    store: Store, cluster_id: str | None, settings: Mapping[str, Any], rows: Mapping[str, str]
+    store: Store,
+    cluster_id: str | None,
+    settings: Mapping[str, Any],
+    rows: Mapping[str, str],
+    table: str = "",
+    *,
+    is_shared: bool = False,
 ) -> Identity | None:
     """The load that the output belongs to; None if it is new. `settings` are those of `WriteSettings`, as JSON, `rows`
-    the formats of columns that become rows.
+    the formats of columns that become rows, `table` is as `Identity` has it.
 
-    `LoadError` if it belongs to a load of another cluster, format, schema or layout, or has other files.
+    `LoadError` if it belongs to a load of another cluster, format, schema, layout or table, or has other files, unless
+    it `is_shared`.
     """
     format_name, schema = settings["format"], settings["schema"]
-    found = _read(store, Identity, LOAD)
+    found = read_identity(store)
+    if found is None and is_shared:
+        return None
     if found is None:
         others = [name for name in store.names("") if name != FOLDER and not name.startswith((".", "_"))]
         if others:
@@ -186,6 +219,9 @@ def check_output(
         return None
     if cluster_id and found.cluster_id and found.cluster_id != cluster_id:
         raise _of_another(store, f"of cluster {found.cluster_id}, and this is cluster {cluster_id}")
+    if found.table != table:
+        texts = [f"into the table {one}" if one else "into files" for one in (found.table, table)]
+        raise LoadError(f"{store.address} belongs to a load {texts[0]}, not {texts[1]}: name it by --table or --output")
     if found.format != format_name:
         raise _of_another(store, f"with --format {found.format}, not {format_name}")
     begins = "; --from-time or --from-offsets set where it begins"
@@ -215,9 +251,17 @@ def _contents(schema: str, rows: Mapping[str, str]) -> str:
     return f"{values} and keys as {rows['key']}" if "key" in rows else values
 
 
-def claim_output(store: Store, cluster_id: str | None, format_name: str, schema: str, rows: Mapping[str, str]) -> None:
-    """Make an output that `check_output` found new this load's."""
-    store.create(LOAD, to_json(Identity(uuid.uuid4().hex, cluster_id or "", format_name, schema, dict(rows))))
+def new_identity(
+    cluster_id: str | None, settings: Mapping[str, Any], rows: Mapping[str, str], table: str = ""
+) -> Identity:
+    """A new load; the arguments are those of `check_output`."""
+    kind = settings["format"], settings["schema"]
+    return Identity(uuid.uuid4().hex, cluster_id or "", *kind, dict(rows), table)
+
+
+def claim_output(store: Store, identity: Identity) -> Identity:
+    """Make an output that `check_output` found new this load's, or that of another run that was quicker."""
+    return identity if store.create(LOAD, to_json(identity)) else read_identity(store) or identity
 
 
 @dataclass(frozen=True)
@@ -225,6 +269,8 @@ class CommittedFile(FileEntry):
     """A committed file and the run that wrote it; `path` opens it by pyarrow.
 
     `first` and `last` are the offsets that it covers, `records` those that it has; times are ms since the epoch.
+    A table has files that no run has written, of another writer or compacted ones: their `run` is 0, as are the times.
+    `topic` is "" and `partition` -1 unless all their records are of one partition.
     """
 
     run: int
@@ -233,12 +279,17 @@ class CommittedFile(FileEntry):
 def files(output: str, topic: str | None = None) -> list[CommittedFile]:
     """The committed files of the load in the folder or URI `output`, by topic, partition and offset.
 
-    `LoadError` if there is no load, or a file of it is damaged.
+    Of a load into a table, whose address `output` may be, the files of the current table. `LoadError` if there is no
+    load, or a file of it is damaged.
     """
-    store, _ = open_load(output)
+    store, identity = open_load(output)
     runs = list(manifests(store))
+    table = identity.table_at(location_of(output))
+    if table is not None:
+        found = [one for one in table_files(table, runs) if topic in (None, one.topic) or not one.topic]
+        return [replace(one, path=store.uri(one.path)) if is_below(one.path) else one for one in found]
     last = runs[-1].run if runs else 0
-    found = [each for each in committed_files(runs).values() if topic in (None, each[0].topic)]
+    entries = [each for each in committed_files(runs).values() if topic in (None, each[0].topic)]
 
     def place(item: FileEntry, run: int) -> str:
         # The last run may have been killed between its commit and its last rename.
@@ -247,6 +298,26 @@ def files(output: str, topic: str | None = None) -> list[CommittedFile]:
             return store.uri(staged_path(run, item.path))
         return store.uri(item.path)
 
-    made = [CommittedFile(**{**item.__dict__, "path": place(item, run)}, run=run) for item, run in found]
+    made = [CommittedFile(**{**item.__dict__, "path": place(item, run)}, run=run) for item, run in entries]
     incarnations = {item.path: (place_of(item.path.removesuffix(STAGED)) or (0, 0, 0))[2] for item in made}
     return sorted(made, key=lambda item: (item.topic, item.partition, incarnations[item.path], item.first))
+
+
+def is_below(path: str) -> bool:
+    """Whether the path of a table's file is relative to its location; those of a copy may be of another table."""
+    return not path.startswith("/") and "://" not in path
+
+
+def table_files(table: Table, runs: Iterable[Manifest]) -> list[CommittedFile]:
+    """The files of the current table, each with its run if it is of one; paths are as the table has them."""
+    known = committed_files(runs)
+    made = []
+    for one in table.files():
+        if one.path in known:
+            entry, run = known[one.path]
+            made.append(CommittedFile(**{**entry.__dict__, "size": one.size}, run=run))
+        else:
+            place, extent = next(iter(one.offsets.items())) if len(one.offsets) == 1 else (("", -1), (0, 0))
+            made.append(CommittedFile(one.path, *place, *extent, one.records, one.size, 0, 0, 0))
+    again = {item.path: (place_of(item.path) or (0, 0, 0))[2] for item in made}
+    return sorted(made, key=lambda item: (item.topic, item.partition, again[item.path], item.first))

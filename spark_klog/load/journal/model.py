@@ -62,6 +62,11 @@ def refused_path(number: int) -> str:
     return run_path(number, "refused")
 
 
+def candidate_path(number: int, token: str) -> str:
+    """The manifest that a run is to have once its table has committed it with this token."""
+    return run_path(number, f"candidate-{token}.json")
+
+
 def task_path(number: int, task: int) -> str:
     return run_path(number, f"offsets-{task:05d}.json")
 

@@ -26,17 +26,21 @@ Store = LocalFolder | ArrowFolder
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=vars)
 
 
-def open_store(address: str) -> Store:
+def open_store(address: str, *, of_table: bool = False) -> Store:
     """The folder at a path or URI; `ConfigError` for a URI that pyarrow does not know, `LoadError`.
 
-    Its methods raise `LoadError`.
+    Its methods raise `LoadError`. In the folder of a table files are written to their final names, as in an object
+    store: no reader of the table sees them before its commit.
     """
     if not address:
         raise ConfigError("the output is empty: give a folder or a URI")
     try:
-        return open_folder(address, LoadError)
+        store = open_folder(address, LoadError)
     except ArrowException as error:
         raise LoadError(f"{without_user(address)} can't be opened: {reason(error)}") from None
+    if of_table:
+        store.shows_whole_files_only = True
+    return store
 
 
 def read_json(store: Store, path: str) -> dict[str, Any] | None:
@@ -78,7 +82,7 @@ def locked(store: Store) -> Iterator[None]:
     Object stores have no locks: of two runs that begin at once, the second to write its plan or its manifest fails,
     unless both do so at the same moment. Schedule one run at a time there.
     """
-    if store.shows_whole_files_only:
+    if isinstance(store, ArrowFolder):
         yield
         return
     path = Path(store.uri(_LOCK))

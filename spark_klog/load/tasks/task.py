@@ -197,6 +197,8 @@ class Job:
     recreated: frozenset[str] = frozenset()
     #: Keys and values that are rows of `settings.rows`, by topic.
     readers: Mapping[str, Sequence[ReaderSchema]] = field(default_factory=dict)
+    #: The columns of the table that the files are for; None without one.
+    columns: pa.Schema | None = None
 
 
 def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult]:
@@ -205,7 +207,7 @@ def run_task(number: int, ranges: Sequence[Range], job: Job) -> list[RangeResult
     A range that can't be read has its error in the result, and does not stop the others. `LoadError` if the output
     can't be written.
     """
-    store = open_store(job.output)
+    store = open_store(job.output, of_table=job.columns is not None)
     done = task_results(store, job.run, number)
     if done is not None:
         return done
@@ -250,7 +252,8 @@ class _Attempt:
         store, run = self.store, self.job.run
         if store.size(manifest_path(run)) is not None or store.size(task_path(run, self._number)) is not None:
             return True
-        return store.shows_whole_files_only and store.size(attempt_path(run, self.token)) is None
+        # the marker is gone, or has been written again: the attempt was ended
+        return store.shows_whole_files_only and store.size(attempt_path(run, self.token)) != 0
 
     def put(self, source: Path, path: str) -> None:
         """Hand over a file from the scratch folder; `LoadError` if the attempt is late and readers would see it."""
@@ -370,7 +373,7 @@ class _RangeLoad(ReadObserver):
             attempt.put(source, entry.path)
             self._files.append(entry)
 
-        writer = RangeWriter(item, settings, attempt.folder, put, attempt.token)
+        writer = RangeWriter(item, settings, attempt.folder, put, attempt.token, attempt.job.columns)
         asked = OffsetRange(item.topic, item.partition, item.start, item.end)
         with Values(item, settings, attempt.folder, attempt.token, attempt.decoders(item.topic)) as values:
             for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):

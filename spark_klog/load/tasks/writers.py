@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from spark_klog.columns.plain_json import plain_json
 from spark_klog.load.journal.model import FileEntry, Range, file_path
 from spark_klog.load.settings import ARROW, JSON_LINES, PARQUET, WriteSettings
+from spark_klog.load.table_columns import as_columns
 
 HOUR_US = 3_600_000_000
 #: Files that are open at a time in one task; records of more hours begin new files.
@@ -96,8 +97,9 @@ class _JsonWriter(FileWriter):
 class _OpenFile:
     """A file that takes records, and those that wait for its next row group."""
 
-    def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
+    def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings, columns: pa.Schema | None) -> None:
         self.path = path
+        self._columns, schema = columns, columns or schema
         self._schema = schema
         kinds: dict[str, Callable[..., FileWriter]] = {
             PARQUET: _ParquetWriter,
@@ -111,7 +113,7 @@ class _OpenFile:
         self.min_us, self.max_us = (1 << 63) - 1, -(1 << 63)
 
     def add(self, batch: pa.RecordBatch, times: NDArray[np.int64]) -> None:
-        self._waiting.append(batch)
+        self._waiting.append(batch if self._columns is None else as_columns(batch, self._columns))
         self.rows += len(batch)
         self.bytes += batch.nbytes
         self.records += len(batch)
@@ -132,7 +134,7 @@ class RangeWriter:
     """Writes the records of one range to files that cover it one after the other.
 
     `put` gets each file of the scratch folder when it is complete. The files' names end with the attempt's `token`;
-    their content depends on the records and the settings alone.
+    their content depends on the records and the settings alone. `columns` are those of the table that they are for.
     """
 
     def __init__(
@@ -142,7 +144,9 @@ class RangeWriter:
         scratch: Path,
         put: Callable[[Path, FileEntry], None],
         token: str,
+        columns: pa.Schema | None = None,
     ) -> None:
+        self._columns = columns
         self._range, self._schema, self._settings = item, settings.columns(item.topic), settings
         self._scratch, self._put, self._token = scratch, put, token
         self._files: dict[str, _OpenFile] = {}
@@ -197,7 +201,9 @@ class RangeWriter:
 
     def _file(self, folder: str) -> _OpenFile:
         if folder not in self._files:
-            self._files[folder] = _OpenFile(self._scratch / uuid.uuid4().hex, self._schema, self._settings)
+            self._files[folder] = _OpenFile(
+                self._scratch / uuid.uuid4().hex, self._schema, self._settings, self._columns
+            )
         return self._files[folder]
 
     def _flush_full(self) -> None:
