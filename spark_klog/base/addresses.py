@@ -12,6 +12,8 @@ from spark_klog.errors import ConfigError
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 #: As Hadoop's Path reads it, so that Spark means the same folder: %, # and ? are characters of the path.
 _FILE = re.compile(r"file:(?://(?:localhost)?(?=/)|(?=/(?!/)))(.*)", re.IGNORECASE | re.DOTALL)
+#: Our own option of a URI, which pyarrow does not know.
+_SINGLE_WRITER = re.compile(r"(?<=[?&])single_writer=(true|false)(?:&|$)", re.IGNORECASE)
 #: Azure's abfss://CONTAINER@ACCOUNT names no user.
 _CONTAINER = r"(?!(?:abfs|wasb)s?://[^/\s:@'\"]*@)"
 _USER = re.compile(
@@ -45,6 +47,12 @@ def local_path(address: str) -> str | None:
     return found[1]
 
 
+def is_single_writer(address: str) -> bool:
+    """Whether a URI has the option single_writer=true: nobody else writes there, so nothing need keep two apart."""
+    option = _SINGLE_WRITER.search(address)
+    return option is not None and option[1].lower() == "true"
+
+
 def filesystem_at(address: str) -> tuple[Any, str]:
     """The pyarrow file system of a path or URI, and the path there.
 
@@ -57,7 +65,7 @@ def filesystem_at(address: str) -> tuple[Any, str]:
     if local is not None:
         return LocalFileSystem(), local
     try:
-        filesystem, path = FileSystem.from_uri(address)
+        filesystem, path = FileSystem.from_uri(_SINGLE_WRITER.sub("", address).rstrip("?&"))
     except ValueError as error:
         advice = "give a path or a URI of pyarrow's file systems (for a tree also zookeeper://HOST:PORT)"
         if re.match("s3[an]?:", address, re.IGNORECASE):  # Hadoop's names, which jobs on Spark have

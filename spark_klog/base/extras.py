@@ -32,6 +32,7 @@ EXTRAS = {
     "grpc_tools": "protobuf",
     "deltalake": "delta",
     "pyiceberg": "iceberg",
+    "obstore": "objectstore",
 }
 
 #: The newest versions that the tests have run with. Newer ones are used with a warning.

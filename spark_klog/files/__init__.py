@@ -20,7 +20,7 @@ def open_folder(address: str, failure: type[KlogError] | None = None) -> LocalFo
     filesystem, base = open_filesystem(address, failure)
     from spark_klog.files.arrow import ArrowFolder
 
-    return ArrowFolder(filesystem, base, without_user(address), failure)
+    return ArrowFolder(filesystem, base, without_user(address), failure, address)
 
 
 def open_filesystem(address: str, failure: type[KlogError] | None = None) -> tuple[Any, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,9 @@ from typing import Any, Literal
 from pyarrow import ArrowException
 from pyarrow.fs import FileSelector, FileType
 
+from spark_klog.base.addresses import is_single_writer
 from spark_klog.errors import KlogError
+from spark_klog.files.conditional_put import ConditionalPut, conditional_put, no_conditional_put
 from spark_klog.files.folder import TEMPORARY, Entry, reason
 
 _READ_BYTES, _WRITE_BYTES = 1024 * 1024, 8 * 1024 * 1024
@@ -38,14 +40,20 @@ class ArrowFolder:
     """The folder `base` of a file system of pyarrow, which `address` names in messages. Methods as of `LocalFolder`.
 
     Object stores show only whole objects. HDFS shows what is being written: there files are renamed into place.
+    `uri` is the address as it was given, with its options and secrets; only `create` needs it.
     """
 
     shows_whole_files_only = True
 
-    def __init__(self, filesystem: Any, base: str, address: str, failure: type[KlogError] | None = None) -> None:
+    def __init__(
+        self, filesystem: Any, base: str, address: str, failure: type[KlogError] | None = None, uri: str = ""
+    ) -> None:
         self._fs, self._base = filesystem, base.rstrip("/")
-        self._failure = failure
+        self._failure, self._uri = failure, uri
+        self._conditional: ConditionalPut | None = None
         self.address = address
+        #: Is called before each change; what it raises, the change raises.
+        self.guard: Callable[[], None] = _nothing
 
     def _at(self, path: str) -> str:
         return f"{self._base}/{path}" if self._base and path else self._base or path
@@ -58,6 +66,12 @@ class ArrowFolder:
             if self._failure is None:
                 raise
             raise self._failure(f"{self.address}/{path} can't be {action}: {reason(error)}") from None
+
+    @contextmanager
+    def _changing(self, path: str, action: str) -> Iterator[None]:
+        self.guard()
+        with self._naming(path, action):
+            yield
 
     def uri(self, path: str) -> str:
         return f"{self._fs.type_name}://{self._at(path)}"
@@ -112,14 +126,55 @@ class ArrowFolder:
             return int(info.size) if info.is_file else None
 
     def write(self, path: str, content: bytes) -> None:
-        with self._naming(path, "written"), self._output(path) as stream:
+        with self._changing(path, "written"), self._output(path) as stream:
             stream.write(content)
 
     def create(self, path: str, content: bytes) -> bool:
-        # pyarrow has no conditional write: two writers that start at the same moment may both succeed.
+        """Create a file; False if it exists. Of several writers of one path exactly one succeeds, on all hosts.
+
+        S3, GCS and Azure: a conditional put, which needs obstore (`MissingPackage`). HDFS: a move into the folder.
+        With single_writer=true in the URI nothing keeps two writers apart. On errors the file may be there, or
+        come to be there later, with `content`.
+        """
+        if is_single_writer(self._uri):
+            if self.size(path) is not None:
+                return False
+            self.write(path, content)
+            return True
+        with self._changing(path, "written"):
+            bucket, _, key = self._at(path).partition("/")
+            if self._conditional is None:
+                self._conditional = conditional_put(self._fs, bucket, self._uri, self.address)
+            if self._conditional is not None:
+                return self._conditional.create(key, content)
+            if self._fs.type_name == "hdfs":
+                return self._create_by_rename(path, content)
+            raise no_conditional_put(f"pyarrow's file system {self._fs.type_name}")
+
+    def _create_by_rename(self, path: str, content: bytes) -> bool:
+        """Move a file of the same name into the folder, which HDFS does unless the folder has one.
+
+        pyarrow's `move` to the place itself would delete what is there, and then move.
+        """
         if self.size(path) is not None:
             return False
-        self.write(path, content)
+        folder, _, name = path.rpartition("/")
+        own = self._temporary(path)
+        source = f"{own}/{name}"
+        self._fs.create_dir(self._at(own))
+        try:
+            with self._fs.open_output_stream(self._at(source), compression=None) as stream:
+                stream.write(content)
+            self._fs.move(self._at(source), self._at(folder))
+        except OSError:
+            if self.size(source) is None and self.size(path) is not None:
+                return True  # only the answer was lost
+            if self.size(path) is None:
+                raise
+            return False
+        finally:
+            with suppress(OSError):
+                self._fs.delete_dir(self._at(own))
         return True
 
     @contextmanager
@@ -129,10 +184,7 @@ class ArrowFolder:
             with self._fs.open_output_stream(self._at(path), compression=None) as stream:
                 yield stream
             return
-        folder = path.rpartition("/")[0]
-        if self._at(folder):
-            self._fs.create_dir(self._at(folder), recursive=True)
-        temporary = f"{folder}/{TEMPORARY}{uuid.uuid4().hex}".lstrip("/")
+        temporary = self._temporary(path)
         try:
             with self._fs.open_output_stream(self._at(temporary), compression=None) as stream:
                 yield stream
@@ -141,6 +193,13 @@ class ArrowFolder:
             with suppress(OSError):
                 self._fs.delete_file(self._at(temporary))
             raise
+
+    def _temporary(self, path: str) -> str:
+        """A new path in the folder of a file, which is made."""
+        folder = path.rpartition("/")[0]
+        if self._at(folder):
+            self._fs.create_dir(self._at(folder), recursive=True)
+        return f"{folder}/{TEMPORARY}{uuid.uuid4().hex}".lstrip("/")
 
     def _shows_whole_objects(self) -> bool:
         inner = self._fs
@@ -152,7 +211,7 @@ class ArrowFolder:
         self._fs.move(self._at(temporary), self._at(path))
 
     def put(self, source: Path, path: str) -> None:
-        with self._naming(path, "written"):
+        with self._changing(path, "written"):
             with source.open("rb") as file, self._output(path) as stream:
                 while piece := file.read(_WRITE_BYTES):
                     stream.write(piece)
@@ -162,13 +221,13 @@ class ArrowFolder:
         """Nothing is left to do: an upload ends when the file is safe."""
 
     def move(self, source: str, target: str) -> None:
-        with self._naming(target, "written"):
+        with self._changing(target, "written"):
             if self.kind(source) == "file":
                 self.remove(target)  # a move in HDFS does not overwrite
                 self._fs.move(self._at(source), self._at(target))
 
     def remove(self, path: str) -> None:
-        with self._naming(path, "removed"), suppress(FileNotFoundError):
+        with self._changing(path, "removed"), suppress(FileNotFoundError):
             kind = self.kind(path)
             if kind == "file":
                 self._fs.delete_file(self._at(path))
@@ -185,6 +244,10 @@ class ArrowFolder:
             raise self._failure(f"no folder for temporary files: {reason(error)}") from None
         with made as name:
             yield Path(name)
+
+
+def _nothing() -> None:
+    """The guard of a folder that has none."""
 
 
 def _stamp(info: Any) -> tuple[int, int] | None:

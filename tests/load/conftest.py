@@ -5,12 +5,20 @@ from __future__ import annotations
 import pytest
 
 from spark_klog.embedded import EmbeddedCluster
+from spark_klog.load.journal import lease
 from tests.load.support import send_batch
 from tests.spark.support import create_topic, produce, values
 from tests.support.batches import walk
 
 #: Records per batch, number of batches, index of the corrupt batch.
 EACH, COUNT, CORRUPT = 20, 6, 2
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of loads in object stores that end soon, and are renewed often."""
+    for name, seconds in (("RENEW", 0.2), ("LEASE", 2.0), ("MARGIN", 1.0), ("_LOOK", 0.05)):
+        monkeypatch.setattr(lease, f"{name}_SECONDS", seconds)
 
 
 @pytest.fixture

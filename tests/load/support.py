@@ -145,6 +145,8 @@ def failing(store: type[LocalFolder | ArrowFolder], number: int, end: Callable[[
 
 def _counted(method: Any, number: int, end: Callable[[], None], count: list[int]) -> Any:
     def call(*arguments: Any) -> Any:
+        if threading.current_thread().name == "klog-lease":
+            return method(*arguments)
         count[0] += 1
         mine = count[0]
         if mine == number:

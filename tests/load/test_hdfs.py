@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier, Lock
 from typing import Any
 
 import pytest
@@ -13,6 +15,11 @@ from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
 from tests.load.support import Killed, by_duckdb, expected, run
 from tests.spark.support import create_topic, produce, values
+
+_MANY = 16
+#: The name node does one after the other.
+_renames = Lock()
+pytestmark = pytest.mark.usefixtures("short_leases")
 
 
 class _Stream:
@@ -44,6 +51,19 @@ class _Hdfs:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._local, name)
 
+    def move(self, source: str, target: str) -> None:
+        """As HDFS renames, and as pyarrow's HDFS file system calls it."""
+        place = Path(target) / Path(source).name if Path(target).is_dir() else Path(target)
+        with _renames:
+            self._rename(source, target, place)
+
+    def _rename(self, source: str, target: str, place: Path) -> None:
+        if place.exists():
+            if place != Path(target):
+                raise OSError("rename returned false")
+            self._local.delete_file(target)
+        self._local.move(source, str(place))
+
     def open_output_stream(self, path: str, **options: Any) -> Any:
         stream = self._local.open_output_stream(path, **options)
         self._left -= 1
@@ -64,6 +84,31 @@ def test_a_file_is_there_as_a_whole_or_not_at_all(tmp_path: Path, error: BaseExc
     store.write("runs/1/plan.json", b"{}")
     assert (store.size("runs/1/file"), store.read("runs/1/plan.json")) == (1000, b"{}")
     assert not store.create("runs/1/plan.json", b"")
+
+
+def test_one_of_many_creates_a_file(tmp_path: Path) -> None:
+    barrier = Barrier(_MANY)
+
+    def create(number: int) -> bool:
+        barrier.wait()
+        return ArrowFolder(_Hdfs(), str(tmp_path), "hdfs:///out", LoadError).create("runs/plan.json", b"%d" % number)
+
+    with ThreadPoolExecutor(_MANY) as pool:
+        made = list(pool.map(create, range(_MANY)))
+    assert made.count(True) == 1
+    assert (tmp_path / "runs/plan.json").read_bytes() == b"%d" % made.index(True)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["plan.json"]
+
+
+def test_the_answer_to_a_rename_is_lost(tmp_path: Path) -> None:
+    class Lost(_Hdfs):
+        def move(self, source: str, target: str) -> None:
+            super().move(source, target)
+            raise OSError("the name node is gone")
+
+    assert ArrowFolder(Lost(), str(tmp_path), "hdfs:///out", LoadError).create("runs/plan.json", b"own")
+    assert not ArrowFolder(Lost(), str(tmp_path), "hdfs:///out", LoadError).create("runs/plan.json", b"another")
+    assert (tmp_path / "runs/plan.json").read_bytes() == b"own"
 
 
 def test_a_load_that_dies_within_any_write(

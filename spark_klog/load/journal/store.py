@@ -18,6 +18,7 @@ from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files import open_folder
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder, reason
+from spark_klog.load.journal.lease import lease
 from spark_klog.load.journal.model import FOLDER
 
 _LOCK = f"{FOLDER}/lock"
@@ -79,11 +80,12 @@ def _lines(value: Any, depth: int) -> str:
 def locked(store: Store) -> Iterator[None]:
     """Exclude other runs for the duration of the block; `LoadError` if there is one.
 
-    Object stores have no locks: of two runs that begin at once, the second to write its plan or its manifest fails,
-    unless both do so at the same moment. Schedule one run at a time there.
+    In object stores and HDFS changes by `store` fail from then on if another run takes over, because this one stood
+    still for long (`lease`).
     """
     if isinstance(store, ArrowFolder):
-        yield
+        with lease(store):
+            yield
         return
     path = Path(store.uri(_LOCK))
     try:

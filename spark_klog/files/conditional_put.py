@@ -1,0 +1,210 @@
+"""Create an object in a store only if there is none of its name: of several writers exactly one succeeds.
+
+S3 and Azure have the header `If-None-Match: *` for it, GCS has `x-goog-if-generation-match: 0`. pyarrow's file systems
+can't send them (apache/arrow, issue 44281), so obstore does, with the credentials and the endpoint that pyarrow has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from spark_klog.base.extras import is_installed, require
+
+#: Name of the metadata that tells who has created an object. Azure's names are letters, digits and "_".
+WRITER = "klogwriter"
+_SECONDS = 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+#: Of one request: content is small.
+_CLIENT = {"timeout": "10s", "connect_timeout": "5s"}
+_RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=15)}
+#: Signatures of Azure are in the query.
+_QUERY = re.compile(r"\?[^\s'\")]+")
+
+
+class ConditionalPut:
+    """Creates objects in a bucket or container, of which `store` is obstore's.
+
+    An answer may be lost after the store has carried out the request: repeated, by obstore or here, the request is
+    refused then. So each object has the id of the call that has created it in its metadata, and a call that is refused
+    looks whose the object is.
+    """
+
+    def __init__(self, store: Any, seconds: float = _SECONDS) -> None:
+        self._store, self._seconds = store, seconds
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Create an object; False if another call has created it, this process's or another one's.
+
+        OSError if that is not known within the deadline, or the store has no conditional put. The object may be there
+        then, or come to be there later, with `content`; another call for the same key tells.
+        """
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PreconditionError
+
+        writer, pause = uuid.uuid4().hex, _FIRST_PAUSE
+        deadline = time.monotonic() + self._seconds
+        while True:
+            try:
+                obstore.put(self._store, key, content, attributes={WRITER: writer}, mode="create", use_multipart=False)
+                return True
+            except (AlreadyExistsError, PreconditionError) as error:  # also if two such requests are under way (409)
+                failure: Exception = error
+            except (NotSupportedError, NotImplementedError) as error:
+                raise no_conditional_put(f"the store ({_reason(error)})") from None
+            except (BaseError, OSError) as error:
+                failure = error
+                if _is_final(error):
+                    raise OSError(_reason(error)) from None
+            try:
+                owner = self._writer_of(key)
+            except (BaseError, OSError) as error:
+                failure = error
+            else:
+                if owner is not None:
+                    return owner == writer
+            if time.monotonic() + pause >= deadline:
+                raise OSError(f"whether it was created is not known ({_reason(failure)})") from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _writer_of(self, key: str) -> str | None:
+        """The id of the call that has created an object: "" of an object of another kind, None without an object."""
+        import obstore
+
+        try:
+            attributes = obstore.get(self._store, key, options={"head": True}).attributes
+        except FileNotFoundError:
+            return None
+        return str(attributes.get(WRITER, ""))
+
+
+def no_conditional_put(what: str) -> OSError:
+    """The error for a store in which nothing keeps two writers apart."""
+    return OSError(
+        f"{what} has no conditional put (If-None-Match), so that two runs at once would mix: use a store that has it, "
+        "or add single_writer=true to the options of the URI, if no other run writes there at the same time"
+    )
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the store has refused the request for good: nothing was created."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    return isinstance(error, PermissionDeniedError | UnauthenticatedError | FileNotFoundError)
+
+
+def _reason(error: Exception) -> str:
+    return _QUERY.sub("?...", str(error).partition("\n")[0])
+
+
+def conditional_put(filesystem: Any, bucket: str, uri: str, address: str) -> ConditionalPut | None:
+    """What creates objects in a bucket of pyarrow's file system that `uri` names; None for one that is no object store.
+
+    `MissingPackage` without obstore; `address` names the folder in it.
+    """
+    makers: dict[str, Callable[[Mapping[str, Any], str, str], Any]] = {"s3": _s3, "gcs": _gcs, "abfs": _azure}
+    make = makers.get(filesystem.type_name)
+    if make is None:
+        return None
+    require(f"{address}: a store in which two runs at once must not mix", "obstore")
+    # what pyarrow pickles are the settings that it has found in the URI, the environment and the bucket
+    settings: Mapping[str, Any] = filesystem.__reduce__()[1][0]
+    return ConditionalPut(make(settings, bucket, uri))
+
+
+def _s3(settings: Mapping[str, Any], bucket: str, uri: str) -> Any:
+    from obstore.store import S3Store
+
+    store: Any = S3Store
+    client: dict[str, Any] = dict(_CLIENT)
+    config: dict[str, Any] = {"region": settings["region"] or "us-east-1"}
+    if endpoint := settings["endpoint_override"]:
+        endpoint = _with_scheme(endpoint, settings)
+        if settings.get("force_virtual_addressing"):
+            config["virtual_hosted_style_request"] = True
+            endpoint = endpoint.replace("://", f"://{bucket}.", 1)
+        config["endpoint"] = config["aws_endpoint_url_s3"] = endpoint  # the latter also if the environment has another
+        client["allow_http"] = endpoint.startswith("http://")
+    if authorities := settings.get("tls_ca_file_path"):
+        client["root_certificate"] = Path(authorities).read_bytes()
+    provider = None
+    if settings["anonymous"]:
+        config["skip_signature"] = True
+    elif key := settings["access_key"]:
+        # as a provider, or a session's token in the environment would be added to the key of the URI
+        credential = {
+            "access_key_id": key,
+            "secret_access_key": settings["secret_key"],
+            "token": settings["session_token"] or None,
+            "expires_at": None,
+        }
+
+        def provider() -> dict[str, Any]:
+            return credential
+    elif "AWS_ACCESS_KEY_ID" not in os.environ and is_installed("boto3"):
+        provider = _boto3_provider()
+    return store(bucket, config=config, client_options=client, retry_config=_RETRIES, credential_provider=provider)
+
+
+def _boto3_provider() -> Any:
+    """Credentials as the SDK of AWS looks for them, profiles among them; None if it finds none."""
+    import boto3
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    session = boto3.Session()
+    return None if session.get_credentials() is None else Boto3CredentialProvider(session)
+
+
+def _gcs(settings: Mapping[str, Any], bucket: str, uri: str) -> Any:
+    from obstore.store import GCSStore
+
+    store: Any = GCSStore
+    client: dict[str, Any] = dict(_CLIENT)
+    config: dict[str, Any] = {}
+    if endpoint := settings["endpoint_override"]:
+        config["base_url"] = _with_scheme(endpoint, settings)
+        client["allow_http"] = config["base_url"].startswith("http://")
+    if settings["anonymous"]:
+        config["skip_signature"] = True
+    elif token := settings["access_token"]:
+        config["bearer_token"] = token
+    return store(bucket, config=config, client_options=client, retry_config=_RETRIES)
+
+
+def _azure(settings: Mapping[str, Any], bucket: str, uri: str) -> Any:
+    """pyarrow does not tell the key of a URI: abfs://CONTAINER:KEY@ACCOUNT..., abfs://ACCOUNT:KEY@HOST..."""
+    from obstore.store import AzureStore
+
+    store: Any = AzureStore
+    client: dict[str, Any] = dict(_CLIENT)
+    account, authority = settings["account_name"], settings["blob_storage_authority"]
+    host = f"{account}{authority}" if authority.startswith(".") else f"{authority}/{account}"
+    endpoint = f"{settings['blob_storage_scheme']}://{host}"
+    config: dict[str, Any] = {"account_name": account, "endpoint": endpoint}
+    client["allow_http"] = endpoint.startswith("http://")
+    parts = urlsplit(uri)
+    user, _, _ = parts.netloc.rpartition("@")
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    key = settings["account_key"] or unquote(user.partition(":")[2])
+    if key:
+        config["account_key"] = key
+    elif settings["sas_token"] or "sig" in options:
+        config["sas_key"] = settings["sas_token"] or parts.query
+    elif options.get("credential_kind") == "anonymous":
+        config["skip_signature"] = True
+    for name in ("client_id", "client_secret", "tenant_id"):
+        if value := settings[name] or options.get(name):
+            config[name] = value
+    return store(bucket, config=config, client_options=client, retry_config=_RETRIES)
+
+
+def _with_scheme(endpoint: str, settings: Mapping[str, Any]) -> str:
+    return endpoint if "://" in endpoint else f"{settings['scheme']}://{endpoint}"

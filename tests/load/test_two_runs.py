@@ -1,0 +1,286 @@
+"""Two runs of a load at once in an object store: of all writers of a file one succeeds, of all runs one commits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from spark_klog.base import extras
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import LoadError, MissingPackage
+from spark_klog.files import conditional_put, open_folder
+from spark_klog.load.audit import status
+from spark_klog.load.journal import lease
+from spark_klog.load.journal.store import locked, open_store
+from spark_klog.load.run import Loaded, LoadOptions, load
+from tests.load.buckets import bucket, committed, seen
+from tests.load.support import InProcess, expected, run
+from tests.load.unreliable_s3 import Fate, UnreliableS3, serving
+from tests.spark.support import create_topic, produce, values
+
+_SECONDS = 30
+_BACKOFF = {"init_backoff": timedelta(milliseconds=5), "max_backoff": timedelta(milliseconds=10), "base": 2}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, UnreliableS3]]:
+    s3 = UnreliableS3()
+    with serving(s3) as address:
+        yield address, s3
+
+
+pytestmark = pytest.mark.usefixtures("short_leases")
+
+# Creating a file
+
+_numbers = iter(range(10**6))
+_fates = st.lists(st.sampled_from(["good", "refused", "lost", "late"]), max_size=8)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_fates, st.integers(1, 3), st.booleans())
+def test_one_of_all_writers_creates_a_file(
+    served: tuple[str, UnreliableS3], fates: list[Fate], writers: int, at_once: bool
+) -> None:
+    """Requests and answers are lost or late: nobody succeeds beside another one, and content never changes."""
+    address, s3 = served
+    uri = bucket(address, "model")
+    path = f"decision-{next(_numbers)}"
+    barrier = threading.Barrier(writers if at_once else 1)
+
+    def create(number: int) -> bool | None:
+        barrier.wait()
+        with suppress(OSError):
+            return open_folder(uri).create(path, b"%d" % number)
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conditional_put, "_RETRIES", {"max_retries": 1, "backoff": _BACKOFF})
+        patch.setattr(conditional_put, "_SECONDS", 1.0)
+        s3.fates.extend(fates)
+        with ThreadPoolExecutor(writers if at_once else 1) as pool:
+            answers = list(pool.map(create, range(writers)))
+        s3.fates.clear()
+        content = open_folder(uri).read(path)
+        s3.carry_out_late()
+    assert answers.count(True) <= 1
+    if True in answers:
+        assert content == b"%d" % answers.index(True)
+    if False in answers:
+        assert content is not None
+        assert answers[int(content)] is not False
+    if content is not None:
+        assert open_folder(uri).read(path) == content
+    now = open_folder(uri)
+    assert now.create(path, b"late") == (now.read(path) == b"late")
+
+
+def test_a_file_of_the_same_content_is_another_writers(served: tuple[str, UnreliableS3]) -> None:
+    address, s3 = served
+    uri = bucket(address, "same")
+    assert [open_folder(uri).create("marker", b"") for _ in range(2)] == [True, False]
+    s3.fates.extend(["lost"])
+    assert open_folder(uri).create("own", b"")
+
+
+def test_credentials_of_the_environment(served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch) -> None:
+    address, _ = served
+    bucket(address, "environment")
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "key"),
+        ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ("AWS_ENDPOINT_URL", f"http://{address}"),
+        ("AWS_REGION", "us-east-1"),
+    ):
+        monkeypatch.setenv(name, value)
+    folder = open_folder("s3://environment/out")
+    assert [folder.create("file", b"x"), folder.create("file", b"y"), folder.read("file")] == [True, False, b"x"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
+    assert open_folder(bucket(address, "environment")).create("other", b"")
+
+
+# Which stores are refused
+
+
+def test_a_store_without_conditional_puts(served: tuple[str, UnreliableS3]) -> None:
+    address, s3 = served
+    uri = bucket(address, "unconditional")
+    s3.has_conditions = False
+    try:
+        with pytest.raises(LoadError, match=r"s3://\*\*\*@unconditional/out.* has no conditional put .*single_writer"):
+            with locked(open_store(uri)):
+                pytest.fail("nothing keeps two runs apart here")
+        with locked(open_store(f"{uri}&single_writer=true")):
+            assert open_store(f"{uri}&single_writer=true").create("file", b"")
+    finally:
+        s3.has_conditions = True
+
+
+def test_without_obstore(served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = bucket(served[0], "without")
+    monkeypatch.setattr(extras, "is_installed", lambda package: package != "obstore")
+    with pytest.raises(MissingPackage, match=r"needs obstore, .*pip install 'spark-klog\[objectstore\]'"):
+        with locked(open_store(uri)):
+            pytest.fail("nothing keeps two runs apart here")
+    with locked(open_store(f"{uri}&single_writer=true")):
+        pass
+
+
+# The lease
+
+
+def test_a_second_run_is_refused_while_the_first_one_lives(served: tuple[str, UnreliableS3]) -> None:
+    uri = bucket(served[0], "lives")
+    for _ in range(2):
+        with locked(open_store(uri)):
+            for _ in range(2):
+                with pytest.raises(LoadError, match=r"is under way \(process \d+ on .* began at .*\): wait"):
+                    with locked(open_store(uri)):
+                        pytest.fail("two runs have the lease")
+    assert len(open_store(uri).names("_klog/lease")) == 1
+
+
+def test_a_run_that_stood_still_changes_nothing(
+    served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = bucket(served[0], "frozen")
+    first, second = open_store(uri), open_store(uri)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 1000.0)
+    with ExitStack() as frozen, ExitStack() as other:
+        frozen.enter_context(locked(first))
+        first.write("before", b"")
+        began = time.monotonic()
+        other.enter_context(locked(second))
+        assert time.monotonic() - began >= lease.LEASE_SECONDS
+        for change in (
+            lambda: first.write("after", b""),
+            lambda: first.create("after", b""),
+            lambda: first.remove("before"),
+            lambda: first.move("before", "after"),
+        ):
+            with pytest.raises(LoadError, match="stood still for 2 s or longer, and another run"):
+                change()
+        second.write("own", b"")
+        assert second.names("") == ["_klog", "before", "own"]
+
+
+def test_a_run_that_is_late_but_alone_goes_on(
+    served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 1000.0)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 1.1)
+    store = open_store(bucket(served[0], "alone"))
+    with locked(store):
+        time.sleep(0.2)
+        store.write("file", b"")
+    assert store.read("file") == b""
+
+
+def test_both_find_each_other(served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder renews at the very moment of the take-over: the other one may withdraw, both may, but never none."""
+    uri = bucket(served[0], "moment")
+    holder, other = open_store(uri), open_store(uri)
+    monkeypatch.setattr(lease, "RENEW_SECONDS", 1000.0)
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 1.2)
+    held: list[str] = []
+    with suppress(LoadError), locked(holder):
+        real = lease._Lease._watch
+
+        def watch(self: Any, *arguments: Any) -> bytes:
+            former: bytes = real(self, *arguments)
+            holder.write("renewed", b"")  # the lease has run out by the holder's clock: it renews
+            held.append("holder")
+            return former
+
+        monkeypatch.setattr(lease._Lease, "_watch", watch)
+        with pytest.raises(LoadError, match="is under way"), locked(other):
+            held.append("other")
+    assert held == ["holder"]
+
+
+_HOLDER = """
+import sys, time
+from spark_klog.load.journal.store import locked, open_store
+with locked(open_store(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.test_all("kill")
+def test_the_lease_of_a_process_that_was_killed(
+    served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = bucket(served[0], "killed")
+    monkeypatch.setattr(lease, "LEASE_SECONDS", 20.0)
+    with subprocess.Popen([sys.executable, "-c", _HOLDER, uri], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(LoadError, match=rf"process {process.pid} on"), locked(open_store(uri)):
+                pytest.fail("two runs have the lease")
+        finally:
+            process.kill()
+    began = time.monotonic()
+    with locked(open_store(uri)):
+        assert time.monotonic() - began < 2  # the system says that the process has ended
+
+
+# Loads
+
+
+class _UntilOneIsRefused(InProcess):
+    """Goes on once the other run of the pair has ended."""
+
+    def __init__(self, has_ended: threading.Event) -> None:
+        super().__init__()
+        self._has_ended = has_ended
+
+    def run(self, tasks: Any, job: Any) -> None:
+        assert self._has_ended.wait(_SECONDS)
+        super().run(tasks, job)
+
+
+@pytest.mark.parametrize("pairs", [1, pytest.param(20, marks=pytest.mark.test_all("long"))])
+def test_pairs_of_loads_at_once(
+    cluster: EmbeddedCluster, topic: str, served: tuple[str, UnreliableS3], pairs: int
+) -> None:
+    servers, uri = cluster.bootstrap_servers, bucket(served[0], f"pairs-{pairs}")
+    create_topic(servers, topic, 2)
+    for number in range(pairs):
+        produce(servers, topic, values(20, partitions=2))
+        has_ended, barrier = threading.Event(), threading.Barrier(2)
+
+        def one(_: int, has_ended: threading.Event = has_ended, barrier: threading.Barrier = barrier) -> Any:
+            barrier.wait()
+            try:
+                options = LoadOptions({"bootstrap.servers": servers}, [topic], uri, max_task_records=5)
+                return load(options, _UntilOneIsRefused(has_ended))
+            except LoadError as error:
+                return error
+            finally:
+                has_ended.set()
+
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(one, range(2)))
+        [loaded] = [item for item in answers if isinstance(item, Loaded)]
+        [refused] = [item for item in answers if isinstance(item, LoadError)]
+        assert loaded.runs == [number + 1]
+        assert f"another run of the load in s3://***@pairs-{pairs}/out" in str(refused)
+        assert "is under way" in str(refused)
+    assert seen(uri) == committed(uri) == expected(topic, {0: 10 * pairs, 1: 10 * pairs})
+    assert status(uri).findings == []
+    run(servers, uri, topic)
+    assert committed(uri) == expected(topic, {0: 10 * pairs, 1: 10 * pairs})
