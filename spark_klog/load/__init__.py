@@ -3,7 +3,7 @@
     OUTPUT/TOPIC/TOPIC+PARTITION+FIRST+LAST.parquet   records; the name tells the offsets that the file covers
     OUTPUT/_klog/load.json                            the load: cluster, format, layout
     OUTPUT/_klog/latest.json                          the last committed run, for people
-    OUTPUT/_klog/lease/EPOCH                          which run is under way (object stores and HDFS; `journal/lease.py`)
+    OUTPUT/_klog/lease/EPOCH                          which run is under way (not on local disks; `journal/lease.py`)
     OUTPUT/_klog/runs/RUN/plan.json                   what the run reads, written before its tasks start
     OUTPUT/_klog/runs/RUN/offsets-TASK.json           what a task has read and written, when all its files are complete
     OUTPUT/_klog/runs/RUN/refused                     the run had too many records that may decode another time
