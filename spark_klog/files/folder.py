@@ -147,9 +147,22 @@ class LocalFolder:
 
     def paths_below(self, path: str) -> list[str]:
         """The paths of all files in a folder and in the folders in it."""
+        return sorted(self.sizes_below(path))
+
+    def sizes_below(self, path: str) -> dict[str, int]:
+        """The bytes of all files in a folder and in the folders in it, by path."""
+        found, waiting = {}, [path]
         with self._naming(path, "listed"):
-            below = Path(self._at(path)).rglob("*")
-            return sorted(file.relative_to(self._root).as_posix() for file in below if file.is_file())
+            while waiting:
+                folder = waiting.pop()
+                with suppress(*_NOTHING_THERE):
+                    for entry in self.entries(folder):
+                        inner = f"{folder}/{entry.name}" if folder else entry.name
+                        if entry.is_folder:
+                            waiting.append(inner)
+                        else:
+                            found[inner] = entry.size
+        return found
 
     def read(self, path: str) -> bytes | None:
         """A file's content; None if there is no such file."""

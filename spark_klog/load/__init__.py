@@ -4,6 +4,7 @@
     OUTPUT/_klog/load.json                            the load: cluster, format, layout
     OUTPUT/_klog/latest.json                          the last committed run, for people
     OUTPUT/_klog/lease/EPOCH                          which run is under way (not on local disks; `journal/lease.py`)
+    OUTPUT/_klog/checkpoint-RUN.json                  the sum of the runs up to RUN: what is in their manifests
     OUTPUT/_klog/runs/RUN/plan.json                   what the run reads, written before its tasks start
     OUTPUT/_klog/runs/RUN/offsets-TASK.json           what a task has read and written, when all its files are complete
     OUTPUT/_klog/runs/RUN/refused                     the run had too many records that may decode another time
@@ -28,4 +29,4 @@ from spark_klog.base.extras import require
 
 require("A load", "pyarrow")
 
-from spark_klog.load.journal.history import CommittedFile as CommittedFile, files as files
+from spark_klog.load.journal.listing import CommittedFile as CommittedFile, files as files

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +17,13 @@ from spark_klog.client.cluster import Cluster
 from spark_klog.client.offsets import first_and_end
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
-from spark_klog.load.journal.history import (
-    committed_files,
-    is_below,
-    loaded_extents,
-    location_of,
-    manifests,
-    open_load,
-    read_idle,
-    read_plan,
-    table_files,
-)
-from spark_klog.load.journal.model import Manifest, PartitionAudit, run_name, staged_path
+from spark_klog.load.journal.checkpoint import read_summary
+from spark_klog.load.journal.history import location_of, open_load, read_idle, read_plan
+from spark_klog.load.journal.listing import is_below, table_files
+from spark_klog.load.journal.model import PartitionAudit, run_name, staged_path, topic_folder
 from spark_klog.load.journal.store import Store
+from spark_klog.load.journal.summary import Finding, Summary, nothing_of
 from spark_klog.load.run import Loaded
-from spark_klog.spark.read.ranges import RETENTION
 from spark_klog.tables.table import Table
 
 _BAR = 40
@@ -144,15 +135,6 @@ def _gaps_text(gaps: dict[str, int] | Counter[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that is missing. `partition` is -1 for a file of several."""
-
-    topic: str
-    partition: int
-    what: str
-
-
-@dataclass(frozen=True)
 class Status:
     """All runs of a load. `hours` has the records by topic and hour, `unfinished` names a killed run, or is "".
 
@@ -177,45 +159,26 @@ def status(output: str) -> Status:
     files that are missing or have another size.
     """
     store, identity = open_load(output)
-    findings, all_runs = [], []
-    hours: dict[str, Counter[str]] = defaultdict(Counter)
-    totals: dict[tuple[str, int], dict[str, Any]] = {}
-    number = 0
-    for manifest in manifests(store):
-        number = manifest.run
-        all_runs.append(manifest)
-        for topic, each in manifest.hours.items():
-            hours[topic].update(each)
-        for gone in manifest.replaced:
-            hours[gone.topic].subtract(gone.hours)
-            line = totals[gone.topic, gone.partition]
-            line |= {name: line[name] - getattr(gone, name) for name in ("records", "bytes", "bad")}
-            line["gaps"] = dict(Counter(line["gaps"]) - Counter(gone.gaps))
-        for item in manifest.partitions:
-            findings += _count_in(totals, item, manifest)
-        for loss in manifest.lost:
-            what = f"[{loss['start']}, {loss['end']}) lost before run {run_name(number)}: {loss['cause']}"
-            findings.append(Finding(loss["topic"], loss["partition"], what))
-            _skip_lost(totals, (loss["topic"], loss["partition"]), manifest)
-    holes = _holes(all_runs)
-    for (topic, partition, incarnation), of_partition in sorted(holes.items()):
+    summary = read_summary(store)
+    number, totals, findings = summary.run, summary.totals, list(summary.findings)
+    for (topic, partition, incarnation), of_partition in sorted(summary.holes().items()):
         what = "[{}, {}) is in no run, and offsets after it are: --from-offsets loads it"
         findings += [Finding(topic, partition, what.format(*hole)) for hole in of_partition]
         if totals[topic, partition]["incarnation"] == incarnation:
             totals[topic, partition]["holes"] = of_partition
     table = identity.table_at(location_of(output))
-    missing = _missing_files(store, all_runs) if table is None else _missing_of_table(store, table, all_runs)
+    missing = _missing_files(store, summary) if table is None else _missing_of_table(store, table, summary)
     findings = missing + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
-    found = {topic: dict(sorted((+each).items())) for topic, each in sorted(hours.items())}
+    found = {topic: dict(sorted((+each).items())) for topic, each in sorted(summary.hours.items())}
     idle = read_idle(store, number)
     for item in idle.partitions if idle else ():  # they may have partitions without records, and have the lag
-        new = {**_nothing(item), "until": item.until, "incarnation": 0, "topic_id": ""}
+        new = {**nothing_of(item), "until": item.until, "incarnation": 0, "topic_id": ""}
         totals.setdefault((item.topic, item.partition), new)["lag"] = item.lag
     partitions = [totals[key] for key in sorted(totals)]
     return Status(
         without_user(output),
-        [_run_json(one) for one in all_runs],
+        summary.runs,
         partitions,
         found,
         findings,
@@ -232,114 +195,27 @@ def _schemas(store: Store, run: int) -> list[dict[str, Any]]:
     return [{name: row.get(name) for name in names} for row in rows]
 
 
-def _holes(runs: Sequence[Manifest]) -> dict[tuple[str, int, int], list[tuple[int, int]]]:
-    """The offsets [start, end) between loaded ones that no run has, without those that retention took before a run.
-
-    By topic, partition and incarnation.
-    """
-    lost: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-    for manifest in runs:
-        for loss in manifest.lost:
-            if loss["cause"] == RETENTION:
-                lost[loss["topic"], loss["partition"]].append((loss["start"], loss["end"]))
-    found: dict[tuple[str, int, int], list[tuple[int, int]]] = defaultdict(list)
-    for (topic, partition, incarnation), extents in loaded_extents(runs).items():
-        for (_, at), (end, _) in pairwise(extents):
-            for first, after in sorted(lost[topic, partition]):
-                if first <= at < after:
-                    at = after
-            if at < end:
-                found[topic, partition, incarnation].append((at, end))
-    return found
-
-
-def _nothing(item: PartitionAudit) -> dict[str, Any]:
-    """The line of a partition of which no run has loaded anything yet."""
-    return {
-        "topic": item.topic,
-        "partition": item.partition,
-        "from": item.start,
-        "records": 0,
-        "bytes": 0,
-        "bad": 0,
-        "gaps": {},
+def _missing_files(store: Store, summary: Summary) -> list[Finding]:
+    sizes = {
+        topic: store.sizes_below(topic_folder(topic)) for topic in {item.topic for item, _ in summary.files.values()}
     }
-
-
-def _run_json(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "run": run_name(manifest.run),
-        "started": manifest.started,
-        "finished": manifest.finished,
-        "records": sum(item.records for item in manifest.partitions),
-        "bytes": sum(item.bytes for item in manifest.partitions),
-        "files": len(manifest.files),
-        "bad": sum(item.bad for item in manifest.partitions),
-        "failed": [f"{item.topic}-{item.partition}" for item in manifest.partitions if item.error],
-        "lag": sum(item.lag for item in manifest.partitions),
-    }
-
-
-def _count_in(totals: dict[tuple[str, int], dict[str, Any]], item: PartitionAudit, manifest: Manifest) -> list[Finding]:
-    """Add a run's partition to the totals; what is missing between it and the run before, and in it."""
-    key = item.topic, item.partition
-    before = totals.get(key)
-    findings = []
-    progress = manifest.progress()[key]
-    line = before or _nothing(item)
-    is_same_log = before is not None and before["incarnation"] == progress.incarnation
-    # a run of offsets before those that the load has may replace nothing, and stop before them
-    is_again = progress.offset > item.until or any((gone.topic, gone.partition) == key for gone in manifest.replaced)
-    if before is not None and is_same_log and item.start < before["until"] and not is_again and item.until > item.start:
-        what = f"[{item.start}, {before['until']}) is in run {run_name(manifest.run)}, and in one before it"
-        findings.append(Finding(*key, what))
-    if item.unexplained:
-        what = f"{item.unexplained} offsets of run {run_name(manifest.run)} have neither record nor cause"
-        findings.append(Finding(*key, what))
-    gaps = Counter(line["gaps"]) + Counter(item.gaps)
-    until = max(item.until, before["until"]) if before is not None and is_again else item.until
-    totals[key] = {
-        **line,
-        "from": min(line["from"], item.start) if is_same_log else item.start,
-        "until": until,
-        "records": line["records"] + item.records,
-        "bytes": line["bytes"] + item.bytes,
-        "bad": line["bad"] + item.bad,
-        "gaps": dict(gaps),
-        "lag": max(0, item.log_end - until),
-        "incarnation": progress.incarnation,
-        "topic_id": progress.topic_id,
-    }
-    return findings
-
-
-def _skip_lost(totals: dict[tuple[str, int], dict[str, Any]], key: tuple[str, int], manifest: Manifest) -> None:
-    """Let a partition's totals go on where a run without records of it has moved it to."""
-    if key in totals and all((item.topic, item.partition) != key for item in manifest.partitions):
-        now = manifest.progress()[key]
-        first = totals[key]["from"] if now.incarnation == totals[key]["incarnation"] else now.offset
-        new = {"from": first, "until": now.offset, "incarnation": now.incarnation, "topic_id": now.topic_id}
-        totals[key] |= new
-
-
-def _missing_files(store: Store, runs: Sequence[Manifest]) -> list[Finding]:
     found = []
-    for item, run in committed_files(runs).values():
+    for item, run in summary.files.values():
         size = None
-        if run == runs[-1].run and not store.shows_whole_files_only:
+        if run == summary.run and not store.shows_whole_files_only:
             size = store.size(staged_path(run, item.path))
         if size is None:
-            size = store.size(item.path)
+            size = sizes[item.topic].get(item.path)
         if size != item.size:
             state = "is missing" if size is None else f"has {size} bytes, not {item.size}"
             found.append(Finding(item.topic, item.partition, f"file {item.path} {state}"))
     return found
 
 
-def _missing_of_table(store: Store, table: Table, runs: Sequence[Manifest]) -> list[Finding]:
+def _missing_of_table(store: Store, table: Table, summary: Summary) -> list[Finding]:
     """Files of the current table that are not there; others may have replaced those of the runs."""
     found = []
-    for item in table_files(table, runs):
+    for item in table_files(table, summary):
         size = store.size(item.path) if is_below(item.path) else item.size
         if size != item.size:
             state = "is missing" if size is None else f"has {size} bytes, not {item.size}"

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from spark_klog.base.names import TopicPartition
 from spark_klog.errors import LoadError
-from spark_klog.load.journal.history import committed_files, manifests, read_manifest
+from spark_klog.load.journal.checkpoint import read_summary, write_checkpoint
+from spark_klog.load.journal.history import read_manifest
 from spark_klog.load.journal.model import (
     ATTEMPTS,
     LATEST,
@@ -196,6 +197,7 @@ def point_to(store: Store, manifest: Manifest) -> None:
     """The last step: `latest.json` names the run."""
     pointer = {"run": run_name(manifest.run), "manifest": manifest_path(manifest.run), "finished": manifest.finished}
     store.write(LATEST, to_json(pointer))
+    write_checkpoint(store)
     _log.info("committed run %s of %s", run_name(manifest.run), store.address)
 
 
@@ -228,7 +230,7 @@ def remove_leftovers(store: Store, manifest: Manifest) -> None:
     for item in manifest.partitions:
         first[item.topic][item.partition, progress[item.topic, item.partition].incarnation] = item.start
     known = {item.path for item in manifest.files}
-    known |= committed_files(manifests(store)).keys()
+    known |= read_summary(store).files.keys()
     for topic, starts in first.items():
         for path in store.paths_below(topic_folder(topic)):
             place = place_of(path)

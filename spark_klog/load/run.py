@@ -28,16 +28,18 @@ from spark_klog.load.commit import (
     show_letters,
     write_manifest,
 )
+from spark_klog.load.journal.checkpoint import read_summary
 from spark_klog.load.journal.history import (
     Identity,
     check_output,
     claim_output,
+    complete_tasks,
     is_pointed_to,
     last_committed,
-    manifests,
     new_identity,
     read_manifest,
     read_plan,
+    task_results,
 )
 from spark_klog.load.journal.model import (
     IDLE,
@@ -48,7 +50,6 @@ from spark_klog.load.journal.model import (
     Plan,
     Progress,
     RangeResult,
-    by_partition,
     is_of_values,
     offsets_json,
     plan_path,
@@ -71,7 +72,7 @@ from spark_klog.load.planning import (
 from spark_klog.load.rows import Evolution, RowSchema, check_registry, run_schemas
 from spark_klog.load.settings import PARQUET, WriteSettings
 from spark_klog.load.table_commit import TableCommits, identity_of_lost_journal
-from spark_klog.load.tasks.task import Job, SparkRunner, complete_tasks, task_results
+from spark_klog.load.tasks.task import Job, SparkRunner
 from spark_klog.load.tasks.time_limit import TimeLimit
 from spark_klog.protocol.tables.records import LATEST
 from spark_klog.spark.options import PREFIX, source_options
@@ -534,7 +535,7 @@ def _begin_at(
         for key, offset in asked.items()
         if key in progress and key not in changed and offset < extent.start[key].offset
     }
-    ranges = _ranges_of_runs(store, {key: extent.start[key] for key in known})
+    ranges = _ranges_of_runs(store, {key: extent.start[key] for key in known}, known)
     again = {}
     for key, offset in sorted(asked.items()):
         now, low = starts[key], extent.log_start[key]
@@ -576,46 +577,25 @@ def _whole_ranges(extent: Extent) -> Extent:
     return replace(extent, end=end, again=again)
 
 
-def _ranges_of_runs(store: Store, wanted: Mapping[TopicPartition, Progress]) -> dict[TopicPartition, list[RangeResult]]:
-    """The ranges of all runs, of those partitions and incarnations, in the order of offsets; `LoadError`."""
-    found: dict[TopicPartition, dict[tuple[int, int], RangeResult]] = {key: {} for key in wanted}
+def _ranges_of_runs(
+    store: Store, wanted: Mapping[TopicPartition, Progress], asked: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, list[RangeResult]]:
+    """The ranges of all runs, of those partitions and incarnations, in the order of offsets.
+
+    `LoadError` if those from the `asked` offset on are not all known: without them records would be there twice.
+    """
     if not wanted:
         return {}
-    for manifest in manifests(store):
-        for gone in manifest.replaced:
-            found.get((gone.topic, gone.partition), {}).pop((gone.start, gone.until), None)
-        progress = manifest.progress()
-        bounds = {
-            (item.topic, item.partition): (item.start, item.until)
-            for item in manifest.partitions
-            if (key := (item.topic, item.partition)) in wanted
-            and progress[key].incarnation == wanted[key].incarnation
-            and item.until > item.start
-        }
-        for result in _results_of(store, manifest) if bounds else ():
-            key = result.topic, result.partition
-            first, last = bounds.get(key, (0, 0))
-            if first <= result.start < result.until <= last:
-                found[key][result.start, result.until] = result
-    return {key: [each[place] for place in sorted(each)] for key, each in found.items()}
-
-
-def _results_of(store: Store, manifest: Manifest) -> list[RangeResult]:
-    """The results of a run's tasks, with the files that the run has."""
-    committed = by_partition(manifest.files)
-    found = [
-        item
-        for number in complete_tasks(store, manifest.run)
-        for item in task_results(store, manifest.run, number) or ()
-    ]
-    # In an object store two attempts may have ended at once: each has written a file of offsets, the last one stays.
-    return [
-        replace(
-            item,
-            files=[file for file in committed[item.topic, item.partition] if item.start <= file.first < item.until],
-        )
-        for item in found
-    ]
+    summary = read_summary(store, with_ranges=True)
+    for (topic, partition), now in wanted.items():
+        first, run = summary.unranged.get((topic, partition, now.incarnation), (0, 0))
+        if asked[topic, partition] < first:
+            raise LoadError(
+                f"{store.address}: {topic}-{partition}: offsets before {first} can't be loaded again, as the files "
+                f"offsets-TASK.json of run {run_name(run)} or of earlier ones are gone: begin at a later run, or use "
+                "another --output"
+            )
+    return {key: summary.known_ranges((*key, now.incarnation)) for key, now in wanted.items()}
 
 
 def _now() -> str:

@@ -26,14 +26,9 @@ from spark_klog.client.settings import of_bytes
 from spark_klog.columns.decode import MAX_MILLISECONDS
 from spark_klog.columns.schema import subset
 from spark_klog.errors import ConfigError, KlogError, LoadError
-from spark_klog.load.journal.history import (
-    CommittedFile,
-    committed_letters,
-    files,
-    loaded_extents,
-    manifests,
-    open_load,
-)
+from spark_klog.load.journal.checkpoint import read_summary
+from spark_klog.load.journal.history import open_load
+from spark_klog.load.journal.listing import CommittedFile, files
 from spark_klog.load.journal.model import LETTERS, STAGED, is_of_values, place_of
 from spark_klog.load.journal.store import Store
 from spark_klog.load.settings import JSON_LINES
@@ -109,7 +104,7 @@ def plan_restore(options: RestoreOptions) -> list[Part]:
     if unknown:
         raise ConfigError(f"{store.address} has no files of topic {', '.join(unknown)}")
     wanted = [item for item in found if not options.topics or item.topic in options.topics]
-    parts = _parts(wanted, loaded_extents(manifests(store)), options.prefix, f"klog-restore.{name}")
+    parts = _parts(wanted, read_summary(store).extents, options.prefix, f"klog-restore.{name}")
     with Admin(options.client) as admin:
         _make_topics(admin, parts)
         _check_targets(admin, parts, options.append)
@@ -414,7 +409,7 @@ def replay(output: str, client: Mapping[str, str], topic: str, source: str | Non
     `LoadError` for a damaged letter, errors as of `Producer`.
     """
     store, identity = open_load(output)
-    letters = committed_letters(manifests(store))
+    letters = read_summary(store).letters
     of_values = {
         place: name for name, place in letters.items() if is_of_values(name) and source in (None, name.split("+")[1])
     }

@@ -20,6 +20,7 @@ from spark_klog.embedded import EmbeddedCluster
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
+from spark_klog.load.journal import checkpoint
 from spark_klog.load.places import AtRun
 from spark_klog.load.planning import Limits
 from tests.load.support import Killed, by_duckdb, by_pyarrow, die, failing, run
@@ -102,7 +103,10 @@ class _Year:
 
 @pytest.mark.timeout(0)  # SPARK_KLOG_RUNS sets the duration
 @pytest.mark.parametrize("runs", [int(_RUNS)] if _RUNS else [6, pytest.param(12, marks=pytest.mark.test_all("long"))])
-def test_a_year(cluster: EmbeddedCluster, topic: str, tmp_path: Path, runs: int) -> None:
+def test_a_year(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int
+) -> None:
+    monkeypatch.setattr(checkpoint, "EVERY", 2)
     chance = random.Random(int(os.environ.get("SPARK_KLOG_SEED", "1")))
     year = _Year(cluster.bootstrap_servers, topic, tmp_path / "out", chance)
     year.add()

@@ -15,6 +15,8 @@ from spark_klog.client.cluster import Cluster
 if TYPE_CHECKING:
     from spark_klog.load.audit import Completeness, Status
 
+_RUNS_SHOWN = 20
+
 
 @click.group()
 def load() -> None:
@@ -35,9 +37,12 @@ Examples:
 @click.option(
     "--hours", default=24, show_default=True, type=click.IntRange(1, 24 * 31), help="How many to compare with the log."
 )
+@click.option(
+    "--runs", default=_RUNS_SHOWN, show_default=True, type=click.IntRange(0), help="How many of the last runs to list."
+)
 @cluster_options
 def status_command(
-    output: str, plot: Path | None, with_bars: bool, hours: int, cluster: ChosenCluster, as_json: bool
+    output: str, plot: Path | None, with_bars: bool, hours: int, runs: int, cluster: ChosenCluster, as_json: bool
 ) -> None:
     """Show the runs of the load in OUTPUT, its partitions, and what is missing.
 
@@ -62,17 +67,20 @@ def status_command(
             line["log"] = {"hours": [vars(item) for item in compared.hours], "lag": lag, "gone": gone}
         click.echo(json.dumps(line))
     else:
-        _print_status(found, compared, with_bars)
+        _print_status(found, compared, with_bars, runs)
     if found.findings:
         raise SystemExit(1)
 
 
-def _print_status(found: Status, compared: Completeness | None, with_bars: bool) -> None:
+def _print_status(found: Status, compared: Completeness | None, with_bars: bool, most_runs: int) -> None:
     from spark_klog.load.audit import bars
 
     names = ("records", "files", "bad", "lag")
-    runs = [(run["run"], run["finished"], *(f"{run[name]:,}" for name in names)) for run in found.runs]
-    print_table(("run", "finished", *names), runs)
+    shown = found.runs[max(0, len(found.runs) - most_runs) :]
+    lines = [(run["run"], run["kind"], run["finished"], *(f"{run[name]:,}" for name in names)) for run in shown]
+    print_table(("run", "kind", "finished", *names), lines)
+    if len(shown) < len(found.runs):
+        click.echo(f"and {len(found.runs) - len(shown):,} runs before: --runs {len(found.runs)} lists all")
     click.echo()
     names = ("partition", "from", "until", "records")
     lines = [

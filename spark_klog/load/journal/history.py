@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
@@ -13,24 +14,25 @@ from spark_klog.load.journal.model import (
     IDLE,
     LATEST,
     LOAD,
-    STAGED,
     VERSION,
-    FileEntry,
     Idle,
     Manifest,
     Plan,
+    RangeResult,
     from_json,
     manifest_path,
-    place_of,
     plan_path,
     run_name,
-    staged_path,
+    task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
 from spark_klog.tables.opening import DELTA, is_table, open_table
 from spark_klog.tables.table import Table
 
 _T = TypeVar("_T")
+#: What the plan of a compaction says that it was asked for.
+COMPACTED = "compaction"
+_RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 #: The settings that decide on the folders of records, the layout first, with the job's options.
 _LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time": "--event-time"}
 
@@ -105,70 +107,38 @@ def is_pointed_to(store: Store, run: int) -> bool:
     return (read_json(store, LATEST) or {}).get("run") == run_name(run)
 
 
-def manifests(store: Store) -> Iterator[Manifest]:
-    """All committed runs, the first one first."""
-    identity = read_identity(store)
-    for number in range(identity.first if identity else 1, last_committed(store) + 1):
+def manifests(store: Store, first: int, last: int) -> Iterator[Manifest]:
+    """The committed runs from `first` to `last`."""
+    for number in range(first, last + 1):
         found = read_manifest(store, number)
         if found is None:
             raise LoadError(f"{store.address}/{manifest_path(number)} is missing: restore it")
         yield found
 
 
+def complete_tasks(store: Store, run: int) -> list[int]:
+    """The numbers of the tasks of a run that have their file of offsets, in order."""
+    names = store.names(task_path(run, 0).rpartition("/")[0])
+    return [int(found[1]) for name in names if (found := _RESULTS.fullmatch(name))]
+
+
+def task_results(store: Store, run: int, number: int) -> list[RangeResult] | None:
+    """The content of a task's file of offsets; None before the task is complete, `LoadError` if it is damaged."""
+    path = task_path(run, number)
+    value = read_json(store, path)
+    if value is None:
+        return None
+    where = f"{store.address}/{path}"
+    ranges = value.get("ranges")
+    if not isinstance(ranges, list):
+        raise LoadError(f"{where} is not what a run has written (no ranges): restore it")
+    return [from_json(RangeResult, item, where) for item in ranges]
+
+
 def read_idle(store: Store, run: int) -> Idle | None:
     """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
     found = _read(store, Idle, IDLE)
     return found if found is not None and found.run == run else None
-
-
-def committed_files(runs: Iterable[Manifest]) -> dict[str, tuple[FileEntry, int]]:
-    """The files of a load by path, each with its run: without those that a later run has loaded again."""
-    found: dict[str, tuple[FileEntry, int]] = {}
-    for manifest in runs:
-        for result in manifest.replaced:
-            for item in result.files:
-                found.pop(item.path, None)
-        found.update((item.path, (item, manifest.run)) for item in manifest.files)
-    return found
-
-
-def committed_letters(runs: Iterable[Manifest]) -> dict[str, tuple[int, int]]:
-    """The files of dead letters of a load by name, each with its run, and its place among those of the run.
-
-    Without those of ranges that a later run has loaded again.
-    """
-    found: dict[str, tuple[int, int]] = {}
-    for manifest in runs:
-        for result in manifest.replaced:
-            for name in result.dead_letters:
-                found.pop(name, None)
-        for place, name in enumerate(sorted(manifest.dead_letters)):
-            found.pop(name, None)
-            found[name] = manifest.run, place
-    return found
-
-
-def loaded_extents(runs: Iterable[Manifest]) -> dict[tuple[str, int, int], list[tuple[int, int]]]:
-    """The offsets [start, until) that runs have, by topic, partition and incarnation; those that meet are one."""
-    found: dict[tuple[str, int, int], list[tuple[int, int]]] = {}
-    for manifest in runs:
-        progress = manifest.progress()
-        for item in manifest.partitions:
-            if item.until > item.start:
-                key = item.topic, item.partition, progress[item.topic, item.partition].incarnation
-                found.setdefault(key, []).append((item.start, item.until))
-    return {key: _joined(sorted(extents)) for key, extents in found.items()}
-
-
-def _joined(extents: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted extents, with those as one that overlap or meet."""
-    made: list[tuple[int, int]] = []
-    for start, until in extents:
-        if made and start <= made[-1][1]:
-            made[-1] = made[-1][0], max(made[-1][1], until)
-        else:
-            made.append((start, until))
-    return made
 
 
 def open_load(output: str) -> tuple[Store, Identity]:
@@ -262,62 +232,3 @@ def new_identity(
 def claim_output(store: Store, identity: Identity) -> Identity:
     """Make an output that `check_output` found new this load's, or that of another run that was quicker."""
     return identity if store.create(LOAD, to_json(identity)) else read_identity(store) or identity
-
-
-@dataclass(frozen=True)
-class CommittedFile(FileEntry):
-    """A committed file and the run that wrote it; `path` opens it by pyarrow.
-
-    `first` and `last` are the offsets that it covers, `records` those that it has; times are ms since the epoch.
-    A table has files that no run has written, of another writer or compacted ones: their `run` is 0, as are the times.
-    `topic` is "" and `partition` -1 unless all their records are of one partition.
-    """
-
-    run: int
-
-
-def files(output: str, topic: str | None = None) -> list[CommittedFile]:
-    """The committed files of the load in the folder or URI `output`, by topic, partition and offset.
-
-    Of a load into a table, whose address `output` may be, the files of the current table. `LoadError` if there is no
-    load, or a file of it is damaged.
-    """
-    store, identity = open_load(output)
-    runs = list(manifests(store))
-    table = identity.table_at(location_of(output))
-    if table is not None:
-        found = [one for one in table_files(table, runs) if topic in (None, one.topic) or not one.topic]
-        return [replace(one, path=store.uri(one.path)) if is_below(one.path) else one for one in found]
-    last = runs[-1].run if runs else 0
-    entries = [each for each in committed_files(runs).values() if topic in (None, each[0].topic)]
-
-    def place(item: FileEntry, run: int) -> str:
-        # The last run may have been killed between its commit and its last rename.
-        is_staged = run == last and not store.shows_whole_files_only
-        if is_staged and store.size(staged_path(run, item.path)) is not None:
-            return store.uri(staged_path(run, item.path))
-        return store.uri(item.path)
-
-    made = [CommittedFile(**{**item.__dict__, "path": place(item, run)}, run=run) for item, run in entries]
-    incarnations = {item.path: (place_of(item.path.removesuffix(STAGED)) or (0, 0, 0))[2] for item in made}
-    return sorted(made, key=lambda item: (item.topic, item.partition, incarnations[item.path], item.first))
-
-
-def is_below(path: str) -> bool:
-    """Whether the path of a table's file is relative to its location; those of a copy may be of another table."""
-    return not path.startswith("/") and "://" not in path
-
-
-def table_files(table: Table, runs: Iterable[Manifest]) -> list[CommittedFile]:
-    """The files of the current table, each with its run if it is of one; paths are as the table has them."""
-    known = committed_files(runs)
-    made = []
-    for one in table.files():
-        if one.path in known:
-            entry, run = known[one.path]
-            made.append(CommittedFile(**{**entry.__dict__, "size": one.size}, run=run))
-        else:
-            place, extent = next(iter(one.offsets.items())) if len(one.offsets) == 1 else (("", -1), (0, 0))
-            made.append(CommittedFile(one.path, *place, *extent, one.records, one.size, 0, 0, 0))
-    again = {item.path: (place_of(item.path) or (0, 0, 0))[2] for item in made}
-    return sorted(made, key=lambda item: (item.topic, item.partition, again[item.path], item.first))

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from spark_klog.columns.decode import has_microseconds
 from spark_klog.columns.schema import FULL, in_milliseconds
 from spark_klog.errors import KlogError, LoadError, SchemaChanged
+from spark_klog.load.journal.history import task_results
 from spark_klog.load.journal.model import (
     LETTERS,
     FileEntry,
     Range,
     RangeResult,
     attempt_path,
-    from_json,
     letters_name,
     manifest_path,
     new_token,
@@ -37,7 +37,7 @@ from spark_klog.load.journal.model import (
     staging_path,
     task_path,
 )
-from spark_klog.load.journal.store import Store, open_store, read_json, to_json
+from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.rows import fitted
 from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
 from spark_klog.load.tasks.time_limit import TaskTime
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 #: The columns of records as they are read: with timestamps in ms, as not all of them have microseconds.
 READ = in_milliseconds(FULL)
 TRANSACTIONS, COMPACTION, CORRUPT, UNPARSED = "transactions", "compaction", "corrupt", "unparsed"
-_RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 _HOUR_FORM = "%Y-%m-%dT%H"
 _ANSWER = pa.schema([pa.field("task", pa.int64())])
 #: The cores that a session is taken to have if it does not tell (Spark Connect).
@@ -270,25 +269,6 @@ class _Attempt:
         for path in self._paths:
             self.store.remove(path)
         self.store.remove(attempt_path(self.job.run, self.token))
-
-
-def complete_tasks(store: Store, run: int) -> list[int]:
-    """The numbers of the tasks of a run that have their file of offsets, in order."""
-    names = store.names(task_path(run, 0).rpartition("/")[0])
-    return [int(found[1]) for name in names if (found := _RESULTS.fullmatch(name))]
-
-
-def task_results(store: Store, run: int, number: int) -> list[RangeResult] | None:
-    """The content of a task's file of offsets; None before the task is complete, `LoadError` if it is damaged."""
-    path = task_path(run, number)
-    value = read_json(store, path)
-    if value is None:
-        return None
-    where = f"{store.address}/{path}"
-    ranges = value.get("ranges")
-    if not isinstance(ranges, list):
-        raise LoadError(f"{where} is not what a run has written (no ranges): restore it")
-    return [from_json(RangeResult, item, where) for item in ranges]
 
 
 def _load_all(attempt: _Attempt, ranges: Sequence[Range]) -> list[RangeResult]:
