@@ -90,7 +90,11 @@ class ArrowFolder:
         ]
 
     def open(self, path: str) -> ArrowFile:
-        return ArrowFile(self._fs.open_input_file(self._at(path)))
+        return ArrowFile(self.input_file(path))
+
+    def input_file(self, path: str) -> Any:
+        """A file of pyarrow; raises what `open` raises."""
+        return self._fs.open_input_file(self._at(path))
 
     def names(self, path: str) -> list[str]:
         with self._naming(path, "listed"):

@@ -22,7 +22,7 @@ from spark_klog.load.journal.history import location_of, open_load, read_idle, r
 from spark_klog.load.journal.listing import is_below, table_files
 from spark_klog.load.journal.model import PartitionAudit, run_name, staged_path, topic_folder
 from spark_klog.load.journal.store import Store
-from spark_klog.load.journal.summary import Finding, Summary, nothing_of
+from spark_klog.load.journal.summary import LOAD, Finding, Summary, nothing_of
 from spark_klog.load.run import Loaded
 from spark_klog.tables.table import Table
 
@@ -171,7 +171,8 @@ def status(output: str) -> Status:
     findings = missing + findings
     unfinished = run_name(number + 1) if read_plan(store, number + 1) is not None else ""
     found = {topic: dict(sorted((+each).items())) for topic, each in sorted(summary.hours.items())}
-    idle = read_idle(store, number)
+    last_load = next((int(line["run"]) for line in reversed(summary.runs) if line["kind"] == LOAD), 0)
+    idle = read_idle(store, last_load)
     for item in idle.partitions if idle else ():  # they may have partitions without records, and have the lag
         new = {**nothing_of(item), "until": item.until, "incarnation": 0, "topic_id": ""}
         totals.setdefault((item.topic, item.partition), new)["lag"] = item.lag

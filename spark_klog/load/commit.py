@@ -189,7 +189,8 @@ def publish(store: Store, manifest: Manifest, *, has_leftovers: bool = True) -> 
     else:
         if has_leftovers:
             remove_leftovers(store, manifest)
-        remove_orphans(store, manifest.run, {item.topic for item in manifest.partitions})
+        # those of a compaction that was killed before this commit, too
+        remove_orphans(store, manifest.run + 1, {item.topic for item in manifest.partitions})
     point_to(store, manifest)
 
 
@@ -258,6 +259,8 @@ def remove_orphans(store: Store, last: int, topics: Iterable[str], *, is_last_ti
         files = [] if manifest is None else [*(item.path for item in manifest.files), *manifest.dead_letters]
         counted = {token_of(path) for path in files}
         late = of_run - counted
+        if late:
+            late -= {token_of(path) for path in read_summary(store).files}
         if late:
             paths = [f"{LETTERS}/{name}" for name in store.names(LETTERS)]
             for topic in {*topics, *(item.topic for item in (manifest.partitions if manifest else ()))}:

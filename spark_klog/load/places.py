@@ -17,7 +17,7 @@ from spark_klog.client import places
 from spark_klog.client.cluster import Cluster
 from spark_klog.client.places import TimeSpec, offsets_at
 from spark_klog.errors import ConfigError
-from spark_klog.load.journal.history import last_committed, read_manifest
+from spark_klog.load.journal.history import is_compaction, last_committed, read_manifest
 from spark_klog.load.journal.model import Progress, run_name
 from spark_klog.load.journal.store import Store
 
@@ -117,7 +117,7 @@ def offsets_of_run(store: Store, run: int | None) -> dict[TopicPartition, Progre
     found = before.progress() if before else {}
     for number in range(run, last + 1):
         manifest = read_manifest(store, number)
-        if manifest is None:
+        if manifest is None or is_compaction(store, manifest):
             continue
         progress = manifest.progress()
         for item in manifest.partitions:

@@ -34,11 +34,13 @@ from spark_klog.load.journal.history import (
     check_output,
     claim_output,
     complete_tasks,
+    discard_run,
     is_pointed_to,
     last_committed,
     new_identity,
     read_manifest,
     read_plan,
+    settled_run,
     task_results,
 )
 from spark_klog.load.journal.model import (
@@ -228,7 +230,7 @@ class _Run:
         if is_new and self._table is not None:
             is_new = False
             self._claim()  # before the table is the load's
-        number = last_committed(self._store)
+        number = settled_run(self._store)
         if self._table is not None:
             number = self._table.catch_up(number)
         manifest = read_manifest(self._store, number) if number else None
@@ -328,7 +330,7 @@ class _Run:
         starts = offsets_json({key: item for key, item in extent.start.items() if key in moved or key not in progress})
         lost = [item._asdict() for item in extent.lost]
         replaces = [item for each in extent.again.values() for item in each]
-        plan = Plan(number, _now(), self._options.topics, tasks, asdict(settings), lost, starts, replaces, asked)
+        plan = Plan(number, _now(), self._options.topics, tasks, settings.to_json(), lost, starts, replaces, asked)
         if read_plan(self._store, number) is not None:  # in an object store, before this one removes that run's files
             raise self._begun_by_another(number)
         # A run that could read nothing removes its folder: killed there, or with an attempt of a task that ends later,
@@ -394,7 +396,7 @@ class _Run:
             if self._store.shows_whole_files_only and self._table is None and has_leftovers:
                 remove_leftovers(self._store, manifest)
             self._end_attempts(plan.run, plan.topics)
-            self._store.remove(plan_path(plan.run).rpartition("/")[0])
+            discard_run(self._store, plan.run)
             return dict(before)
         if self._table is not None:
             self._table.commit(manifest)
@@ -425,7 +427,7 @@ class _Run:
                     store.remove(f"{LETTERS}/{name}")
                 store.remove(task_path(plan.run, number))
         if rows is not None:
-            plan = replace(plan, settings=asdict(replace(old, rows=rows)))
+            plan = replace(plan, settings=replace(old, rows=rows).to_json())
             store.write(plan_path(plan.run), to_json(plan))
             # an attempt that goes on, by the old schema, can't write to its files any more
             self._end_attempts(plan.run, plan.topics)

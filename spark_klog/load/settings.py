@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +26,8 @@ _SUFFIXES = {"gzip": ".gz", "zstd": ".zst"}
 #: For users of the job, which has no option failOnDataLoss.
 LOSS_ADVICE = "--fail-on-data-loss false goes on without them"
 LAYOUTS = ("none", "day", "hour")
+#: Columns by which row groups can be sorted.
+SORTED = ("key",)
 #: Columns in which values repeat.
 _DICTIONARY = ("topic", "partition", "timestampType")
 
@@ -36,8 +38,9 @@ class WriteSettings:
 
     A row group ends at `row_group_rows` records or `row_group_bytes` of Arrow data, which a task holds in memory.
     With a `schema` (as `schema_text` has it) values are parsed from JSON; `rows` are keys and values of other formats,
-    once their schemas are known. The layout is by the field `event_time` of values, or by the records' timestamps if it
-    is "", in `time_zone`.
+    once their schemas are known. `sort_by` is a column of `SORTED`, by which each row group of a Parquet file is sorted
+    (then by offset), or "": by offset. The layout is by the field `event_time` of values, or by the records' timestamps
+    if it is "", in `time_zone`.
     """
 
     format: str = PARQUET
@@ -52,6 +55,7 @@ class WriteSettings:
     event_time: str = ""
     time_zone: str = UTC
     rows: tuple[RowSchema, ...] = ()
+    sort_by: str = ""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> WriteSettings:
@@ -61,6 +65,18 @@ class WriteSettings:
             values["dictionary"] = tuple(values["dictionary"])
         values["rows"] = tuple(RowSchema(**one) for one in values.get("rows", ()))
         return cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a plan. What earlier versions of the program do not know is there only if it is used."""
+        values = asdict(self)
+        if not self.sort_by:
+            del values["sort_by"]
+        return values
+
+    @property
+    def ordering(self) -> list[tuple[str, str]]:
+        """The columns and directions by which row groups are sorted, if not by offset."""
+        return [(self.sort_by, "ascending"), ("offset", "ascending")] if self.sort_by else []
 
     def __post_init__(self) -> None:
         if self.format not in CODECS:
@@ -79,6 +95,7 @@ class WriteSettings:
             raise ConfigError(f"dictionary: {plain[0]} is not a plain column with a schema")
         if self.rows and self.format == PARQUET:
             self._check_parquet()
+        self._check_order()
         check_zone(self.time_zone)
         if self.event_time:
             # `LoadOptions` knows whether there will be one
@@ -99,6 +116,19 @@ class WriteSettings:
         for name, kind in types.items():
             columns = columns.set(columns.get_field_index(name), pa.field(name, kind))
         return columns
+
+    def _check_order(self) -> None:
+        if not self.sort_by:
+            return
+        if self.sort_by not in SORTED:
+            raise ConfigError(f"sort-by {self.sort_by!r} must be {any_of(SORTED)}")
+        if self.format != PARQUET:
+            raise ConfigError(f"sort-by {self.sort_by} is for format parquet, whose row groups tell their order")
+        for one in self.rows:
+            if one.column == self.sort_by and pa.types.is_nested(one.type):
+                raise ConfigError(
+                    f"sort-by {self.sort_by}: the keys of topic {one.topic} are records, without an order"
+                )
 
     def _check_parquet(self) -> None:
         """`ConfigError` if Parquet can't hold the columns, such as records without fields."""

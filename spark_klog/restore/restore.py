@@ -294,6 +294,10 @@ def _of_parquet(file: Any, start: int) -> Iterator[pa.RecordBatch]:
         known = group.column(index).statistics if index >= 0 else None
         if known is not None and known.has_min_max and known.max < start:
             continue
+        if group.sorting_columns:  # by key: one of them is in memory
+            table = reader.read_row_group(number, _COLUMNS, use_threads=False).sort_by("offset")
+            yield from (batch.select(_COLUMNS) for batch in table.to_batches(_ROWS))
+            continue
         rows = _BATCH_BYTES * max(1, group.num_rows) // max(1, group.total_byte_size)
         for batch in reader.iter_batches(max(1, min(_ROWS, rows)), [number], _COLUMNS, use_threads=False):
             if len(batch):

@@ -74,7 +74,7 @@ def test_random_histories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     output, backup = tmp_path / "out", tmp_path / "backup"
     store = open_store(str(output))
     number = 0
-    for _ in range(40):
+    for _ in range(30):
         step = chance.choice(["runs", "runs", "runs", "checkpoint", "killed", "damage", "lose", "back up", "restore"])
         there = _names(output)
         if step == "runs":

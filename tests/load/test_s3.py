@@ -18,8 +18,10 @@ from spark_klog.errors import LoadError
 from spark_klog.files.arrow import ArrowFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
+from spark_klog.load.compaction import compact
+from spark_klog.load.journal import lease
 from spark_klog.load.journal.model import ATTEMPTS, LATEST, LETTERS, Range, run_name
-from spark_klog.load.journal.store import open_store
+from spark_klog.load.journal.store import locked, open_store
 from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
@@ -73,6 +75,71 @@ def test_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, si
         assert seen(uri) == committed(uri) == whole
         assert status(uri).findings == []
     assert number > 8
+
+
+@pytest.mark.test_all("kill")
+@pytest.mark.parametrize("side", [1, -1], ids=["before", "after"])
+def test_a_compaction_killed_at_each_change(cluster: EmbeddedCluster, topic: str, s3: str, side: int) -> None:
+    """A run follows, which may have nothing to load, and another one; then a compaction: no record is there twice."""
+    servers, number, died, count = cluster.bootstrap_servers, 0, True, 0
+    create_topic(servers, topic)
+    while died:
+        number += 1 if kills() else 3 if side < 0 else 6
+        uri = bucket(s3, f"c{number}{'ab'[side > 0]}")
+        for _ in range(3):
+            produce(servers, topic, values(10, start=count))
+            count += 10
+            run(servers, uri, topic)
+        try:
+            with failing(ArrowFolder, side * number, die):
+                compact(uri)
+            died = False
+        except Killed:
+            pass
+        assert committed(uri) == expected(topic, {0: count})
+        for new in (number % 2, 1):
+            produce(servers, topic, values(new, start=count))
+            count += new
+            run(servers, uri, topic)
+            assert committed(uri) == expected(topic, {0: count})
+        compact(uri)
+        assert seen(uri) == committed(uri) == expected(topic, {0: count})
+        assert len(files(uri)) == 1
+        assert status(uri).findings == []
+    assert number > 8
+
+
+def test_a_compaction_beside_a_run(cluster: EmbeddedCluster, topic: str, s3: str) -> None:
+    """The one that comes second is refused; a compaction that stands still loses its lease, and changes nothing."""
+    servers, uri = cluster.bootstrap_servers, bucket(s3, "beside")
+    create_topic(servers, topic)
+    for number in range(3):
+        produce(servers, topic, values(10, start=10 * number))
+        run(servers, uri, topic)
+    with locked(open_store(uri)), pytest.raises(LoadError, match="is under way"):
+        compact(uri)
+    real, produced = ArrowFolder.create, []
+
+    def stands_still(self: ArrowFolder, path: str, content: bytes) -> bool:
+        if path.endswith("manifest.json") and not produced:
+            produced.append(path)
+            self.guard = lambda: None  # its commit is on its way when another process takes the lease over
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(lease, "_is_of_dead_process", lambda _: True)
+                produce(servers, topic, values(10, start=30))
+                run(servers, uri, topic)
+        return real(self, path, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ArrowFolder, "create", stands_still)
+        with pytest.raises(LoadError):
+            compact(uri)
+    assert produced
+    run(servers, uri, topic)
+    assert committed(uri) == expected(topic, {0: 40})
+    compact(uri)
+    assert seen(uri) == committed(uri) == expected(topic, {0: 40})
+    assert status(uri).findings == []
 
 
 @pytest.mark.test_all("again")

@@ -1,4 +1,4 @@
-"""`klog load`: what the loads of jobs/batch_load.py have done."""
+"""`klog load`: what the loads of jobs/batch_load.py have done, and how their files are kept in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RUNS_SHOWN = 20
 
 @click.group()
 def load() -> None:
-    """Look at loads of topics into files."""
+    """Look at loads of topics into files, and compact them."""
 
 
 @load.command(
@@ -117,6 +117,45 @@ def _print_status(found: Status, compared: Completeness | None, with_bars: bool,
         click.echo(f"missing: {place}{item.what}")
     if not found.findings:
         click.echo("nothing is missing" if found.runs or found.idle else "no run has finished yet")
+
+
+@load.command(
+    "compact",
+    epilog="""\b
+Examples:
+  klog load compact /data/clicks
+  klog load compact delta:s3://lake/clicks --target-bytes 536870912 --json
+""",
+)
+@click.argument("output")
+@click.option(
+    "--target-bytes",
+    default=256 * 1024 * 1024,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Size of a file; those that are not half as large are merged.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON.")
+def compact_command(output: str, target_bytes: int, as_json: bool) -> None:
+    """Merge small Parquet files of OUTPUT into larger ones: a load's folder or URI, or a table.
+
+    Records and offsets stay as they are, and those of a folder stay in order. While a step is under way no run of the
+    load in a folder can begin; one of a table can. Killed, it goes on from its last step.
+    """
+    from spark_klog.load.compaction import compact
+    from spark_klog.tables.opening import is_table, open_table
+
+    if is_table(output):
+        count = open_table(output).compact(target_bytes)
+        text = f"{count:,} files were merged into larger ones" if count else "there is nothing to compact"
+        say(as_json, {"files_before": count}, text)
+        return
+    done = compact(output, target_bytes)
+    text = "there is nothing to compact"
+    if done.runs:
+        text = f"{done.files_before:,} files of {done.bytes_before:,} bytes are now "
+        text += f"{done.files_after:,} files of {done.bytes_after:,} bytes"
+    say(as_json, vars(done), text)
 
 
 @load.command(

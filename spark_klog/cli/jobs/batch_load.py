@@ -63,7 +63,7 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.places import Place, parse_run, parse_time, read_offsets
     from spark_klog.load.planning import Limits
     from spark_klog.load.run import Loaded, LoadOptions, MaxBad, load
-    from spark_klog.load.settings import CODECS, LAYOUTS, WriteSettings
+    from spark_klog.load.settings import CODECS, LAYOUTS, SORTED, WriteSettings
     from spark_klog.load.tasks.task import SparkRunner
     from spark_klog.load.values import UTC, read_schema, schema_text
     from spark_klog.spark.options import PROTECTED
@@ -79,6 +79,7 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     written = {
         field.name: getattr(options, field.name) for field in fields(WriteSettings) if hasattr(options, field.name)
     }
+    written["sort_by"] = options.sort_by or ""
     written["compression"] = options.compression or CODECS[options.format][0]
     written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
     if options.value_format == "json":
@@ -326,6 +327,7 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--partition-by", "layout", type=click.Choice(LAYOUTS), default=_DEFAULTS.layout, help="Folders by time.")
 @click.option("--event-time", default="", metavar="FIELD", help="Of values: the time for --partition-by.")
 @click.option("--time-zone", default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
+@click.option("--sort-by", type=click.Choice(SORTED), default=None, help="Sort each row group of Parquet files.")
 @row_format_options
 @click.option("--compression", help="zstd (default), snappy, lz4, gzip, none.")
 @click.option("--compression-level", type=int, help="Of the codec.")

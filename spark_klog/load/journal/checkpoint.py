@@ -18,19 +18,17 @@ from typing import Any
 
 from spark_klog.errors import LoadError
 from spark_klog.load.journal.history import (
-    COMPACTED,
     Identity,
     complete_tasks,
+    is_compaction,
     last_committed,
     manifests,
     read_identity,
-    read_plan,
     task_results,
 )
 from spark_klog.load.journal.model import (
     FOLDER,
     FileEntry,
-    Manifest,
     RangeResult,
     manifest_path,
     run_name,
@@ -75,13 +73,9 @@ def _identity(store: Store) -> Identity:
 def _continued(store: Store, summary: Summary, last: int, with_ranges: bool) -> Summary:
     """The same summary, with the runs after it."""
     for manifest in manifests(store, summary.run + 1, last):
-        summary.add(manifest, _kind(store, manifest), _results(store, manifest.run) if with_ranges else None)
+        kind = COMPACTION if is_compaction(store, manifest) else LOAD
+        summary.add(manifest, kind, _results(store, manifest.run) if with_ranges else None)
     return summary
-
-
-def _kind(store: Store, manifest: Manifest) -> str:
-    plan = read_plan(store, manifest.run) if manifest.replaced else None
-    return COMPACTION if plan is not None and plan.asked == COMPACTED else LOAD
 
 
 def _results(store: Store, run: int) -> list[RangeResult]:

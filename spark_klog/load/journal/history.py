@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from spark_klog.errors import LoadError
@@ -23,6 +23,7 @@ from spark_klog.load.journal.model import (
     manifest_path,
     plan_path,
     run_name,
+    run_path,
     task_path,
 )
 from spark_klog.load.journal.store import Store, open_store, read_json, to_json
@@ -50,6 +51,9 @@ class Identity:
     #: The first run that the journal has; the manifests of those before it were lost.
     first: int = 1
     version: int = VERSION
+
+    #: Versions that are read: 2 has been compacted in an object store.
+    VERSIONS = (VERSION, 2)
 
     def table_at(self, output: str) -> Table | None:
         """The load's table; None if it has none. `output` is the location that the load was opened by."""
@@ -102,6 +106,41 @@ def last_committed(store: Store) -> int:
     return number
 
 
+def settled_run(store: Store) -> int:
+    """The number of the last committed run, as `last_committed`; what a compaction has left that was killed before its
+    commit is discarded. Nobody else may write."""
+    number = last_committed(store)
+    plan = read_plan(store, number + 1)
+    if plan is not None and plan.asked == COMPACTED:
+        discard_run(store, number + 1)
+    return number
+
+
+def discard_run(store: Store, run: int) -> None:
+    """Remove what is there of a run, which is not committed."""
+    folder = plan_path(run).rpartition("/")[0]
+    if not store.shows_whole_files_only:
+        store.remove(folder)
+        return
+    # never the whole folder: the commit of a process that stood still may be on its way
+    for name in store.names(folder):
+        if run_path(run, name) != manifest_path(run):
+            store.remove(run_path(run, name))
+
+
+def is_compaction(store: Store, manifest: Manifest) -> bool:
+    """Whether a committed run has compacted others."""
+    plan = read_plan(store, manifest.run) if manifest.replaced else None
+    return plan is not None and plan.asked == COMPACTED
+
+
+def raise_version(store: Store) -> None:
+    """Have earlier versions of the program refuse the load from now on."""
+    identity = read_identity(store)
+    if identity is not None and identity.version < max(Identity.VERSIONS):
+        store.write(LOAD, to_json(replace(identity, version=max(Identity.VERSIONS))))
+
+
 def is_pointed_to(store: Store, run: int) -> bool:
     """Whether `latest.json` names the run: it is the last step of showing it."""
     return (read_json(store, LATEST) or {}).get("run") == run_name(run)
@@ -138,7 +177,7 @@ def task_results(store: Store, run: int, number: int) -> list[RangeResult] | Non
 def read_idle(store: Store, run: int) -> Idle | None:
     """Read what a call with nothing to load has found since run `run`; None if there was no such call."""
     found = _read(store, Idle, IDLE)
-    return found if found is not None and found.run == run else None
+    return found if found is not None and found.run >= run else None
 
 
 def open_load(output: str) -> tuple[Store, Identity]:

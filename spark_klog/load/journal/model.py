@@ -316,8 +316,9 @@ def from_json(kind: type[_T], value: Any, where: str) -> _T:
 def _build(kind: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"no JSON object for {kind.__name__}")
-    if value.get("version", VERSION) != VERSION:
-        raise ValueError(f"version {value['version']}, this is version {VERSION}")
+    known = getattr(kind, "VERSIONS", (VERSION,))
+    if value.get("version", VERSION) not in known:
+        raise ValueError(f"version {value['version']}, this is version {max(known)}")
     required, readers = _fields(kind)
     if unknown := value.keys() - readers.keys():
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")

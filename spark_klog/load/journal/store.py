@@ -11,6 +11,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import ArrowException
 
 from spark_klog.base.addresses import without_user
@@ -56,6 +57,11 @@ def read_json(store: Store, path: str) -> dict[str, Any] | None:
     if not isinstance(value, dict):
         raise LoadError(f"{store.address}/{path} is not a JSON object: restore it")
     return value
+
+
+def arrow_file(store: Store, path: str) -> pa.NativeFile:
+    """A file to read by pyarrow; OSError, `ArrowException`."""
+    return store.input_file(path) if isinstance(store, ArrowFolder) else pa.OSFile(store.uri(path))
 
 
 def to_json(value: Any) -> bytes:

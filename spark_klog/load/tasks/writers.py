@@ -47,6 +47,7 @@ class _ParquetWriter(FileWriter):
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings) -> None:
         import pyarrow.parquet as pq
 
+        ordering = settings.ordering
         self._file = pa.OSFile(str(path), "wb")
         self._writer = pq.ParquetWriter(
             self._file,
@@ -54,6 +55,7 @@ class _ParquetWriter(FileWriter):
             compression=settings.compression,
             compression_level=settings.compression_level,
             use_dictionary=list(settings.dictionary) or False,
+            sorting_columns=pq.SortingColumn.from_ordering(schema, ordering) if ordering else None,
         )
 
     def write(self, table: pa.Table) -> None:
@@ -94,7 +96,7 @@ class _JsonWriter(FileWriter):
         self._writer.write(("\n".join(lines) + "\n").encode())
 
 
-class _OpenFile:
+class OpenFile:
     """A file that takes records, and those that wait for its next row group."""
 
     def __init__(self, path: Path, schema: pa.Schema, settings: WriteSettings, columns: pa.Schema | None) -> None:
@@ -107,6 +109,7 @@ class _OpenFile:
             JSON_LINES: _JsonWriter,
         }
         self._writer = kinds[settings.format](path, schema, settings)
+        self._ordering = settings.ordering
         self._waiting: list[pa.RecordBatch] = []
         self.rows = self.bytes = 0
         self.records = 0
@@ -121,7 +124,8 @@ class _OpenFile:
 
     def flush(self) -> None:
         if self._waiting:
-            self._writer.write(pa.Table.from_batches(self._waiting, self._schema))
+            table = pa.Table.from_batches(self._waiting, self._schema)
+            self._writer.write(table.sort_by(self._ordering) if self._ordering else table)
             self._waiting = []
             self.rows = self.bytes = 0
 
@@ -149,7 +153,7 @@ class RangeWriter:
         self._columns = columns
         self._range, self._schema, self._settings = item, settings.columns(item.topic), settings
         self._scratch, self._put, self._token = scratch, put, token
-        self._files: dict[str, _OpenFile] = {}
+        self._files: dict[str, OpenFile] = {}
         self._first = item.start
         self._last = item.start - 1
 
@@ -199,9 +203,9 @@ class RangeWriter:
         start_us = slot * HOUR_US * _HOURS[self._settings.layout]
         return time_text(start_us, _STRFTIME[self._settings.layout])
 
-    def _file(self, folder: str) -> _OpenFile:
+    def _file(self, folder: str) -> OpenFile:
         if folder not in self._files:
-            self._files[folder] = _OpenFile(
+            self._files[folder] = OpenFile(
                 self._scratch / uuid.uuid4().hex, self._schema, self._settings, self._columns
             )
         return self._files[folder]
@@ -221,7 +225,7 @@ class RangeWriter:
         self._files = {}
         self._first = last + 1
 
-    def _complete(self, folder: str, file: _OpenFile, last: int) -> None:
+    def _complete(self, folder: str, file: OpenFile, last: int) -> None:
         item = self._range
         file.close()
         path = file_path(item, self._first, last, folder, self._token, self._settings.extension)

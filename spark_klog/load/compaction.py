@@ -1,0 +1,435 @@
+"""Compact a load: small Parquet files of adjacent ranges become larger ones, with the same records in the same order.
+
+A compaction is a run of the load that replaces ranges by one that covers them, as a run does that loads them again: it
+commits by its manifest, and readers of the list of files see the old files or the new ones. It goes in steps, each a
+run of its own. A plan of a compaction has no tasks: a run of the load that finds one, of a compaction that was killed
+before its commit, finishes it by removing it.
+
+The lock or the lease of the load keeps runs away for the time of a step. In an object store a process that stood still
+may lose its lease, and its commit be on its way all the same. So what it has written has the marker of an attempt of
+the run after the one that it would be: its files are removed when another run has that number, and never before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_klog.base.names import TopicPartition
+from spark_klog.errors import LoadError
+from spark_klog.load.commit import publish, write_manifest
+from spark_klog.load.journal.checkpoint import read_summary
+from spark_klog.load.journal.history import (
+    COMPACTED,
+    discard_run,
+    is_pointed_to,
+    open_load,
+    raise_version,
+    read_manifest,
+    read_plan,
+    settled_run,
+)
+from spark_klog.load.journal.model import (
+    FileEntry,
+    Manifest,
+    PartitionAudit,
+    Plan,
+    Range,
+    RangeResult,
+    attempt_path,
+    file_path,
+    new_token,
+    plan_path,
+    run_name,
+    staged_path,
+    staging_path,
+    task_path,
+)
+from spark_klog.load.journal.store import Store, arrow_file, locked, to_json
+from spark_klog.load.journal.summary import Summary
+from spark_klog.load.rows import fitted
+from spark_klog.load.settings import PARQUET, WriteSettings
+from spark_klog.load.tasks.writers import MOST_OPEN, OpenFile
+
+_log = logging.getLogger(__name__)
+TARGET_BYTES = 256 * 1024 * 1024
+#: The bounds of a step: ranges that it replaces, and the bytes of their files in targets.
+_MOST_RANGES, _MOST_TARGETS = 1000, 4
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What a call has done: its runs, and the files that it has replaced by others, with their bytes."""
+
+    runs: list[int] = field(default_factory=list)
+    files_before: int = 0
+    files_after: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+
+    def plus(self, manifest: Manifest) -> Compacted:
+        old = [file for item in manifest.replaced for file in item.files]
+        return Compacted(
+            [*self.runs, manifest.run],
+            self.files_before + len(old),
+            self.files_after + len(manifest.files),
+            self.bytes_before + sum(item.size for item in old),
+            self.bytes_after + sum(item.size for item in manifest.files),
+        )
+
+
+def compact(output: str, target_bytes: int = TARGET_BYTES) -> Compacted:
+    """Compact the files of the load in `output`, up to about `target_bytes` each.
+
+    Files that are not half as large are merged with the next ones of their partition, if that halves their number.
+    With folders by time, those of a folder are, and a new range has at most 24 folders. `LoadError` if the load has no
+    Parquet files, a run is under way or was killed, or a file is damaged: then nothing is changed, except by the steps
+    that are committed.
+    """
+    store, identity = open_load(output)
+    if identity.table:
+        raise LoadError(f"{store.address} has the files of a table: name the table, delta:URI or iceberg:NAME")
+    if identity.format != PARQUET:
+        raise LoadError(f"{store.address} has {identity.format} files: only Parquet files are compacted")
+    done = Compacted()
+    after: dict[TopicPartition, int] = {}
+    while True:
+        with locked(store):
+            step = _next_step(store, target_bytes, after)
+            if step is None:
+                return done
+            done = done.plus(step.run())
+        after |= {key: groups[-1][-1].until for key, groups in step.groups.items()}
+
+
+def _next_step(store: Store, target_bytes: int, after: Mapping[TopicPartition, int]) -> _Step | None:
+    """What to compact next, of each partition the first ranges from `after` on; None if there is nothing."""
+    number = settled_run(store)
+    manifest = read_manifest(store, number) if number else None
+    if manifest is None:
+        return None
+    if read_plan(store, number + 1) is not None:
+        raise LoadError(
+            f"{store.address}: run {run_name(number + 1)} was killed: compact after the next run, which finishes it"
+        )
+    if not is_pointed_to(store, number):
+        publish(store, manifest)
+    if not store.shows_whole_files_only:
+        discard_run(store, number + 1)  # files of a compaction that was killed
+    summary = read_summary(store, with_ranges=True)
+    settings = _settings(store, number)
+    groups: dict[TopicPartition, list[list[RangeResult]]] = {}
+    ranges = size = 0
+    for key, line in sorted(summary.totals.items()):
+        known = summary.known_ranges((*key, line["incarnation"]))
+        for group in _groups([item for item in known if item.start >= after.get(key, 0)], target_bytes):
+            is_next = key not in groups or groups[key][-1][-1].until == group[0].start
+            if not is_next or (groups and (ranges + len(group) > _MOST_RANGES or size > _MOST_TARGETS * target_bytes)):
+                break
+            if not _is_worth_it(group, settings.layout, target_bytes):
+                if key in groups:
+                    break
+                continue
+            groups.setdefault(key, []).append(group)
+            ranges += len(group)
+            size += _size(group)
+    return _Step(store, summary, settings, target_bytes, groups) if groups else None
+
+
+def _settings(store: Store, number: int) -> WriteSettings:
+    """How the last run has written its files."""
+    plan = next((plan for run in range(number, 0, -1) if (plan := read_plan(store, run)) is not None), None)
+    if plan is None:
+        raise LoadError(f"{store.address}/{plan_path(number)} is missing: restore it")
+    try:
+        return WriteSettings.of(plan.settings)
+    except (TypeError, ValueError) as error:
+        raise LoadError(f"{store.address}/{plan_path(plan.run)} can't be used ({error}): restore it") from None
+
+
+def _size(ranges: Sequence[RangeResult]) -> int:
+    return sum(file.size for item in ranges for file in item.files)
+
+
+def _folder(path: str) -> str:
+    """The folder of the layout: the path without the topic's folder and the name."""
+    return "/".join(path.split("/")[1:-1])
+
+
+def _folders(ranges: Sequence[RangeResult]) -> set[str]:
+    return {_folder(file.path) for item in ranges for file in item.files}
+
+
+def _groups(ranges: Sequence[RangeResult], target_bytes: int) -> Iterator[list[RangeResult]]:
+    """Adjacent ranges that make about one file, or one for each of a few folders; large ranges stay alone."""
+    group: list[RangeResult] = []
+    folders: set[str] = set()
+    size = 0
+    for item in ranges:
+        more, folders_of = _size([item]), _folders([item])
+        if group and (
+            group[-1].until != item.start
+            or max(more, size if len(group) == 1 else 0) >= target_bytes // 2
+            or size + more > target_bytes
+            or len(group) == _MOST_RANGES
+            or len(folders | folders_of) > MOST_OPEN
+        ):
+            yield group
+            group, folders, size = [], set(), 0
+        group.append(item)
+        folders |= folders_of
+        size += more
+    if group:
+        yield group
+
+
+def _is_worth_it(group: Sequence[RangeResult], layout: str, target_bytes: int) -> bool:
+    """Whether there would be half as many files at most. What was compacted once is left as it is."""
+    files = [file for item in group for file in item.files]
+    folders = len(_folders(group))
+    if folders > MOST_OPEN:  # who restores a range holds files of so many folders open
+        return False
+    expected = folders if layout != "none" else -(-_size(group) // target_bytes)
+    return len(files) >= 2 * max(1, expected)
+
+
+class _Step:
+    """A run that replaces groups of adjacent ranges by a range each."""
+
+    def __init__(
+        self,
+        store: Store,
+        summary: Summary,
+        settings: WriteSettings,
+        target_bytes: int,
+        groups: dict[TopicPartition, list[list[RangeResult]]],
+    ) -> None:
+        self.groups = groups
+        self._store, self._summary, self._settings, self._target = store, summary, settings, target_bytes
+        self._started = _now()
+        self._paths: list[str] = []
+
+    def run(self) -> Manifest:
+        """Write the files and commit; if that fails, nothing is changed. `LoadError`."""
+        store, number, token = self._store, self._summary.run + 1, new_token()
+        marker = attempt_path(number + 1, token)
+        if store.shows_whole_files_only:
+            raise_version(store)  # earlier programs know nothing of such a marker
+            store.create(marker, b"")
+        try:
+            with store.scratch(staging_path(number)) as folder:
+                results = self._write_all(folder, number, token)
+                store.settle()
+        except LoadError:
+            with suppress(LoadError):  # else they go as if this was killed
+                for path in self._paths:
+                    store.remove(path)
+                store.remove(marker)
+            raise
+        manifest = self._commit(number, results)
+        publish(store, manifest, has_leftovers=False)
+        store.remove(marker)
+        return manifest
+
+    # ----- files
+
+    def _write_all(self, folder: Path, number: int, token: str) -> dict[TopicPartition, list[RangeResult]]:
+        return {
+            key: [self._write(key, group, folder, number, token) for group in groups]
+            for key, groups in self.groups.items()
+        }
+
+    def _write(
+        self, key: TopicPartition, group: Sequence[RangeResult], scratch: Path, number: int, token: str
+    ) -> RangeResult:
+        """The range of a group, whose files are written."""
+        incarnation = self._summary.totals[key]["incarnation"]
+        item = Range(*key, group[0].start, group[-1].until, incarnation)
+        by_folder: dict[str, list[FileEntry]] = {}
+        for file in sorted((file for each in group for file in each.files), key=lambda file: file.first):
+            by_folder.setdefault(_folder(file.path), []).append(file)
+        writer = _Merger(self._store, item, self._settings, self._target, scratch, token)
+        files = []
+        for layout, old in sorted(by_folder.items()):
+            for scratched, entry in writer.merged(layout, old):
+                path = entry.path if self._store.shows_whole_files_only else staged_path(number, entry.path)
+                self._paths.append(path)
+                self._store.put(scratched, path)
+                files.append(entry)
+        return _sum(group, files)
+
+    def _commit(self, number: int, results: Mapping[TopicPartition, Sequence[RangeResult]]) -> Manifest:
+        """Commit the step. After an error the files stay until another run is there: only the answer may be lost."""
+        store, last = self._store, read_manifest(self._store, number - 1)
+        assert last is not None
+        topics = sorted({topic for topic, _ in self.groups})
+        plan = Plan(number, self._started, topics, [], self._settings.to_json(), asked=COMPACTED)
+        if not store.create(plan_path(number), to_json(plan)):
+            raise LoadError(f"{store.address}: another run has begun run {run_name(number)}: nothing is changed")
+        found = [item for each in results.values() for item in each]
+        store.write(task_path(number, 0), to_json({"ranges": found}))
+        replaced = [item for groups in self.groups.values() for group in groups for item in group]
+        manifest = Manifest(
+            number,
+            self._started,
+            _now(),
+            [self._audit(key, each) for key, each in results.items()],
+            _hours(found),
+            [file for item in found for file in item.files],
+            sorted({name for item in found for name in item.dead_letters}),
+            [],
+            last.offsets,
+            replaced,
+        )
+        write_manifest(store, manifest)
+        return manifest
+
+    def _audit(self, key: TopicPartition, results: Sequence[RangeResult]) -> PartitionAudit:
+        line, total = self._summary.totals[key], _sum(results, [])
+        log_end = line["until"] + line["lag"]
+        return PartitionAudit(
+            *key,
+            total.start,
+            total.until,
+            total.until,
+            total.records,
+            total.bytes,
+            total.min_time,
+            total.max_time,
+            total.gaps,
+            total.bad,
+            log_end,
+        )
+
+
+class _Merger:
+    """Merges the files of a range. A row group is in memory, and one that waits to be written."""
+
+    def __init__(
+        self, store: Store, item: Range, settings: WriteSettings, target_bytes: int, scratch: Path, token: str
+    ) -> None:
+        self._store, self._range, self._settings, self._target = store, item, settings, target_bytes
+        self._scratch, self._token = scratch, token
+        self._columns = settings.columns(item.topic)
+        self._count = 0
+
+    def merged(self, layout: str, old: Sequence[FileEntry]) -> Iterator[tuple[Path, FileEntry]]:
+        """New files, in the scratch folder, and what is known of them; `LoadError` if an old one is damaged.
+
+        Files of folders by time cover all of the range, as who restores it reads them side by side.
+        """
+        first, last, file = self._range.start, self._range.start - 1, self._open()
+        for entry in old:
+            for batch in self._batches(entry):
+                settings = self._settings
+                is_full = file.rows + len(batch) > settings.row_group_rows
+                if is_full or file.bytes + batch.nbytes > settings.row_group_bytes:
+                    file.flush()
+                    if not layout and file.path.stat().st_size >= self._target:
+                        yield self._complete(file, layout, first, last)
+                        first, file = last + 1, self._open()
+                file.add(batch, _times(batch))
+                last = pc.max(batch["offset"]).as_py()
+        yield self._complete(file, layout, first, self._range.end - 1)
+
+    def _open(self) -> OpenFile:
+        self._count += 1
+        name = f"{self._range.topic}+{self._range.partition}+{self._range.start}+{self._count}"
+        return OpenFile(self._scratch / name, self._columns, self._settings, None)
+
+    def _complete(self, file: OpenFile, layout: str, first: int, last: int) -> tuple[Path, FileEntry]:
+        file.close()
+        item = self._range
+        path = file_path(item, first, last, layout, self._token, self._settings.extension)
+        size, times = file.path.stat().st_size, (file.min_us // 1000, file.max_us // 1000)
+        return file.path, FileEntry(path, item.topic, item.partition, first, last, file.records, size, *times)
+
+    def _batches(self, entry: FileEntry) -> Iterator[pa.RecordBatch]:
+        """A row group of a file at a time, with the columns of the last run."""
+        import pyarrow.parquet as pq
+
+        where = f"{self._store.address}/{entry.path}"
+        records = 0
+        try:
+            with arrow_file(self._store, entry.path) as opened:
+                reader = pq.ParquetFile(opened, pre_buffer=False)
+                for number in range(reader.num_row_groups):
+                    table = reader.read_row_group(number, self._columns.names, use_threads=False)
+                    if reader.metadata.row_group(number).sorting_columns:
+                        table = table.sort_by("offset")
+                    for batch in table.combine_chunks().to_batches():
+                        records += len(batch)
+                        yield self._as_now(batch, entry)
+        except (OSError, pa.ArrowException, KeyError) as error:
+            reason = str(error).partition("\n")[0]
+            raise LoadError(f"{where} can't be read ({reason}): `klog load status` shows what is missing") from None
+        if records != entry.records:
+            raise LoadError(f"{where} has {records} records, and {entry.records} by the run that wrote it: restore it")
+
+    def _as_now(self, batch: pa.RecordBatch, entry: FileEntry) -> pa.RecordBatch:
+        for one in self._columns:
+            if batch[one.name].type != one.type and not pa.types.is_nested(one.type):
+                raise pa.ArrowInvalid(f"column {one.name} is {batch[one.name].type}, not {one.type}")
+        columns = [fitted(batch[one.name], one.type) for one in self._columns]
+        made = pa.RecordBatch.from_arrays(columns, schema=self._columns)
+        low, high = pc.min_max(made["offset"]).as_py().values()
+        if not entry.first <= low <= high <= entry.last:
+            raise pa.ArrowInvalid(f"it has offsets {low} to {high}")
+        return made
+
+
+def _times(batch: pa.RecordBatch) -> Any:
+    return np.asarray(batch["timestamp"].cast(pa.int64()))
+
+
+def _sum(ranges: Sequence[RangeResult], files: list[FileEntry]) -> RangeResult:
+    """The ranges as one, with other files."""
+    gaps, hours = Counter[str](), Counter[str]()
+    for item in ranges:
+        gaps.update(item.gaps)
+        hours.update(item.hours)
+    first, last = ranges[0], ranges[-1]
+    return RangeResult(
+        first.topic,
+        first.partition,
+        first.start,
+        last.until,
+        sum(item.records for item in ranges),
+        sum(item.bytes for item in ranges),
+        min((item.min_time for item in ranges if item.min_time is not None), default=None),
+        max((item.max_time for item in ranges if item.max_time is not None), default=None),
+        dict(sorted(gaps.items())),
+        dict(sorted(hours.items())),
+        files,
+        sorted({name for item in ranges for name in item.dead_letters}),
+        "",
+        _bad_values(ranges),
+    )
+
+
+def _bad_values(ranges: Sequence[RangeResult]) -> int:
+    """The number by which the ranges' sum has as many bad batches and values as they have: see `RangeResult.bad`."""
+    bad, letters = sum(item.bad for item in ranges), len({name for item in ranges for name in item.dead_letters})
+    return bad - letters + 1 if bad > letters or any(item.bad_values for item in ranges) else 0
+
+
+def _hours(ranges: Sequence[RangeResult]) -> dict[str, dict[str, int]]:
+    found: dict[str, Counter[str]] = {}
+    for item in ranges:
+        if item.hours:
+            found.setdefault(item.topic, Counter()).update(item.hours)
+    return {topic: dict(sorted(each.items())) for topic, each in sorted(found.items())}
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
