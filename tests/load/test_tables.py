@@ -13,10 +13,12 @@ import polars
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
 
 from spark_klog.client.places import TimeSpec
 from spark_klog.embedded import EmbeddedCluster
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.files.arrow import ArrowFolder
 from spark_klog.files.folder import LocalFolder
 from spark_klog.load import files
 from spark_klog.load.audit import status
@@ -24,8 +26,9 @@ from spark_klog.load.journal.model import ATTEMPTS, LATEST, LOAD, token_of
 from spark_klog.load.places import AtRun
 from spark_klog.load.run import LoadOptions, load
 from spark_klog.load.settings import WriteSettings
-from spark_klog.tables.delta import DeltaLakeTable
+from spark_klog.tables.delta import DeltaLakeTable, storage_options
 from spark_klog.tables.table import RunConflict
+from tests.load.buckets import bucket, seen as seen_in_bucket
 from tests.load.support import InProcess, Killed, Place, die, expected, failing, run
 from tests.spark.support import create_topic, delete_topic, produce, values
 
@@ -251,6 +254,40 @@ def test_another_writer_between_runs(cluster: EmbeddedCluster, topic: str, tmp_p
         assert seen(tmp_path) == sorted([*ours, *(("theirs", 9, offset) for offset in range(theirs))])
         assert status(address).findings == []
         assert sorted(item.path for item in files(address)) == sorted(DeltaTable(tmp_path).file_uris())
+
+
+def _seen_in(uri: str) -> list[Place]:
+    """The records of a table in a bucket, by deltalake."""
+    url, options = storage_options(uri)
+    try:
+        table = DeltaTable(url, storage_options=options)
+    except TableNotFoundError:
+        return []
+    rows = table.to_pyarrow_table()
+    return sorted(zip(*(rows[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True))
+
+
+@pytest.mark.parametrize("step", [12, pytest.param(1, marks=_KILL)])
+def test_killed_at_each_change_in_a_bucket(cluster: EmbeddedCluster, topic: str, s3_process: str, step: int) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    produce(servers, topic, values(120, partitions=2))
+    whole = expected(topic, {0: 60, 1: 60})
+    number, died = 0, True
+    while died:
+        number += step
+        uri = bucket(s3_process, f"table{number}-{step}")
+        try:
+            with failing(ArrowFolder, number, die):
+                run(servers, f"delta:{uri}", topic, max_task_records=40, settings=WriteSettings(layout="day"))
+            died = False
+        except Killed:
+            pass
+        assert _seen_in(uri) in ([], whole)
+        run(servers, f"delta:{uri}", topic, max_task_records=40, settings=WriteSettings(layout="day"))
+        assert _seen_in(uri) == seen_in_bucket(uri) == whole, "no orphans"
+        assert status(f"delta:{uri}").findings == []
+    assert number > 12
 
 
 class _Beside(InProcess):
