@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from spark_klog.base.addresses import without_user
 from spark_klog.base.extras import require
 from spark_klog.errors import ConfigError
@@ -33,6 +31,7 @@ def open_table(address: str) -> Table:
         return DeltaLakeTable(place)
     if kind == ICEBERG:
         require("An Iceberg table", "pyarrow", "pyiceberg")
-        made: Table = import_module("spark_klog.tables.iceberg").IcebergTable(place)
-        return made
+        from spark_klog.tables.iceberg import IcebergTable
+
+        return IcebergTable(place)
     raise ConfigError(f"{without_user(address)!r} is not the address of a table: write {_FORMS}")

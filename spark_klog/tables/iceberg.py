@@ -1,0 +1,453 @@
+"""Iceberg tables, by pyiceberg: files of a load become data files of a table in one commit of its catalog.
+
+A run is recorded twice: in the summary of its snapshot, and in properties of the table, which stay when snapshots
+expire. Both are set in the commit that adds its files, which the catalog refuses if the table has moved meanwhile.
+
+    klog.load          the load to which the table belongs
+    klog.run           the number of its last run in the table
+    klog.token         of the attempt that committed it
+    klog.offsets       JSON, {topic: {partition: offset}}: where the next run begins
+    klog.topic-ids     JSON, {topic: id}
+    klog.snapshot      of the run: its id and its sequence number (property only)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, MetastoreCatalog, load_catalog
+from pyiceberg.exceptions import (
+    AuthorizationExpiredError,
+    CommitFailedException,
+    ForbiddenError,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    RESTError,
+    TableAlreadyExistsError,
+    UnauthorizedError,
+)
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.transforms import DayTransform, HourTransform
+from pyiceberg.types import DateType, TimestampType, TimestamptzType
+
+from spark_klog.base.addresses import without_user
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.tables.iceberg_compaction import Compaction, Rewritten
+from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
+from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
+from spark_klog.tables.iceberg_transaction import OneAttempt
+from spark_klog.tables.table import LOAD_PROPERTY, DataFile, Layout, Run, RunConflict, TableFile
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_RUN, _TOKEN, _OFFSETS, _TOPIC_IDS = "klog.run", "klog.token", "klog.offsets", "klog.topic-ids"
+_SNAPSHOT = "klog.snapshot"
+#: Of tables that a load creates: whole names of topics in the bounds, and metadata that does not grow with each run.
+_PROPERTIES = {
+    "format-version": "2",
+    "write.metadata.metrics.column.topic": "full",
+    "write.metadata.metrics.column._topic": "full",
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+#: The format versions that pyiceberg writes.
+_WRITTEN = (1, 2)
+_COMMIT_SECONDS = 300.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 5.0
+#: Packages of catalogs and stores, whose errors may pass.
+_REMOTE = ("sqlalchemy", "sqlite3", "botocore", "requests", "urllib3", "thrift", "google", "azure")
+_FINAL = (ForbiddenError, UnauthorizedError, AuthorizationExpiredError)
+
+
+class IcebergTable:
+    """A table `CATALOG.NAMESPACE.TABLE` of a catalog that pyiceberg's configuration has; namespaces may be nested.
+
+    `options` are properties of the catalog (uri, warehouse, s3.endpoint ...), beside those of the configuration.
+    Methods as of `Table`.
+    """
+
+    def __init__(self, name: str, options: Mapping[str, str] | None = None) -> None:
+        self.address = f"iceberg:{name}"
+        catalog, *rest = name.split(".")
+        if len(rest) < 2 or not all((catalog, *rest)):
+            raise ConfigError(f"{self.address} must be iceberg:CATALOG.NAMESPACE.TABLE")
+        self._identifier = tuple(rest)
+        self._options = dict(options or {})
+        self._catalog_name = catalog
+        self._known_catalog: Catalog | None = None
+        self._location = self._uri = self._seen = ""
+        self._seconds = _COMMIT_SECONDS
+
+    @property
+    def _catalog(self) -> Catalog:
+        if self._known_catalog is None:
+            name = self._catalog_name
+            try:
+                self._known_catalog = load_catalog(name, **self._options)
+            except Exception as error:  # of any catalog's package
+                raise LoadError(
+                    f"{self.address}: catalog {name!r} can't be opened: {_text(error)}: check .pyiceberg.yaml or "
+                    f"PYICEBERG_CATALOG__{name.upper()}__URI"
+                ) from None
+        return self._known_catalog
+
+    @property
+    def location(self) -> str:
+        """The URI of the folder, as pyarrow takes it: with the catalog's endpoint and keys of S3."""
+        if not self._uri:
+            table = self._table()
+            if table is None:
+                self._create_namespace()
+                self._location, properties = self._calling(self._future_location, "created")
+            else:
+                self._location, properties = table.metadata.location, table.io.properties
+            self._uri = _uri(self._location, properties)
+        return self._uri
+
+    def _future_location(self) -> tuple[str, Mapping[str, str]]:
+        """Where the table will be, and the properties of its store. Writes nothing."""
+        *namespace, name = self._identifier
+        catalog = self._catalog
+        if len(namespace) == 1 or not isinstance(catalog, MetastoreCatalog):
+            staged = catalog.create_table_transaction(self._identifier, Schema())
+            return staged.table_metadata.location, staged._table.io.properties
+        folder = catalog.load_namespace_properties(tuple(namespace)).get("location")
+        if not folder:
+            if "warehouse" not in catalog.properties:
+                raise LoadError(f"{self.address}: catalog {catalog.name!r} has no property warehouse for new tables")
+            folder = f"{catalog.properties['warehouse'].rstrip('/')}/{'.'.join(namespace)}"
+        return f"{folder.rstrip('/')}/{name}", catalog.properties
+
+    def schema(self) -> pa.Schema | None:
+        table = self._table()
+        return None if table is None else to_arrow(table.schema())
+
+    def load_id(self) -> str | None:
+        table = self._table()
+        return None if table is None else table.properties.get(LOAD_PROPERTY)
+
+    def prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
+        """As of `Table.prepare`. Columns that only the table has are not in the schema: their values are null.
+
+        A field whose metadata `iceberg_schema.ALIASES` names the table's is the table's, which is renamed.
+        """
+        return self._trying(lambda: self._prepare(columns, layout, time_column, load), "prepared")
+
+    def _prepare(self, columns: pa.Schema, layout: Layout, time_column: str, load: str) -> pa.Schema:
+        table = self._table()
+        if table is None:
+            schema = to_iceberg(columns)
+            if differences := changes(schema, columns).differences:
+                raise LoadError(f"{self.address}: {'; '.join(differences)}")
+            spec = self._spec(schema, layout, time_column)
+            self._create_namespace()
+            location = self._location or None
+            try:
+                table = self._catalog.create_table(
+                    self._identifier, schema, location, spec, properties={**_PROPERTIES, LOAD_PROPERTY: load}
+                )
+            except TableAlreadyExistsError:
+                table = self._present()
+        metadata = table.metadata
+        self._check_owner(metadata, load)
+        if metadata.format_version not in _WRITTEN:
+            raise LoadError(f"{self.address} has format version {metadata.format_version}: pyiceberg writes 1 and 2")
+        self._check_layout(metadata, layout, time_column)
+        needed = changes(metadata.schema(), columns)
+        if needed.differences:
+            raise LoadError(
+                f"{self.address} does not fit: {'; '.join(needed.differences)}: change the table, or load into another"
+            )
+        if needed or LOAD_PROPERTY not in metadata.properties:
+            transaction = OneAttempt(table)
+            if needed:
+                with transaction.update_schema() as update:
+                    for path, kind in needed.widened:
+                        update.update_column(path, kind)
+                    for path, name in needed.renamed:
+                        update.rename_column(path, name)
+                    for path, kind in needed.added:
+                        update.add_column(path, kind)
+            transaction.set_properties({LOAD_PROPERTY: load})
+            table = transaction.commit_transaction()
+            _log.info("changed %s: added %s", self.address, [".".join(path) for path, _ in needed.added])
+        return to_arrow(table.schema(), columns)
+
+    def _spec(self, schema: Schema, layout: Layout, time_column: str) -> PartitionSpec:
+        if layout == "none":
+            return UNPARTITIONED_PARTITION_SPEC
+        source = self._time_source(schema, layout, time_column)
+        transform: Any = HourTransform() if layout == "hour" else DayTransform()
+        name = f"{time_column.replace('.', '_')}_{layout}"
+        return PartitionSpec(PartitionField(source, PARTITION_FIELD_ID_START, transform, name))
+
+    def _time_source(self, schema: Schema, layout: Layout, time_column: str) -> int:
+        """The id of the column that partitions are of."""
+        try:
+            source = schema.find_field(time_column)
+        except ValueError:
+            raise LoadError(f"{self.address} has no column {time_column} to be partitioned by") from None
+        types = (TimestampType, TimestamptzType, *((DateType,) if layout == "day" else ()))
+        if not isinstance(source.field_type, types):
+            raise LoadError(
+                f"{self.address} can't be partitioned by the {layout} of {time_column}, which is {source.field_type}: "
+                "Iceberg does so by timestamps" + ("" if layout == "hour" else " and dates")
+            )
+        return source.field_id
+
+    def _check_layout(self, metadata: TableMetadata, layout: Layout, time_column: str) -> None:
+        asked = "not partitioned" if layout == "none" else f"partitioned by the {layout} of {time_column}"
+        advice = f"the load's would be {asked}: change --partition-by, or load into another table"
+        try:
+            field = time_field(metadata.spec())
+        except LoadError as error:
+            raise LoadError(f"{self.address} {error}; {advice}") from None
+        has: Layout = "none" if field is None else "hour" if isinstance(field.transform, HourTransform) else "day"
+        if has != layout or (
+            field is not None and field.source_id != self._time_source(metadata.schema(), layout, time_column)
+        ):
+            of = "" if field is None else f" of {metadata.schema().find_column_name(field.source_id)}"
+            is_now = "not partitioned" if field is None else f"partitioned by the {has}{of}"
+            raise LoadError(f"{self.address} is {is_now}; {advice}")
+
+    def _check_owner(self, metadata: TableMetadata, load: str) -> None:
+        owner = metadata.properties.get(LOAD_PROPERTY, load)
+        if owner != load:
+            raise LoadError(f"{self.address} belongs to load {owner}, this is {load}: load into another table")
+
+    def last_run(self, load: str) -> Run | None:
+        """As of `Table.last_run`. `LoadError` if the table was rolled back to before its last run."""
+        table = self._table()
+        return None if table is None else self._last_run(table.metadata, load)
+
+    def _last_run(self, metadata: TableMetadata, load: str) -> Run | None:
+        properties: dict[str, str] = metadata.properties
+        if properties.get(LOAD_PROPERTY, load) != load:
+            return None
+        recorded = _run_of({**properties, LOAD_PROPERTY: load}, load)
+        by_id = {one.snapshot_id: one for one in metadata.snapshots}
+        head = metadata.current_snapshot()
+        if recorded is None:
+            runs = (_run_of(one.summary, load) for one in _ancestors(head, by_id))
+            return next((run for run in runs if run is not None), None)
+        snapshot_id, sequence = json.loads(properties.get(_SNAPSHOT, "[0, 0]"))
+        earlier = None
+        for one in _ancestors(head, by_id):
+            run = _run_of(one.summary, load)
+            if run is not None and run.number >= recorded.number:
+                return run
+            is_picked = one.summary is not None and one.summary.get("source-snapshot-id") == str(snapshot_id)
+            if is_picked or snapshot_id in (one.snapshot_id, one.parent_snapshot_id):
+                return recorded
+            if run is not None or (one.sequence_number or sequence) < sequence:
+                earlier = run
+                break
+        else:
+            if head is not None and snapshot_id not in by_id:
+                return recorded  # its snapshot has expired, as have all before it
+        have = "has none of its runs" if earlier is None else f"has its runs up to {earlier.number}"
+        raise LoadError(
+            f"{self.address} was rolled back: run {recorded.number} of load {load} (snapshot {snapshot_id}) is not in "
+            f"the history of its current snapshot ({head and head.snapshot_id}), which {have}. To have its rows again, "
+            f"set the current snapshot to {snapshot_id}; to load on from the runs that are left, unset the table's "
+            f"property {_RUN}"
+        )
+
+    def append(self, files: Sequence[DataFile], run: Run) -> None:
+        """As of `Table.append`; partitions are those of the files' rows, by their footers. Tries for five minutes.
+
+        Nothing happens if the run is in the table with this token, after an attempt whose outcome nobody knew.
+        """
+        self._trying(lambda: self._append(files, run), f"given run {run.number}")
+
+    def _append(self, files: Sequence[DataFile], run: Run) -> None:
+        table = self._present()
+        metadata = table.metadata
+        self._check_owner(metadata, run.load)
+        last = self._last_run(metadata, run.load)
+        if last is not None and (last.number, last.token) == (run.number, run.token):
+            return
+        number = 0 if last is None else last.number
+        if number != run.number - 1:
+            raise RunConflict(
+                f"{self.address} has run {number} of load {run.load}, so that run {run.number} can't follow: another "
+                "run has committed meanwhile. Nothing is lost: run again for what has come since"
+            )
+        footers = Footers(metadata)
+        base = metadata.location.rstrip("/")
+        texts = {
+            LOAD_PROPERTY: run.load,
+            _RUN: str(run.number),
+            _TOKEN: run.token,
+            _OFFSETS: json.dumps(run.offsets),
+            _TOPIC_IDS: json.dumps(run.topic_ids),
+        }
+        transaction = OneAttempt(table)
+        append = transaction.update_snapshot(snapshot_properties=texts).merge_append()
+        for one in files:
+            append.append_data_file(footers.data_file(f"{base}/{one.path}", one.size, one.metadata))
+        snapshot = [append.snapshot_id, metadata.next_sequence_number()]
+        transaction.set_properties({**texts, _SNAPSHOT: json.dumps(snapshot)})
+        append.commit()
+        self._commit(transaction)
+        _log.info("committed run %s to %s, snapshot %s", run.number, self.address, append.snapshot_id)
+
+    def _commit(self, transaction: OneAttempt) -> None:
+        try:
+            transaction.commit_transaction()
+        except CommitFailedException:
+            metadata = self._present().metadata
+            if all(metadata.snapshot_by_id(one.snapshot_id) is None for one in transaction.snapshots):
+                transaction.remove_files()
+            raise
+
+    def files(self) -> Iterator[TableFile]:
+        table = self._table()
+        if table is None:
+            return
+        base = table.metadata.location.rstrip("/") + "/"
+        columns = place_columns(table.schema())
+        for entry in data_entries(table):
+            file = entry.data_file
+            path = file.file_path.removeprefix(base)
+            yield TableFile(path, file.file_size_in_bytes, file.record_count, offsets_of(file, columns))
+
+    def compact(self, target_bytes: int) -> int:
+        """As of `Table.compact`. Files with rows that others have deleted, and files of other layouts, stay."""
+        table = self._table()
+        if table is None:
+            return 0
+        compaction = Compaction(self.address, table, target_bytes)
+        return sum(
+            self._trying(partial(self._replace, compaction, batch), "compacted") for batch in compaction.rewritten()
+        )
+
+    def _replace(self, compaction: Compaction, batch: list[Rewritten]) -> int:
+        return compaction.commit(self._present(), self._commit, batch)
+
+    def _table(self) -> Table | None:
+        def load() -> Table | None:
+            try:
+                table = self._catalog.load_table(self._identifier)
+            except NoSuchTableError:
+                return None
+            self._seen = table.metadata_location
+            return table
+
+        return self._calling(load, "read")
+
+    def _present(self) -> Table:
+        table = self._table()
+        if table is None:
+            raise LoadError(f"{self.address} does not exist any more: restore it, or load into another table")
+        return table
+
+    def _create_namespace(self) -> None:
+        """With the ones it is in, as not all catalogs have parents without being told."""
+        namespace = self._identifier[:-1]
+
+        def create() -> None:
+            for depth in range(1, len(namespace) + 1):
+                part = namespace[:depth]
+                if not self._catalog.namespace_exists(part):
+                    with suppress(NamespaceAlreadyExistsError):
+                        self._catalog.create_namespace(part)
+
+        self._calling(create, "given a namespace")
+
+    def _calling(self, call: Callable[[], _T], action: str) -> _T:
+        """Call a catalog or store once; its errors as `LoadError`."""
+        try:
+            return call()
+        except LoadError:
+            raise
+        except Exception as error:  # of any catalog's package
+            raise LoadError(f"{self.address} can't be {action}: {_text(error)}") from error
+
+    def _trying(self, attempt: Callable[[], _T], action: str) -> _T:
+        """Try again on what others have made of the table, or after errors that may pass, for a bounded time.
+
+        An attempt may have succeeded although it raised: it looks first. One that arrives late conflicts with the
+        next one, as both have the same table to begin with.
+        """
+        deadline = time.monotonic() + self._seconds
+        wait = _FIRST_WAIT
+        while True:
+            try:
+                return attempt()
+            except Exception as error:  # of any catalog's package
+                cause = error.__cause__ if isinstance(error, LoadError) and error.__cause__ else error
+                is_over = time.monotonic() + wait > deadline
+                if not _may_pass(cause) and (isinstance(cause, LoadError) or not self._has_moved()):
+                    if isinstance(error, LoadError):
+                        raise
+                    raise LoadError(f"{self.address} can't be {action}: {_text(error)}") from error
+                if is_over:
+                    raise LoadError(
+                        f"{self.address} can't be {action} within {self._seconds:g} s: {_text(error)}. "
+                        "The last attempt may have succeeded: run again, which looks first"
+                    ) from error
+                _log.info("%s is tried again in up to %.1f s: %s", self.address, wait, _text(error))
+            time.sleep(random.uniform(wait / 2, wait))
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _has_moved(self) -> bool:
+        """Whether others have committed since an attempt read the table; True if that is not known."""
+        with suppress(Exception):
+            return self._catalog.load_table(self._identifier).metadata_location != self._seen
+        return True
+
+
+def _ancestors(head: Snapshot | None, by_id: Mapping[int, Snapshot]) -> Iterator[Snapshot]:
+    """A snapshot and those before it, up to the first that has expired."""
+    while head is not None:
+        yield head
+        head = by_id.get(head.parent_snapshot_id) if head.parent_snapshot_id is not None else None
+
+
+def _run_of(texts: Mapping[str, Any] | None, load: str) -> Run | None:
+    """The run in properties or a summary; None if there is none of the load."""
+    if not texts or texts.get(LOAD_PROPERTY) != load or not texts.get(_RUN):
+        return None
+    offsets, ids = (json.loads(texts.get(name) or "{}") for name in (_OFFSETS, _TOPIC_IDS))
+    return Run(load, int(texts[_RUN]), texts.get(_TOKEN) or "", offsets, ids)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether another attempt may succeed: another one has committed, or a server can't be reached."""
+    if isinstance(error, _FINAL):
+        return False
+    package = type(error).__module__.partition(".")[0]
+    return isinstance(error, CommitFailedException | RESTError | OSError) or package in _REMOTE
+
+
+def _text(error: BaseException) -> str:
+    text = " ".join(without_user(str(error)).split())
+    return text or type(error).__name__
+
+
+def _uri(location: str, properties: Mapping[str, str]) -> str:
+    """The location as a URI of pyarrow's file systems."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("s3", "s3a", "s3n"):
+        return location
+    key, secret = properties.get("s3.access-key-id"), properties.get("s3.secret-access-key")
+    # a URI has no place for the token of temporary credentials: then those of the environment are used
+    user = f"{quote(key, '')}:{quote(secret, '')}@" if key and secret and "s3.session-token" not in properties else ""
+    asked = {"endpoint_override": properties.get("s3.endpoint"), "region": properties.get("s3.region")}
+    query = "&".join(f"{name}={quote(value, '')}" for name, value in asked.items() if value)
+    return f"s3://{user}{parts.netloc}{quote(parts.path)}" + (f"?{query}" if query else "")

@@ -1,0 +1,245 @@
+"""Compaction of an Iceberg table: small files of a partition become larger ones, in commits that change no rows.
+
+A commit is a snapshot of the operation `replace`, which readers of changes skip. It is for the very snapshot in which
+its files were looked up: a file that someone has deleted, rewritten, or deleted rows of meanwhile is left as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntry
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+
+from spark_klog.errors import LoadError
+from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns
+from spark_klog.tables.iceberg_schema import field_id, to_arrow
+from spark_klog.tables.iceberg_transaction import OneAttempt
+
+_log = logging.getLogger(__name__)
+#: A file is small below this share of the target.
+_SMALL = 0.75
+#: Of a row group, in memory.
+_GROUP_ROWS, _GROUP_BYTES = 1_000_000, 32 * 1024 * 1024
+_BATCH_ROWS = 65_536
+#: Rewritten bytes of a commit.
+_COMMIT_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Files of a partition, and the one that has their rows."""
+
+    sources: list[DataFile]
+    file: DataFile
+
+
+class Compaction:
+    """Rewrites the small files that a table had when this was made.
+
+    Of format version 2 at most: pyiceberg writes no later one, and rows have no ids there.
+    """
+
+    def __init__(self, address: str, table: Table, target_bytes: int) -> None:
+        self._address, self._table, self._target = address, table, target_bytes
+        self._schema = to_arrow(table.schema())
+        self._footers = Footers(table.metadata)
+
+    def rewritten(self) -> Iterator[list[Rewritten]]:
+        """Write the larger files, by those of a commit at a time. A task holds a row group in memory."""
+        batch: list[Rewritten] = []
+        size = 0
+        for sources in self._bins():
+            written = self._rewrite(sources)
+            if written is not None:
+                batch.append(written)
+                size += written.file.file_size_in_bytes
+            if size >= _COMMIT_BYTES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def commit(self, table: Table, commit: Callable[[OneAttempt], None], batch: list[Rewritten]) -> int:
+        """Replace the files that `table` still has, whose rows are as they were; returns how many went."""
+        live = {entry.data_file.file_path: entry.data_file for entry in _undisturbed(table)}
+        good = [one for one in batch if all(source.file_path in live for source in one.sources)]
+        is_as_planned = (table.spec().spec_id, table.schema().schema_id) == (
+            self._table.spec().spec_id,
+            self._table.schema().schema_id,
+        )
+        if not is_as_planned:
+            good = []
+        if good:
+            transaction = OneAttempt(table)
+            overwrite = transaction.update_snapshot().overwrite()
+            # The files to delete are given one by one; this lets pyiceberg look for them in all manifests.
+            overwrite.delete_by_predicate(AlwaysTrue())
+            for one in good:
+                overwrite.append_data_file(one.file)
+                for source in one.sources:
+                    overwrite.delete_data_file(live[source.file_path])
+            overwrite.commit()
+            transaction.set_operation(Operation.REPLACE)
+            commit(transaction)
+        for one in batch:
+            if one not in good:
+                _log.info("%s: files that %s replaces have changed meanwhile", self._address, one.file.file_path)
+                self._remove(one.file.file_path)
+        return sum(len(one.sources) for one in good)
+
+    def _bins(self) -> Iterator[list[DataFile]]:
+        """Small files that one of the target's size has room for, in the order of topics, partitions and offsets."""
+        columns = place_columns(self._table.schema())
+        spec = self._table.spec().spec_id
+        groups: dict[Record, list[DataFile]] = defaultdict(list)
+        for entry in _undisturbed(self._table):
+            file = entry.data_file
+            is_small = file.file_size_in_bytes < self._target * _SMALL
+            if is_small and file.spec_id == spec and file.file_format == FileFormat.PARQUET:
+                groups[file.partition].append(file)
+        for files in groups.values():
+            files.sort(key=lambda file: (sorted(offsets_of(file, columns).items()), file.file_path))
+            packed: list[DataFile] = []
+            for file in files:
+                if packed and sum(one.file_size_in_bytes for one in (*packed, file)) > self._target:
+                    if len(packed) > 1:
+                        yield packed
+                    packed = []
+                packed.append(file)
+            if len(packed) > 1:
+                yield packed
+
+    def _rewrite(self, sources: list[DataFile]) -> Rewritten | None:
+        """None if a file can't be read as the table's schema has it, by what is known here."""
+        io, properties = self._table.io, self._table.properties
+        path = self._table.location_provider().new_data_location(f"compacted-{uuid.uuid4().hex}.parquet")
+        footers: list[Any] = []
+        codec = properties.get(TableProperties.PARQUET_COMPRESSION, TableProperties.PARQUET_COMPRESSION_DEFAULT)
+        output = io.new_output(path)
+        try:
+            with (
+                output.create() as stream,
+                pq.ParquetWriter(stream, self._schema, compression=codec, metadata_collector=footers) as writer,
+            ):
+                waiting: list[pa.RecordBatch] = []
+                for batch in self._batches(sources):
+                    waiting.append(batch)
+                    rows, size = sum(map(len, waiting)), sum(one.nbytes for one in waiting)
+                    if rows >= _GROUP_ROWS or size >= _GROUP_BYTES:
+                        writer.write_table(pa.Table.from_batches(waiting, self._schema), row_group_size=rows)
+                        waiting = []
+                if waiting:
+                    rows = sum(map(len, waiting))
+                    writer.write_table(pa.Table.from_batches(waiting, self._schema), row_group_size=rows)
+        except _NotProjected as error:
+            _log.info("%s: %s: its group of files stays as it is", self._address, error)
+            self._remove(path)
+            return None
+        [footer] = footers
+        records = sum(source.record_count for source in sources)
+        if footer.num_rows != records:
+            self._remove(path)
+            raise LoadError(f"{self._address}: files of {records} records have {footer.num_rows}: nothing was replaced")
+        size = len(io.new_input(path))
+        return Rewritten(sources, self._footers.data_file(path, size, footer, sources[0].partition))
+
+    def _batches(self, sources: list[DataFile]) -> Iterator[pa.RecordBatch]:
+        constant = {one.source_id for one in self._table.spec().fields if isinstance(one.transform, IdentityTransform)}
+        for source in sources:
+            with self._table.io.new_input(source.file_path).open() as stream:
+                file = pq.ParquetFile(stream)
+                for group in range(file.num_row_groups):
+                    for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
+                        yield _projected(batch, self._schema, source.file_path, constant)
+
+    def _remove(self, path: str) -> None:
+        with suppress(OSError):
+            self._table.io.delete(path)
+
+
+class _NotProjected(Exception):
+    """A file whose columns differ from the table's in more than is projected here."""
+
+
+def _projected(batch: pa.RecordBatch, schema: pa.Schema, path: str, constant: set[int]) -> pa.RecordBatch:
+    """The batch with the columns of the table, by the ids of fields."""
+    fields = {field_id(one): index for index, one in enumerate(batch.schema)}
+    arrays = []
+    for wanted in schema:
+        index = fields.get(field_id(wanted))
+        if index is None:
+            if not wanted.nullable or field_id(wanted) in constant:
+                raise _NotProjected(f"{path} has no column {wanted.name}")
+            arrays.append(pa.nulls(len(batch), wanted.type))
+        else:
+            arrays.append(_cast(batch.column(index), batch.schema.field(index), wanted, path))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _cast(array: pa.Array, has: pa.Field, wanted: pa.Field, path: str) -> pa.Array:
+    if has.type.equals(wanted.type, check_metadata=True):
+        return array
+    if pa.types.is_struct(has.type) and pa.types.is_struct(wanted.type):
+        children = {field_id(one): index for index, one in enumerate(has.type)}
+        arrays = []
+        for child in wanted.type:
+            index = children.get(field_id(child))
+            if index is None:
+                if not child.nullable:
+                    raise _NotProjected(f"{path} has no field {wanted.name}.{child.name}")
+                arrays.append(pa.nulls(len(array), child.type))
+            else:
+                arrays.append(_cast(array.field(index), has.type.field(index), child, path))
+        return pa.StructArray.from_arrays(arrays, fields=list(wanted.type), mask=array.is_null())
+    if pa.types.is_nested(has.type) and _shape(has) != _shape(wanted):
+        raise _NotProjected(f"{path} has another {wanted.name}")
+    try:
+        return array.cast(wanted.type)
+    except pa.ArrowException as error:
+        raise _NotProjected(f"{path} has {wanted.name} as {has.type}: {error}") from None
+
+
+def _shape(one: pa.Field) -> list[Any]:
+    """The ids of a field and of those in it, in their order."""
+    kind = one.type
+    if pa.types.is_map(kind):
+        children = [kind.key_field, kind.item_field]
+    elif pa.types.is_struct(kind):
+        children = list(kind)
+    else:
+        children = [kind.value_field] if pa.types.is_nested(kind) else []
+    return [field_id(one), *map(_shape, children)]
+
+
+def _undisturbed(table: Table) -> Iterator[ManifestEntry]:
+    """The entries of data files to whose rows no delete file of the current snapshot applies.
+
+    Delete files of a partition apply to data files that are not newer; those of an unpartitioned spec, to all of the
+    table that are not newer (Iceberg's Table Spec, "Scan Planning").
+    """
+    snapshot = table.current_snapshot()
+    newest: dict[Any, int] = defaultdict(int)
+    for manifest in [] if snapshot is None else snapshot.manifests(table.io):
+        if manifest.content == ManifestContent.DELETES:
+            is_global = table.specs()[manifest.partition_spec_id].is_unpartitioned()
+            for entry in manifest.fetch_manifest_entry(table.io):
+                file = entry.data_file
+                key = None if is_global else (file.spec_id, file.partition)
+                newest[key] = max(newest[key], entry.sequence_number or 0)
+    for entry in data_entries(table):
+        file = entry.data_file
+        if (entry.sequence_number or 0) > max(newest.get(None, -1), newest.get((file.spec_id, file.partition), -1)):
+            yield entry

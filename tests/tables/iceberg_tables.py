@@ -1,0 +1,103 @@
+"""Iceberg tables of the tests: a catalog in SQLite, data files, other writers, and what a reader sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.table import Table
+
+from spark_klog.columns.schema import FULL
+from spark_klog.files import open_folder
+from spark_klog.tables.iceberg import IcebergTable
+from spark_klog.tables.table import DataFile, Layout, Run
+
+LOAD = "load-1"
+TOPIC = "a-topic-of-more-than-16-letters"
+_EPOCH_HOUR = 473_352  # of 2024
+
+
+class Warehouse:
+    """A catalog `c` with the table c.NAMESPACE.t, and its loads and strangers."""
+
+    def __init__(self, folder: Path, name: str = "ns.t", **options: str) -> None:
+        self.name = f"c.{name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.options = {
+            "type": "sql",
+            "uri": f"sqlite:///{folder}/catalog.db",
+            "warehouse": f"file://{folder}/warehouse",
+            **options,
+        }
+        self.catalog: Catalog = load_catalog("c", **self.options)
+
+    def open(self) -> IcebergTable:
+        """As a new process would."""
+        return IcebergTable(self.name, self.options)
+
+    def prepared(self, layout: Layout = "hour", columns: pa.Schema = FULL) -> tuple[IcebergTable, pa.Schema]:
+        table = self.open()
+        return table, table.prepare(columns, layout, "timestamp", LOAD)
+
+    def stranger(self) -> Table:
+        """The table as pyiceberg itself opens it."""
+        return self.catalog.load_table(tuple(self.name.split(".")[1:]))
+
+    def offsets(self, **scan: Any) -> list[int]:
+        """The offsets of all rows, in their order."""
+        return sorted(self.stranger().scan(**scan).to_arrow()["offset"].to_pylist())
+
+
+def rows(offsets: Iterable[int], hour: int = 0, **values: Any) -> list[dict[str, Any]]:
+    """Records of partition 0, in an hour of the first day of 2024."""
+    at = datetime.fromtimestamp((_EPOCH_HOUR + hour) * 3600, timezone.utc)
+    fixed = {"topic": TOPIC, "partition": 0, "timestamp": at, "timestampType": 0, "key": b"k", **values}
+    headers = [{"key": "h", "value": b"x"}]
+    return [{"offset": one, "value": b"%06d" % one, "headers": headers, **fixed} for one in offsets]
+
+
+def write(table: IcebergTable, schema: pa.Schema, name: str, records: list[dict[str, Any]], **options: Any) -> DataFile:
+    """Write a data file, as a task of a load does."""
+    path = f"{TOPIC}/{name}.parquet"
+    buffer, footers = pa.BufferOutputStream(), list[Any]()
+    pq.write_table(pa.Table.from_pylist(records, schema), buffer, metadata_collector=footers, **options)
+    content = buffer.getvalue().to_pybytes()
+    folder = open_folder(table.location)
+    folder.write(path, content)
+    return DataFile(path, len(content), footers[0])
+
+
+def run_of(number: int, until: int, token: str = "token") -> Run:
+    return Run(LOAD, number, f"{token}-{number}", {TOPIC: {"0": until}}, {TOPIC: "id"})
+
+
+def before_commit(table: IcebergTable, do: Callable[[], object]) -> None:
+    """Let others do something between the next commit's reading of the table and the commit itself."""
+    catalog = table._catalog
+    real = catalog.commit_table
+
+    def commit(*arguments: Any) -> Any:
+        catalog.commit_table = real  # type: ignore[method-assign]
+        do()
+        return real(*arguments)
+
+    catalog.commit_table = commit  # type: ignore[method-assign]
+
+
+def lose_answer(table: IcebergTable, error: Exception, is_committed: bool) -> None:
+    """Let the next commit raise, with or without having committed."""
+    catalog = table._catalog
+    real = catalog.commit_table
+
+    def commit(*arguments: Any) -> Any:
+        catalog.commit_table = real  # type: ignore[method-assign]
+        if is_committed:
+            real(*arguments)
+        raise error
+
+    catalog.commit_table = commit  # type: ignore[method-assign]
