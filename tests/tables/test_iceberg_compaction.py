@@ -1,0 +1,276 @@
+"""Compaction of Iceberg tables: rows stay, runs go on, files with deleted rows stay; on local disks and in S3."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.manifest import (
+    DataFile as IcebergFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestWriterV2,
+)
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.types import LongType
+
+from spark_klog.errors import LoadError
+from spark_klog.files import open_folder
+from spark_klog.tables import iceberg_compaction
+from spark_klog.tables.iceberg import IcebergTable
+from spark_klog.tables.table import RunConflict
+from tests.load.buckets import bucket
+from tests.support.kafka import free_port
+from tests.tables.iceberg_tables import LOAD, TOPIC, Warehouse, before_commit, rows, run_of, write
+
+_HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer  # half a second of each collection
+
+    port = free_port()
+    server = ThreadedMotoServer(ip_address=_HOST, port=port, verbose=False)
+    server.start()
+    yield f"{_HOST}:{port}"
+    server.stop()
+
+
+def _loaded(warehouse: Warehouse, runs: int = 4) -> IcebergTable:
+    """A table with files of two hours in each run."""
+    table, schema = warehouse.prepared()
+    for number in range(1, runs + 1):
+        firsts = [(hour, number * 10 + hour * 5) for hour in (0, 1)]
+        files = [write(table, schema, f"{number}-{hour}", rows(range(one, one + 5), hour)) for hour, one in firsts]
+        table.append(files, run_of(number, number * 10 + 10))
+    return table
+
+
+@pytest.mark.parametrize("store", ["disk", "s3"])
+def test_small_files_become_one_by_partition(tmp_path: Path, request: pytest.FixtureRequest, store: str) -> None:
+    options = {}
+    if store == "s3":
+        server = request.getfixturevalue("s3")
+        bucket(server, "iceberg")
+        keys = {"s3.access-key-id": "key", "s3.secret-access-key": "secret", "s3.region": "us-east-1"}
+        options = {"warehouse": "s3://iceberg/wh", "s3.endpoint": f"http://{server}", **keys}
+    warehouse = Warehouse(tmp_path, **options)
+    table = _loaded(warehouse)
+    before, offsets = warehouse.stranger(), warehouse.offsets()
+    assert table.compact(1) == 0
+    assert table.compact(1 << 20) == 8
+    assert warehouse.offsets() == offsets
+    snapshot = warehouse.stranger().current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    assert snapshot.summary.operation == Operation.REPLACE  # which readers of changes skip
+    assert (snapshot.summary["total-records"], snapshot.summary["total-data-files"]) == ("40", "2")
+    found = list(table.files())
+    assert [one.offsets for one in found] == [{(TOPIC, 0): (10, 44)}, {(TOPIC, 0): (15, 49)}]
+    assert all(one.path.startswith("data/") for one in found)
+    assert (
+        before.scan(snapshot_id=before.metadata.current_snapshot_id).to_arrow().num_rows == 40
+    )  # what went can be read
+    assert table.compact(1 << 20) == 0
+    assert table.last_run(LOAD) == run_of(4, 50)
+    table.append([], run_of(5, 50))
+    assert len(warehouse.offsets(row_filter="timestamp < '2024-01-01T01:00:00+00:00'")) == 20
+    folder = open_folder(table.location)
+    assert {name.split("-")[0] for name in folder.paths_below("data")} == {"data/compacted"}
+
+
+def test_a_run_that_commits_meanwhile(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path)
+    table = _loaded(warehouse)
+    other, schema = warehouse.prepared()
+    before_commit(table, lambda: other.append([write(other, schema, "5", rows(range(60, 65)))], run_of(5, 65)))
+    assert table.compact(1 << 20) == 8
+    assert warehouse.offsets() == [*range(10, 50), *range(60, 65)]
+    assert table.last_run(LOAD) == run_of(5, 65)
+
+
+def test_files_that_others_replace_meanwhile_stay(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path)
+    table = _loaded(warehouse)
+    before_commit(table, lambda: warehouse.stranger().delete("timestamp < '2024-01-01T01:00:00+00:00'"))
+    assert table.compact(1 << 20) == 4
+    assert warehouse.offsets() == [one for one in range(10, 50) if one % 10 >= 5]
+    rewritten = open_folder(table.location).paths_below("data")
+    assert len(rewritten) == 1  # the other one was removed
+    before_commit(table, lambda: warehouse.open().compact(1 << 20))
+    assert table.compact(1 << 20) == 0
+
+
+def _delete_position(warehouse: Warehouse, path: str, position: int, content: DataFileContent) -> None:
+    """Delete a row by a delete file, as Spark does with merge on read; pyiceberg writes none."""
+    table = warehouse.stranger()
+    [file] = [one.file for one in table.scan().plan_files() if one.file.file_path.endswith(path)]
+    location = f"{table.location()}/data/delete-{position}.parquet"
+    if content == DataFileContent.POSITION_DELETES:
+        fields = [
+            pa.field("file_path", pa.string(), False, {"PARQUET:field_id": "2147483546"}),
+            pa.field("pos", pa.int64(), False, {"PARQUET:field_id": "2147483545"}),
+        ]
+        values = [{"file_path": file.file_path, "pos": position}]
+    else:
+        fields = [pa.field("offset", pa.int64(), False, {"PARQUET:field_id": "5"})]
+        values = [{"offset": position}]
+    with table.io.new_output(location).create() as stream:
+        pq.write_table(pa.Table.from_pylist(values, pa.schema(fields)), stream)
+    deletes = IcebergFile.from_args(
+        content=content,
+        file_path=location,
+        file_format=FileFormat.PARQUET,
+        partition=file.partition,
+        record_count=1,
+        file_size_in_bytes=len(table.io.new_input(location)),
+        equality_ids=[5] if content == DataFileContent.EQUALITY_DELETES else None,
+    )
+    deletes.spec_id = file.spec_id
+
+    class Writer(ManifestWriterV2):
+        def content(self) -> ManifestContent:
+            return ManifestContent.DELETES
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": "deletes"}
+
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+
+        def manifests() -> list[Any]:
+            output = append.new_manifest_output()
+            with Writer(table.spec(), table.schema(), output, append.snapshot_id, "null") as writer:
+                entry = ManifestEntry.from_args(
+                    status=ManifestEntryStatus.ADDED, snapshot_id=append.snapshot_id, data_file=deletes
+                )
+                writer.add(entry)
+            return [writer.to_manifest_file(), *append._existing_manifests()]
+
+        append._manifests = manifests  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("content", [DataFileContent.POSITION_DELETES, DataFileContent.EQUALITY_DELETES])
+@pytest.mark.parametrize("is_during", [True, False])
+def test_deleted_rows_stay_deleted(tmp_path: Path, content: DataFileContent, is_during: bool) -> None:
+    warehouse = Warehouse(tmp_path)
+    table = _loaded(warehouse)
+    row = 2 if content == DataFileContent.POSITION_DELETES else 12
+
+    def delete() -> None:
+        _delete_position(warehouse, "1-0.parquet", row, content)
+
+    if is_during:
+        before_commit(table, delete)
+    else:
+        delete()
+    assert table.compact(1 << 20) == 4  # of the other partition
+    schema = table.prepare(table.schema(), "hour", "timestamp", LOAD)  # type: ignore[arg-type]
+    for number in (5, 6):  # newer than what was deleted
+        table.append([write(table, schema, str(number), rows([number * 10]))], run_of(number, 70))
+    assert table.compact(1 << 20) == 2
+    names = {one.path.rpartition("/")[2] for one in table.files()}
+    assert {f"{number}-0.parquet" for number in range(1, 5)} <= names
+    if content == DataFileContent.POSITION_DELETES:  # pyiceberg reads no others
+        assert warehouse.offsets() == [*range(10, 12), *range(13, 50), 50, 60]
+
+
+def test_columns_that_files_lack(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path)
+    columns = pa.schema([("offset", pa.int64()), ("s", pa.struct([("a", pa.int32()), ("b", pa.string())]))])
+    table = warehouse.open()
+    schema = table.prepare(columns, "none", "offset", LOAD)
+    first = [{"offset": 1, "s": {"a": 1, "b": "b"}}, {"offset": 2, "s": None}]
+    table.append([write(table, schema, "1", first)], run_of(1, 2))
+    with warehouse.stranger().update_schema() as update:
+        update.rename_column("s.a", "aa")
+        update.update_column("s.a", LongType())
+        update.delete_column("s.b")
+    struct = pa.struct([("aa", pa.int64()), ("c", pa.date32())])
+    columns = pa.schema([("offset", pa.int64()), ("s", struct), ("n", pa.bool_())])
+    schema = table.prepare(columns, "none", "offset", LOAD)
+    table.append([write(table, schema, "2", [{"offset": 3, "s": {"aa": 3}, "n": True}])], run_of(2, 3))
+    expected = [
+        {"offset": 1, "s": {"aa": 1, "c": None}, "n": None},
+        {"offset": 2, "s": None, "n": None},
+        {"offset": 3, "s": {"aa": 3, "c": None}, "n": True},
+    ]
+    assert table.compact(1 << 20) == 2
+    assert warehouse.stranger().scan().to_arrow().sort_by("offset").to_pylist() == expected
+
+
+def test_rows_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warehouse = Warehouse(tmp_path)
+    table = _loaded(warehouse)
+    monkeypatch.setattr(iceberg_compaction, "_projected", lambda batch, *_: batch.slice(1))
+    with pytest.raises(LoadError, match="files of 20 records have 16: nothing was replaced"):
+        table.compact(1 << 20)
+    assert warehouse.offsets() == [*range(10, 50)]
+    assert open_folder(table.location).names("data") == []
+
+
+def _commit_and_compact(options: dict[str, str], token: str, results: Any) -> None:
+    """In a process of its own: commit runs as they come, and compact after each."""
+    table = IcebergTable("c.ns.t", options)
+    schema = table.prepare(table.schema(), "hour", "timestamp", LOAD)  # type: ignore[arg-type]
+    while (last := table.last_run(LOAD)) is None or last.number < 8:
+        number = 1 if last is None else last.number + 1
+        one = write(table, schema, f"{token}-{number}", rows([number]))
+        try:
+            table.append([one], run_of(number, number, token))
+            results.put(number)
+        except RunConflict:
+            pass
+        table.compact(1 << 20)
+
+
+@pytest.mark.test_all("again")
+def test_processes_race(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path)
+    warehouse.prepared()
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    workers = [context.Process(target=_commit_and_compact, args=(warehouse.options, name, results)) for name in "abc"]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+        assert worker.exitcode == 0
+    assert warehouse.offsets() == [*range(1, 9)]
+    wins = []
+    while not results.empty():
+        wins.append(results.get())
+    assert sorted(wins) == [*range(1, 9)]
+
+
+def _peak_mb(options: dict[str, str], results: Any) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    IcebergTable("c.ns.t", options).compact(1 << 30)
+    results.put((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+
+
+@pytest.mark.test_all("long")
+def test_memory_is_that_of_a_row_group(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path)
+    table, schema = warehouse.prepared()
+    for number in range(1, 4):
+        records = rows(range(number * 100_000, number * 100_000 + 20_000), value=b"x" * 5000)
+        name = str(number)
+        table.append([write(table, schema, name, records, row_group_size=2000)], run_of(number, number * 100_000))
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    worker = context.Process(target=_peak_mb, args=(warehouse.options, results))
+    worker.start()
+    worker.join(120)
+    assert results.get() < 200  # of 300 MB of values
+    assert len(list(table.files())) == 1
