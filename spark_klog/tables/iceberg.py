@@ -45,7 +45,7 @@ from pyiceberg.types import DateType, TimestampType, TimestamptzType
 
 from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, LoadError
-from spark_klog.tables.iceberg_compaction import Compaction, Rewritten
+from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_transaction import OneAttempt
@@ -242,8 +242,16 @@ class IcebergTable:
         by_id = {one.snapshot_id: one for one in metadata.snapshots}
         head = metadata.current_snapshot()
         if recorded is None:
-            runs = (_run_of(one.summary, load) for one in _ancestors(head, by_id))
-            return next((run for run in runs if run is not None), None)
+            oldest = None
+            for oldest in _ancestors(head, by_id):
+                if (run := _run_of(oldest.summary, load)) is not None:
+                    return run
+            if _SNAPSHOT in properties and oldest is not None and oldest.parent_snapshot_id is not None:
+                raise LoadError(
+                    f"{self.address}: the snapshots that tell which runs of load {load} it has are expired, and the "
+                    f"property {_RUN} is unset: set it again, or load into another table"
+                )
+            return None
         snapshot_id, sequence = json.loads(properties.get(_SNAPSHOT, "[0, 0]"))
         earlier = None
         for one in _ancestors(head, by_id):
@@ -289,13 +297,7 @@ class IcebergTable:
             )
         footers = Footers(metadata)
         base = metadata.location.rstrip("/")
-        texts = {
-            LOAD_PROPERTY: run.load,
-            _RUN: str(run.number),
-            _TOKEN: run.token,
-            _OFFSETS: json.dumps(run.offsets),
-            _TOPIC_IDS: json.dumps(run.topic_ids),
-        }
+        texts = _texts(run)
         transaction = OneAttempt(table)
         append = transaction.update_snapshot(snapshot_properties=texts).merge_append()
         for one in files:
@@ -307,12 +309,14 @@ class IcebergTable:
         _log.info("committed run %s to %s, snapshot %s", run.number, self.address, append.snapshot_id)
 
     def _commit(self, transaction: OneAttempt) -> None:
+        """CommitFailedException only if nothing was committed, which a lost response may hide."""
         try:
             transaction.commit_transaction()
         except CommitFailedException:
             metadata = self._present().metadata
-            if all(metadata.snapshot_by_id(one.snapshot_id) is None for one in transaction.snapshots):
-                transaction.remove_files()
+            if any(metadata.snapshot_by_id(one.snapshot_id) is not None for one in transaction.snapshots):
+                return
+            transaction.remove_files()
             raise
 
     def files(self) -> Iterator[TableFile]:
@@ -333,11 +337,14 @@ class IcebergTable:
             return 0
         compaction = Compaction(self.address, table, target_bytes)
         return sum(
-            self._trying(partial(self._replace, compaction, batch), "compacted") for batch in compaction.rewritten()
+            self._trying(partial(self._replace, compaction, batch), "compacted") for batch in compaction.batches()
         )
 
-    def _replace(self, compaction: Compaction, batch: list[Rewritten]) -> int:
-        return compaction.commit(self._present(), self._commit, batch)
+    def _replace(self, compaction: Compaction, batch: Batch) -> int:
+        table = self._present()
+        load = table.properties.get(LOAD_PROPERTY)
+        last = None if load is None else self._last_run(table.metadata, load)
+        return compaction.commit(batch, table, {} if last is None else _texts(last), self._commit)
 
     def _table(self) -> Table | None:
         def load() -> Table | None:
@@ -417,6 +424,17 @@ def _ancestors(head: Snapshot | None, by_id: Mapping[int, Snapshot]) -> Iterator
     while head is not None:
         yield head
         head = by_id.get(head.parent_snapshot_id) if head.parent_snapshot_id is not None else None
+
+
+def _texts(run: Run) -> dict[str, str]:
+    """The run as properties or a summary have it."""
+    return {
+        LOAD_PROPERTY: run.load,
+        _RUN: str(run.number),
+        _TOKEN: run.token,
+        _OFFSETS: json.dumps(run.offsets),
+        _TOPIC_IDS: json.dumps(run.topic_ids),
+    }
 
 
 def _run_of(texts: Mapping[str, Any] | None, load: str) -> Run | None:

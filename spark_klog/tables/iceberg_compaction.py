@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile, FileFormat, ManifestContent, ManifestEntry
 from pyiceberg.table import Table, TableProperties
@@ -46,6 +47,14 @@ class Rewritten:
     file: DataFile
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What one commit replaces. `attempts` has the snapshots that tried to: {id: number of files that go}."""
+
+    files: list[Rewritten]
+    attempts: dict[int, int] = field(default_factory=dict)
+
+
 class Compaction:
     """Rewrites the small files that a table had when this was made.
 
@@ -57,8 +66,8 @@ class Compaction:
         self._schema = to_arrow(table.schema())
         self._footers = Footers(table.metadata)
 
-    def rewritten(self) -> Iterator[list[Rewritten]]:
-        """Write the larger files, by those of a commit at a time. A task holds a row group in memory."""
+    def batches(self) -> Iterator[Batch]:
+        """Write the larger files, those of a commit at a time. A row group is in memory."""
         batch: list[Rewritten] = []
         size = 0
         for sources in self._bins():
@@ -67,24 +76,30 @@ class Compaction:
                 batch.append(written)
                 size += written.file.file_size_in_bytes
             if size >= _COMMIT_BYTES:
-                yield batch
+                yield Batch(batch)
                 batch, size = [], 0
         if batch:
-            yield batch
+            yield Batch(batch)
 
-    def commit(self, table: Table, commit: Callable[[OneAttempt], None], batch: list[Rewritten]) -> int:
-        """Replace the files that `table` still has, whose rows are as they were; returns how many went."""
+    def commit(self, batch: Batch, table: Table, texts: Mapping[str, str], commit: Callable[[OneAttempt], None]) -> int:
+        """Replace the files that `table` still has, whose rows are as they were; returns how many went.
+
+        `texts` are for the snapshot's summary. To be called again after an attempt that failed, also if it is not known
+        whether it did.
+        """
+        for snapshot_id, count in batch.attempts.items():
+            if table.metadata.snapshot_by_id(snapshot_id) is not None:
+                return count
         live = {entry.data_file.file_path: entry.data_file for entry in _undisturbed(table)}
-        good = [one for one in batch if all(source.file_path in live for source in one.sources)]
         is_as_planned = (table.spec().spec_id, table.schema().schema_id) == (
             self._table.spec().spec_id,
             self._table.schema().schema_id,
         )
-        if not is_as_planned:
-            good = []
+        good = [one for one in batch.files if is_as_planned and all(source.file_path in live for source in one.sources)]
+        count = sum(len(one.sources) for one in good)
         if good:
             transaction = OneAttempt(table)
-            overwrite = transaction.update_snapshot().overwrite()
+            overwrite = transaction.update_snapshot(snapshot_properties=dict(texts)).overwrite()
             # The files to delete are given one by one; this lets pyiceberg look for them in all manifests.
             overwrite.delete_by_predicate(AlwaysTrue())
             for one in good:
@@ -93,12 +108,18 @@ class Compaction:
                     overwrite.delete_data_file(live[source.file_path])
             overwrite.commit()
             transaction.set_operation(Operation.REPLACE)
-            commit(transaction)
-        for one in batch:
+            batch.attempts[overwrite.snapshot_id] = count
+            try:
+                commit(transaction)
+            except CommitFailedException:  # other errors leave open whether it is committed
+                del batch.attempts[overwrite.snapshot_id]
+                raise
+        for one in batch.files:
             if one not in good:
                 _log.info("%s: files that %s replaces have changed meanwhile", self._address, one.file.file_path)
-                self._remove(one.file.file_path)
-        return sum(len(one.sources) for one in good)
+                if len(batch.attempts) <= bool(good):  # no other attempt has named it
+                    self._remove(one.file.file_path)
+        return count
 
     def _bins(self) -> Iterator[list[DataFile]]:
         """Small files that one of the target's size has room for, in the order of topics, partitions and offsets."""

@@ -36,6 +36,7 @@ class Orders(RuleBasedStateMachine):
         self._offsets = itertools.count()
         self._rows = frozenset[int]()
         self._run: Run | None = None
+        self._has_expired = False
         self._known: dict[int, tuple[frozenset[int], Run | None]] = {}
 
     def teardown(self) -> None:
@@ -67,6 +68,7 @@ class Orders(RuleBasedStateMachine):
             self._rows -= frozenset(doomed)
 
     def _stranger_expires(self) -> None:
+        self._has_expired = True
         later = datetime.now(timezone.utc) + timedelta(hours=1)
         self._warehouse.stranger().maintenance.expire_snapshots().older_than(later).commit()
 
@@ -131,10 +133,16 @@ class Orders(RuleBasedStateMachine):
     def others_write(self, kind: str) -> None:
         self._stranger(kind)
 
-    @rule(size=st.sampled_from([6_000, 20_000, 1 << 20]), during=st.none() | strangers)
-    def compact(self, size: int, during: str | None) -> None:
+    @rule(
+        size=st.sampled_from([6_000, 20_000, 1 << 20]),
+        during=st.none() | strangers,
+        lost=st.none() | st.tuples(st.sampled_from(_LOST), st.booleans()),
+    )
+    def compact(self, size: int, during: str | None, lost: tuple[type[Exception], bool] | None) -> None:
         if during is not None:
             before_commit(self._table, lambda: self._stranger(during))
+        elif lost is not None:
+            lose_answer(self._table, lost[0]("lost"), lost[1])
         table = self._table
         table.compact(size)
         self._table = self._warehouse.open()  # without what waits for a commit
@@ -184,8 +192,18 @@ class Orders(RuleBasedStateMachine):
                 assert head is not None
                 self._warehouse.stranger().manage_snapshots().set_current_snapshot(head).commit()
                 return
+            number = self._warehouse.stranger().properties["klog.run"]
             with self._warehouse.stranger().transaction() as transaction:
                 transaction.remove_properties("klog.run")
+            if self._has_expired:
+                try:
+                    self._table.last_run(LOAD)
+                except LoadError:  # nothing tells which runs are left
+                    with self._warehouse.stranger().transaction() as transaction:
+                        transaction.set_properties({"klog.run": number})
+                    assert head is not None
+                    self._warehouse.stranger().manage_snapshots().set_current_snapshot(head).commit()
+                    return
         self._rows, self._run = rows_then, run_then
 
     @invariant()
