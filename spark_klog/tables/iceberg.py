@@ -388,8 +388,9 @@ class IcebergTable:
     def _trying(self, attempt: Callable[[], _T], action: str) -> _T:
         """Try again on what others have made of the table, or after errors that may pass, for a bounded time.
 
-        An attempt may have succeeded although it raised: it looks first. One that arrives late conflicts with the
-        next one, as both have the same table to begin with.
+        An attempt may have succeeded although it raised: the next one looks first, through a catalog that is opened
+        anew. After a COMMIT that failed, a connection to SQLite reads what is not committed. An attempt that arrives
+        late conflicts with the next one, as both begin with the same table.
         """
         deadline = time.monotonic() + self._seconds
         wait = _FIRST_WAIT
@@ -398,6 +399,8 @@ class IcebergTable:
                 return attempt()
             except Exception as error:  # of any catalog's package
                 cause = error.__cause__ if isinstance(error, LoadError) and error.__cause__ else error
+                if not isinstance(cause, CommitFailedException):
+                    self._close()
                 is_over = time.monotonic() + wait > deadline
                 if not _may_pass(cause) and (isinstance(cause, LoadError) or not self._has_moved()):
                     if isinstance(error, LoadError):
@@ -411,6 +414,12 @@ class IcebergTable:
                 _log.info("%s is tried again in up to %.1f s: %s", self.address, wait, _text(error))
             time.sleep(random.uniform(wait / 2, wait))
             wait = min(2 * wait, _LONGEST_WAIT)
+
+    def _close(self) -> None:
+        catalog, self._known_catalog = self._known_catalog, None
+        if catalog is not None:
+            with suppress(Exception):
+                catalog.close()
 
     def _has_moved(self) -> bool:
         """Whether others have committed since an attempt read the table; True if that is not known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -10,6 +11,7 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ForbiddenError
 from pyiceberg.expressions import GreaterThan
 
@@ -114,7 +116,7 @@ def test_a_catalog_that_stays_away(warehouse: Warehouse, monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise ConnectionError("postgresql://me:hidden@host is down")
 
-    monkeypatch.setattr(table._catalog, "commit_table", refuse)
+    monkeypatch.setattr(SqlCatalog, "commit_table", refuse)
     with pytest.raises(
         LoadError, match=r"iceberg:c\.ns\.t can't be given run 1 within 0\.3 s: postgresql://\*\*\*@host"
     ):
@@ -124,9 +126,28 @@ def test_a_catalog_that_stays_away(warehouse: Warehouse, monkeypatch: pytest.Mon
         raise ForbiddenError("not you")
 
     monkeypatch.setattr(table, "_seconds", 60)
-    monkeypatch.setattr(table._catalog, "commit_table", forbid)
+    monkeypatch.setattr(SqlCatalog, "commit_table", forbid)
     with pytest.raises(LoadError, match="can't be given run 1: not you"):
         table.append(files, run_of(1, 5))
+
+
+def test_a_database_that_is_locked(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader keeps SQLite from a COMMIT; the connection then reads the commit that has failed."""
+    warehouse.options["uri"] += "?timeout=0.1"
+    table, schema = warehouse.prepared()
+    files = [write(table, schema, "a", rows(range(5)))]
+    reader = sqlite3.connect(warehouse.options["uri"].partition("?")[0].removeprefix("sqlite:///"))
+    lock = reader.execute("SELECT 1 FROM iceberg_tables UNION ALL SELECT 2 FROM iceberg_tables")
+    lock.fetchone()
+    monkeypatch.setattr(table, "_seconds", 0.5)
+    with pytest.raises(LoadError, match=r"can't be given run 1 within .*database is locked"):
+        table.append(files, run_of(1, 5))
+    assert table.last_run(LOAD) is None
+    lock.close()
+    reader.close()
+    table.append(files, run_of(1, 5))
+    assert warehouse.open().last_run(LOAD) == run_of(1, 5)
+    assert warehouse.offsets() == [*range(5)]
 
 
 def test_others_append_delete_and_expire_during_commits(warehouse: Warehouse) -> None:
