@@ -33,6 +33,7 @@ from spark_klog.client.consumer import settings as consumer_settings
 from spark_klog.client.settings import LIBRDKAFKAS
 from spark_klog.errors import ErrorCode, Remedy
 from spark_klog.groups import lag
+from spark_klog.load import follow
 from spark_klog.log.config import LogConfig
 from spark_klog.protocol import apis
 from spark_klog.protocol.schema import Api
@@ -54,6 +55,7 @@ METRICS = {
     "klog broker --metrics HOST:PORT": metrics_page,
     "klog groups lag --metrics HOST:PORT": lag,
     "ProgressListener(metrics=...)": listener,
+    "jobs/batch_load.py --follow --metrics HOST:PORT": follow,
 }
 #: Defaults beyond which nothing is limited.
 _UNLIMITED = {str((1 << 63) - 1), str((1 << 31) - 1)}

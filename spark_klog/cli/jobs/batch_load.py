@@ -12,6 +12,8 @@ shows them.
 With another --format (delta, iceberg, or any that Spark's streams can write) Spark's own sink writes, and --checkpoint
 has the progress.
 
+With --follow it goes on until SIGTERM, a run every --every seconds.
+
 Exit codes: 0 done, 1 failed (also of single partitions; the others are loaded), 2 wrong arguments, 3 nothing new,
 4 done, with bad records as dead letters.
 """
@@ -36,6 +38,7 @@ import click
 
 from spark_klog.base.addresses import without_user
 from spark_klog.cli.clusters import ChosenCluster
+from spark_klog.cli.jobs.following import EVERY, MAX_FAILURES, Stop, duration, follow_topics
 from spark_klog.cli.jobs.row_formats import check_row_formats, column_formats, row_format_options
 from spark_klog.cli.jobs.running import (
     CONTEXT,
@@ -74,7 +77,9 @@ _LIKE_A_TIME = re.compile(r"-?[0-9]+($|[-a-z:T])")
 
 
 def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
-    runner = SparkRunner(lambda: spark_session(_APPLICATION))
+    stop = Stop()
+    make_session = partial(spark_session, _APPLICATION)
+    runner = SparkRunner(stop.surviving(make_session) if options.follow else make_session)
     formats = column_formats(options, options.cluster, client)
     written = {
         field.name: getattr(options, field.name) for field in fields(WriteSettings) if hasattr(options, field.name)
@@ -100,13 +105,21 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
         options.schema_evolution,
     )
     run = partial(load, asked, runner, partial(progress_bar, options.as_json))
-    try:
+
+    def once() -> Loaded:
         loaded = _with_lineage(asked, run, runner) if options.lineage else run()
         if options.group:
             trees = tree_addresses(options.zookeeper, options.offsets_path)
             address = trees[0] if trees else f"kafka://{client['bootstrap.servers']}"
             with open_store(address, options.group, client, writing=True) as store:
                 store.commit(loaded.offsets)
+        return loaded
+
+    try:
+        if options.follow:
+            every, most = options.every or EVERY, options.max_failures or MAX_FAILURES
+            return follow_topics(once, runner, stop, every, most, options.metrics, options.output, options.as_json)
+        loaded = once()
     finally:
         runner.stop()
     if options.as_json:
@@ -262,6 +275,7 @@ def _check(options: SimpleNamespace) -> None:
             raise click.UsageError(f"give only one of {' and '.join(given)}")
     if (options.zookeeper or options.offsets_path) and not options.group:
         raise click.UsageError("--zookeeper and --offsets-path need --group")
+    _check_follow(options)
     check_row_formats(options)
     if bool(options.output) == bool(options.table):
         raise click.UsageError("give either --output or --table")
@@ -286,6 +300,20 @@ def _check(options: SimpleNamespace) -> None:
         raise click.UsageError(
             "--value-format and --key-format are for parquet, arrow, json: a stream of format klog into Spark's sink "
             "takes the options valueFormat and keyFormat"
+        )
+
+
+def _check_follow(options: SimpleNamespace) -> None:
+    if not options.follow:
+        if given := [name for name in ("every", "max_failures", "metrics") if getattr(options, name) is not None]:
+            raise click.UsageError(f"--{given[0].replace('_', '-')} is for --follow")
+    elif options.from_run or options.from_time or options.from_offsets or options.until:
+        raise click.UsageError(
+            "--from-run, --from-time, --from-offsets, --until exclude --follow: load once from there, then follow"
+        )
+    elif options.format not in CODECS:
+        raise click.UsageError(
+            f"--follow is for {', '.join(sorted(CODECS))}: a query of Spark has a trigger of its own"
         )
 
 
@@ -339,6 +367,10 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--file-bytes", type=_AT_LEAST_1, default=_DEFAULTS.file_bytes, metavar="N", help="Size to end files at.")
 @click.option("--max-file-records", type=_AT_LEAST_1, metavar="N", help="Offsets of a file and of a task's range.")
 @click.option("--lineage", is_flag=True, help="Send OpenLineage events, as OPENLINEAGE_URL and others say.")
+@click.option("--follow", is_flag=True, help="Run again and again in one Spark application, until SIGTERM.")
+@click.option("--every", type=duration, metavar="DURATION", help="With --follow: from run to run; default 30s.")
+@click.option("--max-failures", type=_AT_LEAST_1, metavar="N", help="With --follow: failed runs in a row; default 10.")
+@click.option("--metrics", metavar="HOST:PORT", help="With --follow: serve metrics for Prometheus at /metrics.")
 @cluster_options
 def main(cluster: ChosenCluster, **values: Any) -> None:
     """Load topics into files, each record once."""

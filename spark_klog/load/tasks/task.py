@@ -456,6 +456,20 @@ class SparkRunner:
         except Exception as error:
             raise LoadError(cause_of(error)) from error
 
+    def has_ended(self) -> bool:
+        """Whether there was a session that is gone: someone has stopped it, or its JVM."""
+        if self._made is None:
+            return False
+        from pyspark.sql.utils import is_remote
+
+        if is_remote():
+            return bool(getattr(self._made, "is_stopped", False))
+        try:
+            context = self._made.sparkContext._jsc
+            return context is None or bool(context.sc().isStopped())
+        except Exception:  # py4j's, of many kinds
+            return True
+
     def stop(self) -> None:
         if self._made is not None:
             self._made.stop()
