@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
@@ -24,16 +25,18 @@ from spark_klog.load.journal import lease
 from spark_klog.load.journal.store import locked, open_store
 from spark_klog.load.run import Loaded, LoadOptions, load
 from tests.load.buckets import bucket, committed, seen
-from tests.load.support import InProcess, expected, run
+from tests.load.support import InProcess, expected, kills, run
 from tests.load.unreliable_s3 import Fate, UnreliableS3, serving
 from tests.spark.support import create_topic, produce, values
 
 _SECONDS = 30
+#: The address of a server, and the server.
+Served = tuple[str, UnreliableS3]
 _BACKOFF = {"init_backoff": timedelta(milliseconds=5), "max_backoff": timedelta(milliseconds=10), "base": 2}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[str, UnreliableS3]]:
+def served() -> Iterator[Served]:
     s3 = UnreliableS3()
     with serving(s3) as address:
         yield address, s3
@@ -49,9 +52,7 @@ _fates = st.lists(st.sampled_from(["good", "refused", "lost", "late"]), max_size
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_fates, st.integers(1, 3), st.booleans())
-def test_one_of_all_writers_creates_a_file(
-    served: tuple[str, UnreliableS3], fates: list[Fate], writers: int, at_once: bool
-) -> None:
+def test_one_of_all_writers_creates_a_file(served: Served, fates: list[Fate], writers: int, at_once: bool) -> None:
     """Requests and answers are lost or late: nobody succeeds beside another one, and content never changes."""
     address, s3 = served
     uri = bucket(address, "model")
@@ -85,7 +86,7 @@ def test_one_of_all_writers_creates_a_file(
     assert now.create(path, b"late") == (now.read(path) == b"late")
 
 
-def test_a_file_of_the_same_content_is_another_writers(served: tuple[str, UnreliableS3]) -> None:
+def test_a_file_of_the_same_content_is_another_writers(served: Served) -> None:
     address, s3 = served
     uri = bucket(address, "same")
     assert [open_folder(uri).create("marker", b"") for _ in range(2)] == [True, False]
@@ -93,7 +94,7 @@ def test_a_file_of_the_same_content_is_another_writers(served: tuple[str, Unreli
     assert open_folder(uri).create("own", b"")
 
 
-def test_credentials_of_the_environment(served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_of_the_environment(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     address, _ = served
     bucket(address, "environment")
     for name, value in (
@@ -114,7 +115,7 @@ def test_credentials_of_the_environment(served: tuple[str, UnreliableS3], monkey
 # Which stores are refused
 
 
-def test_a_store_without_conditional_puts(served: tuple[str, UnreliableS3]) -> None:
+def test_a_store_without_conditional_puts(served: Served) -> None:
     address, s3 = served
     uri = bucket(address, "unconditional")
     s3.has_conditions = False
@@ -128,7 +129,7 @@ def test_a_store_without_conditional_puts(served: tuple[str, UnreliableS3]) -> N
         s3.has_conditions = True
 
 
-def test_without_obstore(served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_obstore(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = bucket(served[0], "without")
     monkeypatch.setattr(extras, "is_installed", lambda package: package != "obstore")
     with pytest.raises(MissingPackage, match=r"needs obstore, .*pip install 'spark-klog\[objectstore\]'"):
@@ -141,7 +142,7 @@ def test_without_obstore(served: tuple[str, UnreliableS3], monkeypatch: pytest.M
 # The lease
 
 
-def test_a_second_run_is_refused_while_the_first_one_lives(served: tuple[str, UnreliableS3]) -> None:
+def test_a_second_run_is_refused_while_the_first_one_lives(served: Served) -> None:
     uri = bucket(served[0], "lives")
     for _ in range(2):
         with locked(open_store(uri)):
@@ -149,12 +150,20 @@ def test_a_second_run_is_refused_while_the_first_one_lives(served: tuple[str, Un
                 with pytest.raises(LoadError, match=r"is under way \(process \d+ on .* began at .*\): wait"):
                     with locked(open_store(uri)):
                         pytest.fail("two runs have the lease")
+            open_store(uri).write("_klog/load.json", b"")
     assert len(open_store(uri).names("_klog/lease")) == 1
 
 
-def test_a_run_that_stood_still_changes_nothing(
-    served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_run_that_is_refused_leaves_nothing(cluster: EmbeddedCluster, topic: str, served: Served) -> None:
+    uri = bucket(served[0], "strange")
+    open_store(uri).write("part-0.parquet", b"of another program")
+    create_topic(cluster.bootstrap_servers, topic)
+    with pytest.raises(LoadError, match="belongs to another load, or to none"):
+        run(cluster.bootstrap_servers, uri, topic)
+    assert open_store(uri).paths_below("") == ["part-0.parquet"]
+
+
+def test_a_run_that_stood_still_changes_nothing(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = bucket(served[0], "frozen")
     first, second = open_store(uri), open_store(uri)
     monkeypatch.setattr(lease, "RENEW_SECONDS", 1000.0)
@@ -176,9 +185,7 @@ def test_a_run_that_stood_still_changes_nothing(
         assert second.names("") == ["_klog", "before", "own"]
 
 
-def test_a_run_that_is_late_but_alone_goes_on(
-    served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_late_but_alone_goes_on(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "RENEW_SECONDS", 1000.0)
     monkeypatch.setattr(lease, "LEASE_SECONDS", 1.1)
     store = open_store(bucket(served[0], "alone"))
@@ -188,7 +195,7 @@ def test_a_run_that_is_late_but_alone_goes_on(
     assert store.read("file") == b""
 
 
-def test_both_find_each_other(served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_find_each_other(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder renews at the very moment of the take-over: the other one may withdraw, both may, but never none."""
     uri = bucket(served[0], "moment")
     holder, other = open_store(uri), open_store(uri)
@@ -220,9 +227,7 @@ with locked(open_store(sys.argv[1])):
 
 
 @pytest.mark.test_all("kill")
-def test_the_lease_of_a_process_that_was_killed(
-    served: tuple[str, UnreliableS3], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lease_of_a_process_that_was_killed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = bucket(served[0], "killed")
     monkeypatch.setattr(lease, "LEASE_SECONDS", 20.0)
     with subprocess.Popen([sys.executable, "-c", _HOLDER, uri], stdout=subprocess.PIPE, text=True) as process:
@@ -254,9 +259,7 @@ class _UntilOneIsRefused(InProcess):
 
 
 @pytest.mark.parametrize("pairs", [1, pytest.param(20, marks=pytest.mark.test_all("long"))])
-def test_pairs_of_loads_at_once(
-    cluster: EmbeddedCluster, topic: str, served: tuple[str, UnreliableS3], pairs: int
-) -> None:
+def test_pairs_of_loads_at_once(cluster: EmbeddedCluster, topic: str, served: Served, pairs: int) -> None:
     servers, uri = cluster.bootstrap_servers, bucket(served[0], f"pairs-{pairs}")
     create_topic(servers, topic, 2)
     for number in range(pairs):
@@ -284,3 +287,50 @@ def test_pairs_of_loads_at_once(
     assert status(uri).findings == []
     run(servers, uri, topic)
     assert committed(uri) == expected(topic, {0: 10 * pairs, 1: 10 * pairs})
+
+
+_LOAD = """
+import random, sys, time
+from spark_klog.load.journal import lease
+from spark_klog.load.run import LoadOptions, load
+from tests.load.support import InProcess
+
+lease.RENEW_SECONDS, lease.LEASE_SECONDS = 0.2, 20.0
+
+class Slow(InProcess):
+    def run(self, tasks, job):
+        for number in tasks:
+            time.sleep(random.random() / 4)
+            super().run({number: tasks[number]}, job)
+
+load(LoadOptions({"bootstrap.servers": sys.argv[1]}, [sys.argv[2]], sys.argv[3], max_task_records=5), Slow())
+"""
+
+
+@pytest.mark.test_all("kill")
+def test_pairs_of_processes_of_which_one_is_killed(cluster: EmbeddedCluster, topic: str, served: Served) -> None:
+    """Whichever of them has the lease, the next run goes on at once: the system tells that the process is dead."""
+    servers, uri = cluster.bootstrap_servers, bucket(served[0], "processes")
+    create_topic(servers, topic, 2)
+    chance = random.Random(7)
+    codes: list[int] = []
+    rounds = kills() or 5
+    for _ in range(rounds):
+        produce(servers, topic, values(40, partitions=2))
+        command = [sys.executable, "-c", _LOAD, servers, topic, uri]
+        pair = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        plans = len(open_store(uri).names("_klog/runs"))
+        deadline = time.monotonic() + _SECONDS
+        while len(open_store(uri).names("_klog/runs")) == plans and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(chance.random() / 4)
+        pair[chance.randrange(2)].kill()
+        for process in pair:
+            _, said = process.communicate(timeout=_SECONDS)
+            codes.append(process.returncode)
+            assert process.returncode != 1 or "another run of the load in" in said
+        assert len(set(there := seen(uri))) == len(there)
+    run(servers, uri, topic, max_task_records=5)
+    assert seen(uri) == committed(uri) == expected(topic, {0: 20 * rounds, 1: 20 * rounds})
+    assert status(uri).findings == []
+    assert {-9, 0, 1} == set(codes) | {0, 1}

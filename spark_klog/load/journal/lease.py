@@ -5,7 +5,8 @@
 Only the creation of a file decides (`ArrowFolder.create`): who creates the next epoch holds the lease. The holder
 renews its file, which nobody else writes, and then looks for a later epoch. Another run sees the file change, and is
 refused. If it does not change for `LEASE_SECONDS`, by the watcher's own clock, its holder is dead, and the watcher
-creates the next epoch. The newest epoch stays there when a run ends, so that no number is used twice.
+creates the next epoch. The newest epoch stays there when a run ends, so that no number is used twice, unless it is the
+first one and its run has written nothing.
 
 A holder that was frozen for that long finds the later epoch before its next change, which fails. What was under way at
 the very moment of the take-over is bounded by the run's files, each of which is created once: plan, results of tasks,
@@ -148,6 +149,9 @@ class _Lease:
         with self._lock:
             if self._epoch and not self._is_lost:
                 try:
+                    if self._epoch == 1 and self._store.names(FOLDER) == [_LEASES.rpartition("/")[2]]:
+                        self._store.remove(_path(1))  # a first run that was refused leaves nothing behind
+                        return
                     self._store.write(_path(self._epoch), self._content(has_ended=True))
                 except LoadError as error:  # the next run waits for the lease's end
                     _log.warning("the next run has to wait for %g s: %s", LEASE_SECONDS, error)
