@@ -1,0 +1,159 @@
+"""Files of changes, which wait for the commit that merges them: written by tasks, read by the driver in slices of keys.
+
+A file is Parquet, sorted by the slot of the key, a hash of it, which is its last column `_slot`. The statistics of its
+row groups tell their slots, so that all changes of some keys are read from all files without the others: what is in
+memory at once is bounded by the slice, not by the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from spark_klog.records import kernels
+from spark_klog.records.contract import BinaryColumn
+from spark_klog.tables.changes import last_changes
+
+_SLOT = "_slot"
+_SLOTS = 4096
+_GROUP_ROWS = 64 * 1024
+#: What a writer holds before it writes a file, and what a slice has, about: bytes of Arrow data.
+_MOST_HELD = 64 * 1024 * 1024
+_SLICE = 128 * 1024 * 1024
+
+
+def slots(rows: pa.Table, key: Sequence[str]) -> NDArray[np.int32]:
+    """The slot of each row's key."""
+    texts = [_text(rows[name]) for name in key]
+    joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, b"\x00")
+    column = joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+    column = pa.concat_arrays([column, column.slice(0, 0)]) if column.offset or not len(column) else column
+    _, offsets, data = column.buffers()
+    keys = BinaryColumn(memoryview(offsets), b"" if data is None else memoryview(data), None, 0)
+    return np.frombuffer(kernels.load().partitions(keys, len(column), _SLOTS), np.int32)
+
+
+def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
+        column = column.cast(pa.binary() if _is_bytes(column.type) else pa.string())
+    return column.cast(pa.binary())
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+
+
+class ChangeWriter:
+    """Writes the last change of each key into files, as far as memory goes: a key may be in several files.
+
+    `put` gets each complete file of the folder `scratch`, with the number of its changes.
+    """
+
+    def __init__(self, key: Sequence[str], scratch: Path, put: Callable[[Path, int], None]) -> None:
+        self._key, self._scratch, self._put = key, scratch, put
+        self._held: list[pa.RecordBatch] = []
+        self._bytes = 0
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        self._held.append(changes)
+        self._bytes += changes.nbytes
+        if self._bytes >= _MOST_HELD:
+            last = last_changes(pa.Table.from_batches(self._held), self._key)
+            if last.nbytes >= _MOST_HELD // 2:
+                self._write(last)
+                last = last.slice(0, 0)
+            self._held, self._bytes = last.to_batches(), last.nbytes
+
+    def finish(self) -> None:
+        """Write what is held."""
+        if self._bytes:
+            self._write(last_changes(pa.Table.from_batches(self._held), self._key))
+        self._held, self._bytes = [], 0
+
+    def _write(self, changes: pa.Table) -> None:
+        import pyarrow.parquet as pq
+
+        of_keys = slots(changes, self._key)
+        order = np.argsort(of_keys, kind="stable")
+        sorted_changes = changes.take(pa.array(order)).append_column(_SLOT, pa.array(of_keys[order]))
+        path = self._scratch / uuid4().hex
+        pq.write_table(
+            sorted_changes,
+            path,
+            row_group_size=_GROUP_ROWS,
+            compression="lz4",
+            use_dictionary=False,
+            write_statistics=[_SLOT],
+        )
+        self._put(path, len(changes))
+
+
+@dataclass(frozen=True)
+class ChangeFiles:
+    """Files of `ChangeWriter` on a pyarrow file system; there is at least one. `key` has the columns of a row's key."""
+
+    filesystem: Any
+    paths: Sequence[str]
+    key: tuple[str, ...]
+    slice_bytes: int = field(default=_SLICE, repr=False)
+
+    @cached_property
+    def _footers(self) -> list[Any]:
+        import pyarrow.parquet as pq
+
+        return [pq.read_metadata(path, filesystem=self.filesystem) for path in self.paths]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of `last_changes`."""
+        schema = self._footers[0].schema.to_arrow_schema().remove_metadata()
+        return schema.remove(schema.get_field_index(_SLOT))
+
+    @property
+    def rows(self) -> int:
+        """The changes in all files; a key may have several."""
+        return sum(int(footer.num_rows) for footer in self._footers)
+
+    def slices(self) -> Iterator[pa.Table]:
+        """The last change of each key, each slice with other keys."""
+        size = sum(
+            footer.row_group(number).total_byte_size
+            for footer in self._footers
+            for number in range(footer.num_row_groups)
+        )
+        count = min(_SLOTS, -(-size // self.slice_bytes) or 1)
+        bounds = np.linspace(0, _SLOTS, count + 1).astype(int).tolist()
+        for first, end in pairwise(bounds):
+            parts = [part for number in range(len(self.paths)) for part in self._read(number, first, end)]
+            if parts:
+                yield last_changes(pa.concat_tables(parts), self.key)
+
+    def _read(self, number: int, first: int, end: int) -> Iterator[pa.Table]:
+        """The changes of a file with slots from `first` to before `end`."""
+        import pyarrow.parquet as pq
+
+        footer = self._footers[number]
+        column = footer.num_columns - 1
+        groups = []
+        for group in range(footer.num_row_groups):
+            known = footer.row_group(group).column(column).statistics
+            if known.min < end and known.max >= first:
+                groups.append(group)
+        if not groups:
+            return
+        with pq.ParquetFile(self.paths[number], metadata=footer, filesystem=self.filesystem) as file:
+            table = file.read_row_groups(groups)
+        of_keys = table[_SLOT]
+        if first > 0 or end < _SLOTS:
+            table = table.filter(pc.and_(pc.greater_equal(of_keys, first), pc.less(of_keys, end)))
+        yield table.drop_columns([_SLOT]).cast(self.schema)

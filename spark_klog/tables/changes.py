@@ -1,0 +1,331 @@
+"""Changes of a table's rows: what records of a topic say about them, and which change of a row is its last one.
+
+A change is a row, or the deletion of one, with its key and its place in the log:
+
+    the row's columns            of a deletion only those of the key count
+    _incarnation, _partition     the log: a topic that is created again begins incarnation 1 of its partitions
+    _offset, _timestamp          the record in it
+    _deleted                     whether the row is gone; the table itself does not have this column
+
+Which of two changes of a key is the later one: in a partition the one with the larger incarnation and offset. A key
+that is in several partitions, as its topic got more of them, goes by the records' timestamps, then by the number of the
+partition. A table keeps the place of each row's last change, so no older change ever replaces a newer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from spark_klog.errors import ConfigError, LoadError
+
+INCARNATION, PARTITION, OFFSET, TIMESTAMP = "_incarnation", "_partition", "_offset", "_timestamp"
+DELETED = "_deleted"
+#: The columns that a table has beside those of its rows.
+PLACE = pa.schema(
+    [
+        pa.field(INCARNATION, pa.int32()),
+        pa.field(PARTITION, pa.int32()),
+        pa.field(OFFSET, pa.int64()),
+        pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),
+    ]
+)
+#: What the value of a record is: the row itself (null: it is deleted), or Debezium's envelope of it.
+Envelope = Literal["none", "debezium"]
+ENVELOPES: tuple[Envelope, ...] = ("none", "debezium")
+#: The name by which `--upsert-key` means the record's key; a field of that name is `value.key`.
+RECORD_KEY = "key"
+_WRITES, _DELETE, _TRUNCATE = ("c", "u", "r"), "d", "t"
+#: Logical messages of PostgreSQL, which are about no row.
+_MESSAGE = "m"
+#: What Debezium writes in place of a large column that an update has not changed.
+UNAVAILABLE = "__debezium_unavailable_value"
+_JSON_WRAPPER = "payload"
+
+
+def debezium_type(row: pa.DataType) -> pa.DataType:
+    """The type of a value in Debezium's JSON, with or without the wrapper of Kafka Connect's schemas, by the row's.
+
+    Fields that are not in it (`source`, `schema`) are left out by the parser.
+    """
+    fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
+    return pa.struct([*fields, pa.field(_JSON_WRAPPER, pa.struct(fields))])
+
+
+@dataclass(frozen=True)
+class ChangeFormat:
+    """What a topic's records say about rows. `key_type` and `value_type` are those of the columns key and value.
+
+    `key` has names of the row's fields; without names it is the record's key: the fields of its struct, or the column
+    `key` of bytes. `ConfigError` if the row or its key can't be of these types.
+    """
+
+    key_type: pa.DataType
+    value_type: pa.DataType
+    fields: tuple[str, ...] = ()
+    envelope: Envelope = "none"
+
+    def __post_init__(self) -> None:
+        if self.envelope not in ENVELOPES:
+            raise ConfigError(f"envelope {self.envelope!r} must be one of {', '.join(ENVELOPES)}")
+        row = self._row
+        if reserved := [name for name in row if name in {*PLACE.names, DELETED}]:
+            raise ConfigError(f"the row has a field {reserved[0]}, which is a column of the table: rename it")
+        for name in self.key:
+            kind = row.get(name)
+            if kind is None:
+                raise ConfigError(f"upsert key {name!r}: the row has no such field, only {', '.join(row)}")
+            if pa.types.is_nested(kind):
+                raise ConfigError(f"upsert key {name!r} is a {kind}: name fields with plain values")
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return self.fields or tuple(name for name, _ in self._key_fields)
+
+    @property
+    def row(self) -> pa.Schema:
+        """The columns of a row in the table, with those of its place."""
+        return pa.schema([*(pa.field(name, kind) for name, kind in self._row.items()), *PLACE])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a change."""
+        return self.row.append(pa.field(DELETED, pa.bool_()))
+
+    @property
+    def _key_fields(self) -> list[tuple[str, pa.DataType]]:
+        """What the record's key has of a row."""
+        if pa.types.is_struct(self.key_type):
+            return [(one.name, one.type) for one in self.key_type]
+        return [(RECORD_KEY, self.key_type)]
+
+    @property
+    def _row(self) -> dict[str, pa.DataType]:
+        if self.envelope == "debezium":
+            fields = [(one.name, one.type) for one in self._enveloped]
+        elif pa.types.is_struct(self.value_type):
+            fields = [(one.name, one.type) for one in self.value_type]
+        else:
+            fields = [("value", self.value_type)]
+        row = dict(fields)
+        if self.fields:
+            return row
+        if not pa.types.is_struct(self.key_type):
+            if self.envelope == "debezium":
+                raise ConfigError("the envelope's keys are bytes: name the key's fields, or give a key format")
+            if RECORD_KEY in row:
+                raise ConfigError(f"the row has a field {RECORD_KEY!r}: name the key's fields, or give a key format")
+        keys = dict(self._key_fields)
+        return keys | row if self.envelope == "debezium" else keys | row | keys
+
+    @property
+    def _enveloped(self) -> pa.DataType:
+        """The row's type in the envelope."""
+        kind = self.value_type
+        if _has(kind, _JSON_WRAPPER) and not _has(kind, "after"):
+            kind = kind.field(_JSON_WRAPPER).type
+        missing = [name for name in ("before", "after", "op") if not _has(kind, name)]
+        if missing:
+            raise ConfigError(f"values are no envelope of Debezium: they have no field {missing[0]}, but are {kind}")
+        row = kind.field("after").type
+        if not pa.types.is_struct(row):
+            raise ConfigError(f"the envelope's rows are {row}, not records with fields: MongoDB's are not understood")
+        return row
+
+    def changes(self, records: pa.RecordBatch, incarnation: int = 0) -> pa.RecordBatch:
+        """The changes of records with the connector's columns key, value, topic, partition, offset, timestamp.
+
+        `LoadError` names a record that has no key, or an operation that is not understood.
+        """
+        if self.envelope == "debezium":
+            rows, deleted, numbers = self._unwrapped(records)
+        else:
+            numbers = np.arange(len(records))
+            rows = self._row_fields(records["value"])
+            deleted = records["value"].is_null()
+        places = records.select(["partition", "offset", "timestamp"])
+        keys = records["key"]
+        if len(numbers) != len(records) or self.envelope != "none":
+            places, keys = places.take(pa.array(numbers)), keys.take(pa.array(numbers))
+        rows |= self._keys(rows, keys, deleted)
+        for name in self.key:
+            if rows[name].null_count:
+                first = int(numbers[int(pc.index(rows[name].is_null(), True).as_py())])
+                raise LoadError(
+                    f"{_place_of(records, first)} has no {name}, which is in the key of its row: every record needs "
+                    "one. A record without a value (a tombstone) has only what the record's key has"
+                )
+        columns = [rows[name] for name in self._row]
+        here = pa.nulls(len(places), pa.int32()).fill_null(incarnation)
+        times = places["timestamp"].cast(PLACE.field(TIMESTAMP).type)
+        columns += [here, places["partition"], places["offset"], times, deleted]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _row_fields(self, row: pa.Array) -> dict[str, pa.Array]:
+        if pa.types.is_struct(row.type):
+            return dict(zip((one.name for one in row.type), row.flatten(), strict=True))
+        return {"value": row}
+
+    def _keys(self, rows: dict[str, pa.Array], keys: pa.Array, deleted: pa.Array) -> dict[str, pa.Array]:
+        """The columns of the key, from the record's key if they are in it."""
+        if not pa.types.is_struct(keys.type):
+            return {} if self.fields else {RECORD_KEY: keys}
+        of_record = dict(zip((one.name for one in keys.type), keys.flatten(), strict=True))
+        if not self.fields:
+            return of_record if self.envelope == "none" else _filled(rows, of_record)
+        # of a deletion without a row
+        return _filled(rows, {name: of_record[name] for name in self.fields if name in of_record})
+
+    def _unwrapped(self, records: pa.RecordBatch) -> tuple[dict[str, pa.Array], pa.Array, NDArray[np.int64]]:
+        """The rows of an envelope's changes, which of them are deletions, and each one's number of a record.
+
+        An update that changes the key deletes the row of the old key, too: Debezium writes both as records of their
+        own, other writers of its envelope do not.
+        """
+        value = records["value"]
+        before, after, op = self._envelope_fields(value)
+        known = pc.is_in(op, pa.array([*_WRITES, _DELETE, _MESSAGE]))
+        if wrong := np.flatnonzero(_mask(pc.and_(value.is_valid(), pc.invert(known)))).tolist():
+            name, where = op[wrong[0]].as_py(), _place_of(records, wrong[0])
+            if name == _TRUNCATE:
+                raise LoadError(
+                    f"{where} truncates its table, which is not understood: begin another table behind it, or have "
+                    "the connector skip it (skipped.operations=t)"
+                )
+            raise LoadError(f"{where} has the operation {name!r}: an envelope of Debezium has one of c, u, r, d, m")
+        is_write = _mask(pc.is_in(op, pa.array(_WRITES)))
+        is_delete = _mask(pc.equal(op, _DELETE))
+        if lost := np.flatnonzero(is_write & _mask(after.is_null())).tolist():
+            raise LoadError(f"{_place_of(records, lost[0])} has the operation {op[lost[0]].as_py()!r} and no row")
+        # A tombstone repeats the deletion before it. It is the only one if the deletion is compacted away.
+        tombstones = _mask(value.is_null()) & pa.types.is_struct(self.key_type)
+        is_deleted = is_delete | tombstones
+        numbers = np.flatnonzero(is_write | is_deleted)
+        rows = pc.if_else(pa.array(is_delete), before, after).take(pa.array(numbers))
+        deleted = is_deleted[numbers]
+        moved = np.flatnonzero(is_write & _mask(before.is_valid()))
+        if len(moved):
+            moved = moved[self._moves(before.take(pa.array(moved)), after.take(pa.array(moved)))]
+        if len(moved):
+            rows = pa.concat_arrays([rows, before.take(pa.array(moved))])
+            numbers, deleted = np.append(numbers, moved), np.append(deleted, np.ones(len(moved), np.bool_))
+        row = self._row_fields(rows)
+        self._check_available(records, row, pa.array(deleted), numbers)
+        return row, pa.array(deleted), numbers
+
+    def _envelope_fields(self, value: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
+        """The columns before, after and op, wherever they stand."""
+        names = ("before", "after", "op")
+        if not _has(value.type, _JSON_WRAPPER):
+            return tuple(pc.struct_field(value, name) for name in names)
+        wrapped = pc.struct_field(value, _JSON_WRAPPER)
+        inner = [pc.struct_field(wrapped, name) for name in names]
+        if not _has(value.type, "after"):
+            return tuple(inner)
+        outer = [pc.struct_field(value, name) for name in names]
+        is_wrapped = wrapped.is_valid()
+        return tuple(pc.if_else(is_wrapped, one, other) for one, other in zip(inner, outer, strict=True))
+
+    def _moves(self, before: pa.Array, after: pa.Array) -> NDArray[np.bool_]:
+        """Which updates have another key afterwards. A row before that lacks its key says nothing."""
+        old, new = self._row_fields(before), self._row_fields(after)
+        differs, is_whole = np.zeros(len(before), np.bool_), np.ones(len(before), np.bool_)
+        for name in self.key:
+            if name not in old:
+                return np.zeros(len(before), np.bool_)
+            differs |= _mask(pc.not_equal(old[name], new[name]))
+            is_whole &= _mask(old[name].is_valid())
+        return differs & is_whole
+
+    def _check_available(
+        self, records: pa.RecordBatch, row: dict[str, pa.Array], deleted: pa.Array, numbers: NDArray[np.int64]
+    ) -> None:
+        for name, column in row.items():
+            if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+                marks = _mask(pc.and_not(pc.equal(column, pa.scalar(UNAVAILABLE, column.type)), deleted))
+                if marks.any():
+                    where = _place_of(records, int(numbers[int(marks.argmax())]))
+                    raise LoadError(
+                        f"{where} has {UNAVAILABLE} as {name}: the connector has not the column's value. Give the "
+                        "database's table REPLICA IDENTITY FULL, or the connector a ReselectColumnsPostProcessor"
+                    )
+
+
+def _has(kind: pa.DataType, name: str) -> bool:
+    return bool(pa.types.is_struct(kind) and kind.get_field_index(name) >= 0)
+
+
+def _filled(rows: dict[str, pa.Array], keys: dict[str, pa.Array]) -> dict[str, pa.Array]:
+    """The key's columns of rows; those of deletions that have no row are from the record's key."""
+    filled = {}
+    for name, column in keys.items():
+        of_row = rows.get(name)
+        filled[name] = column if of_row is None else pc.coalesce(of_row, column.cast(of_row.type))
+    return filled
+
+
+def _mask(array: pa.Array) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = array.fill_null(False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def _place_of(records: pa.RecordBatch, number: int) -> str:
+    topic, partition, offset = (records[name][number].as_py() for name in ("topic", "partition", "offset"))
+    return f"the record at {topic}-{partition}, offset {offset},"
+
+
+def last_changes(changes: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The last change of each key, in no order of keys."""
+    if not len(changes):
+        return changes
+    incarnations, partitions, offsets = (numbers(changes[name]) for name in (INCARNATION, PARTITION, OFFSET))
+    is_one = not (np.ptp(incarnations) or np.ptp(partitions))
+    if not (is_one and bool(np.all(offsets[1:] >= offsets[:-1]))):
+        changes = changes.take(pa.array(np.lexsort((offsets, incarnations, partitions))))
+    changes = changes.take(pa.array(_last_rows(changes, key if is_one else [*key, PARTITION])))
+    if not is_one:
+        order = np.lexsort((numbers(changes[PARTITION]), numbers(changes[TIMESTAMP])))
+        changes = changes.take(pa.array(order))
+        changes = changes.take(pa.array(_last_rows(changes, key)))
+    return changes
+
+
+def _last_rows(table: pa.Table, names: Sequence[str]) -> NDArray[np.int64]:
+    """The numbers of those rows after which none has the same values, in their order."""
+    places = pa.table([*(table[name] for name in names), pa.array(np.arange(len(table)))], names=[*names, "_row"])
+    rows = places.group_by(list(names), use_threads=False).aggregate([("_row", "max")])["_row_max"]
+    return np.sort(numbers(rows))
+
+
+def numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.int64]:
+    """A column of integers or times without nulls."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    array: NDArray[np.int64] = (
+        column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
+    )
+    return array
+
+
+def newer(changes: pa.Table, rows: pa.Table) -> NDArray[np.bool_]:
+    """Which changes are later than the rows beside them, by the places of both. A row without a place is the older."""
+    values = {}
+    for name in PLACE.names:
+        values[name] = (
+            numbers(changes[name]),
+            numbers(rows[name].fill_null(pa.scalar(0, pa.int64()).cast(PLACE.field(name).type))),
+        )
+    is_lost = rows[OFFSET].is_null().to_numpy()
+    (inc, inc_of_row), (part, part_of_row) = values[INCARNATION], values[PARTITION]
+    (at, at_of_row), (time, time_of_row) = values[OFFSET], values[TIMESTAMP]
+    within = (inc > inc_of_row) | ((inc == inc_of_row) & (at > at_of_row))
+    across = (time > time_of_row) | ((time == time_of_row) & (part > part_of_row))
+    result: NDArray[np.bool_] = is_lost | np.where(part == part_of_row, within, across)
+    return result

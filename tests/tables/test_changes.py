@@ -1,0 +1,206 @@
+"""Records become changes of rows, and the last change of a key wins, as a model in plain Python says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.load.values import JsonParser
+from spark_klog.tables import change_files
+from spark_klog.tables.changes import UNAVAILABLE, ChangeFormat, debezium_type, last_changes, newer
+from tests.tables.change_support import (
+    FORMAT,
+    Change,
+    change_batch,
+    is_later,
+    last_of,
+    records,
+    rows_in,
+    rows_of,
+    written,
+)
+
+ROW = pa.struct([pa.field("id", pa.int64()), pa.field("name", pa.string())])
+ENVELOPE = debezium_type(ROW)
+ID = pa.struct([pa.field("id", pa.int32())])
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Change]:
+    """Changes of few keys in some partitions, in the order in which their records were appended."""
+    ends: dict[tuple[int, int], int] = {}
+    made = []
+    for time in range(draw(st.integers(1, 40))):
+        place = draw(st.integers(0, 1)), draw(st.integers(0, 2))
+        ends[place] = ends.get(place, 0) + draw(st.integers(1, 3))
+        name = draw(st.sampled_from([None, "a", "b"]))
+        made.append(Change(draw(st.integers(0, 6)), name, place[1], ends[place], time // 2, place[0]))
+    return made
+
+
+@settings(deadline=None, max_examples=30)
+@given(logs(), st.randoms(use_true_random=False), st.integers(1, 4), st.sampled_from([1, 1 << 27]))
+def test_the_last_change_of_each_key_is_in_one_slice(log: list[Change], random: Any, files: int, size: int) -> None:
+    """However the log is dealt out to files; of an incarnation's partition the times go on as the offsets do."""
+    log = sorted(log, key=lambda one: (one.incarnation, one.time))
+    log = [one._replace(time=number) for number, one in enumerate(log)]
+    dealt: list[list[Change]] = [[] for _ in range(files)]
+    for one in log:
+        dealt[random.randrange(files)].append(one)
+    with TemporaryDirectory() as folder:
+        found = list(written(Path(folder), (change_batch(each) for each in dealt if each), size).slices())
+    keys = [key for each in found for key in each["id"].to_pylist()]
+    assert len(keys) == len(set(keys))
+    table = pa.concat_tables(found)
+    assert rows_in(table.filter(pa.compute.invert(table["_deleted"]))) == rows_of(log)
+    assert set(keys) == last_of(log).keys()
+
+
+@settings(deadline=None, max_examples=30)
+@given(logs(), logs())
+def test_a_change_is_compared_with_the_row_in_the_table(one: list[Change], other: list[Change]) -> None:
+    pairs = list(zip(one, other, strict=False))
+    changes, rows = (pa.Table.from_batches([change_batch([pair[side] for pair in pairs])]) for side in (0, 1))
+    assert newer(changes, rows).tolist() == [is_later(*pair) for pair in pairs]
+
+
+def test_a_writer_holds_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change_files, "_MOST_HELD", 4_000)
+    paths: list[tuple[Path, int]] = []
+    writer = change_files.ChangeWriter(FORMAT.key, tmp_path, lambda *file: paths.append(file))
+    log = [Change(number * number % 300, f"name-{number}", 0, number) for number in range(2000)]
+    for start in range(0, len(log), 50):
+        writer.add(change_batch(log[start : start + 50]))
+    writer.finish()
+    assert len(paths) > 3
+    assert sum(changes for _, changes in paths) < len(log)
+    monkeypatch.setattr(change_files, "_MOST_HELD", 1 << 20)
+    files = change_files.ChangeFiles(pa.fs.LocalFileSystem(), [str(path) for path, _ in paths], FORMAT.key, 1_000)
+    found = list(files.slices())
+    assert len(found) > 3
+    assert rows_in(pa.concat_tables(found)) == rows_of(log)
+
+
+def envelopes(*values: Any, keys: list[Any] | None = None) -> pa.RecordBatch:
+    """Records with these values, as text of JSON, parsed as a load parses them; None is a tombstone."""
+    texts = pa.array([None if value is None else json.dumps(value).encode() for value in values], pa.binary())
+    parsed, bad = JsonParser(ENVELOPE).parse(texts)
+    assert not bad
+    plain = records([Change(0, "", 1, 10 + number) for number in range(len(values))])
+    columns = dict(zip(plain.schema.names, plain.columns, strict=True)) | {"value": parsed}
+    columns["key"] = pa.nulls(len(values), pa.binary()) if keys is None else pa.array(keys, ID)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def shown(changes: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """(id, name, offset, whether it is deleted), of deletions without the name."""
+    rows = changes.select(["id", "name", "_offset", "_deleted"]).to_pylist()
+    return [(row["id"], None if row["_deleted"] else row["name"], row["_offset"], row["_deleted"]) for row in rows]
+
+
+ADA, BOB, BEA = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}, {"id": 2, "name": "Bea"}
+
+
+def test_debeziums_operations() -> None:
+    by_id = ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium")
+    found = by_id.changes(
+        envelopes(
+            {"before": None, "after": ADA, "op": "r", "source": {"snapshot": "first"}, "ts_ms": 5},
+            {"schema": {"type": "struct"}, "payload": {"before": None, "after": BOB, "op": "c"}},
+            {"before": BOB, "after": BEA, "op": "u"},
+            {"op": "m", "message": {"prefix": "x"}},
+            {"payload": {"before": BEA, "after": None, "op": "d"}},
+            None,
+        )
+    )
+    assert shown(found) == [
+        (1, "Ada", 10, False),
+        (2, "Bob", 11, False),
+        (2, "Bea", 12, False),
+        (2, None, 14, True),
+    ]
+    assert by_id.key == ("id",)
+    assert by_id.row.names == ["id", "name", "_incarnation", "_partition", "_offset", "_timestamp"]
+
+
+def test_an_update_that_changes_the_key_deletes_the_row_of_the_old_one() -> None:
+    by_id = ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium")
+    lost = {"id": None, "name": None}
+    found = by_id.changes(
+        envelopes({"before": ADA, "after": BOB, "op": "u"}, {"before": lost, "after": BEA, "op": "u"})
+    )
+    assert sorted(shown(found), key=str) == [(1, None, 10, True), (2, "Bea", 11, False), (2, "Bob", 10, False)]
+    last = last_changes(pa.Table.from_batches([found]), ["id"])
+    assert sorted(shown(last.to_batches()[0]), key=str) == [(1, None, 10, True), (2, "Bea", 11, False)]
+
+
+def test_a_tombstone_deletes_by_the_records_key() -> None:
+    """Of a log that is compacted only the tombstone may be left."""
+    by_key = ChangeFormat(ID, ENVELOPE, (), "debezium")
+    values = [{"before": None, "after": ADA, "op": "c"}, {"before": None, "op": "d"}, None]
+    found = by_key.changes(envelopes(*values, keys=[{"id": 1}, {"id": 2}, {"id": 3}]))
+    assert shown(found) == [(1, "Ada", 10, False), (2, None, 11, True), (3, None, 12, True)]
+    assert found.schema.field("id").type == pa.int64(), "the row's own type"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"op": "t"}, "rows-1, offset 10, truncates its table"),
+        ({"op": "x", "after": ADA}, "has the operation 'x'"),
+        ({"after": ADA}, "has the operation None"),
+        ({"op": "u", "before": ADA}, "has the operation 'u' and no row"),
+        ({"op": "d", "after": ADA}, "has no id"),
+        ({"op": "u", "after": {"id": 3, "name": UNAVAILABLE}}, "REPLICA IDENTITY FULL"),
+    ],
+)
+def test_records_that_are_no_changes_are_named(value: Any, message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        ChangeFormat(pa.binary(), ENVELOPE, ("id",), "debezium").changes(envelopes(value))
+
+
+def test_plain_rows_by_the_records_key_or_a_field() -> None:
+    batch = records([Change(1, "a", 0, 5), Change(2, None, 0, 6)])
+    assert shown(FORMAT.changes(batch)) == [(1, "a", 5, False), (2, None, 6, True)]
+    by_name = ChangeFormat(batch["key"].type, batch["value"].type, ("name",))
+    with pytest.raises(LoadError, match="rows-0, offset 6, has no name"):
+        by_name.changes(batch)
+    assert by_name.changes(batch.slice(0, 1))["name"].to_pylist() == ["a"]
+
+
+def test_bytes_are_rows_of_two_columns() -> None:
+    plain = ChangeFormat(pa.binary(), pa.binary())
+    assert (plain.key, plain.row.names[:2]) == (("key",), ["key", "value"])
+    batch = records([Change(1, "a", 0, 5)] * 2)
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns |= {"key": pa.array([b"k", b"l"]), "value": pa.array([b"v", None], pa.binary())}
+    found = plain.changes(pa.RecordBatch.from_pydict(columns))
+    assert found.select(["key", "value", "_deleted"]).to_pylist() == [
+        {"key": b"k", "value": b"v", "_deleted": False},
+        {"key": b"l", "value": None, "_deleted": True},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((pa.binary(), ROW, ("ids",)), "no such field, only id, name"),
+        ((pa.binary(), pa.struct([pa.field("id", ROW)]), ("id",)), "name fields with plain values"),
+        ((pa.binary(), pa.struct([pa.field("_offset", pa.int64())]), ("_offset",)), "rename it"),
+        ((pa.binary(), pa.struct([pa.field("key", pa.int64())])), "has a field 'key'"),
+        ((pa.binary(), ENVELOPE, (), "debezium"), "keys are bytes"),
+        ((ID, ROW, (), "debezium"), "no field before"),
+        ((ID, debezium_type(pa.string()), (), "debezium"), "MongoDB"),
+        ((ID, ROW, (), "maxwell"), "must be one of none, debezium"),
+    ],
+)
+def test_formats_that_can_not_be_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ChangeFormat(*arguments)
