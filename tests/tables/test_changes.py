@@ -46,7 +46,7 @@ def logs(draw: st.DrawFn) -> list[Change]:
 
 
 @settings(deadline=None, max_examples=30)
-@given(logs(), st.randoms(use_true_random=False), st.integers(1, 4), st.sampled_from([1, 1 << 27]))
+@given(logs(), st.randoms(use_true_random=False), st.integers(1, 4), st.sampled_from([300, 1 << 27]))
 def test_the_last_change_of_each_key_is_in_one_slice(log: list[Change], random: Any, files: int, size: int) -> None:
     """However the log is dealt out to files; of an incarnation's partition the times go on as the offsets do."""
     log = sorted(log, key=lambda one: (one.incarnation, one.time))
