@@ -23,7 +23,9 @@ from deltalake.transaction import AddAction, RemoveAction
 from spark_klog.base.addresses import local_path, without_user
 from spark_klog.errors import ConfigError, LoadError
 from spark_klog.files.folder import reason
+from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.columns import differences
+from spark_klog.tables.delta_merge import merge
 from spark_klog.tables.delta_statistics import statistics_json
 from spark_klog.tables.table import (
     COMMIT_ENTRY,
@@ -140,27 +142,43 @@ class DeltaLakeTable:
     def append(self, files: Sequence[DataFile], run: Run) -> None:
         def attempt() -> None:
             table = self._existing()
-            last = _last_run(table, run.load)
-            if last is not None and (last.number, last.token) == (run.number, run.token):
-                return  # of an attempt whose answer was lost
-            before = 0 if last is None else last.number
-            if before != run.number - 1:
-                raise RunConflict(
-                    f"{self.address}: another run of the load has committed run {before}; nothing of this one is in "
-                    "the table, and what it has read is there once. Run again for what has come since"
-                )
+            if self._has(table, run):
+                return
             names = table.metadata().partition_columns
             now = time.time_ns() // 1_000_000
             actions: list[AddAction | RemoveAction] = [
                 AddAction(item.path, item.size, _partition(item.hour, names), now, True, statistics_json(item.metadata))
                 for item in files
             ]
-            properties = CommitProperties(
-                custom_metadata={COMMIT_ENTRY: {**vars(run)}}, app_transactions=[Transaction(run.load, run.number)]
-            )
-            table.create_write_transaction(actions, "append", table.schema(), names, commit_properties=properties)
+            table.create_write_transaction(actions, "append", table.schema(), names, commit_properties=_committing(run))
 
         self._again("written", attempt)
+
+    def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
+        def attempt() -> None:
+            table = self._existing()
+            if self._has(table, run):
+                return
+            if changes is not None:
+                merge(table, changes, _committing(run))
+            if table.transaction_version(run.load) != run.number:  # no row has changed, so nothing was committed
+                names = table.metadata().partition_columns
+                table.create_write_transaction([], "append", table.schema(), names, commit_properties=_committing(run))
+
+        self._again("merged into", attempt)
+
+    def _has(self, table: DeltaTable, run: Run) -> bool:
+        """Whether the run is in the table, of an attempt whose answer was lost; `RunConflict` if another one is."""
+        last = _last_run(table, run.load)
+        if last is not None and (last.number, last.token) == (run.number, run.token):
+            return True
+        before = 0 if last is None else last.number
+        if before != run.number - 1:
+            raise RunConflict(
+                f"{self.address}: another run of the load has committed run {before}; nothing of this one is in "
+                "the table, and what it has read is there once. Run again for what has come since"
+            )
+        return False
 
     def compact(self, target_bytes: int) -> int:
         def attempt() -> int:
@@ -293,6 +311,12 @@ def _last_run(table: DeltaTable, load: str) -> Run | None:
             if isinstance(entry, dict) and (entry.get("load"), entry.get("number")) == (load, number):
                 return Run.of(entry)
     return Run(load, number, "", {})
+
+
+def _committing(run: Run) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata={COMMIT_ENTRY: {**vars(run)}}, app_transactions=[Transaction(run.load, run.number)]
+    )
 
 
 def _partition(hour: int | None, names: Sequence[str]) -> dict[str, str | None]:

@@ -17,6 +17,8 @@ from spark_klog.errors import LoadError
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
+    from spark_klog.tables.change_files import ChangeFiles
+
 #: By what a table is partitioned.
 Layout = Literal["none", "day", "hour"]
 #: {topic: {partition: offset}}, the first offset that the run does not have.
@@ -106,6 +108,13 @@ class Table(Protocol):
 
     def append(self, files: Sequence[DataFile], run: Run) -> None:
         """Commit a run with its files, which may be none; `RunConflict` if `last_run` is not the one before it."""
+
+    def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
+        """Commit a run with changes of rows: of each key the last one, unless the row in the table is of a later one.
+
+        The table has the columns of the changes but `_deleted`, by `prepare`, and is not partitioned. None: the run
+        changes nothing. `RunConflict` as of `append`.
+        """
 
     def files(self) -> Iterator[TableFile]:
         """The files of the current table."""

@@ -1,0 +1,210 @@
+"""Runs that merge changes: after each of them the table has the rows of a model, in Delta and in Iceberg."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import duckdb
+import polars
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given, settings, strategies as st
+from pyiceberg.catalog import load_catalog
+
+from spark_klog.tables.delta import DeltaLakeTable
+from spark_klog.tables.table import Run, RunConflict, Table
+from tests.tables.change_support import FORMAT, Change, change_batch, rows_in, rows_of, written
+
+FORMATS = ("delta",)
+
+
+def make_table(kind: str, folder: Path) -> Table:
+    if kind == "delta":
+        return DeltaLakeTable(str(folder / "table"))
+    from spark_klog.tables.iceberg import IcebergTable
+
+    return IcebergTable("local.space.table", catalog_options(folder))
+
+
+def catalog_options(folder: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}"}
+
+
+def content(kind: str, folder: Path) -> pa.Table:
+    """The table as another program reads it."""
+    if kind == "delta":
+        return DeltaTable(folder / "table").to_pyarrow_table()
+    return load_catalog("local", **catalog_options(folder)).load_table("space.table").scan().to_arrow()
+
+
+def run(number: int, token: str = "abcdefg") -> Run:
+    return Run("load", number, token, {"rows": {"0": number}})
+
+
+class Source:
+    """A table that follows a log of changes."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder, self.table = kind, folder, make_table(kind, folder)
+        self.table.prepare(FORMAT.row, "none", "", "load")
+        self.log: list[Change] = []
+        self.runs = 0
+
+    def merge(self, changes: list[Change], number: int, slice_bytes: int = 1 << 27) -> None:
+        files = None
+        if changes:
+            batches = (
+                [change_batch(changes[:3]), change_batch(changes[3:])] if len(changes) > 3 else [change_batch(changes)]
+            )
+            files = written(self.folder / f"changes-{number}-{len(self.log)}", batches, slice_bytes)
+        self.table.upsert(files, run(number))
+
+    def check(self) -> None:
+        assert rows_in(content(self.kind, self.folder)) == rows_of(self.log)
+
+
+_CHANGES = st.lists(
+    st.tuples(st.integers(0, 8), st.sampled_from([None, "a", "b", "c"]), st.integers(0, 2)), min_size=0, max_size=12
+)
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("run"), _CHANGES),
+        st.tuples(st.just("from an earlier offset"), _CHANGES),
+        st.tuples(st.sampled_from(["answer lost", "behind", "compaction"]), st.just([])),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(deadline=None, max_examples=8)
+@given(steps=_STEPS, slice_bytes=st.sampled_from([400, 1 << 27]))
+def test_the_table_equals_the_model_after_each_run(kind: str, steps: list[Any], slice_bytes: int) -> None:
+    with TemporaryDirectory() as name:
+        source = Source(kind, Path(name))
+        last: list[Change] = []
+        for step, drawn in steps:
+            if step == "compaction":
+                source.table.compact(1 << 20)
+            elif step == "answer lost":
+                if source.runs:
+                    source.merge(last, source.runs, slice_bytes)
+            elif step == "behind":
+                with pytest.raises(RunConflict):
+                    source.table.upsert(None, run(source.runs, "another") if source.runs else run(2))
+            else:
+                start = len(source.log)
+                for id_, text, partition in drawn:
+                    number = len(source.log)
+                    source.log.append(Change(id_, text, partition, number, number))
+                source.runs += 1
+                last = source.log[start // 2 :] if step != "run" else source.log[start:]
+                source.merge(last, source.runs, slice_bytes)
+            source.check()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_row_of_another_writer_is_older_than_any_change(kind: str, tmp_path: Path) -> None:
+    source = Source(kind, tmp_path)
+    foreign = pa.table({"id": [1, 2, 2, 9], "name": ["x", "y", "z", "stays"]})
+    if kind == "delta":
+        write_deltalake(tmp_path / "table", foreign, mode="append", schema_mode="merge")
+    else:
+        load_catalog("local", **catalog_options(tmp_path)).load_table("space.table").append(foreign)
+    source.merge([Change(1, "a", 0, 0), Change(2, None, 0, 1), Change(3, None, 0, 2)], 1)
+    found = content(kind, tmp_path)
+    assert sorted(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True)) == [(1, "a"), (9, "stays")]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_topic_that_is_created_again_begins_with_small_offsets(kind: str, tmp_path: Path) -> None:
+    source = Source(kind, tmp_path)
+    source.log = [Change(1, "old", 0, 500), Change(2, "kept", 0, 501)]
+    source.merge(source.log, 1)
+    source.log.append(Change(1, "new", 0, 3, 1, 1))
+    source.merge(source.log[2:], 2)
+    source.check()
+    assert len(source.log) == 3
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_two_runs_at_once(kind: str, tmp_path: Path) -> None:
+    """Both have seen the same table: one of them is told so, and the rows are those of the other."""
+    source = Source(kind, tmp_path)
+    source.merge([Change(number, "a", 0, number) for number in range(20)], 1)
+    tables = [make_table(kind, tmp_path) for _ in range(2)]
+    ready = threading.Barrier(2)
+    ends: list[Any] = [None, None]
+
+    def work(number: int) -> None:
+        log = [Change(key, f"by {number}", 0, 100 + key) for key in range(10 * number, 10 + 10 * number)]
+        files = written(tmp_path / f"changes-of-{number}", [change_batch(log)])
+        ready.wait(30)
+        try:
+            tables[number].upsert(files, run(2, f"token-{number}"))
+        except RunConflict as conflict:
+            ends[number] = conflict
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sum(isinstance(end, RunConflict) for end in ends) == 1
+    winner = ends.index(None)
+    last = source.table.last_run("load")
+    assert last is not None
+    assert (last.number, last.token) == (2, f"token-{winner}")
+    names = content(kind, tmp_path)["name"].to_pylist()
+    assert sorted(names) == sorted(["a"] * 10 + [f"by {winner}"] * 10)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_append_of_another_writer_meanwhile(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has read the table before the append merges again, with the new rows."""
+    source = Source(kind, tmp_path)
+    source.merge([Change(1, "a", 0, 0)], 1)
+    calls: list[int] = []
+
+    def intrude(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 1:
+                foreign = pa.table({"id": [7], "name": ["foreign"]})
+                if kind == "delta":
+                    write_deltalake(tmp_path / "table", foreign, mode="append", schema_mode="merge")
+                else:
+                    load_catalog("local", **catalog_options(tmp_path)).load_table("space.table").append(foreign)
+            return real(*arguments, **options)
+
+        return call
+
+    if kind == "delta":
+        from spark_klog.tables import delta
+
+        monkeypatch.setattr(delta, "merge", intrude(delta.merge))
+    else:
+        from spark_klog.tables.iceberg_transaction import OneAttempt
+
+        monkeypatch.setattr(OneAttempt, "commit_transaction", intrude(OneAttempt.commit_transaction))
+    source.log = [Change(1, "b", 0, 1), Change(7, "ours", 0, 2)]
+    source.merge(source.log, 2)
+    source.check()
+    assert len(calls) == 2
+
+
+def test_other_readers_see_the_rows_of_delta(tmp_path: Path) -> None:
+    source = Source("delta", tmp_path)
+    source.log = [Change(number % 7, "n", 0, number) for number in range(20)]
+    source.merge(source.log, 1)
+    ids = sorted(one[0] for one in rows_of(source.log))
+    assert sorted(polars.read_delta(str(tmp_path / "table"))["id"].to_list()) == ids
+    with duckdb.connect() as connection:
+        files = DeltaTable(tmp_path / "table").file_uris()
+        assert sorted(row[0] for row in connection.execute(f"SELECT id FROM read_parquet({files})").fetchall()) == ids
