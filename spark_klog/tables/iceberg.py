@@ -35,6 +35,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     UnauthorizedError,
 )
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -45,10 +46,12 @@ from pyiceberg.types import DateType, TimestampType, TimestamptzType
 
 from spark_klog.base.addresses import without_user
 from spark_klog.errors import ConfigError, LoadError
+from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.iceberg_compaction import Batch, Compaction
 from spark_klog.tables.iceberg_files import Footers, data_entries, offsets_of, place_columns, time_field
 from spark_klog.tables.iceberg_schema import changes, to_arrow, to_iceberg
 from spark_klog.tables.iceberg_transaction import OneAttempt
+from spark_klog.tables.iceberg_upsert import Upsert
 from spark_klog.tables.table import LOAD_PROPERTY, DataFile, Layout, Run, RunConflict, TableFile
 
 _log = logging.getLogger(__name__)
@@ -283,30 +286,68 @@ class IcebergTable:
         self._trying(lambda: self._append(files, run), f"given run {run.number}")
 
     def _append(self, files: Sequence[DataFile], run: Run) -> None:
+        table = self._without(run)
+        if table is None:
+            return
+        footers = Footers(table.metadata)
+        base = table.metadata.location.rstrip("/")
+        transaction = OneAttempt(table)
+        append = transaction.update_snapshot(snapshot_properties=_texts(run)).merge_append()
+        for one in files:
+            append.append_data_file(footers.data_file(f"{base}/{one.path}", one.size, one.metadata))
+        self._commit_run(transaction, append, run)
+
+    def upsert(self, changes: ChangeFiles | None, run: Run) -> None:
+        if changes is None:
+            self.append([], run)
+        else:
+            self._trying(lambda: self._upsert(changes, run), f"given run {run.number}")
+
+    def _upsert(self, changes: ChangeFiles, run: Run) -> None:
+        table = self._without(run)
+        if table is None:
+            return
+        upsert = Upsert(table, changes)
+        upsert.write()
+        if not upsert.added and not upsert.gone:
+            self._append([], run)
+            return
+        transaction = OneAttempt(table)
+        overwrite = transaction.update_snapshot(snapshot_properties=_texts(run)).overwrite()
+        # The files to delete are given one by one; this lets pyiceberg look for them in all manifests.
+        overwrite.delete_by_predicate(AlwaysTrue())
+        for file in upsert.gone:
+            overwrite.delete_data_file(file)
+        for file in upsert.added:
+            overwrite.append_data_file(file)
+        try:
+            self._commit_run(transaction, overwrite, run)
+        except CommitFailedException:
+            upsert.remove()
+            raise
+
+    def _without(self, run: Run) -> Table | None:
+        """The table before the run; None if it has the run, after an attempt whose outcome nobody knew."""
         table = self._present()
         metadata = table.metadata
         self._check_owner(metadata, run.load)
         last = self._last_run(metadata, run.load)
         if last is not None and (last.number, last.token) == (run.number, run.token):
-            return
+            return None
         number = 0 if last is None else last.number
         if number != run.number - 1:
             raise RunConflict(
                 f"{self.address} has run {number} of load {run.load}, so that run {run.number} can't follow: another "
                 "run has committed meanwhile. Nothing is lost: run again for what has come since"
             )
-        footers = Footers(metadata)
-        base = metadata.location.rstrip("/")
-        texts = _texts(run)
-        transaction = OneAttempt(table)
-        append = transaction.update_snapshot(snapshot_properties=texts).merge_append()
-        for one in files:
-            append.append_data_file(footers.data_file(f"{base}/{one.path}", one.size, one.metadata))
-        snapshot = [append.snapshot_id, metadata.next_sequence_number()]
-        transaction.set_properties({**texts, _SNAPSHOT: json.dumps(snapshot)})
-        append.commit()
+        return table
+
+    def _commit_run(self, transaction: OneAttempt, producer: Any, run: Run) -> None:
+        snapshot = [producer.snapshot_id, transaction.table_metadata.next_sequence_number()]
+        transaction.set_properties({**_texts(run), _SNAPSHOT: json.dumps(snapshot)})
+        producer.commit()
         self._commit(transaction)
-        _log.info("committed run %s to %s, snapshot %s", run.number, self.address, append.snapshot_id)
+        _log.info("committed run %s to %s, snapshot %s", run.number, self.address, producer.snapshot_id)
 
     def _commit(self, transaction: OneAttempt) -> None:
         """CommitFailedException only if nothing was committed, which a lost response may hide."""

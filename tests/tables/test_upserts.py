@@ -17,17 +17,16 @@ from hypothesis import given, settings, strategies as st
 from pyiceberg.catalog import load_catalog
 
 from spark_klog.tables.delta import DeltaLakeTable
+from spark_klog.tables.iceberg import IcebergTable
 from spark_klog.tables.table import Run, RunConflict, Table
 from tests.tables.change_support import FORMAT, Change, change_batch, rows_in, rows_of, written
 
-FORMATS = ("delta",)
+FORMATS = ("delta", "iceberg")
 
 
 def make_table(kind: str, folder: Path) -> Table:
     if kind == "delta":
         return DeltaLakeTable(str(folder / "table"))
-    from spark_klog.tables.iceberg import IcebergTable
-
     return IcebergTable("local.space.table", catalog_options(folder))
 
 

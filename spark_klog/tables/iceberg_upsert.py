@@ -1,0 +1,169 @@
+"""Merge changes into an Iceberg table: files with rows that change are replaced as a whole, in one commit.
+
+Only the columns of the key and of the place are read of all files. What is in memory at once is a slice of the changes,
+these columns of one file, and a bit for each row of the files that change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, Table, TableProperties
+
+from spark_klog.tables.change_files import ChangeFiles
+from spark_klog.tables.changes import DELETED, PLACE, newer, numbers
+from spark_klog.tables.iceberg_files import Footers
+from spark_klog.tables.iceberg_schema import to_arrow
+
+_FILE_BYTES = 256 * 1024 * 1024
+_GROUP_ROWS, _GROUP_BYTES = 1_000_000, 32 * 1024 * 1024
+_ROW, _CHANGE = "_row", "_change"
+
+
+class Upsert:
+    """Writes the files that take the place of others; `table` is as it was when it was read.
+
+    After `write` the `gone` files are to be replaced by the `added` ones; rows that others have deleted stay away.
+    """
+
+    def __init__(self, table: Table, changes: ChangeFiles) -> None:
+        self._table, self._changes = table, changes
+        self._schema = to_arrow(table.schema())
+        self._tasks: list[FileScanTask] = list(table.scan().plan_files())
+        #: By the number of a task: which of the file's rows stay.
+        self._kept: dict[int, NDArray[np.bool_]] = {}
+        self._output = _Output(table, self._schema)
+        self.gone: list[DataFile] = []
+        self.added: list[DataFile] = []
+
+    def write(self) -> None:
+        try:
+            for changes in self._changes.slices():
+                self._output.write(self._inserted(changes))
+            for number, kept in self._kept.items():
+                self.gone.append(self._tasks[number].file)
+                start = 0
+                for batch in self._read(number, self._schema.names):
+                    rows = batch.filter(pa.array(kept[start : start + len(batch)]))
+                    start += len(batch)
+                    self._output.write(pa.Table.from_batches([rows]))
+            self.added = self._output.finish()
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        """Remove what was written, as nothing of it is committed."""
+        self._output.remove()
+
+    def _inserted(self, changes: pa.Table) -> pa.Table:
+        """The rows that a slice of changes leaves; notes which rows of the table they replace."""
+        names = [*self._changes.key, *PLACE.names]
+        fields = {one.name: one.type for one in self._schema}
+        wanted = pa.schema([pa.field(name, fields[name]) for name in names])
+        keys = changes.select(names).cast(wanted)
+        counts = keys.select(self._changes.key).append_column(_CHANGE, pa.array(np.arange(len(keys))))
+        is_last = np.ones(len(changes), np.bool_)
+        for number in range(len(self._tasks)):
+            rows = pa.Table.from_batches(self._read(number, names), wanted)
+            mine = rows.select(self._changes.key).append_column(_ROW, pa.array(np.arange(len(rows))))
+            pairs = mine.join(counts, list(self._changes.key), join_type="inner")
+            if not len(pairs):
+                continue
+            of_rows, of_changes = numbers(pairs[_ROW]), numbers(pairs[_CHANGE])
+            is_newer = newer(keys.take(pa.array(of_changes)), rows.take(pa.array(of_rows)))
+            is_last[of_changes[~is_newer]] = False
+            if is_newer.any():
+                if number not in self._kept:
+                    self._kept[number] = np.ones(len(rows), np.bool_)
+                self._kept[number][of_rows[is_newer]] = False
+        is_row = is_last & ~changes[DELETED].to_numpy()
+        return changes.filter(pa.array(is_row))
+
+    def _read(self, number: int, names: list[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a file, always in the same order, with the types of the table."""
+        wanted = pa.schema([self._schema.field(name).remove_metadata() for name in names])
+        projected = self._table.schema().select(*names)
+        scan = ArrowScan(self._table.metadata, self._table.io, projected, AlwaysTrue())
+        for batch in scan.to_record_batches([self._tasks[number]]):
+            yield batch.select(names).cast(wanted)
+
+
+class _Output:
+    """Files of the table, of about `_FILE_BYTES` at most."""
+
+    def __init__(self, table: Table, schema: pa.Schema) -> None:
+        self._table, self._schema = table, schema
+        self._footers = Footers(table.metadata)
+        properties = table.properties
+        self._codec = properties.get(TableProperties.PARQUET_COMPRESSION, TableProperties.PARQUET_COMPRESSION_DEFAULT)
+        self._waiting: list[pa.Table] = []
+        self._bytes = self._rows = 0
+        self._stream: Any = None
+        self._writer: pq.ParquetWriter | None = None
+        self._collected: list[Any] = []
+        self._paths: list[str] = []
+        self._files: list[DataFile] = []
+
+    def write(self, rows: pa.Table) -> None:
+        if not len(rows):
+            return
+        self._waiting.append(self._fitted(rows))
+        self._rows += len(rows)
+        self._bytes += rows.nbytes
+        if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
+            self._flush()
+
+    def finish(self) -> list[DataFile]:
+        self._flush()
+        self._close()
+        return self._files
+
+    def remove(self) -> None:
+        with suppress(Exception):
+            self._close()
+        for path in self._paths:
+            with suppress(Exception):  # Iceberg's remove_orphan_files removes it later
+                self._table.io.delete(path)
+
+    def _fitted(self, rows: pa.Table) -> pa.Table:
+        """With the table's columns, null where the rows have none."""
+        columns = [
+            rows[one.name].cast(one.type) if one.name in rows.column_names else pa.nulls(len(rows), one.type)
+            for one in self._schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self._schema)
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        if self._writer is None:
+            path = self._table.location_provider().new_data_location(f"upsert-{uuid4().hex}.parquet")
+            self._paths.append(path)
+            self._stream, self._collected = self._table.io.new_output(path).create(), []
+            self._writer = pq.ParquetWriter(
+                self._stream, self._schema, compression=self._codec, metadata_collector=self._collected
+            )
+        self._writer.write_table(pa.concat_tables(self._waiting), row_group_size=self._rows)
+        self._waiting, self._rows, self._bytes = [], 0, 0
+        if self._stream.tell() >= _FILE_BYTES:
+            self._close()
+
+    def _close(self) -> None:
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        writer.close()
+        self._stream.close()
+        size = len(self._table.io.new_input(self._paths[-1]))
+        self._files.append(self._footers.data_file(self._paths[-1], size, self._collected[0]))
