@@ -5,3 +5,11 @@
 
 A run of a load is one commit of its table: the commit has the files, the run's number and its offsets.
 """
+
+from __future__ import annotations
+
+from spark_klog.base.extras import require
+
+require("A table", "pyarrow")
+
+from spark_klog.tables.stream_upserts import upsert as upsert

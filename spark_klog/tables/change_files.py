@@ -19,7 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow.fs import LocalFileSystem
 
+from spark_klog.base.addresses import local_path
+from spark_klog.errors import LoadError
+from spark_klog.files import open_filesystem
 from spark_klog.records import kernels
 from spark_klog.records.contract import BinaryColumn
 from spark_klog.tables.changes import last_changes
@@ -96,6 +100,14 @@ class ChangeWriter:
             write_statistics=[_SLOT],
         )
         self._put(path, len(changes))
+
+
+def change_files(location: str, paths: Sequence[str], key: tuple[str, ...]) -> ChangeFiles:
+    """Files below a path or URI."""
+    if (base := local_path(location)) is not None:
+        return ChangeFiles(LocalFileSystem(), [f"{base}/{path}" for path in paths], key)
+    filesystem, base = open_filesystem(location, LoadError)
+    return ChangeFiles(filesystem, [f"{base.rstrip('/')}/{path}" for path in paths], key)
 
 
 @dataclass(frozen=True)
