@@ -136,6 +136,13 @@ class LoadOptions:
                 raise ConfigError(f"a table has files of Parquet, not {settings.format}")
             if isinstance(self.start, AtRun):
                 raise ConfigError("--from-run loads again what the load has: for files only, as a table keeps it")
+        if settings.upsert_key:
+            if not is_table(self.output):
+                raise ConfigError("an upsert key is for a table: give --table delta:URI or iceberg:...")
+            if len(self.topics) > 1:
+                raise ConfigError("changes of several topics have no order: load one topic with an upsert key")
+            if not settings.schema and not self.formats:
+                settings.change_format("")
         if settings.schema and "value" in columns:
             raise ConfigError("values are either JSON or of another format with a schema")
         if settings.event_time and not settings.schema and "value" not in columns:
@@ -399,7 +406,7 @@ class _Run:
             discard_run(self._store, plan.run)
             return dict(before)
         if self._table is not None:
-            self._table.commit(manifest)
+            manifest = self._table.commit(manifest, self._settings(plan).change_format(plan.topics[0]))
         else:
             write_manifest(self._store, manifest)
         self._publish(manifest, has_leftovers=has_leftovers)

@@ -13,6 +13,7 @@ from spark_klog.columns.schema import FULL
 from spark_klog.errors import ConfigError
 from spark_klog.load.rows import RowSchema
 from spark_klog.load.values import UTC, check_field, check_zone, parse_schema
+from spark_klog.tables.changes import RECORD_KEY, ChangeFormat, Envelope
 
 PARQUET, ARROW, JSON_LINES = "parquet", "arrow", "json"
 #: Formats that tasks write themselves, with their codecs. The first is the default.
@@ -41,6 +42,7 @@ class WriteSettings:
     once their schemas are known. `sort_by` is a column of `SORTED`, by which each row group of a Parquet file is sorted
     (then by offset), or "": by offset. The layout is by the field `event_time` of values, or by the records' timestamps
     if it is "", in `time_zone`.
+    With an `upsert_key` (fields of the value, or "key") records are changes of rows, in an `envelope` or plain.
     """
 
     format: str = PARQUET
@@ -56,6 +58,8 @@ class WriteSettings:
     time_zone: str = UTC
     rows: tuple[RowSchema, ...] = ()
     sort_by: str = ""
+    upsert_key: str = ""
+    envelope: Envelope = "none"
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> WriteSettings:
@@ -96,6 +100,13 @@ class WriteSettings:
         if self.rows and self.format == PARQUET:
             self._check_parquet()
         self._check_order()
+        if self.upsert_key and self.layout != "none":
+            raise ConfigError("an upsert key and --partition-by exclude each other: a row may move to another time")
+        if self.envelope != "none" and not self.upsert_key:
+            raise ConfigError(f"envelope {self.envelope} needs an upsert key")
+        if self.schema or self.rows:  # `LoadOptions` knows whether there will be some
+            for topic in {one.topic for one in self.rows} or {""}:
+                self.change_format(topic)
         check_zone(self.time_zone)
         if self.event_time:
             # `LoadOptions` knows whether there will be one
@@ -106,6 +117,15 @@ class WriteSettings:
                     check_field(one.type, self.event_time)
             if self.layout == "none":
                 raise ConfigError(f"event time {self.event_time!r} is for --partition-by hour or day")
+
+    def change_format(self, topic: str) -> ChangeFormat | None:
+        """What the topic's records say about rows; None if each of them is a row. `ConfigError` if they can't."""
+        if not self.upsert_key:
+            return None
+        fields = [name.strip().removeprefix("value.") for name in self.upsert_key.split(",")]
+        columns = self.columns(topic)
+        kinds = columns.field("key").type, columns.field("value").type
+        return ChangeFormat(*kinds, () if self.upsert_key == RECORD_KEY else tuple(fields), self.envelope)
 
     def columns(self, topic: str) -> pa.Schema:
         """The columns of a topic's files."""

@@ -38,6 +38,7 @@ from spark_klog.load.journal.model import (
     attempt_of,
     attempt_path,
     candidate_path,
+    changes_path,
     from_json,
     manifest_path,
     new_token,
@@ -51,6 +52,8 @@ from spark_klog.load.journal.model import (
 from spark_klog.load.journal.store import Store, read_json, to_json
 from spark_klog.load.settings import WriteSettings
 from spark_klog.load.table_columns import table_columns, time_column
+from spark_klog.tables.change_files import change_files
+from spark_klog.tables.changes import ChangeFormat
 from spark_klog.tables.table import DataFile, Run, Table
 
 if TYPE_CHECKING:
@@ -134,23 +137,36 @@ class TableCommits:
 
     def prepare(self, settings: WriteSettings, topics: Sequence[str]) -> pa.Schema:
         """Make the table ready for a run; returns the columns of its files. Errors as of `Table.prepare`."""
-        columns = table_columns(settings, topics)
+        changes = settings.change_format(topics[0])
+        columns = table_columns(settings, topics) if changes is None else changes.row
         layout = settings.layout
         assert layout in ("none", "day", "hour")
         return self.table.prepare(columns, layout, time_column(settings), self._load)  # type: ignore[arg-type]
 
-    def commit(self, manifest: Manifest) -> None:
-        """Commit a run to the table, then to the journal; errors as of `Table.append`."""
+    def commit(self, manifest: Manifest, changes: ChangeFormat | None) -> Manifest:
+        """Commit a run to the table, then to the journal; errors as of `Table.append`. Returns what the journal has.
+
+        The files of a run with `changes` are merged into the table, and are not its own.
+        """
         token = new_token()
+        entries = manifest.files
+        if changes is not None:
+            manifest = replace(manifest, files=[])
         self._store.write(candidate_path(manifest.run, token), to_json(manifest))
-        files = self._data_files(manifest.files)
         offsets = {topic: {key: item.offset for key, item in each.items()} for topic, each in manifest.offsets.items()}
         ids = {
             topic: item.topic_id for topic, each in manifest.offsets.items() for item in each.values() if item.topic_id
         }
-        self.table.append(files, Run(self._load, manifest.run, token, offsets, ids))
+        run = Run(self._load, manifest.run, token, offsets, ids)
+        if changes is None:
+            self.table.append(self._data_files(entries), run)
+        else:
+            paths = [item.path for item in entries]
+            files = change_files(self.table.location, paths, changes.key) if paths else None
+            self.table.upsert(files, run)
         # Another call may have seen the table's commit, and have made the same of it.
         self._store.create(manifest_path(manifest.run), to_json(manifest))
+        return manifest
 
     def _data_files(self, entries: Sequence[FileEntry]) -> list[DataFile]:
         with ThreadPoolExecutor(_READS) as pool:
@@ -182,6 +198,7 @@ class TableCommits:
         topics = [item.topic for item in manifest.partitions]
         self.remove_orphans(manifest.run, topics, has_leftovers=has_leftovers)
         try:
+            self._store.remove(changes_path(manifest.run, ""))
             self._store.remove(staging_path(manifest.run))  # of attempts that were killed
         except LoadError as error:  # an attempt that Spark is about to stop writes there
             _log.warning("files of run %s that are of no use are left: %s", run_name(manifest.run), error)

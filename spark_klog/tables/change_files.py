@@ -75,12 +75,13 @@ class ChangeWriter:
             last = last_changes(pa.Table.from_batches(self._held), self._key)
             if last.nbytes >= _MOST_HELD // 2:
                 self._write(last)
-                last = last.slice(0, 0)
-            self._held, self._bytes = last.to_batches(), last.nbytes
+                self._held, self._bytes = [], 0
+            else:
+                self._held, self._bytes = last.to_batches(), last.nbytes
 
     def finish(self) -> None:
-        """Write what is held."""
-        if self._bytes:
+        """Write what is held, be it a file without changes, of batches that had none."""
+        if self._held:
             self._write(last_changes(pa.Table.from_batches(self._held), self._key))
         self._held, self._bytes = [], 0
 
@@ -159,7 +160,7 @@ class ChangeFiles:
         groups = []
         for group in range(footer.num_row_groups):
             known = footer.row_group(group).column(column).statistics
-            if known.min < end and known.max >= first:
+            if known is not None and known.has_min_max and known.min < end and known.max >= first:
                 groups.append(group)
         if not groups:
             return

@@ -45,7 +45,7 @@ def logs(draw: st.DrawFn) -> list[Change]:
     return made
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(logs(), st.randoms(use_true_random=False), st.integers(1, 4), st.sampled_from([300, 1 << 27]))
 def test_the_last_change_of_each_key_is_in_one_slice(log: list[Change], random: Any, files: int, size: int) -> None:
     """However the log is dealt out to files; of an incarnation's partition the times go on as the offsets do."""
@@ -63,7 +63,7 @@ def test_the_last_change_of_each_key_is_in_one_slice(log: list[Change], random: 
     assert set(keys) == last_of(log).keys()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(logs(), logs())
 def test_a_change_is_compared_with_the_row_in_the_table(one: list[Change], other: list[Change]) -> None:
     pairs = list(zip(one, other, strict=False))

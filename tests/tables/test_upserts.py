@@ -82,7 +82,7 @@ _STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=6)
 @given(steps=_STEPS, slice_bytes=st.sampled_from([400, 1 << 27]))
 def test_the_table_equals_the_model_after_each_run(kind: str, steps: list[Any], slice_bytes: int) -> None:
     with TemporaryDirectory() as name:

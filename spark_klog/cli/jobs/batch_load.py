@@ -70,6 +70,7 @@ with needed_packages(_JOB) if __name__ == "__main__" else nullcontext():
     from spark_klog.load.tasks.task import SparkRunner
     from spark_klog.load.values import UTC, read_schema, schema_text
     from spark_klog.spark.options import PROTECTED
+    from spark_klog.tables.changes import ENVELOPES, RECORD_KEY, debezium_type
     from spark_klog.tables.opening import is_table
 
 _log = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ def _load_files(options: SimpleNamespace, client: dict[str, str]) -> int:
     written["compression"] = options.compression or CODECS[options.format][0]
     written["dictionary"] = tuple(name for name in options.dictionary.split(",") if name)
     if options.value_format == "json":
-        written["schema"] = schema_text(read_schema(options.value_schema))
+        kind = read_schema(options.value_schema)
+        written["schema"] = schema_text(debezium_type(kind) if options.envelope == "debezium" else kind)
     asked = LoadOptions(
         client,
         options.topics,
@@ -284,6 +286,8 @@ def _check(options: SimpleNamespace) -> None:
             raise click.UsageError(f"--table {options.table}: write delta:URI or iceberg:CATALOG.NAMESPACE.TABLE")
         if options.format != "parquet":
             raise click.UsageError("--table has files of --format parquet")
+    if options.envelope != "none" and not options.upsert_key:
+        options.upsert_key = RECORD_KEY
     if options.format in CODECS:
         if options.checkpoint:
             raise click.UsageError(
@@ -357,6 +361,13 @@ _AT_LEAST_1 = click.IntRange(1)
 @click.option("--time-zone", default=UTC, metavar="ZONE", help="For --partition-by and times without a zone.")
 @click.option("--sort-by", type=click.Choice(SORTED), default=None, help="Sort each row group of Parquet files.")
 @row_format_options
+@click.option(
+    "--upsert-key",
+    default="",
+    metavar="FIELDS",
+    help="Of a --table: records are changes of rows with this key, fields of the value or `key`, the record's key.",
+)
+@click.option("--envelope", type=click.Choice(ENVELOPES), default="none", help="What the values with changes are.")
 @click.option("--compression", help="zstd (default), snappy, lz4, gzip, none.")
 @click.option("--compression-level", type=int, help="Of the codec.")
 @click.option("--dictionary", default=",".join(_DEFAULTS.dictionary), help="Parquet columns with a dictionary.")

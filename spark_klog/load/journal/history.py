@@ -36,6 +36,9 @@ COMPACTED = "compaction"
 _RESULTS = re.compile(r"offsets-([0-9]{5,})\.json")  # the name that `task_path` makes
 #: The settings that decide on the folders of records, the layout first, with the job's options.
 _LAYOUT = {"layout": "--partition-by", "time_zone": "--time-zone", "event_time": "--event-time"}
+#: Those that say what a record does to a table, and what a plan says that has none of them.
+_CHANGES = {"upsert_key": "--upsert-key", "envelope": "--envelope"}
+_APPENDED = {"upsert_key": "", "envelope": "none"}
 
 
 @dataclass(frozen=True)
@@ -248,6 +251,11 @@ def check_output(
             raise _of_another(store, f"{texts[0]}, not {texts[1]}", begins)
         if name == "layout" and was == "none":
             break
+    for name, option in _CHANGES.items():
+        was = settings[name] if plan is None else plan.settings.get(name, _APPENDED[name])
+        if was != settings[name]:
+            texts = [f"with {option} {value or 'not set'}" for value in (was, settings[name])]
+            raise _of_another(store, f"{texts[0]}, not {texts[1]}")
     return found
 
 

@@ -67,6 +67,11 @@ def candidate_path(number: int, token: str) -> str:
     return run_path(number, f"candidate-{token}.json")
 
 
+def changes_path(number: int, name: str) -> str:
+    """A file of changes that waits for the run's commit, or the folder of them."""
+    return run_path(number, f"changes/{name}".rstrip("/"))
+
+
 def task_path(number: int, task: int) -> str:
     return run_path(number, f"offsets-{task:05d}.json")
 

@@ -40,6 +40,7 @@ from spark_klog.load.journal.model import (
 from spark_klog.load.journal.store import Store, open_store, to_json
 from spark_klog.load.rows import fitted
 from spark_klog.load.settings import JSON_LINES, LOSS_ADVICE, WriteSettings
+from spark_klog.load.tasks.change_writers import ChangeRangeWriter
 from spark_klog.load.tasks.time_limit import TaskTime
 from spark_klog.load.tasks.writers import HOUR_US, RangeWriter, time_text
 from spark_klog.load.values import JsonParser, dated, field_times, is_dated, local_times, parse_schema
@@ -353,7 +354,12 @@ class _RangeLoad(ReadObserver):
             attempt.put(source, entry.path)
             self._files.append(entry)
 
-        writer = RangeWriter(item, settings, attempt.folder, put, attempt.token, attempt.job.columns)
+        writer: RangeWriter | ChangeRangeWriter
+        changes = settings.change_format(item.topic)
+        if changes is None:
+            writer = RangeWriter(item, settings, attempt.folder, put, attempt.token, attempt.job.columns)
+        else:
+            writer = ChangeRangeWriter(item, changes, attempt.folder, put, attempt.token, attempt.job.run)
         asked = OffsetRange(item.topic, item.partition, item.start, item.end)
         with Values(item, settings, attempt.folder, attempt.token, attempt.decoders(item.topic)) as values:
             for batch in read_ranges(attempt.job.source, [asked], READ, ids, self, reader):

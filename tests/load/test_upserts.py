@@ -1,0 +1,288 @@
+"""Loads of changes: the table equals the source's state at the offsets of its last run, whatever dies meanwhile.
+
+SPARK_KLOG_KILLS: 1,000,000 changes of 100,000 keys with that many kills (default: 6,000 of 600, and three).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+from pyiceberg.utils.config import Config
+
+from spark_klog.embedded import EmbeddedCluster
+from spark_klog.errors import ConfigError, LoadError
+from spark_klog.files.folder import LocalFolder
+from spark_klog.load.audit import status
+from spark_klog.load.settings import WriteSettings
+from spark_klog.load.values import parse_schema, schema_text
+from spark_klog.schema_registry import SchemaRegistry
+from spark_klog.schemas.column_format import ColumnFormat, RegistrySettings
+from spark_klog.security.config import Settings
+from spark_klog.tables.changes import debezium_type
+from spark_klog.tables.opening import open_table
+from spark_klog.tables.table import Table
+from tests.load.support import Killed, die, failing, kills, run
+from tests.spark.support import Sent, create_topic, produce
+
+FORMATS = ("delta", "iceberg")
+ROW = "id bigint, name string"
+BY_ID = WriteSettings(schema=ROW, upsert_key="id")
+_PARTITIONS = 4
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """With a catalog `local` of Iceberg."""
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/iceberg"}
+    for name, value in properties.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LOCAL__{name.upper()}", value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # it has read the environment at its import
+    return dict(os.environ)
+
+
+def address_of(kind: str, folder: Path, name: str = "rows") -> str:
+    return f"delta:{folder}/{name}" if kind == "delta" else f"iceberg:local.space.{name}"
+
+
+def content(address: str) -> pa.Table:
+    """The table as another program reads it; one without rows, if there is none."""
+    kind, _, place = address.partition(":")
+    if kind == "delta":
+        return DeltaTable(place).to_pyarrow_table() if DeltaTable.is_deltatable(place) else pa.table({"id": []})
+    catalog = load_catalog("local")
+    name = place.removeprefix("local.")
+    return catalog.load_table(name).scan().to_arrow() if catalog.table_exists(name) else pa.table({"id": []})
+
+
+class Source:
+    """A topic of changes of rows, and what it says."""
+
+    def __init__(self, servers: str, topic: str, keys: int) -> None:
+        self.servers, self.topic, self._keys = servers, topic, keys
+        self._chance = random.Random(44)
+        self._logs: list[list[tuple[int, str | None]]] = [[] for _ in range(_PARTITIONS)]
+        create_topic(servers, topic, _PARTITIONS)
+
+    def change(self, count: int) -> None:
+        """Changes of keys in any order, a tenth of them tombstones; a key has its partition."""
+        sent = []
+        for number in range(count):
+            key = self._chance.randrange(self._keys)
+            name = None if self._chance.random() < 0.1 else f"name {number} of {key}"
+            value = None if name is None else json.dumps({"id": key, "name": name}).encode()
+            sent.append(Sent(value, json.dumps({"id": key}).encode(), key % _PARTITIONS))
+            self._logs[key % _PARTITIONS].append((key, name))
+        produce(self.servers, self.topic, sent)
+
+    def rows(self, offsets: Mapping[str, int]) -> list[tuple[int, str, int]]:
+        """(id, name, offset) of the rows at some offsets."""
+        found: dict[int, tuple[int, str, int]] = {}
+        for partition, log in enumerate(self._logs):
+            for offset, (key, name) in enumerate(log[: offsets.get(str(partition), 0)]):
+                if name is None:
+                    found.pop(key, None)
+                else:
+                    found[key] = key, name, offset
+        return sorted(found.values())
+
+    @property
+    def end(self) -> dict[str, int]:
+        return {str(number): len(log) for number, log in enumerate(self._logs)}
+
+    def check(self, address: str, load: str | None = None) -> Mapping[str, int]:
+        """The table equals the rows at the offsets of its last run, which are returned."""
+        table: Table = open_table(address)
+        owner = table.load_id()
+        last = None if owner is None else table.last_run(owner)
+        offsets: Mapping[str, int] = {} if last is None else last.offsets[self.topic]
+        found = content(address)
+        columns = [found[name].to_pylist() for name in ("id", "name", "_offset")] if len(found) else [[], [], []]
+        assert sorted(zip(*columns, strict=True)) == self.rows(offsets)
+        return offsets
+
+
+#: A tombstone has its row's id in its key only: keys are bytes, so those of the source are not read as rows.
+_KEYED = WriteSettings(schema=ROW, upsert_key="key")
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("delta", 12), *(pytest.param(kind, 2, marks=pytest.mark.test_all("kill")) for kind in FORMATS)],
+)
+def test_killed_at_each_change(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str, step: int
+) -> None:
+    source = Source(cluster.bootstrap_servers, topic, 30)
+    source.change(200)
+    number, died = 0, True
+    while died:
+        number += step
+        address = address_of(kind, tmp_path, f"t{number}")
+        try:
+            with failing(LocalFolder, number, die):
+                run(source.servers, address, topic, settings=_KEYED, max_task_records=40)
+            died = False
+        except Killed:
+            pass
+        assert source.check(address) in ({}, source.end)
+        run(source.servers, address, topic, settings=_KEYED, max_task_records=40)
+        assert source.check(address) == source.end
+        found = status(address)
+        assert (found.findings, found.unfinished, len(found.runs)) == ([], "", 1)
+        assert run(source.servers, address, topic, settings=_KEYED).runs == []
+        location = Path(open_table(address).location.removeprefix("file://"))
+        assert not list(location.glob("_klog/runs/*/changes"))
+    assert number > 20
+
+
+@pytest.mark.test_all("kill")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_random_kills(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: dict[str, str], kind: str
+) -> None:
+    """A process that merges is killed again and again, while changes arrive."""
+    rounds = kills() or 3
+    count, keys = (1_000_000, 100_000) if kills() else (6_000, 600)
+    source = Source(cluster.bootstrap_servers, topic, keys)
+    address, chance = address_of(kind, tmp_path), random.Random(7)
+    given = {"servers": source.servers, "topic": topic, "table": address}
+    given |= {"settings": {"schema": ROW, "upsert_key": "key"}, "records": count // rounds}  # type: ignore[dict-item]
+    command = [sys.executable, "-m", "tests.load.upsert_program", json.dumps(given)]
+    seen: Mapping[str, int] = {}
+    killed = 0
+    for _ in range(rounds):
+        source.change(count // rounds)
+        with subprocess.Popen(command, env=environment) as process:
+            try:
+                process.wait(1 + 3 * chance.random())
+            except subprocess.TimeoutExpired:
+                process.kill()
+                killed += 1
+        offsets = source.check(address)
+        assert all(offsets.get(key, 0) >= offset for key, offset in seen.items())
+        seen = offsets
+    assert killed
+    deadline = time.monotonic() + 300
+    while source.check(address) != source.end:
+        assert time.monotonic() < deadline
+        run(source.servers, address, topic, settings=_KEYED)
+    assert status(address).findings == []
+
+
+def _debezium(*events: Any) -> list[Sent]:
+    return [Sent(None if each is None else json.dumps(each).encode(), b"k") for each in events]
+
+
+@pytest.mark.test_all("again")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_debeziums_json(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str) -> None:
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+    ada, bob = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}
+    settings = WriteSettings(schema=schema_text(debezium_type(parse_schema(ROW))), upsert_key="id", envelope="debezium")
+
+    def rows(*events: Any) -> list[tuple[Any, ...]]:
+        produce(servers, topic, _debezium(*events))
+        run(servers, address, topic, settings=settings)
+        found = content(address)
+        return sorted(zip(*(found[name].to_pylist() for name in ("id", "name", "_offset")), strict=True))
+
+    assert rows(
+        {"before": None, "after": ada, "source": {"lsn": 1}, "op": "r", "ts_ms": 1},
+        {"schema": {"type": "struct"}, "payload": {"before": None, "after": bob, "op": "c"}},
+    ) == [(1, "Ada", 0), (2, "Bob", 1)]
+    # the key changes, in one event and in Debezium's two with a tombstone
+    assert rows(
+        {"before": ada, "after": {"id": 3, "name": "Ada"}, "op": "u"},
+        {"before": bob, "after": None, "op": "d"},
+        None,
+        {"before": None, "after": {"id": 4, "name": "Bob"}, "op": "c"},
+    ) == [(3, "Ada", 2), (4, "Bob", 5)]
+    assert rows({"op": "m"}) == [(3, "Ada", 2), (4, "Bob", 5)], "a run that changes no row is one"
+    assert len(status(address).runs) == 3
+    produce(servers, topic, _debezium({"op": "t"}))
+    with pytest.raises(LoadError, match=f"{topic}-0, offset 7, truncates its table"):
+        run(servers, address, topic, settings=settings)
+
+
+def _envelope(*names: str) -> dict[str, Any]:
+    texts = [{"name": name, "type": ["null", "string"], "default": None} for name in names]
+    row = {"type": "record", "name": "Value", "fields": [{"name": "id", "type": "int"}, *texts]}
+    fields = [
+        {"name": "before", "type": ["null", row], "default": None},
+        {"name": "after", "type": ["null", "Value"], "default": None},
+        {"name": "op", "type": "string"},
+        {"name": "ts_ms", "type": ["null", "long"], "default": None},
+    ]
+    return {"type": "record", "name": "Envelope", "fields": fields}
+
+
+_KEY = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"}]}
+
+
+def _avro(url: str, topic: str, schema: Any, rows: Sequence[Any], field: str) -> list[bytes | None]:
+    write = AvroSerializer(SchemaRegistryClient({"url": url}), json.dumps(schema))
+    return [None if row is None else write(row, SerializationContext(topic, field, [])) for row in rows]
+
+
+@pytest.mark.parametrize("kind", [pytest.param("delta", marks=pytest.mark.test_all("again")), "iceberg"])
+def test_debeziums_avro(cluster: EmbeddedCluster, topic: str, tmp_path: Path, environment: Any, kind: str) -> None:
+    """Tombstones delete by the record's key; a column that the database gets is one of the table."""
+    servers, address = cluster.bootstrap_servers, address_of(kind, tmp_path)
+    create_topic(servers, topic)
+    settings = WriteSettings(upsert_key="key", envelope="debezium")
+    with SchemaRegistry({"bootstrap.servers": servers}, "0") as registry:
+        at = RegistrySettings(Settings({"url": registry.url}))
+        formats = tuple(ColumnFormat(name, "avro", at, subject=f"{topic}-{name}") for name in ("key", "value"))
+
+        def rows(schema: Any, ids: list[int], values: list[Any]) -> list[Any]:
+            keys = _avro(registry.url, topic, _KEY, [{"id": one} for one in ids], MessageField.KEY)
+            texts = _avro(registry.url, topic, schema, values, MessageField.VALUE)
+            produce(servers, topic, [Sent(text, key) for text, key in zip(texts, keys, strict=True)])
+            run(servers, address, topic, settings=settings, formats=formats, evolution="latest")
+            found = content(address).drop_columns(["_incarnation", "_partition", "_timestamp"]).to_pylist()
+            return sorted(found, key=lambda row: row["id"])
+
+        ada, bob = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}
+        created = [{"after": ada, "op": "c"}, {"after": bob, "op": "r"}, None]
+        assert rows(_envelope("name"), [1, 2, 2], created) == [{**ada, "_offset": 0}]
+        more = {"id": 3, "name": "Cy", "mail": "cy@example.com"}
+        assert rows(_envelope("name", "mail"), [3], [{"after": more, "op": "c"}]) == [
+            {**ada, "mail": None, "_offset": 0},
+            {**more, "_offset": 3},
+        ]
+
+
+def test_what_is_refused(cluster: EmbeddedCluster, topic: str, tmp_path: Path) -> None:
+    servers, address = cluster.bootstrap_servers, address_of("delta", tmp_path)
+    create_topic(servers, topic)
+    produce(servers, topic, [Sent(b'{"id": 1, "name": "a"}', b"1")])
+    run(servers, address, topic, settings=BY_ID)
+    with pytest.raises(LoadError, match="with --upsert-key id, not with --upsert-key not set"):
+        run(servers, address, topic, settings=WriteSettings(schema=ROW))
+    with pytest.raises(ConfigError, match="an upsert key is for a table"):
+        run(servers, tmp_path / "files", topic, settings=BY_ID)
+    with pytest.raises(ConfigError, match="changes of several topics have no order"):
+        run(servers, address, topic, "another", settings=BY_ID)
+    with pytest.raises(ConfigError, match="exclude each other"):
+        WriteSettings(schema=ROW, upsert_key="id", layout="day")
+    with pytest.raises(ConfigError, match="no such field, only id, name"):
+        WriteSettings(schema=ROW, upsert_key="ids")
+    produce(servers, topic, [Sent(None, b"1")])
+    with pytest.raises(LoadError, match=rf"{topic}-0, offset 1, has no id, which is in the key of its row"):
+        run(servers, address, topic, settings=BY_ID)
