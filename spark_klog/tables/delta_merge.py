@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, WriterProperties
 
 from spark_klog.tables.change_files import ChangeFiles
 from spark_klog.tables.changes import DELETED, INCARNATION, OFFSET, PARTITION, TIMESTAMP
@@ -26,6 +26,7 @@ def merge(table: DeltaTable, changes: ChangeFiles, properties: CommitProperties)
             " AND ".join(f"{_of(_ROW, name)} = {_of(_CHANGE, name)}" for name in changes.key),
             source_alias=_CHANGE,
             target_alias=_ROW,
+            writer_properties=WriterProperties(compression="ZSTD"),
             commit_properties=properties,
         )
         .when_matched_delete(f"{_of(_CHANGE, DELETED)} AND ({_NEWER})")
