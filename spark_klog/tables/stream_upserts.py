@@ -2,7 +2,8 @@
 
 Executors write the changes into files in LOCATION/_klog/changes, the last one of each key that a task has; the driver
 merges them in one commit. All queries share a row of commits, `_OWNER`, each of which names the last micro-batch of
-every query: a micro-batch that Spark runs again is found there.
+every query and its offsets: one that Spark runs again is found there. If Spark plans one of this number anew, as its
+checkpoint was restored from a backup, the offsets are others, and it is merged.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _OWNER = "spark_klog.tables.upsert"
 _FOLDER = "_klog/changes"
+_BATCH = "batch"
+_WRITTEN = "path string, partition string, end bigint"
+_PLACE = ["topic", "partition", "offset"]
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 #: How long a commit is tried again that other queries come before, in seconds.
 _RETRY_S = 300.0
@@ -81,18 +86,19 @@ class _Upsert:
         require("An upsert", "pyarrow", "pyspark")
         table = open_table(self.address)
         stream = self.stream or self._query_id(frame, batch_id)
-        if self._done(table.last_run(_OWNER), stream) >= batch_id:
-            _log.info("%s has micro-batch %s of query %s", self.address, batch_id, stream)
-            return
         wanted, change_format = self._format(frame)
         folder = f"{_FOLDER}/{uuid4().hex}"
         work = partial(_write_changes, wanted, change_format, table.location, folder)
-        paths = [row.path for row in frame.select(*wanted.names).mapInArrow(work, "path string").collect()]
         try:
-            if paths:
+            rows = frame.select(*wanted.names).mapInArrow(work, _WRITTEN).collect()
+            ends: dict[str, int] = {}
+            for row in rows:
+                ends[row.partition] = max(row.end, ends.get(row.partition, 0))
+            batch = f"{stream} {self.name}".rstrip(), {_BATCH: batch_id, **ends}
+            if rows and not _has(table.last_run(_OWNER), *batch):
                 table.prepare(change_format.row, "none", "", _OWNER)
-                files = change_files(table.location, paths, change_format.key)
-                self._commit(table, files, stream, batch_id)
+                paths = sorted({row.path for row in rows})
+                self._commit(table, change_files(table.location, paths, change_format.key), *batch)
         finally:
             open_folder(table.location, LoadError).remove(folder)
 
@@ -109,14 +115,13 @@ class _Upsert:
         wanted = pa.schema([pa.field(name, schema.field(name).type) for name in _COLUMNS])
         return wanted, ChangeFormat(wanted.field("key").type, wanted.field("value").type, self.fields, self.envelope)
 
-    def _commit(self, table: Table, files: ChangeFiles, stream: str, batch_id: int) -> None:
+    def _commit(self, table: Table, files: ChangeFiles, query: str, batch: Mapping[str, int]) -> None:
         token, end = uuid4().hex, time.monotonic() + _RETRY_S
         while True:
             last = table.last_run(_OWNER)
-            if self._done(last, stream) >= batch_id:
+            if _has(last, query, batch):  # the query runs twice
                 return
-            offsets = {} if last is None else {each: dict(names) for each, names in last.offsets.items()}
-            offsets.setdefault(stream, {})[self.name] = batch_id
+            offsets = {**(last.offsets if last else {}), query: batch}
             try:
                 table.upsert(files, Run(_OWNER, last.number + 1 if last else 1, token, offsets))
             except RunConflict:  # of another query
@@ -124,10 +129,6 @@ class _Upsert:
                     raise
             else:
                 return
-
-    def _done(self, last: Run | None, stream: str) -> int:
-        """The last micro-batch in the table, -1 before the first."""
-        return -1 if last is None else last.offsets.get(stream, {}).get(self.name, -1)
 
     def _query_id(self, frame: DataFrame, batch_id: int) -> str:
         try:
@@ -152,12 +153,17 @@ class _Upsert:
         return str(query)
 
 
+def _has(last: Run | None, query: str, batch: Mapping[str, int]) -> bool:
+    return last is not None and last.offsets.get(query) == batch
+
+
 def _write_changes(
     wanted: pa.Schema, change_format: ChangeFormat, location: str, folder: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The work of a task: its changes become files, whose paths are its rows."""
+    """The work of a task: its changes become files; its rows have a file's path, a partition, and where that ends."""
     store = open_folder(location, LoadError)
     paths: list[str] = []
+    ends: dict[str, int] = {}
 
     def put(source: Path, _changes: int) -> None:
         paths.append(f"{folder}/{source.name}.parquet")
@@ -168,7 +174,14 @@ def _write_changes(
         for batch in batches:
             for records in pa.Table.from_batches([batch]).cast(wanted).to_batches():
                 writer.add(change_format.changes(records))
+                of_batch = pa.table([records[name] for name in _PLACE], names=_PLACE)
+                for each in of_batch.group_by(_PLACE[:2]).aggregate([("offset", "max")]).to_pylist():
+                    name = f"{each['topic']}-{each['partition']}"
+                    ends[name] = max(each["offset_max"] + 1, ends.get(name, 0))
         writer.finish()
         store.settle()
-    if paths:
-        yield pa.RecordBatch.from_pydict({"path": pa.array(paths, pa.string())})
+    found = list(product(paths, ends.items()))
+    columns = [path for path, _ in found], [name for _, (name, _) in found], [end for _, (_, end) in found]
+    kinds = pa.string(), pa.string(), pa.int64()
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    yield pa.RecordBatch.from_arrays(arrays, names=["path", "partition", "end"])
