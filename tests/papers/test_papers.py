@@ -41,7 +41,7 @@ _LANGUAGES = {"python", "bash", "text", "toml", "{toctree}", "{include}"}
 #: Programs in snippets that are not ours.
 _PROGRAMS = {".", "cd", "cp", "curl", "make", "pip", "printf", "python", "python3", "spark-submit", "sudo", "venv-pack"}
 #: Options of Spark's own readers and writers, in lower case.
-_SPARKS = {"checkpointlocation", "path", "queryname"}
+_SPARKS = {"checkpointlocation", "path", "queryname", "txnappid", "txnversion"}
 _OPTION = re.compile(r'\.option\(\s*"([^"]+)"')
 
 
