@@ -1,0 +1,122 @@
+"""Tables of the tests: on a local disk or in moto's S3, and what several readers find in them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.utils.config import Config
+
+from tests.load.buckets import bucket
+from tests.load.support import Place
+
+Kind = Literal["delta", "iceberg"]
+CATALOG = "tests"
+NAME = "db.clicks"
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A table that may not exist yet; `environment` has what a process needs to open its address."""
+
+    kind: Kind
+    address: str
+    environment: Mapping[str, str]
+    #: The folder of Iceberg's catalog.
+    warehouse: Path
+    #: The folder of a Delta table, as deltalake and Polars take it.
+    uri: str = ""
+    storage: Mapping[str, str] = field(default_factory=dict)
+    is_local: bool = True
+
+    @property
+    def catalog(self) -> SqlCatalog:
+        prefix = f"PYICEBERG_CATALOG__{CATALOG.upper()}__"
+        names = {key.removeprefix(prefix): value for key, value in self.environment.items()}
+        options = {name.lower().replace("__", ".").replace("_", "-"): value for name, value in names.items()}
+        return SqlCatalog(CATALOG, **options)
+
+    def exists(self) -> bool:
+        if self.kind == "delta":
+            return DeltaTable.is_deltatable(self.uri, dict(self.storage))
+        try:
+            return bool(self.catalog.load_table(NAME))
+        except NoSuchTableError:
+            return False
+
+    def readers(self) -> dict[str, Callable[[], pa.Table]]:
+        """Readers of all columns by their names, that know nothing of the loader."""
+        readers: dict[str, Callable[[], pa.Table]]
+        if self.kind == "delta":
+            storage = dict(self.storage) or None
+            readers = {
+                "deltalake": lambda: DeltaTable(self.uri, storage_options=storage).to_pyarrow_table(),
+                "polars": lambda: pl.read_delta(self.uri, storage_options=storage).to_arrow(),
+            }
+        else:
+            readers = {
+                "pyiceberg": lambda: self.catalog.load_table(NAME).scan().to_arrow(),
+                "polars": self._by_polars,
+            }
+        if self.is_local:
+            readers["duckdb"] = self._by_duckdb
+        return readers
+
+    def _by_polars(self) -> pa.Table:
+        stored = self.catalog.load_table(NAME)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a package of its own would plan the scan more quickly
+            return pl.scan_iceberg(stored, storage_options=dict(self.storage) or None).collect().to_arrow()
+
+    def data_files(self) -> list[str]:
+        """The files of the current table, with their paths or URIs."""
+        if self.kind == "delta":
+            return DeltaTable(self.uri, storage_options=dict(self.storage) or None).file_uris()
+        files = self.catalog.load_table(NAME).scan().plan_files()
+        return [item.file.file_path.removeprefix("file://") for item in files]
+
+    def _by_duckdb(self) -> pa.Table:
+        """Its reader of Parquet: its extensions for tables come from a registry of its own."""
+        if not (files := self.data_files()):
+            return pa.table({name: [] for name in ("topic", "partition", "offset")})
+        with duckdb.connect() as connection:
+            query = "SELECT * FROM read_parquet($files, hive_partitioning=false)"
+            return connection.sql(query, params={"files": files}).to_arrow_table()
+
+
+def places(table: pa.Table) -> list[Place]:
+    """(topic, partition, offset) of all rows, sorted."""
+    return sorted(zip(*(table[name].to_pylist() for name in ("topic", "partition", "offset")), strict=True))
+
+
+def make_lake(kind: Kind, folder: Path, monkeypatch: pytest.MonkeyPatch, s3: str = "", name: str = "lake") -> Lake:
+    """A place for a table in a folder, or in a new bucket of the S3 server at this address."""
+    warehouse = folder / "warehouse"
+    warehouse.mkdir(parents=True, exist_ok=True)
+    uri, storage, address = str(folder / "table"), {}, f"delta:{folder / 'table'}"
+    catalog: dict[str, Any] = {"URI": f"sqlite:///{warehouse / 'catalog.db'}", "WAREHOUSE": str(warehouse)}
+    if s3:
+        address = f"delta:{bucket(s3, name)}"
+        uri, catalog["WAREHOUSE"] = f"s3://{name}/out", f"s3://{name}/warehouse"
+        login = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+        storage = {**login, "AWS_ENDPOINT_URL": f"http://{s3}", "AWS_ALLOW_HTTP": "true"}
+        catalog |= {"S3__ENDPOINT": f"http://{s3}", "S3__REGION": "us-east-1"}
+        catalog |= {"S3__ACCESS_KEY_ID": "key", "S3__SECRET_ACCESS_KEY": "secret"}
+    if kind == "delta":
+        return Lake(kind, address, {}, warehouse, uri, storage, not s3)
+    environment = {f"PYICEBERG_CATALOG__{CATALOG.upper()}__{name}": value for name, value in catalog.items()}
+    environment[f"PYICEBERG_CATALOG__{CATALOG.upper()}__TYPE"] = "sql"
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # it was read at the first import
+    return Lake(kind, f"iceberg:{CATALOG}.{NAME}", environment, warehouse, "", storage, not s3)
