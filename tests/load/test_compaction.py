@@ -176,9 +176,14 @@ def test_neither_beside_a_run_nor_after_a_kill(cluster: EmbeddedCluster, topic: 
     assert by_duckdb(tmp_path) == expected(topic, {0: 65, 1: 60})
 
 
-@pytest.mark.parametrize(
-    "damage",
-    ["lost", _CUT_OFF, _ANOTHER])
+@pytest.mark.parametrize("damage", ["lost", _CUT_OFF, _ANOTHER])
+def test_a_damaged_file_is_named_and_nothing_changes(
+    cluster: EmbeddedCluster, topic: str, tmp_path: Path, damage: str
+) -> None:
+    servers = cluster.bootstrap_servers
+    create_topic(servers, topic, 2)
+    _load(servers, topic, tmp_path, 3)
+    first, second, third = (Path(item.path) for item in files(str(tmp_path)) if item.partition == 0)
     content = second.read_bytes()
     if damage == "lost":
         second.unlink()
