@@ -61,11 +61,13 @@ def _runnable(page: str) -> list[Snippet]:
     return [one for one in papers.snippets(page) if one.language in _LANGUAGES]
 
 
-#: Pages that take long; README and the tutorial have streams, too.
+#: Pages that take long; README and the tutorial have streams, and tests of the source those of lineage and folders.
 _LONG = {
     "docs/recipes/schemas.md",
     "docs/recipes/debezium.md",
     "docs/explanation/systems.md",
+    "docs/recipes/lineage.md",
+    "docs/recipes/log-directories.md",
     "docs/recipes/monitoring.md",
     "docs/recipes/python-clients.md",
     "docs/recipes/replay.md",
